@@ -314,32 +314,6 @@ def test_context_parallel_ranks_together_have_the_losses_of_the_documents(packer
     assert seen >= len(LENGTHS)
 
 
-@given(
-    st.lists(st.integers(1, 70), min_size=1, max_size=40),
-    st.sampled_from([2, 4, 8]),
-    st.sampled_from([BestFitDecreasing, FirstFitDecreasing, Buckets]),
-)
-@settings(max_examples=60, deadline=None)
-def test_aligned_documents_lose_nothing_and_padding_is_counted(
-    lengths: list[int], align: int, kind: Any
-) -> None:
-    placed = slots = 0
-    sizes: Any = {"seq_len": SEQ_LEN}
-    if kind is Buckets:
-        sizes = {"seq_lens": (8, SEQ_LEN), "shares": (1, 2)}
-    for batch in batches(lengths, packer=kind(**sizes, align=align)):
-        starts = batch.cu_seqlens[:-1][
-            batch.document_ids.view(-1)[batch.cu_seqlens[:-1].long()] >= 0
-        ]
-        assert (starts % align == 0).all()
-        batch.megatron(cp_size=align // 2, cp_rank=0)
-        placed += batch.composition.placed
-        slots += batch.composition.slots
-        assert batch.composition.padding == int((batch.document_ids < 0).sum())
-    assert placed == sum(lengths)
-    assert slots % 8 == 0
-
-
 def test_empty_batches_go_to_every_consumer_and_carry_no_loss() -> None:
     documents = random_documents([20, 7])
     empty = []

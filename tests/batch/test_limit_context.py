@@ -164,17 +164,6 @@ def test_every_form_has_the_same_boundaries(attention: Any) -> None:
         assert sum(int(s["loss_mask"].sum()) for s in samples) == batch.num_loss_tokens
 
 
-def test_fields_made_on_a_device_are_those_made_on_the_host() -> None:
-    for batch in list(dataset())[:12]:
-        moved = batch._moved(lambda buffer: buffer.clone())
-        here, there = limited(batch), limited(moved)
-        again = here._moved(lambda buffer: buffer.clone())
-        for name in ("input_ids", "labels", "position_ids", "document_ids", "cu_seqlens"):
-            assert getattr(there, name).equal(getattr(here, name))
-            assert getattr(again, name).equal(getattr(here, name))
-        assert there.next_tokens(3).equal(here.next_tokens(3))
-
-
 @given(st.data())
 @settings(max_examples=100, deadline=None)
 def test_a_limit_within_a_limit_keeps_labels(data: Any) -> None:
@@ -190,14 +179,3 @@ def test_a_limit_within_a_limit_keeps_labels(data: Any) -> None:
 
 
 PLAIN = list(dataset())[:20]
-
-
-def test_windows_of_aligned_documents_are_split_over_context_parallel_ranks() -> None:
-    packer = BestFitDecreasing(seq_len=SEQ_LEN, align=4)
-    for plain in list(dataset(packer=packer))[:15]:
-        batch = plain.limit_context(8)
-        parts = [batch.context_parallel("zigzag", cp_size=2, cp_rank=rank) for rank in (0, 1)]
-        slots = torch.cat([part["slots"] for part in parts])
-        assert sorted(slots.tolist()) == list(range(batch.rows * batch.seq_len))
-        labels = torch.cat([part["shift_labels"].view(-1) for part in parts])
-        assert (labels >= 0).sum() == batch.num_loss_tokens

@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from streampack import (
-    PackedBatch,
     PackedDataset,
     PackedLoader,
     TokenRules,
@@ -247,14 +246,3 @@ def test_accelerate_leaves_our_loader_alone() -> None:
 
     loader = PackedLoader(dataset())
     assert Accelerator(cpu=True).prepare(loader) is loader
-
-
-def test_the_loader_gives_what_hf_gives() -> None:
-    expected = [batch.hf() for batch in PackedLoader(dataset())]
-    found = list(PackedLoader(dataset(), transform=PackedBatch.hf))
-    assert len(found) == len(expected) > 1
-    for ours, theirs in zip(found, expected, strict=True):
-        assert set(ours) == set(theirs)
-        for name, value in ours.items():
-            same = torch.equal if isinstance(value, torch.Tensor) else int.__eq__
-            assert same(value, theirs[name])

@@ -56,16 +56,6 @@ def test_pad_gives_every_piece_an_atom_of_its_own(
     assert marked == ends
 
 
-def test_pad_shuffles_pieces_and_keeps_each_documents_in_order() -> None:
-    lengths = [30, 3, 40, 5, 60, 7]
-    rows = rows_of(planned(Pad(seq_len=16, atom=8), lengths, seed=3))
-    order = [segment for row in rows for segment in row]
-    assert [d for d, _, _ in order] != sorted(d for d, _, _ in order)
-    for document in range(len(lengths)):
-        starts = [start for d, start, _ in order if d == document]
-        assert starts == sorted(starts)
-
-
 @given(LENGTHS, SEQ_LENS, st.integers(0, 3))
 @settings(max_examples=100, deadline=None)
 def test_concat_shuffles_single_tokens(lengths: list[int], seq_len: int, seed: int) -> None:

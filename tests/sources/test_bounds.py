@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,18 +12,14 @@ import pytest
 
 @pytest.mark.slow  # all kernels are compiled again
 def test_no_kernel_leaves_a_damaged_shard(tmp_path: Path) -> None:
-    (tmp_path / "shards").mkdir()
     # Code with checks is kept apart: numba's cache does not know them from one another.
-    cache = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
-    arguments = ["-m", "tests.support.damaged_shards", str(tmp_path / "shards"), "0", "400"]
+    checks = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    tests = [str(Path(__file__).with_name("test_damage.py")), "-k", "flipped or cut_short"]
     run = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, **cache},
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests],
+        env={**os.environ, **checks},
         capture_output=True,
         text=True,
         timeout=600,
     )
-    assert run.returncode == 0, run.stderr[-3000:]
-    for name, (read, refused) in json.loads(run.stdout).items():
-        assert refused > 20, name
-        assert read > 0, name
+    assert run.returncode == 0, run.stdout[-3000:]

@@ -20,7 +20,6 @@ from streampack import (
     PackedLoader,
     SimilarityOrder,
     Topology,
-    WindowConfig,
     sources,
 )
 from streampack.errors import ConfigError, ContentError
@@ -318,22 +317,6 @@ def test_conversations_are_truncated_and_packed_as_by_trl() -> None:
     assert metrics.as_dict()["dropped_ratio"] == lost / whole.num_tokens
 
 
-@pytest.mark.parametrize(("epochs", "of"), [(1, "the epoch"), (3, "the first epoch")])
-def test_the_share_that_was_lost_is_said_once(
-    epochs: int, of: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    records = [{"messages": messages("count", "word " * n)} for n in range(1, 90, 3)] * 20
-    source = sources.Chat(records, template=CHATML)
-    window = WindowConfig(rows=8)
-    loader = PackedLoader(dataset(source, seq_len=64, epochs=epochs, window=window))
-    with caplog.at_level(logging.WARNING, "streampack"):
-        list(loader)
-    (said,) = [record.message for record in caplog.records if "in no row" in record.message]
-    assert f"of {of} " in said
-    share = 100 * loader.metrics().composition.dropped_ratio
-    assert float(said.split(" %")[0]) == pytest.approx(share, abs=3)
-
-
 def test_a_conversation_too_long_is_dropped_counted_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -363,24 +346,6 @@ def test_an_unwanted_answer_is_not_learnt_unless_its_label_is_declared(
         list(packed(source))
     (batch,) = packed(source, document_fields={"label": "bool"})
     assert sorted(batch.document_fields["label"].tolist()) == [False, True, True]
-
-
-def test_markers_that_the_tokenizer_splits_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    records = [{"messages": messages("a", "b")}] * 3
-    for template, count in ((CHATML, 0), (CHATML.replace("im_end", "turn_end"), 1)):
-        list(packed(sources.Chat(records, template=template)))
-        said = [r.message for r in caplog.records if "does not know as one token" in r.message]
-        assert len(said) == count
-        assert all("<|turn_end|>" in text and "im_start" not in text for text in said)
-
-
-def test_a_special_token_that_the_template_misses_can_be_passed() -> None:
-    records, template = [{"messages": messages("a", "b")}], "{{ sep_token + '' }}" + CHATML
-    with pytest.raises(ContentError, match=r'template_kwargs=\{"sep_token": \.\.\.\}'):
-        list(packed(sources.Chat(records, template=template)))
-    given = {"sep_token": "<s>"}
-    source = sources.Chat(records, template=template, template_kwargs=given)
-    assert sum(batch.num_documents for batch in packed(source)) == 1
 
 
 def test_conversations_are_cut_only_by_a_packer_that_is_named(

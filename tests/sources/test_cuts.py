@@ -384,27 +384,6 @@ def _arguments(source: ShardedSource) -> dict[str, Any]:
     return {"tokens": "npy"} if isinstance(source, WebDataset) else {"tokens": "t"}
 
 
-@pytest.mark.parametrize(("kind", "count"), [("tar.zst", 100_000)])
-def test_a_compressed_archive_with_wrong_bytes_is_named_by_every_lane_that_has_a_part_of_it(
-    kind: str, count: int, tmp_path: Path
-) -> None:
-    documents = ids_of([300] * 600)
-    EVERY[kind](tmp_path, [documents[:200], documents[200:400], documents[400:]])
-    broken = tmp_path / f"1.{kind}"
-    _overwritten(broken, count)
-    source = WebDataset(tmp_path, tokens="npy")
-    whole = [tuple(d.tolist()) for d in documents]
-    for lanes in (1, 2, 9):
-        parts = list(_outcome(source.lanes(lanes, seed=0, epoch=0, shuffle=False), cursors=True))
-        assert [ids for own, _ in parts for _, ids in own] == whole[:200] + whole[400:]
-        for (_, records), lane in zip(
-            parts, source.lanes(lanes, seed=0, epoch=0, shuffle=False), strict=True
-        ):
-            has_a_part = any(shard == 1 for shard, _, _ in lane.pieces)
-            assert [record[:3] for record in records] == [[1, 0, True]] * has_a_part
-            assert all(str(broken) in record[3] for record in records)
-
-
 def test_lanes_of_a_damaged_archive_meet_at_every_cut(tmp_path: Path) -> None:
     """A header is broken, and lanes are cut at the bytes around it."""
     documents = ids_of([200] * 12)

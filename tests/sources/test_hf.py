@@ -13,9 +13,8 @@ import pytest
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
 from streampack.sources.iterable.hf import HFStream
-from streampack.sources.iterable.source import Iterable
 from tests.support.restarts import assert_rest, assert_restarts
-from tests.support.source_contract import read_all, read_lane
+from tests.support.source_contract import read_lane
 
 try:
     import datasets
@@ -140,28 +139,8 @@ def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
     assert "again" in caplog.text
 
 
-def test_as_a_plain_iterable_it_is_one_lane_with_its_state(stream: Any) -> None:
-    source = Iterable(stream, text="text", reading=Reading(block_documents=7))
-    assert_restarts(source, TEXTS)
-    mapped = Iterable(datasets.Dataset.from_dict({"text": TEXTS}), text="text")
-    assert_restarts(mapped, TEXTS)
-
-
 def test_fewer_shards_than_lanes_is_refused_with_the_numbers(stream: Any) -> None:
     source = HFStream(stream, text="text")
     assert source.max_lanes() == 6
     with pytest.raises(ConfigError, match=r"6 lanes at most, not 7.*6 shards"):
         source.lanes(7, seed=0, epoch=0, shuffle=False)
-
-
-def test_datasets_given_as_iterables_give_every_row_once_and_stay_as_they_are() -> None:
-    rows = {"text": TEXTS}
-    for data in (
-        datasets.Dataset.from_dict(rows),
-        datasets.Dataset.from_dict(rows).to_iterable_dataset(num_shards=3),
-        datasets.Dataset.from_dict(rows).to_iterable_dataset(num_shards=3).map(lambda row: row),
-    ):
-        source = Iterable(data, text="text")
-        for _ in range(2):
-            assert sorted(read_all(source)) == sorted(TEXTS)
-        assert [row["text"] for row in data] == TEXTS

@@ -86,10 +86,6 @@ def test_an_iterable_dataset_of_torch_is_iterated_although_it_has_a_length() -> 
     assert sum(batch.num_documents for batch in PackedLoader(dataset)) == 5
 
 
-def test_lists_of_the_shortest_texts_have_a_size() -> None:
-    assert Items(["a"] * 3).estimate_tokens() == 1
-
-
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_a_nested_tensor_is_a_list_of_documents(layout: torch.layout) -> None:
     parts = [torch.tensor([1, 2, 3]), torch.tensor([4, 5])]

@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from streampack import PackedDataset, Topology
 from streampack.documents.blocks import Documents, Texts
@@ -162,28 +159,6 @@ def test_data_that_became_shorter_is_a_state_error() -> None:
         read_lane(lane, {"count": 2, "state": {"at": 2}})
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    arrays=st.lists(
-        st.tuples(
-            st.sampled_from(["uint8", "uint16", "uint32", "int32", "int64", "list"]),
-            st.lists(st.integers(0, 200), max_size=9),
-        ),
-        min_size=1,
-        max_size=20,
-    ),
-    block_documents=st.integers(1, 5),
-)
-def test_ids_of_any_dtypes_come_back(
-    arrays: list[tuple[str, list[int]]], block_documents: int
-) -> None:
-    items = [ids if dtype == "list" else np.array(ids, dtype=dtype) for dtype, ids in arrays]
-    assert_restarts(
-        Iterable(items, reading=Reading(block_documents=block_documents)),
-        [ids for _, ids in arrays],
-    )
-
-
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32"])
 def test_a_token_dtype_is_kept(dtype: str) -> None:
     lane = Iterable([np.arange(4, dtype=dtype)] * 3).lanes(1, seed=0, epoch=0, shuffle=False)[0]
@@ -224,23 +199,6 @@ class IteratorWithState(CountingWithState):
         return TEXTS[self.at - 1]
 
 
-class Epochs(Counting):
-    epoch = -1
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
-class TorchByIndex(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    asked = 0
-
-    def __len__(self) -> int:
-        return len(TEXTS)
-
-    def __getitem__(self, i: int) -> str:
-        return TEXTS[i]
-
-
 def generated() -> Iterator[str]:
     yield from TEXTS
 
@@ -256,11 +214,8 @@ SHARED = CountingWithState()
         generated,
         lambda lane, lanes: TEXTS[lane::lanes],
         lambda lane, lanes: SHARED,
-        Counting(),
         CountingWithState(),
         IteratorWithState(),
-        Epochs(),
-        TorchByIndex(),
         np.array(TEXTS, dtype=object),
     ],
     ids=lambda data: type(data).__name__,

@@ -256,22 +256,6 @@ def test_the_same_documents_get_other_seeds_in_another_source() -> None:
     assert not seeds[0] & seeds[1]
 
 
-def test_every_number_of_ranks_and_workers_gives_the_same_sequence() -> None:
-    def sequence(ranks: int, workers: int = 0) -> list[tuple[int, list[int]]]:
-        found: list[tuple[int, list[int]]] = []
-        for rank in range(ranks):
-            mixture = Mixture({"a": ids(1, 100, 17), "b": ids(2, 40, 45)}, weights={"a": 1, "b": 3})
-            made = dataset(mixture, lanes=4, topology=Topology(rank, ranks))
-            found += [
-                (batch.step * 4 + batch.lane, batch.input_ids.ravel().tolist())
-                for batch in PackedLoader(made, num_workers=workers)
-                if batch.num_documents  # ranks that are not connected end when their lanes do
-            ]
-        return sorted(found)
-
-    assert sequence(1) == sequence(2) == sequence(4) == sequence(1, workers=2)
-
-
 # ---------------------------------------------------------------------- broken content
 
 

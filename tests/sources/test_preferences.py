@@ -7,7 +7,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -82,28 +81,6 @@ def test_every_pair_comes_out_whole_with_its_fields(form: str, tmp_path: Path) -
     assert_pairs(documents, set(range(40)))
 
 
-def test_the_sides_of_a_pair_are_one_document_of_the_stream_the_chosen_first(
-    tmp_path: Path,
-) -> None:
-    from streampack.metrics import LaneTimes
-    from streampack.sources.skips import Skips
-    from streampack.streams.stream import DocumentStream
-
-    source = files("jsonl", [pair(i) for i in range(40)], tmp_path)
-    config = dataset(source, lanes=1).plan.config
-    stream = DocumentStream(config, 0, skips=Skips(), times=LaneTimes())
-    chosen: list[bool] = []
-    pairs = 0
-    while (block := stream.peek()) is not None:
-        stream.consume(len(block))
-        assert (np.diff(block.members.offsets) == 2).all()
-        pairs += len(block)
-        low, high = block.members.offsets[[0, -1]]
-        chosen += block.members.documents.document_fields["chosen"][low:high].tolist()
-    assert chosen == [True, False] * 40
-    assert pairs == 40
-
-
 def test_resumed_anywhere_no_side_is_lost_or_repeated(tmp_path: Path) -> None:
     source = files("jsonl", [pair(i) for i in range(24)], tmp_path)
     whole = [said(batch) for batch in PackedLoader(dataset(source))]
@@ -176,26 +153,6 @@ def test_pairs_are_refused_where_nothing_would_tell_the_rejected_and_both_ways_o
     batches = list(loader)
     assert sum(batch.num_documents for batch in batches) == 10
     assert all(batch.document_fields["chosen"].all() for batch in batches)
-
-
-def test_a_field_that_other_records_do_not_have_is_refused(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", [{"messages": messages("a", "b")}])
-    source = sources.Chat(path, template=CHATML)
-    with pytest.raises((ConfigError, ContentError), match='no field "chosen"'):
-        list(PackedLoader(dataset(source, document_fields={"chosen": "bool"})))
-
-
-def test_the_pairs_of_a_mixture_stay_together(tmp_path: Path) -> None:
-    parts = {}
-    for k, name in enumerate(("one", "two")):
-        (tmp_path / name).mkdir()
-        path = write_lines(tmp_path / name / "a.jsonl", [pair(100 * k + i) for i in range(10)])
-        parts[name] = sources.Chat(path, template=CHATML)
-    mixed = sources.Mixture(parts, weights={"one": 0.5, "two": 0.5})
-    for batch in PackedLoader(dataset(mixed, lanes=1)):
-        chosen, rejected = batch.pairs()
-        margin = batch.document_fields["margin"]
-        assert margin[chosen].tolist() == margin[rejected].tolist()
 
 
 def test_a_side_with_several_answers_is_one_document_unless_turns_are_split(tmp_path: Path) -> None:

@@ -85,27 +85,6 @@ def test_what_is_left_behind_a_cursor_is_what_is_read_after_it(
             assert lane.left(cursor) == rest
 
 
-def test_lanes_of_a_process_share_one_line_and_no_pickle_holds_it() -> None:
-    source = _source([4] * 50)
-    held = [source.lanes(10, seed=1, epoch=0, shuffle=True)[k].pieces.line for k in range(10)]
-    assert all(line is held[0] for line in held)
-    later = source.lanes(10, seed=1, epoch=1, shuffle=True)[0].pieces.line
-    assert later is not held[0]
-    assert source.lanes(10, seed=1, epoch=0, shuffle=True)[3].pieces.line is held[0]
-    assert len(source._lines) == 2
-    for epoch in range(2, 9):
-        _ = source.lanes(10, seed=1, epoch=epoch, shuffle=True)[0]
-    assert len(source._lines) == 2, "lines of epochs long past are kept"
-    copy = pickle.loads(pickle.dumps(source))
-    assert not copy._lines
-    for lane, other in zip(
-        source.lanes(10, seed=1, epoch=3, shuffle=True),
-        copy.lanes(10, seed=1, epoch=3, shuffle=True),
-        strict=True,
-    ):
-        assert [c for _, c in lane.read(None, Skips())] == [c for _, c in other.read(None, Skips())]
-
-
 @settings(deadline=None)  # the first example compiles
 @given(st.lists(st.text(max_size=8)))
 def test_names_give_back_every_name(names: list[str]) -> None:

@@ -52,24 +52,6 @@ def test_a_run_that_skipped_an_id_goes_on_from_anywhere(kind: str, tmp_path: Pat
         assert [batch.input_ids.tolist() for batch in again] == whole[step:]
 
 
-def test_the_first_skips_are_named_and_later_ones_at_powers_of_ten(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    documents: list[Any] = [[-1] if i % 3 == 1 else [1, 2, 3] for i in range(450)]
-    dataset = PackedDataset(
-        documents, seq_len=32, lanes=1, shuffle=False, on_error="skip", topology=Topology()
-    )
-    loader = PackedLoader(dataset)
-    assert sum(batch.num_documents for batch in loader) == 300
-    assert loader.metrics().skipped == 150
-    named = [message for message in caplog.messages if message.startswith("skipped: ")]
-    assert [f"Item {3 * i + 1} of the list" in named[i] for i in range(10)] == [True] * 10
-    assert "further ones are counted" in named[9]
-    assert len(named) == 11
-    assert "Item 298 of the list" in named[10]
-    assert named[10].endswith("(100 so far in this lane)")
-
-
 def test_every_broken_shard_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_lines(tmp_path / "good.jsonl", [{"text": "x"}] * 9)
     for number in range(25):

@@ -157,23 +157,6 @@ def test_members_that_are_no_samples_are_passed_over(tmp_path: Path) -> None:
     assert_source_contract(source, [[0, 1, 2]] * 2)
 
 
-def test_a_member_of_a_type_that_nobody_knows_is_a_file(tmp_path: Path) -> None:
-    stream = io.BytesIO()
-    content = npy(np.arange(3, dtype=np.uint16))
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        for name, kind in (("0.npy", b"0"), ("1.npy", b"9"), ("label", b"V")):
-            info = tarfile.TarInfo(name)
-            info.size, info.type = len(content) * (kind != b"V"), kind
-            tar.addfile(info, io.BytesIO(content))
-    assert_source_contract(one(tmp_path, stream.getvalue()), [[0, 1, 2]] * 2)
-
-
-def test_archives_laid_end_to_end_are_all_read(tmp_path: Path) -> None:
-    made = documents(9)
-    parts = [archive([(f"{i}.npy", npy(d))]) for i, d in enumerate(made)]
-    assert_source_contract(one(tmp_path, b"".join(parts)), [d.tolist() for d in made])
-
-
 def test_text_is_decoded_as_utf8_and_json_by_field(tmp_path: Path) -> None:
     texts = ["", "größer", "漢字\n", "x" * 3000] * 3
     members: list[tuple[str, bytes]] = []
