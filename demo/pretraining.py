@@ -132,7 +132,6 @@ def _watch(
                 tail = errors.read_text(errors="replace").strip()[-2000:]
                 raise WorkerError(
                     f"The training job ended too early, at step {story.step}:\n{tail}\n",
-                    "The demo cannot go on.",
                     "The text above is what the job said.",
                 )
             time.sleep(0.05)

@@ -231,7 +231,6 @@ class Tour:
                 raise StateError(
                     f"Batches of {len(wrong)} steps differ from an uninterrupted run, the first "
                     f"at step {wrong[0]}.",
-                    "Resuming was not exact.",
                     "Please report this as a bug of streampack, with the output above.",
                 )
             twice = [losses for losses in story.losses.values() if len(losses) > 1]
@@ -279,7 +278,6 @@ class Tour:
                     raise StateError(
                         f"One epoch of {name} shards gave {int(count.sum())} tokens instead of "
                         f"{tokens}, or others.",
-                        "Tokens were lost or repeated.",
                         "Please report this as a bug of streampack, with the output above.",
                     )
             say(f"every one of {tokens:,} tokens came exactly once from all three")

@@ -66,8 +66,8 @@ class Decomposition(Packer):
         if not powers_of_two(buckets.seq_lens):
             raise ConfigError(
                 f"seq_lens is {self.seq_lens!r}.",
-                "Documents are cut into powers of two, and each needs a bucket.",
                 "Pass for example seq_lens=(256, 512, 1024, 2048), or use Buckets.",
+                setting="seq_lens",
             )
         for name in ("seq_lens", "shares", "warm_up"):
             object.__setattr__(self, name, getattr(buckets, name))

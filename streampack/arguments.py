@@ -36,7 +36,6 @@ def is_whole(value: object) -> bool:
 def whole_number(
     name: str,
     value: Any,
-    consequence: str,
     *,
     least: int | None = 1,
     most: int | None = None,
@@ -45,8 +44,7 @@ def whole_number(
     """`value` as a plain int, which JSON and pickle take (numpy's integers they may not).
 
     Args:
-        name: of the setting.
-        consequence: why other values cannot work, a sentence.
+        name: of the setting, or of a value in it, as in `epochs["web"]`.
         least, most: bounds, both included; None is no bound.
         otherwise: what else may be passed, as in "or None (endless)".
 
@@ -55,13 +53,12 @@ def whole_number(
     """
     if is_whole(value) and (least is None or least <= value) and (most is None or value <= most):
         return int(value)
-    raise _refusal(name, value, consequence, f"a whole number{_bounds(least, most)}", otherwise)
+    raise _refusal(name, value, f"a whole number{_bounds(least, most)}", otherwise)
 
 
 def real_number(
     name: str,
     value: Any,
-    consequence: str,
     *,
     least: float,
     most: float | None = None,
@@ -74,14 +71,14 @@ def real_number(
     """
     if is_number(value) and least <= value < math.inf and (most is None or value <= most):
         return int(value) if is_whole(value) else float(value)
-    raise _refusal(name, value, consequence, f"a number{_bounds(least, most)}", otherwise)
+    raise _refusal(name, value, f"a number{_bounds(least, most)}", otherwise)
 
 
-def one_of(name: str, value: Any, known: Sequence[str], consequence: str) -> None:
+def one_of(name: str, value: Any, known: Sequence[str]) -> None:
     """Raise `ConfigError` unless the setting `name` is one of the words that are known."""
     if not isinstance(value, str) or value not in known:
         remedy = f"Use one of {', '.join(map(repr, known))}."
-        raise ConfigError(f"{name} is {value!r:.80}.", consequence, remedy)
+        raise ConfigError(f"{name} is {value!r:.80}.", remedy, setting=name)
 
 
 def _bounds(least: float | None, most: float | None) -> str:
@@ -90,9 +87,9 @@ def _bounds(least: float | None, most: float | None) -> str:
     return f" of at least {least:,}" if most is None else f" from {least:,} to {most:,}"
 
 
-def _refusal(name: str, value: Any, consequence: str, kind: str, otherwise: str) -> ConfigError:
+def _refusal(name: str, value: Any, kind: str, otherwise: str) -> ConfigError:
     remedy = f"Pass {kind}{', ' + otherwise if otherwise else ''}."
-    return ConfigError(f"{name} is {value!r}.", consequence, remedy)
+    return ConfigError(f"{name} is {value!r}.", remedy, setting=name.partition("[")[0])
 
 
 def type_in_words(value: object) -> str:

@@ -227,9 +227,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         given = {name: value for name, value in locals().items() if name != "cls"}
         if epochs is None:
             raise ConfigError(
-                "epochs is None.",
-                "An evaluation ends, and sees the same documents in the same batches every time.",
+                "epochs is None, and an evaluation ends.",
                 "Leave it out; PackedDataset(source, ...) may be endless.",
+                setting="epochs",
             )
         dataset = cls(**given, shuffle=False)
         dataset._evaluates = True
@@ -256,8 +256,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
             raise ConfigError(
                 f"The dataset was built when this process was rank {self.topology.rank} of "
                 f"{self.topology.world_size}, and now it is rank {now.rank} of {now.world_size}.",
-                "Ranks would read what others read too, or leave out what nobody reads.",
                 "Build it after torch.distributed.init_process_group(), or pass topology=.",
+                setting="topology",
             )
 
     @property

@@ -1,4 +1,4 @@
-"""The errors streampack raises: each states a fact, its consequence and a remedy."""
+"""The errors streampack raises: each states a fact and a remedy."""
 
 from __future__ import annotations
 
@@ -12,36 +12,33 @@ class StreampackError(Exception):
     """Base of every error raised on purpose.
 
     Args:
-        fact: what is the case, naming the document, shard or field.
-        consequence: what streampack therefore does or cannot do.
-        remedy: what the reader can do about it.
+        fact: what is the case, a sentence that names the document, shard or field.
+        remedy: what the reader can do about it, a sentence.
         setting: the name of the argument that it is about.
         path: the file or object.
         document: the name of the document, as in "row 7 of part-3.parquet".
 
-    The three parts are the exception's ``args``, so it survives pickling between processes.
+    Both are the exception's ``args``, so it survives pickling between processes.
     """
 
     def __init__(
         self,
         fact: str,
-        consequence: str = "",
         remedy: str = "",
         *,
         setting: str | None = None,
         path: str | None = None,
         document: str | None = None,
     ) -> None:
-        super().__init__(fact, consequence, remedy)
+        super().__init__(fact, remedy)
         self.setting = setting
         self.path = path
         self.document = document
         self.fact = fact
-        self.consequence = consequence
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return " ".join(part for part in (self.fact, self.consequence, self.remedy) if part)
+        return " ".join(part for part in (self.fact, self.remedy) if part)
 
 
 class ConfigError(StreampackError, ValueError):
@@ -58,7 +55,6 @@ class ContentError(StreampackError, ValueError):
     def __init__(
         self,
         fact: str,
-        consequence: str = "",
         remedy: str = "",
         shard: int = -1,
         index: int = 0,
@@ -68,8 +64,8 @@ class ContentError(StreampackError, ValueError):
         path: str | None = None,
         document: str | None = None,
     ) -> None:
-        super().__init__(fact, consequence, remedy, setting=setting, path=path, document=document)
-        self.args = (fact, consequence, remedy, shard, index, rest_of_shard)
+        super().__init__(fact, remedy, setting=setting, path=path, document=document)
+        self.args = (fact, remedy, shard, index, rest_of_shard)
         self.shard = shard
         self.index = index
         self.rest_of_shard = rest_of_shard

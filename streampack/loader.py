@@ -106,18 +106,18 @@ class PackedLoader(DataLoader[Any]):
         ranks: Ranks | None = None,
         rank_timeout_s: float = TIMEOUT_S,
     ) -> None:
-        one_of("end", end, get_args(End), "It says how a finite run ends.")
+        one_of("end", end, get_args(End))
         if not isinstance(dataset, PackedDataset):
             raise ConfigError(
                 f"The dataset is {type_in_words(dataset)}.",
-                "How it is packed is unknown.",
                 "Pass PackedLoader(PackedDataset(source, seq_len=...)).",
+                setting="dataset",
             )
         if device is not None and pin_memory:
             raise ConfigError(
-                f"pin_memory is True and device is {device!r}.",
-                "Copies to a device start from page-locked memory already.",
+                f"pin_memory is True and device is {device!r}, whose copies are pinned.",
                 "Leave out pin_memory.",
+                setting="pin_memory",
             )
         self.transform = transform
         if num_workers and prefetch_factor is None:
@@ -133,10 +133,7 @@ class PackedLoader(DataLoader[Any]):
         )
         self._copies: DeviceCopies | None = None if device is None else DeviceCopies(device)
         self._pin_memory = pin_memory and torch.cuda.is_available()
-        consequence = "No rank could be waited for so long."
-        timeout_s = real_number(
-            "rank_timeout_s", rank_timeout_s, consequence, least=0.001, most=LONGEST_S
-        )
+        timeout_s = real_number("rank_timeout_s", rank_timeout_s, least=0.001, most=LONGEST_S)
         self._run = RankRun(
             dataset.plan, dataset.start(), ranks=ranks, end=end, timeout_s=timeout_s
         )
@@ -251,7 +248,7 @@ class PackedLoader(DataLoader[Any]):
         Raises:
             ConfigError: `batches` is no whole number of at least one.
         """
-        count = whole_number("batches", batches, "A step needs at least one.")
+        count = whole_number("batches", batches)
         return self._iterate(lambda ahead: ahead.groups(count, self._transformed))
 
     def skip(self, batches: int) -> int:
@@ -267,7 +264,7 @@ class PackedLoader(DataLoader[Any]):
         Raises:
             ConfigError: `batches` is no whole number, or negative.
         """
-        batches = whole_number("batches", batches, "So many cannot be skipped.", least=0)
+        batches = whole_number("batches", batches, least=0)
         if self._finished:
             return 0
         live = self._live

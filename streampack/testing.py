@@ -63,13 +63,11 @@ class SimulatedRanks:
                     raise RankError(
                         f"Of {self.number} simulated ranks {len(values)} came to this step in "
                         f"{self.timeout_s:g} s.",
-                        "Each waits for the others.",
                         "Iterate every rank's loader in a separate thread, to the same step.",
                     )
                 if len({type(value) for value in values}) > 1:
                     raise RankError(
                         "Simulated ranks came to different steps at once.",
-                        "They would never agree on the end.",
                         "Iterate every rank's loader to the same step, with the same settings.",
                     )
                 self._taken[question] = self._taken.get(question, 0) + 1

@@ -41,7 +41,6 @@ class Results:
             raise StateError(
                 f"{file} holds runs of protocol {', '.join(sorted(others))}, and this is "
                 f"{protocol}.",
-                "Runs of different sizes or arms would be averaged.",
                 "Name another file with --results, or remove this one.",
             )
         return cls(file, protocol, runs)

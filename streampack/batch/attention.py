@@ -122,9 +122,8 @@ def pad_cu_seqlens(cu_seqlens: Tensor, segments: int, slots: int) -> Tensor:
         raise ConfigError(
             f"This batch has {len(cu_seqlens) - 1} attention segments, and {segments} were "
             "reserved.",
-            "Its boundaries do not fit in the static shape.",
-            "Reserve more (batch_tokens divided by the length of short documents, and a few for "
-            "padding), or filter out the shortest documents.",
+            "Reserve more, or filter out the shortest documents.",
+            setting="segments",
         )
     return pad(cu_seqlens, (0, missing), value=slots)
 
@@ -151,11 +150,10 @@ def padded_segments(
     if len(short):
         at = int(short[0])
         raise ConfigError(
-            f"The segment at {starts[at]} has {lengths[at]} tokens, {follows[at]} of padding "
-            f"after it, and its length must be a multiple of {align}.",
-            "It cannot be split evenly over context-parallel ranks.",
-            f"Pack with align={align}, as BestFitDecreasing, FirstFitDecreasing and "
-            'Buckets can; or use attention="row", where whole rows are split.',
+            f"The segment at {starts[at]} has {lengths[at]} tokens and {follows[at]} of padding "
+            f"after it, no multiple of {align}.",
+            f'Pack with align={align}, or attention="row", where whole rows are split.',
+            setting="align",
         )
     taken = np.concatenate(([0], lacks[:-1]))  # by the segment before; padding only loses
     starts, lengths = starts + taken, lengths - taken
@@ -205,7 +203,7 @@ def varlen(
     """
     cu_seqlens, longest = static_segments(batch, segments)
     known = ("flash_attn", "torch", "torchtitan")
-    one_of("api", api, known, "The names of its arguments are unknown.")
+    one_of("api", api, known)
     names = ("cu_seq_q", "cu_seq_k", "max_q", "max_k")
     if api == "flash_attn":
         names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
@@ -234,7 +232,7 @@ def fla(batch: PackedBatch, *, chunk_size: int | None = None) -> dict[str, Tenso
     ends = batch._runs[0].astype(np.int64)
     arguments = {"cu_seqlens": batch.cu_seqlens.long(), "cu_seqlens_cpu": torch.from_numpy(ends)}
     if chunk_size is not None:
-        chunk_size = whole_number("chunk_size", chunk_size, "A chunk holds at least one token.")
+        chunk_size = whole_number("chunk_size", chunk_size)
         chunks = -(-np.diff(ends) // chunk_size)
         segment = np.repeat(np.arange(len(chunks)), chunks)
         inside = np.arange(len(segment)) - (np.cumsum(chunks) - chunks)[segment]
@@ -256,7 +254,7 @@ def next_tokens(batch: PackedBatch, depth: int = 1) -> Tensor:
     Raises:
         ConfigError: `depth` is no whole number of at least one.
     """
-    depth = whole_number("depth", depth, "The next token is 1 later.")
+    depth = whole_number("depth", depth)
     slots = batch.rows * batch.seq_len
     inside = label_positions(batch._tensors, slots) >= depth
     labels = batch.labels.view(-1).masked_fill(~inside, -100)
@@ -306,7 +304,7 @@ def limit_context(batch: PackedBatch, tokens: int) -> PackedBatch:
     Raises:
         ConfigError: `tokens` is no whole number of at least one.
     """
-    tokens = whole_number("tokens", tokens, "A window holds at least one.")
+    tokens = whole_number("tokens", tokens)
     if tokens >= batch.seq_len:
         return batch
     ends, boundaries, piece = batch._runs

@@ -127,11 +127,9 @@ def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, An
     tried = "; ".join(f"{WAYS[way]}: {reason}" for way, reason in wrong.items())
     raise ConfigError(
         f"{type(unwrapped(model)).__name__} does not keep the documents of a row apart ({tried}).",
-        "Documents would be trained on as if they continued one another.",
-        'Pack rows that are one segment: attention="row", where documents attend to those before '
-        "them in the row, or packer=Pad(seq_len=...), one document per row. Layers that know no "
-        "boundaries on this device may have kernels that do (mamba_ssm, causal_conv1d, "
-        "flash-linear-attention).",
+        "Install kernels that do, such as flash-linear-attention or mamba_ssm, or pack rows "
+        'of one segment: attention="row" or packer=Pad(seq_len=...).',
+        setting="model",
     )
 
 
@@ -143,17 +141,17 @@ def _whats_wrong(model: Any, batch: Any, way: str) -> str | None:
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model is {type_in_words(model)}.",
-            "How it finds the boundaries of documents cannot be tried out.",
             "Pass the torch module that is trained, or leave model out.",
+            setting="model",
         )
     device = next((p.device for p in model.parameters() if p.is_floating_point()), None)
     if device is None or device.type == "meta" or not hasattr(config_of(model), "vocab_size"):
         lacks = "weights" if device is None or device.type == "meta" else "config.vocab_size"
         raise ConfigError(
             f"{type(unwrapped(model)).__name__} has no {lacks}, as a model of transformers has.",
-            "How it finds the boundaries of documents cannot be tried out.",
-            "Pass a model of transformers with its weights on a device; for others use "
-            "batch.varlen() or what else they take, and check_isolation(model, batch, call=...).",
+            "Pass a model of transformers with its weights on a device; others take batch.varlen() "
+            "or the like.",
+            setting="model",
         )
     implementation = getattr(config_of(model), "_attn_implementation", None)
     key = (way, model.training, device, implementation, batch.rows, batch.seq_len)

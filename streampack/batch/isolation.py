@@ -175,7 +175,6 @@ def _segments(batch: Any) -> Tensor:
     if len(set(numbers.tolist()) - {-1}) < 2:
         raise ConfigError(
             "The batch has fewer than two attention segments with tokens.",
-            "No document can move another one, whatever the model does.",
             'Pass a batch with several documents, packed with attention="document".',
         )
     return numbers
@@ -186,9 +185,7 @@ def _exchanged(ids: Tensor) -> Tensor:
     used, place = torch.unique(ids, return_inverse=True)
     if len(used) < 2:
         raise ConfigError(
-            "All tokens of the batch are the same.",
-            "A document cannot be changed with tokens that the model is known to take.",
-            "Pass a batch of real documents.",
+            "All tokens of the batch are the same.", "Pass a batch of real documents."
         )
     changed: Tensor = used[(place + 1) % len(used)]
     return changed
@@ -206,9 +203,9 @@ def of_slots(outputs: Any, slots: int) -> Tensor:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise ConfigError(
             f"The model gives {shape}, and the batch has {slots} slots.",
-            "Outputs cannot be divided by document.",
             "Pass call=, a function of the batch that returns floating-point outputs of every "
             "slot: (rows, seq_len, ...), (1, T, ...) or (T, ...).",
+            setting="call",
         )
     return flat
 
@@ -235,7 +232,6 @@ def largest_movement(base: Tensor, changed: Tensor) -> Tensor:
     if not moved.isfinite().all():
         raise ConfigError(
             "The model gives outputs that are not finite numbers.",
-            "Whether they move cannot be said.",
             "Look for slots whose attention mask hides everything, or pass call= with finite "
             "outputs.",
         )
@@ -246,8 +242,6 @@ def _check_context(scale: float) -> None:
     if scale == 0:
         raise ConfigError(
             "Changing the first token of the longest document moves no output after it.",
-            "If no output depends on other tokens, a leak would not show either (weights that "
-            "begin at zero have this effect).",
             "Check a model with random or trained weights, on a batch with a document of several "
             "tokens.",
         )
@@ -257,9 +251,7 @@ def _check_repeats(movement: float, tolerance: float) -> None:
     if movement > tolerance:
         raise ConfigError(
             "The model gives other outputs for the same batch when it is called again.",
-            "Which document moves which cannot be said.",
-            "Check it without state that it keeps between calls, and without other random numbers "
-            "than torch's, which are reset for each call.",
+            "Check it without state between calls, and with no random numbers but torch's.",
         )
 
 

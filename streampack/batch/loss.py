@@ -51,10 +51,10 @@ def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -
     if not isinstance(logits, Tensor):
         raise ConfigError(
             f"logits is {type_in_words(logits)}.",
-            "The loss is taken of a tensor (rows, seq_len, vocabulary).",
             "Pass output.logits of what the model returned."
             if hasattr(logits, "logits")
             else "Pass the logits alone, not all that the model returned.",
+            setting="logits",
         )
     rows, seq_len = batch.rows, batch.seq_len
     if tuple(logits.shape[:-1]) not in {
@@ -65,11 +65,10 @@ def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -
         raise ConfigError(
             f"logits have the shape {tuple(logits.shape)}, and the batch has {rows} rows of "
             f"{seq_len} tokens.",
-            "They are not the logits of every slot in order, so labels would be compared with "
-            "others.",
             f"Pass what the model gives for the whole batch, not shifted: ({rows}, {seq_len}, "
             f"vocabulary), (1, {rows * seq_len}, vocabulary) or ({rows * seq_len}, "
             "vocabulary).",
+            setting="logits",
         )
     count = batch.num_items_in_batch
     count = batch.num_loss_tokens if count is None else count
@@ -116,8 +115,8 @@ def token_mean_loss(
         raise ConfigError(
             f"weights have the shape {tuple(getattr(weights, 'shape', ()))}, and labels "
             f"{tuple(labels.shape)}.",
-            "The loss of every token is multiplied by one of its own.",
             "Pass a tensor of the shape of the labels, such as a token field of the batch.",
+            setting="weights",
         )
     try:
         total = torch.nn.functional.cross_entropy(
@@ -127,9 +126,9 @@ def token_mean_loss(
         raise ConfigError(
             f"logits are of a vocabulary of {flat.shape[1]:,} ids, and a label is "
             f"{int(wanted.max()):,}.",
-            "The model has no logit for it.",
             "Pass logits of all the ids that the tokenizer has; "
             "token_rules=TokenRules(vocab_size=...) refuses others when they are read.",
+            setting="logits",
         ) from error
     if weights is not None:
         total = (total * weights.reshape(-1)[1:].to(total.dtype)).sum()
@@ -169,9 +168,9 @@ def _pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], 
         missing = "groups" if group is None else f'document field "{chosen}"'
         raise ConfigError(
             f"The batch has no {missing}.",
-            "Pairs are groups of a chosen and a rejected document.",
             f'Pass document_fields={{"{chosen}": "bool"}} to the dataset, and the default packer: '
             "it keeps the documents of a record together.",
+            setting="document_fields",
         )
     better = flag != 0
     wins = np.bincount(group[better], minlength=0)
@@ -181,7 +180,6 @@ def _pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], 
         raise ConfigError(
             f'The batch has {len(group)} documents, and "{chosen}" is true for '
             f"{int(better.sum())} of them; some group is not one chosen and one rejected document.",
-            "It is no preference pair.",
             "Filter such records out, or use the document field `group_ids` for larger groups.",
         )
     chosen_pieces, rejected_pieces = np.flatnonzero(better), np.flatnonzero(~better)

@@ -41,7 +41,6 @@ def numpy(batch: PackedBatch) -> dict[str, Any]:
     if packed is None:
         raise ConfigError(
             "This batch was moved to a device or pinned.",
-            "Its arrays are tensors now.",
             "Call numpy() on the batch as the loader gives it without device= and pin_memory=.",
         )
     (ids, positions, labels), _ = derive_fields(packed)

@@ -60,8 +60,8 @@ def refuse_collating(kind: type) -> None:
 def _refuse(batches: Any, *, collate_fn_map: Any = None) -> NoReturn:
     raise ConfigError(
         f"The DataLoader has batch_size={len(batches)} and joins batches.",
-        "Those of a PackedDataset are whole already.",
         "Pass batch_size=None: DataLoader(dataset, batch_size=None).",
+        setting="batch_size",
     )
 
 
@@ -173,7 +173,6 @@ class PackedBatch:
         if self._packed is None:
             raise ConfigError(
                 "This batch has left its first device or was pinned, and is being pickled.",
-                "Only a batch as the dataset gives it travels between processes.",
                 "Send it before `.to()` or `.pin_memory()`.",
             )
         again = partial(

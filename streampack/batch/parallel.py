@@ -52,7 +52,7 @@ def context_parallel(
         ConfigError: documents were not packed with `align` a multiple of ``2 * cp_size`` for
             "zigzag", of `cp_size` for "contiguous"; there is no such rank or layout.
     """
-    one_of("layout", layout, get_args(Layout), "It says which tokens a rank holds.")
+    one_of("layout", layout, get_args(Layout))
     check_rank(cp_size, cp_rank)
     if layout == "ulysses":
         held = _cut(batch.rows * batch.seq_len, cp_size, cp_rank)
@@ -84,8 +84,8 @@ def check_rank(cp_size: int, cp_rank: int = 0) -> None:
     if not 0 <= cp_rank < cp_size:
         raise ConfigError(
             f"cp_size is {cp_size}, and cp_rank is {cp_rank}.",
-            "There is no such rank, and it would get other documents' tokens.",
             "Use a cp_size of 1 or more, and a cp_rank from 0 to cp_size - 1.",
+            setting="cp_size",
         )
 
 
@@ -95,8 +95,8 @@ def _cut(slots: int, cp_size: int, cp_rank: int) -> NDArray[np.int64]:
     if rest:
         raise ConfigError(
             f"The batch has {slots} slots, and cp_size is {cp_size}.",
-            "They cannot be split evenly over the ranks.",
             "Pass a seq_len that is a multiple of cp_size.",
+            setting="cp_size",
         )
     return np.arange(cp_rank * part, (cp_rank + 1) * part)
 
@@ -141,7 +141,7 @@ def samples(batch: PackedBatch, *, align: int = 1) -> list[dict[str, Tensor]]:
     Raises:
         ConfigError: `align` is no whole number of at least one.
     """
-    align = whole_number("align", align, "A sample's length is a multiple of it.")
+    align = whole_number("align", align)
     ends = batch._runs[0]
     bounds = np.stack((ends[:-1], ends[1:]), axis=1)[~are_padding(*batch._runs)]
     tensors = _flat_tensors(batch)

@@ -65,8 +65,8 @@ def decode(batch: PackedBatch, number: int, tokenizer: Any = None) -> str:
     if not 0 <= number < batch.num_documents:
         raise ConfigError(
             f"Piece {number} was asked for, and the batch has {batch.num_documents}.",
-            "There is no text of it.",
             "Pass a number of `document_ids` that is not negative.",
+            setting="number",
         )
     return decoder(tokenizer)(batch.input_ids[batch.document_ids == number].cpu().numpy())
 

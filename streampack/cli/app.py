@@ -44,7 +44,6 @@ def demo(context: typer.Context) -> None:
     if not in_checkout():
         raise ConfigError(
             "The demo is not part of the installed package.",
-            "`streampack demo` runs it only from a checkout of the repository.",
             "Clone the repository and run `bash scripts/demo.sh` in the clone.",
         )
     sys.path.insert(0, str(_CHECKOUT))

@@ -96,8 +96,8 @@ def named_tokenizer(tokenizer: str | None, eos_id: int | None) -> Tokenizer | No
     if eos_id is not None:
         raise ConfigError(
             f"--eos-id {eos_id} was given without --tokenizer.",
-            "Ends are added to documents when they are tokenized.",
             "Leave it out, or pass --tokenizer.",
+            setting="eos_id",
         )
     return None
 
@@ -130,8 +130,8 @@ def parse_bytes(size: str) -> int:
     if match is None:
         raise ConfigError(
             f'"{size}" is not a size.',
-            "Shards cannot be cut by it.",
             "Write bytes, or a number with KiB, MiB, GiB, KB, MB or GB.",
+            setting="shard_bytes",
         )
     number, unit, binary = match.groups()
     power = "kmg".index(unit.lower()) + 1 if unit else 0

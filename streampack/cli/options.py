@@ -87,11 +87,7 @@ def object_at(named: str) -> Any:
     """
     place, _, name = named.rpartition(":")
     if not place or not name:
-        raise ConfigError(
-            f'"{named}" names no object.',
-            "It does not say what of which file is wanted.",
-            "Pass FILE.py:NAME or MODULE:NAME.",
-        )
+        raise ConfigError(f'"{named}" names no object.', "Pass FILE.py:NAME or MODULE:NAME.")
     sys.path.insert(0, str(Path(place).parent if place.endswith(".py") else Path.cwd()))
     try:
         found = (
@@ -102,14 +98,11 @@ def object_at(named: str) -> Any:
     except (FileNotFoundError, ModuleNotFoundError) as error:
         raise ConfigError(
             f"{place} cannot be loaded: {error}.",
-            f'"{name}" would be made there.',
             "Name a file that exists, or a module that can be imported from here.",
         ) from error
     if name not in found:
         raise ConfigError(
-            f'{place} has no "{name}".',
-            "There is nothing to read.",
-            "Name an object or a function at the top of that file.",
+            f'{place} has no "{name}".', "Name an object or a function at the top of that file."
         )
     made = found[name]
     return made() if callable(made) and not isinstance(made, type) else made
@@ -143,7 +136,6 @@ def dataset_of(
         if tokenizer is not None or any(value is not None for value in given.values()):
             raise ConfigError(
                 f"{source} is a PackedDataset, and options say how documents are read.",
-                "It says so itself.",
                 "Leave out --tokenizer, --eos-id and the names of fields, or name its source.",
             )
         if seq_len is None:
@@ -156,8 +148,8 @@ def dataset_of(
     if tokenizer is None and not corpus.tokenized:
         raise ConfigError(
             "The documents are read as text, and there is no tokenizer.",
-            "Lengths are counted in tokens.",
             "Pass --tokenizer PATH; or --tokens NAME, if a field or column holds token ids.",
+            setting="tokenizer",
         )
     rules = TokenRules(eos_id=eos_id) if tokenizer is not None else None
     return PackedDataset(

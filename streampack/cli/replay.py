@@ -31,7 +31,7 @@ def one_state(paths: Sequence[Path]) -> dict[str, Any]:
         try:
             check_state(state)
         except StateError as error:
-            raise StateError(f"{path}: {error.fact}", error.consequence, error.remedy) from error
+            raise StateError(f"{path}: {error.fact}", error.remedy) from error
         states.append(state)
     if len(states) == 1:
         return states[0]
@@ -40,7 +40,7 @@ def one_state(paths: Sequence[Path]) -> dict[str, Any]:
     except StateError as error:
         files = ", ".join(f"{number + 1} is {path}" for number, path in enumerate(paths))
         fact = f"The states do not make one ({files}): {error.fact}"
-        raise StateError(fact, error.consequence, error.remedy) from error
+        raise StateError(fact, error.remedy) from error
 
 
 def summary_of(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,14 +69,14 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror}.",
-            "There is no state to look at.",
             "Name files that hold what `state_dict()` returned, as JSON.",
+            path=str(path),
         ) from error
     except (ValueError, RecursionError) as error:
         raise StateError(
             f"{path} is not JSON.",
-            "It cannot be a state.",
             "Write it with json.dump(loader.state_dict(), file).",
+            path=str(path),
         ) from error
     if isinstance(state, dict) and "lanes" not in state:  # {"data": loader.state_dict(), ...}
         inside = [held for held in state.values() if isinstance(held, dict) and "lanes" in held]
@@ -121,8 +121,8 @@ def replay(
     if rank >= ranks:
         raise ConfigError(
             f"--rank is {rank}, and there are {ranks} ranks.",
-            "It had no batch.",
             "Count ranks from 0, and pass --ranks for a state of all of them together.",
+            setting="rank",
         )
     traced = _alone(dataset).with_provenance()
     number, batch = _batch(traced, state, step, rank, ranks)
@@ -154,7 +154,7 @@ def _batch(
         if "allow=" not in error.remedy:
             raise
         remedy = "Name a dataset that is made as it was when the state was saved."
-        raise StateError(error.fact, error.consequence, remedy) from error
+        raise StateError(error.fact, remedy) from error
     lanes: int = state["fingerprint"]["lanes"]
     found = 0
 
@@ -169,8 +169,8 @@ def _batch(
             return first + wanted, next(own, None)
     raise ConfigError(
         f"--step is {step:,}, and the run has {found:,} steps after the state.",
-        "There is no batch to print.",
         f"Pass --step {found}, its last one, or less." if found else "Name an earlier state.",
+        setting="step",
     )
 
 
@@ -202,14 +202,14 @@ def _alone(named: str) -> streampack.PackedDataset:
     if not isinstance(made, streampack.PackedDataset):
         raise ConfigError(
             f"{named} is {type_in_words(made)}, not a PackedDataset.",
-            "There is no dataset to read again.",
             "Name a PackedDataset, or a function without arguments that returns one.",
+            setting=named,
         )
     if made.topology.world_size != 1:
         raise ConfigError(
-            f"The dataset is that of {made.topology.world_size} ranks.",
-            "A replay is one process, which makes the batches of all of them.",
+            f"The dataset is that of {made.topology.world_size} ranks, a replay of one.",
             "Leave out topology= where the dataset is made for a replay, and RANK and WORLD_SIZE "
             "in the environment.",
+            setting="topology",
         )
     return made

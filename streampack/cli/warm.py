@@ -60,7 +60,6 @@ def warm() -> None:
     if not folders:
         raise ConfigError(
             "The compiled kernels could not be kept.",
-            "Every process would compile them again.",
             "Set NUMBA_CACHE_DIR to a folder that can be written.",
         )
     took, cpu = time.perf_counter() - began, time.process_time() - used

@@ -86,8 +86,8 @@ class Conversion:
         if self.dtype not in (None, "uint16", "uint32"):
             raise ConfigError(
                 f'Ids are to be stored as "{self.dtype}".',
-                "streampack reads and writes ids of 16 and 32 bits without sign.",
                 "Use uint16 or uint32, or leave it out.",
+                setting="dtype",
             )
 
     def settings(self) -> dict[str, Any]:

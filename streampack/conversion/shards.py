@@ -44,14 +44,14 @@ def check_shards(shard_bytes: int, compression: str | None) -> None:
     if shard_bytes < 1:
         raise ConfigError(
             f"A shard is to hold {shard_bytes} bytes.",
-            "No document would fit.",
             "Pass a size such as 64MiB.",
+            setting="shard_bytes",
         )
     if compression not in (None, *COMPRESSIONS):
         raise ConfigError(
             f'Parquet knows no compression "{compression}".',
-            "The shards cannot be written.",
             f"Use {', '.join(COMPRESSIONS)}, or leave it out.",
+            setting="compression",
         )
 
 
@@ -80,15 +80,15 @@ def check_content(source: Source, tokenizer: Tokenizer | None) -> None:
     if tokenizer is not None and source.tokenized:
         raise ConfigError(
             "A tokenizer was given for documents that are tokenized already.",
-            "There is no text to tokenize.",
             "Leave --tokenizer out, or name a column of text with --text.",
+            setting="tokenizer",
         )
 
 
-def no_documents(consequence: str = "Nothing was written.") -> ConfigError:
+def no_documents() -> ConfigError:
     """The error for a source that holds none."""
     return ConfigError(
-        "The source holds no document.", consequence, "Check the path and the name of the column."
+        "The source holds no document.", "Check the path and the name of the column."
     )
 
 
@@ -122,14 +122,13 @@ def payloads_of(
     if isinstance(block, Conversations):
         raise ConfigError(
             "The documents are conversations.",
-            "Token ids only are written, and which of them are learnt would be lost.",
             "Pass them to PackedDataset as they are, in their files; they need no shards.",
         )
     if block.loss_mask is not None and not masks:
         raise ConfigError(
             "The documents have loss masks.",
-            "Token ids only are written, and the masks would be lost.",
             'Order ids that are all learnt: --loss-mask "", or a source made with loss_mask=[].',
+            setting="loss_mask",
         )
     return _ids(block, dtype)
 
@@ -142,7 +141,6 @@ def _ids(block: Documents, dtype: str) -> tuple[str, list[Payload], NDArray[np.v
         raise StateError(
             f"Documents have token ids from {int(tokens.min())} to {int(tokens.max())}, and the "
             f"shards so far hold {dtype}.",
-            "The ids do not fit.",
             "Convert to another destination with --dtype uint32; no id may be negative.",
         )
     ids = tokens.astype(dtype, copy=False)
@@ -179,14 +177,16 @@ class Destination:
         if self.local is not None and self.local.exists() and not self.local.is_dir():
             raise ConfigError(
                 f"{url} is a file.",
-                "Shards are written to a folder.",
                 "Name an empty folder, or one that does not exist yet.",
+                setting="destination",
+                path=url,
             )
         if protocol in ("http", "https"):
             raise ConfigError(
                 f"{shown(url)} is an HTTP address.",
-                "HTTP servers accept no files.",
                 "Use a local directory or an object store such as s3://.",
+                setting="destination",
+                path=shown(url),
             )
         self._root = self.url if self.local is None else str(self.local)
         self._filesystem = open_filesystem(protocol or "file", {}, 60.0)
@@ -211,8 +211,9 @@ class Destination:
             raise ConfigError(
                 f"{self.url} holds {len(visible)} files ({visible[0]}, ...) and no "
                 f"unfinished {what}.",
-                "Writing there would mix two sets of shards.",
                 "Choose another destination, or remove what is there.",
+                setting="destination",
+                path=self.url,
             )
 
     def refuse_other(self, what: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -222,8 +223,9 @@ class Destination:
                 raise ConfigError(
                     f"{self.url} holds an unfinished {what} with {name} {found.get(name)!r}; this "
                     f"one has {value!r}.",
-                    "Continuing would mix two sets of shards.",
                     "Repeat the first command to continue, or remove what is there to start again.",
+                    setting=name,
+                    path=self.url,
                 )
 
     def scratch(self) -> Path:

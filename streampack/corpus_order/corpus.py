@@ -79,8 +79,8 @@ class Work:
                 raise
             raise StorageError(
                 f"{path} cannot be written: {os.strerror(error.errno or 0)}.",
-                "The stage stops; what is finished stays.",
                 "Make room and repeat the command: it goes on from there.",
+                path=str(path),
             ) from error
 
     def save(self, name: str, values: NDArray[Any]) -> None:

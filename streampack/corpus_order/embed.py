@@ -138,6 +138,6 @@ def _other_dimension(found: int, where: str, before: int, there: str) -> ConfigE
     return ConfigError(
         f"The embedder returned vectors of {found} numbers for {where} and those after it, and of "
         f"{before} for {there}.",
-        "They cannot be compared.",
         "Return vectors of one dimension, remove the destination and start again.",
+        setting="embedder",
     )

@@ -87,7 +87,6 @@ class OnRay:
             raise WorkerError(
                 f"Ray lost the workers of {name}{task} {RETRIES + 1} times: "
                 f"{str(error).strip().splitlines()[0]}",
-                "What other tasks have done stays.",
                 "Give them more memory (fewer workers, more parts), and repeat the command: it "
                 "goes on from there.",
             ) from error
@@ -114,9 +113,9 @@ def opened(address: str | None, workers: int | None) -> Iterator[Engine]:
     except ImportError:
         raise ConfigError(
             "Ray is not installed.",
-            "A corpus is put in order by its workers.",
             'Install it with `pip install "streampack[order]"`, or use this process alone '
             "(--workers 0).",
+            setting="workers",
         ) from None
     ours = not ray.is_initialized()
     if ours:
@@ -139,9 +138,9 @@ def _start(ray: Any, address: str | None, workers: int | None) -> None:
         except (OSError, RuntimeError, ValueError, SystemExit) as error:  # Ray gives up by exiting
             raise ConfigError(
                 f'No Ray cluster answers at "{address}": {error}',
-                "There are no workers.",
                 "Check the address (ray start prints it), or leave --address out to use this "
                 "machine.",
+                setting="address",
             ) from error
         return
     try:
@@ -156,7 +155,6 @@ def _start(ray: Any, address: str | None, workers: int | None) -> None:
     except Exception as error:  # Ray raises nothing narrower when a process of its own is slow
         raise WorkerError(
             f"Ray did not start on this machine: {error}",
-            "There are no workers; what is finished stays.",
             "Repeat the command when the machine has less to do, or use this process alone "
             "(--workers 0).",
         ) from error

@@ -29,7 +29,6 @@ from streampack.sources.infer import open as open_source
 STAGES = ("embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"
 RESULTS = "_order"
-EXTRA = 'Install it with `pip install "streampack[order]"`.'
 IN_ORDER = Reading(open_shards=1)
 
 Report = Callable[[str, int, int], None]
@@ -83,7 +82,7 @@ def run_job(
     report: Report = lambda stage, done, total: None,
 ) -> Summary:
     """Run a job to its end, or go on with it; see `order_corpus`."""
-    require_faiss("Related documents of a whole corpus are found by it.", EXTRA)
+    require_faiss()
     job.source.prepare()
     with opened(address, workers) as engine:
         _begin(job)

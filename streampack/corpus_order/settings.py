@@ -75,14 +75,14 @@ def _load(name: str) -> Callable[[list[str]], Any]:
     except ImportError as error:
         raise ConfigError(
             f'The embedder "{name}" needs {error.name}, which cannot be imported.',
-            "Documents cannot be embedded.",
             "Install it or put it on PYTHONPATH, on every machine of a cluster.",
+            setting="embedder",
         ) from error
     raise ConfigError(
         f'"{name}" names no embedder.',
-        "Documents cannot be compared.",
         'Use "wordllama", "sentence-transformers:NAME" or "package.module:function"; leave it out '
         "for the n-grams of tokens.",
+        setting="embedder",
     )
 
 
@@ -152,13 +152,13 @@ class CorpusOrder:
         )
         object.__setattr__(self, "similarity", similarity)
         object.__setattr__(self, "files", Work(self._folder()))
-        whole_number("seed", self.seed, "The sample could not be drawn.", least=0)
+        whole_number("seed", self.seed, least=0)
         check_content(self.source, self.tokenizer)
         if self.source.once:
             raise ConfigError(
                 f"{self.source!r} can be read once only.",
-                "Other processes, and a run that goes on after a kill, could not read it again.",
                 "Write the documents to files, or pass a list.",
+                setting="source",
             )
         check_shards(self.shard_bytes, self.compression)
         most = self.source.max_lanes()
@@ -167,24 +167,23 @@ class CorpusOrder:
             tokens = self.source.estimate_tokens()
             wanted = UNKNOWN_PARTS if tokens is None else -(-tokens // PART_TOKENS)
             object.__setattr__(self, "parts", min(max(wanted, 1), most))
-        unfit = "The source cannot be read in so many pieces."
-        object.__setattr__(self, "parts", whole_number("parts", self.parts, unfit, most=most))
+        object.__setattr__(self, "parts", whole_number("parts", self.parts, most=most))
 
     def _folder(self) -> Path:
         local = self.destination.local
         if self.work is not None and local is not None:
             raise ConfigError(
                 f'work="{self.work}" was given, and {self.destination.url} is a local folder.',
-                "The stages' results are kept in it, so that shards are moved, not copied.",
                 "Leave --work out.",
+                setting="work",
             )
         if local is not None:
             return local / HIDDEN / "order"
         if self.work is None:
             raise ConfigError(
                 f"{self.destination.url} is no local folder.",
-                "The stages' results are read at random places, which an object store is slow at.",
-                "Name a folder for them that all processes see: --work /scratch/order.",
+                "Name a folder that all processes see for the stages' results: --work DIR.",
+                setting="work",
             )
         return Path(self.work).expanduser().absolute() / "order"
 

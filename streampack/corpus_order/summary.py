@@ -75,7 +75,6 @@ def summarise(job: CorpusOrder, shards: int, seconds: dict[str, float]) -> Summa
         raise StateError(
             f"{len(corpus):,} documents were read, {sum(written):,} were written, and "
             f"{len(dropped):,} are near-duplicates.",
-            "Documents are missing or there twice: files of the work folder are not of this run.",
             f"Remove {job.files.folder} and the shards, and start again.",
         )
     lengths = corpus.lengths()

@@ -179,11 +179,7 @@ class SharedBoard(Board):
     def wait(self, deal: int) -> None:
         """Wait a millisecond."""
         if os.getppid() != self._parent:
-            raise WorkerError(
-                "The loop's process has ended.",
-                "Nobody takes the batches of this worker.",
-                "Look for what ended it.",
-            )
+            raise WorkerError("The loop's process has ended.", "Look for what ended it.")
         time.sleep(0.001)
 
     def _mapped(self, part: int) -> NDArray[np.int64]:

@@ -103,20 +103,20 @@ class Documents:
         if self.tokens.ndim != 1 or self.tokens.dtype not in TOKEN_DTYPES:
             raise ConfigError(
                 f"Tokens have dtype {self.tokens.dtype} and shape {self.tokens.shape}.",
-                "A block of documents needs one flat array of uint16, uint32 or int32.",
                 "Convert the ids, for example with `ids.astype(numpy.uint32).ravel()`.",
+                setting="tokens",
             )
         if self.offsets.ndim != 1 or len(self.offsets) != len(self.origin) + 1:
             raise ConfigError(
                 f"There are {self.offsets.shape} offsets for {len(self.origin)} origins.",
-                "N documents need N + 1 offsets in one flat array.",
                 "Pass `offsets` with one entry more than there are documents.",
+                setting="offsets",
             )
         if self.loss_mask is not None and self.loss_mask.shape != self.tokens.shape:
             raise ConfigError(
                 f"The loss mask has shape {self.loss_mask.shape}, the tokens {self.tokens.shape}.",
-                "Every token needs one mask value.",
                 "Pass a boolean mask as long as the tokens, or None.",
+                setting="loss_mask",
             )
         _check_fields("token", self.token_fields, len(self.tokens))
         _check_fields("document", self.document_fields, len(self.origin))
@@ -129,7 +129,6 @@ class Documents:
         if step != 1:
             raise ConfigError(
                 f"A block was sliced with step {step}.",
-                "Only contiguous slices are views.",
                 "Use `block.take(order)` to pick or reorder documents.",
             )
         stop = max(start, stop)
@@ -340,6 +339,6 @@ def _check_fields(kind: str, fields: Fields, count: int) -> None:
             raise ConfigError(
                 f'The {kind} field "{name}" has the shape {values.shape}, and there are {count} '
                 f"{kind}s.",
-                f"Every {kind} needs one value.",
                 f"Pass a flat array with one value per {kind}.",
+                setting=name,
             )

@@ -44,28 +44,27 @@ class TurnRules:
             ConfigError: an argument is none of the words, or they do not go together.
         """
         for name, value, known in (("turns", turns, TURNS), ("thoughts", thoughts, THOUGHTS)):
-            one_of(name, value, known, "It decides what is learnt of a conversation.")
+            one_of(name, value, known)
         named = [learn] if isinstance(learn, str) else list(learn)
         if not named or not set(named) <= set(PARTS):
             raise ConfigError(
                 f"learn is {learn!r}.",
-                "It names the parts of the assistant's turns that carry loss.",
                 f"Use some of {', '.join(repr(word) for word in PARTS)}, as a tuple.",
+                setting="learn",
             )
         if thoughts == "strip-history" and turns != "each":
             raise ConfigError(
                 'thoughts="strip-history" is given with turns="whole".',
-                "In one document every turn but the last would lose its thoughts, and none of "
-                "these would be learnt.",
                 'Pass turns="each" too.',
+                setting="thoughts",
             )
         if thoughts == "mask":
             named = [part for part in named if part != "thinking"]
             if not named:
                 raise ConfigError(
                     'thoughts="mask" is given with learn=("thinking",).',
-                    "Nothing would be learnt.",
                     "Leave one of them out.",
+                    setting="thoughts",
                 )
         return cls(turns, thoughts, tuple(part for part in PARTS if part in named))
 

@@ -53,8 +53,8 @@ class FieldTypes:
                 name = next(iter(given), "r") if isinstance(given, (list, tuple, set)) else "r"
                 raise ConfigError(
                     f"{what} is {given!r:.100}.",
-                    "A field becomes a tensor, whose dtype it does not say.",
                     f'Pass a dict of dtypes by name: {what}={{"{name}": "float32"}}.',
+                    setting=what,
                 )
         token, document = (
             {_checked_name(name): _checked_dtype(name, dtype) for name, dtype in given.items()}
@@ -64,7 +64,6 @@ class FieldTypes:
         if twice:
             raise ConfigError(
                 f'The field "{twice[0]}" has a value per token and one per document.',
-                "A batch would have two of that name.",
                 "Declare it in one of token_fields= and document_fields=.",
             )
         return cls(token, document)
@@ -103,7 +102,6 @@ class FieldTypes:
                     raise ConfigError(
                         f'The documents have no {kind} field "{name}"; they have '
                         f"{_listed([*documents.token_fields, *documents.document_fields])}.",
-                        f"{kind}_fields= of the dataset declares it.",
                         "Name the column as the field, add it in the map, or leave it out.",
                     )
         problems: dict[int, str] = {}
@@ -151,17 +149,9 @@ def cast_values(
 
 def _checked_name(name: Any) -> str:
     if name == GROUP:
-        raise ConfigError(
-            f'A field is named "{GROUP}".',
-            "Batches have the numbers of groups under that name.",
-            "Give it another name.",
-        )
+        raise ConfigError(f'A field is named "{GROUP}".', "Give it another name.")
     if not isinstance(name, str) or not name:
-        raise ConfigError(
-            f"A field is named {name!r}.",
-            "Batches have their fields by name.",
-            "Use the name of a column or key.",
-        )
+        raise ConfigError(f"A field is named {name!r}.", "Use the name of a column or key.")
     return name
 
 
@@ -175,7 +165,6 @@ def _checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:
     if found is None or found.name not in DTYPES:
         raise ConfigError(
             f'The field "{name}" is declared as {dtype!r}.',
-            "It becomes a tensor.",
             f"Use one of {', '.join(DTYPES)}. {TEXT_REMEDY}",
         )
     return found.newbyteorder("=")

@@ -53,8 +53,8 @@ class Given:
             if not (given is None or isinstance(given, Mapping)):
                 raise ConfigError(
                     f"{name} is {type_in_words(given)}.",
-                    "Fields have names.",
                     f'Pass {name}={{"name": values}}, with what each document has.',
+                    setting=name,
                 )
         columns = {**(token_fields or {}), **(document_fields or {})}
         types = FieldTypes.of(
@@ -62,9 +62,7 @@ class Given:
             {name: _dtype(name, values, own) for name, values in (document_fields or {}).items()},
         )
         for taken in {_IDS, _MASK} & {*columns}:
-            raise ConfigError(
-                f'A field is named "{taken}".', "Batches have that beside fields.", "Rename it."
-            )
+            raise ConfigError(f'A field is named "{taken}".', "Rename it.")
         columns[_IDS] = ids
         if loss_mask is not None:
             columns[_MASK] = loss_mask
@@ -74,8 +72,8 @@ class Given:
             if held != count:
                 raise ConfigError(
                     f'"{name}" has {held} documents, and {count} were planned.',
-                    "What belongs to a document is looked up by its number in the plan.",
                     "Pass as many as lengths were packed, in their order, or a dict by number.",
+                    setting=name,
                 )
         return cls(columns, types)
 
@@ -99,7 +97,6 @@ class Given:
         for i, what in problems.items():
             raise ConfigError(
                 f"Document {numbers[i]} {what}.",
-                "It cannot be in a batch.",
                 "Pass the documents and fields in the order of the lengths that were planned.",
             )
         return block
@@ -112,8 +109,8 @@ def _at(values: Any, number: int, name: str) -> Any:
         raise ConfigError(
             f'There is nothing for document {number} in "{name}", '
             f"which is {type_in_words(values)}.",
-            "What belongs to a document is looked up by its number.",
             "Pass a list, array, tensor or dict with one for each document of the rank, in order.",
+            setting=name,
         ) from error
 
 
@@ -164,11 +161,11 @@ class MicrobatchPlan:
         Raises:
             ConfigError: there is no such rank or micro-batch.
         """
-        rank = whole_number("rank", rank, "", least=0, most=self.ranks - 1)
+        rank = whole_number("rank", rank, least=0, most=self.ranks - 1)
         first, last = rank * self.microbatches, (rank + 1) * self.microbatches
         if microbatch is not None:
             most = self.microbatches - 1
-            first += whole_number("microbatch", microbatch, "", least=0, most=most)
+            first += whole_number("microbatch", microbatch, least=0, most=most)
             last = first + 1
         return self._documents[self._offsets[first] : self._offsets[last]]
 
@@ -237,15 +234,15 @@ class MicrobatchPlan:
         if rank is None and self.ranks > 1:
             raise ConfigError(
                 f"The plan is for {self.ranks} ranks, and no rank is named.",
-                "All would train on the documents of one.",
                 "Pass rank=, as torch.distributed.get_rank() gives it.",
+                setting="rank",
             )
         rank = rank or 0
         own = self.documents(rank)
         given = Given.of(len(self.lengths), own, ids, loss_mask, token_fields, document_fields)
-        pad_id = whole_number("pad_id", pad_id, "It is an id.", least=0, most=(1 << 32) - 1)
+        pad_id = whole_number("pad_id", pad_id, least=0, most=(1 << 32) - 1)
         if pad_to is not None:
-            pad_to = whole_number("pad_to", pad_to, "Rows have a multiple of it.")
+            pad_to = whole_number("pad_to", pad_to)
         layout = RowFormat(pad_id=pad_id, eos_id=-1, provenance=True, fields=given.types)
         made = (
             self._rows(self.documents(rank, number), given, layout, pad_to)

@@ -63,19 +63,18 @@ def pack(
     """
     seq_len = require_seq_len(seq_len, "error")
     multiple = require_align(align, seq_len)
-    ranks = whole_number("ranks", ranks, "There would be nobody to train.", most=1 << 20)
+    ranks = whole_number("ranks", ranks, most=1 << 20)
     equal = isinstance(microbatches, str) and microbatches == "equal"
     if not is_whole(microbatches) and not equal:
         raise ConfigError(
             f"microbatches is {microbatches!r}.",
-            "It says how many each rank has.",
             'Pass a whole number, or "equal" for as few as hold all documents.',
+            setting="microbatches",
         )
     wanted = None
     if not equal:
-        wanted = whole_number("microbatches", microbatches, "A step has some.", most=1 << 20)
-    consequence = "It says where groups stay whole; a micro-batch is one row."
-    one_of("within", within, ("rank", "row"), consequence)
+        wanted = whole_number("microbatches", microbatches, most=1 << 20)
+    one_of("within", within, ("rank", "row"))
     sizes = checked_lengths(lengths).copy()  # the plan's own, whatever becomes of the caller's
     _check_sizes(sizes, seq_len)
     costs = _costs(cost or Cost.of_width(4096), sizes)
@@ -87,8 +86,8 @@ def pack(
         raise PlanError(
             f"The documents of group {names[i]!r} have {units.sizes[i]} tokens together, a row "
             f"has {seq_len}.",
-            "A group within a row is never cut.",
             f'Pass seq_len={units.sizes[i]} or more, or within="rank".',
+            setting="seq_len",
         )
     count, row = place_in_rows(
         units,
@@ -96,7 +95,7 @@ def pack(
         ranks,
         rank_groups=group if within == "rank" else None,
         microbatches=wanted,
-        seed=whole_number("seed", seed, "It is that of a generator.", least=None),
+        seed=whole_number("seed", seed, least=None),
     )
     offsets, documents = grouped_rows(row, units.unit, ranks * count)
     return MicrobatchPlan(seq_len, ranks, count, multiple, sizes, costs, offsets, documents)
@@ -108,15 +107,15 @@ def _check_sizes(sizes: NDArray[np.int64], seq_len: int) -> None:
     if sizes.min() < 1:
         raise PlanError(
             f"Document {int(np.argmin(sizes))} has no tokens.",
-            "It would be in no row.",
             "Leave it out of `lengths`.",
+            setting="lengths",
         )
     if sizes.max() > seq_len:
         i = int(np.argmax(sizes > seq_len))
         raise PlanError(
             f"Document {i} has {sizes[i]} tokens, a row has {seq_len}.",
-            "Documents in memory are never cut.",
             f"Pass seq_len={sizes.max()} or more, or shorten such documents or leave them out.",
+            setting="seq_len",
         )
 
 
@@ -126,8 +125,8 @@ def _costs(
     if not callable(cost):
         raise ConfigError(
             f"cost is {cost!r}.",
-            "It says what documents of some lengths cost.",
             "Pass a function from lengths to costs, as a Cost is, or None.",
+            setting="cost",
         )
     given = as_array(cost(sizes.copy()))
     fits = given.shape == sizes.shape and given.dtype.kind in "biuf"
@@ -135,8 +134,8 @@ def _costs(
         raise ConfigError(
             f"cost gave an array of shape {given.shape} and dtype {given.dtype} for {len(sizes)} "
             "documents, or a cost that is negative or not finite.",
-            "Documents cannot be divided by it.",
             "Return one cost >= 0 for each length, or pass a Cost.",
+            setting="cost",
         )
     return given.astype(np.float64)
 
@@ -151,8 +150,8 @@ def _numbered(
     if given.shape != (count,) or (count and given.dtype.kind not in "iubUS"):
         raise ConfigError(
             f"groups has the shape {given.shape} and dtype {given.dtype} for {count} documents.",
-            "Every document belongs to one group.",
             "Pass one whole number or name for each document.",
+            setting="groups",
         )
     names, number = np.unique(given, return_inverse=True)
     return number.astype(np.int64), names.tolist()

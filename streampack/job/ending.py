@@ -235,6 +235,5 @@ class Ending:
 def _out_of_order(fact: str) -> StateError:
     return StateError(
         f"{fact}, which is not what this rank's lanes give next.",
-        "Batches would be lost or repeated, and the ranks would not know when the others end.",
         "Start from a state as it was saved.",
     )

@@ -125,11 +125,10 @@ class ProcessRanks:
         if len({*counts.tolist()}) > 1 or len({*found[:, 1].tolist()}) > 1:
             raise ConfigError(
                 f"The job's {processes} processes have data-parallel ranks "
-                f"{found[:, 0].tolist()} of {found[:, 1].tolist()}.",
-                "Every rank must be taken by equally many processes, or its batches would be lost "
-                "or count twice.",
+                f"{found[:, 0].tolist()} of {found[:, 1].tolist()}, not each equally often.",
                 "Pass topology=Topology.from_mesh(mesh, dims), or Topology(rank, world_size) with "
                 "the same world_size everywhere.",
+                setting="topology",
             )
         self._replicas = int(counts[0])
 
@@ -170,9 +169,7 @@ def check_same_start(ranks: Ranks, start: int, run: Mapping[str, Any]) -> None:
         raise RankError(
             f"The ranks do not start the same run from the same place; this one starts at batch "
             f"{start} with {run.get('lanes')} lanes.",
-            "They would repeat or lose batches, and not end together.",
-            "Build the dataset with the same arguments and load states of the same step on every "
-            "rank.",
+            "Pass the same arguments and load states of the same step on every rank.",
         )
 
 
@@ -233,8 +230,7 @@ def _finish(operation: Callable[[], Any], timeout_s: float) -> Any:
         raise RankError(
             f"Another process of the job died, or left its loop, or hung for {timeout_s:g} s: "
             f"{str(error).splitlines()[0]:.200}",
-            "The ranks can no longer agree on when the run ends, so this one stops too.",
-            "Look for the process that failed first, and resume all of them from a saved state. A "
-            "loop is left after the same step on all ranks. Where one rank alone works for longer "
-            "than that between two steps, raise rank_timeout_s of PackedLoader.",
+            "Look for the process that failed first and resume all, or raise rank_timeout_s of "
+            "PackedLoader.",
+            setting="rank_timeout_s",
         ) from error

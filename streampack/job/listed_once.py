@@ -75,7 +75,6 @@ def _take(store: Any, key: str, timeout_s: float) -> Any:
             if time.monotonic() > deadline:
                 raise RankError(
                     f"The process that lists the shards gave nothing for {timeout_s:g} s.",
-                    "It died or hangs, and without the list there is nothing to read.",
                     "Look for the process that failed first, and start all of them again.",
                 )
             time.sleep(pause_s)
@@ -89,7 +88,6 @@ def _take(store: Any, key: str, timeout_s: float) -> Any:
     except RuntimeError as error:  # the store's host is gone
         raise RankError(
             f"The job's store does not answer: {str(error).splitlines()[0]:.200}",
-            "The list of shards cannot be taken from the process that made it.",
             "Look for the process that failed first, and start all of them again.",
         ) from error
     return pickle.loads(zlib.decompress(data))  # noqa: S301

@@ -37,9 +37,8 @@ class Topology:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        undefined = "Its share of the lanes is undefined."
-        ranks = whole_number("world_size", self.world_size, undefined)
-        rank = whole_number("rank", self.rank, undefined, least=0, most=ranks - 1)
+        ranks = whole_number("world_size", self.world_size)
+        rank = whole_number("rank", self.rank, least=0, most=ranks - 1)
         object.__setattr__(self, "world_size", ranks)
         object.__setattr__(self, "rank", rank)
 
@@ -56,8 +55,8 @@ class Topology:
             raise ConfigError(
                 f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE="
                 f"{os.environ.get('WORLD_SIZE')!r} are not two numbers.",
-                "They do not say which data-parallel rank this is.",
                 "Correct them, or pass topology=Topology(rank, world_size).",
+                setting="topology",
             ) from None
 
     @classmethod
@@ -83,9 +82,9 @@ class Topology:
                 raise ConfigError(
                     f"The mesh has the dimensions {mesh.mesh_dim_names}, and {name!r} is asked "
                     f"for: {error}",
-                    "It does not say which data-parallel rank this is.",
                     "Name dimensions that were given as mesh_dim_names, from a process that is "
                     "part of the mesh.",
+                    setting="dims",
                 ) from error
             size = group.size()
             rank, world_size = rank * size + group.rank(), world_size * size

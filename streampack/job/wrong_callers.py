@@ -38,13 +38,9 @@ def refuse_resharding() -> None:
         if kind.__name__ in RESHARDING_CLASSES:
             raise ConfigError(
                 f"This PackedDataset is iterated by {kind.__module__}.{kind.__name__}, which "
-                "splits its batches over ranks.",
-                "It has been split already, each rank reads its own documents: most of them "
-                "would be lost.",
-                "Use PackedLoader(dataset) as it is: pass it as "
-                "loader= to class PackedTrainer(streampack.trainers.TrainerMixin, Trainer), "
-                "which takes a PackedDataset as eval_dataset= too; or iterate it yourself (see "
-                "docs/consumers.md).",
+                "would split its batches over ranks a second time.",
+                "Iterate PackedLoader(dataset) itself, or pass it as loader= to a class of "
+                "streampack.trainers.TrainerMixin and Trainer.",
             )
 
 
@@ -55,11 +51,9 @@ def refuse_lightning() -> None:
             return
         if kind.__name__ == _FITS:
             raise ConfigError(
-                "Lightning trains on this PackedLoader.",
-                "It saves the state of the loader one batch ahead of the training step, so a "
-                "resumed run would leave out a batch.",
-                "Pass trainer.fit(model, datamodule=PackedDataModule(loader)), with class "
-                "PackedDataModule(streampack.trainers.DataModuleMixin, LightningDataModule).",
+                "Lightning trains on this PackedLoader, and would save its state a batch too late.",
+                "Pass datamodule= with a class of streampack.trainers.DataModuleMixin and "
+                "LightningDataModule.",
             )
 
 

@@ -361,8 +361,6 @@ class Lane:
     def _changed(self, what: str) -> StateError:
         return StateError(
             f"Lane {self.lane} was read again from its saved place, and {what}.",
-            "The documents, the tokenizer, a hook or the number of epochs are not what they were "
-            "when the state was saved, so batches would repeat or lose tokens.",
             "Resume with the same data and code, or start a new run.",
         )
 

@@ -132,10 +132,7 @@ class _Others:
             if number in self._missing:
                 raise StateError(
                     f"Lane {number} is another rank's, and the state does not hold it.",
-                    "Lanes share the source by what each of them has found, and these ranks are "
-                    "not connected.",
-                    "Load what merge_states makes of the states of all ranks, or connect the ranks "
-                    "with torch.distributed before the loader is built.",
+                    "Load what merge_states makes of all ranks' states, or connect the ranks.",
                 )
             if number not in self._states:
                 continue

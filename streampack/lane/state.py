@@ -187,8 +187,6 @@ class SavedEntries:
             raise StateError(
                 f"A document of lane {self.state['lane']} is shorter than what the saved state "
                 "says was delivered of it.",
-                "The documents, the tokenizer or a hook are not what they were when the state was "
-                "saved, so batches would repeat or lose tokens.",
                 "Resume with the same data and code, or start a new run.",
             )
         entries = Entries.of(

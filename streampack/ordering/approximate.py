@@ -39,16 +39,8 @@ LISTS_SEARCHED = 32
 MARGIN = 3  # candidates per neighbour wanted, so that k remain where many are dropped
 
 
-def require_faiss(
-    consequence: str = "An ordering window this large cannot be searched exactly in reasonable "
-    "time.",
-    remedy: str = "Install streampack[ordering], or use a smaller order_window_documents or "
-    'search="exact".',
-) -> Any:
+def require_faiss() -> Any:
     """The faiss module.
-
-    Args:
-        consequence, remedy: of the error, in other cases than that of an ordering window.
 
     Raises:
         ConfigError: it is not installed.
@@ -56,7 +48,11 @@ def require_faiss(
     try:
         import faiss
     except ImportError:
-        raise ConfigError("faiss is not installed.", consequence, remedy) from None
+        raise ConfigError(
+            "faiss is not installed, which finds neighbours among many documents.",
+            "Install streampack[ordering], streampack[order] for a whole corpus, or use "
+            'search="exact".',
+        ) from None
     return faiss
 
 

@@ -72,8 +72,8 @@ class TextEmbedder:
         if self.decode is None:
             raise ConfigError(
                 f'The embedder "{self.name}" reads texts, and the documents are token ids.',
-                "It cannot tell what they say.",
                 "Pass TextEmbedder(..., decode=), the tokenizer's decode_batch for example.",
+                setting="embedder",
             )
         ids = [documents.document(i).tolist() for i in range(len(documents))]
         return np.asarray(self.function(list(self.decode(ids))), dtype=np.float32)
@@ -128,22 +128,22 @@ def checked(
         raise ConfigError(
             f'The embedder "{name}" was given {count} documents{first} and returned a '
             f"{type(found).__name__} that is no array of numbers.",
-            "Documents cannot be compared.",
             "Return one vector per document, shape (N, D).",
+            setting="embedder",
         ) from error
     if vectors.ndim != 2 or len(vectors) != count or vectors.shape[1] == 0:
         raise ConfigError(
             f'The embedder "{name}" was given {count} documents{first} and returned an array of '
             f"shape {vectors.shape}.",
-            "Documents cannot be compared.",
             "Return one vector per document, shape (N, D).",
+            setting="embedder",
         )
     if not np.isfinite(vectors).all():
         wrong = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
         which = f"document {wrong} of {count}" if name_of is None else name_of(wrong)
         raise ConfigError(
             f'The embedder "{name}" returned a vector that is not finite, for {which}.',
-            "It cannot be compared with others.",
             "Return zeros for what cannot be embedded.",
+            setting="embedder",
         )
     return vectors

@@ -58,8 +58,7 @@ class HashedNgrams:
 
     def __post_init__(self) -> None:
         for name, most in (("dimension", 1 << 16), ("ngrams", 8)):
-            unfit = "Documents cannot be hashed with that."
-            value = whole_number(name, getattr(self, name), unfit, most=most)
+            value = whole_number(name, getattr(self, name), most=most)
             object.__setattr__(self, name, value)
 
     @property

@@ -143,15 +143,15 @@ class SimilarityOrder:
         if not is_number(self.duplicate_threshold) or not 0 < self.duplicate_threshold <= 1:
             raise ConfigError(
                 f"duplicate_threshold is {self.duplicate_threshold!r}.",
-                "It is the cosine above which a document counts as a near-duplicate.",
                 "Use a value in (0, 1]; 1 drops none.",
+                setting="duplicate_threshold",
             )
-        one_of("search", self.search, get_args(Search), "It decides how neighbours are found.")
+        one_of("search", self.search, get_args(Search))
         if self.embedder is not None and not callable(self.embedder):
             raise ConfigError(
                 f"embedder is {type_in_words(self.embedder)}.",
-                "It must be called with documents.",
                 "Pass a function of Documents, a TextEmbedder or a TokenEmbedder.",
+                setting="embedder",
             )
         if self.duplicates_folder is not None:
             object.__setattr__(self, "duplicates_folder", fspath(self.duplicates_folder))
@@ -217,7 +217,7 @@ def ordered(found: Neighbours, path: NDArray[np.int64]) -> Ordered:
 def require_counts(order: Any, *names: str) -> None:
     """Raise `ConfigError` unless these attributes are positive whole numbers."""
     for name in names:
-        value = whole_number(name, getattr(order, name), "Documents cannot be ordered with that.")
+        value = whole_number(name, getattr(order, name))
         object.__setattr__(order, name, value)
 
 
@@ -252,8 +252,8 @@ class GroupBy:
         if not (isinstance(self.key, str) and self.key) and not callable(self.key):
             raise ConfigError(
                 f"key is {self.key!r}.",
-                "It says which documents belong together.",
                 "Pass the name of a document field, or a function of Documents.",
+                setting="key",
             )
 
     def order(
@@ -279,8 +279,8 @@ class GroupBy:
                 raise ConfigError(
                     f'GroupBy goes by the document field "{self.key}", and the documents have '
                     f"{', '.join(documents.document_fields) or 'none'}.",
-                    "Nothing says which documents belong together.",
                     f'Declare it: PackedDataset(document_fields={{"{self.key}": "int64"}}).',
+                    setting="document_fields",
                 )
             return documents.document_fields[self.key]
         keys = np.asarray(self.key(documents))
@@ -288,7 +288,7 @@ class GroupBy:
             raise ConfigError(
                 f"The key of GroupBy was asked for {len(documents)} documents and returned "
                 f"an array of shape {keys.shape} and dtype {keys.dtype}.",
-                "Documents cannot be grouped by that.",
                 "Return a flat array of numbers or strings, one for each document.",
+                setting="key",
             )
         return keys

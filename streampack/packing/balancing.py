@@ -82,7 +82,6 @@ class Balance:
         ):
             raise StateError(
                 "The state's fingerprint has a balance without the costs of its schedule.",
-                "The batches that follow cannot be found.",
                 "Pass what `state_dict()` returned, unchanged.",
             )
         return cls(tuple(values))

@@ -83,23 +83,23 @@ class Buckets(Packer):
         ):
             raise ConfigError(
                 f"batch_tokens is {tokens!r}, a row has up to {longest} tokens.",
-                "A batch is a whole number of rows, and its boundaries are numbers of 31 bits.",
                 f"Use a multiple of {longest}.",
+                setting="batch_tokens",
             )
         if tokens is not None:
             object.__setattr__(self, "batch_tokens", int(tokens))
         if not is_number(self.padding_threshold) or not 0 <= self.padding_threshold <= 1:
             raise ConfigError(
                 f"padding_threshold is {self.padding_threshold!r}.",
-                "It is a share of a row.",
                 "Use a number from 0 (cut rather than pad) to 1 (pad rather than cut).",
+                setting="padding_threshold",
             )
         whole = is_whole(self.warm_up) and self.warm_up >= 0
         if not whole or (self.warm_up and isinstance(self.shares, Curriculum)):
             raise ConfigError(
                 f"warm_up is {self.warm_up!r} and shares is {self.shares!r}.",
-                "A warm-up is a number of rotations, and a curriculum already has one.",
                 "Pass warm_up >= 0 with plain shares, or put the warm-up into the curriculum.",
+                setting="warm_up",
             )
         object.__setattr__(self, "warm_up", int(self.warm_up))
         if self.shares is not None:
@@ -109,8 +109,8 @@ class Buckets(Packer):
             if count != len(self.seq_lens):
                 raise ConfigError(
                     f"There are {count} shares for the buckets {self.seq_lens}.",
-                    "Every bucket needs one.",
                     f"Pass {len(self.seq_lens)} shares, shortest bucket first.",
+                    setting="shares",
                 )
 
     @property
@@ -130,8 +130,8 @@ class Buckets(Packer):
         if self.shares is None:
             raise ConfigError(
                 "The shares of the buckets are not known.",
-                "There is no schedule without them.",
                 "Pass shares=, or measure them with `with_sample(lengths)`.",
+                setting="shares",
             )
         if self.warm_up:
             return Curriculum.warm_up(self.shares, self.warm_up)
@@ -151,8 +151,8 @@ class Buckets(Packer):
         if not plan.num_rows:
             raise ConfigError(
                 "The shares of the buckets should be measured, and the sample has no documents.",
-                "There is no schedule without them.",
                 "Pass shares=, or check what the source and the filter leave.",
+                setting="shares",
             )
         return replace(self, shares=tuple(round(size / sum(slots), 6) for size in slots))
 

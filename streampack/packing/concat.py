@@ -127,14 +127,14 @@ class Concat(Packer):
         if self.restart and self.atom is not None:
             raise ConfigError(
                 f"Concat has atom={self.atom} and restart=True.",
-                "Rows of shuffled atoms have no next row in which a document could start again.",
                 "Leave out one of them.",
+                setting="restart",
             )
         if self.restart and self.balance is not None:
             raise ConfigError(
                 f"Concat has restart=True and balance={self.balance!r}.",
-                "Its rows go one after the other, whatever they cost.",
                 "Leave out one of them.",
+                setting="restart",
             )
         object.__setattr__(self, "seq_lens", (self.seq_len,))
         object.__setattr__(self, "keeps_order", self._atom >= self.seq_len)

@@ -50,13 +50,10 @@ class Cost:
     windows: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        consequence = "A document cannot cost less than nothing."
-        object.__setattr__(self, "token", real_number("token", self.token, consequence, least=0))
-        object.__setattr__(self, "pair", real_number("pair", self.pair, consequence, least=0))
+        object.__setattr__(self, "token", real_number("token", self.token, least=0))
+        object.__setattr__(self, "pair", real_number("pair", self.pair, least=0))
         windows = {
-            whole_number("a window", window, "A token sees itself."): real_number(
-                f"windows[{window}]", pair, consequence, least=0
-            )
+            whole_number("windows", window): real_number(f"windows[{window}]", pair, least=0)
             for window, pair in self.windows.items()
         }
         object.__setattr__(self, "windows", windows)
@@ -167,7 +164,7 @@ def _layers_by_window(config: Any, kind: str) -> tuple[int, dict[int, int]]:
 def _unknown(fact: str) -> ConfigError:
     return ConfigError(
         f"{fact}.",
-        "What its layers cost is not known here.",
         "Pass cost=Cost(token=2 * (weights that a token meets), pair=4 * heads * head_dim * "
         "(layers of full attention)), or any function from lengths to costs.",
+        setting="cost",
     )

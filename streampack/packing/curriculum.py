@@ -62,8 +62,8 @@ class Curriculum:
         if not all(isinstance(knot, Sequence) and len(knot) == 2 for knot in self.knots):
             raise ConfigError(
                 f"The knots of a curriculum are {self.knots!r:.200}.",
-                "Each is a rotation and one share per bucket.",
                 "Pass for example Curriculum(((0, (1, 0)), (1000, (0.5, 0.5)))).",
+                setting="knots",
             )
         knots = tuple((int(at), plain_shares(shares)) for at, shares in self.knots)
         object.__setattr__(self, "knots", knots)
@@ -71,8 +71,8 @@ class Curriculum:
         if not places or places[0] != 0 or places != sorted(set(places)) or places[-1] >= 1 << 31:
             raise ConfigError(
                 f"The knots of a curriculum are at rotations {places}.",
-                "They must ascend from 0 and stay below 2**31.",
                 "Begin with (0, shares) and give each later rotation once.",
+                setting="knots",
             )
         width = len(knots[0][1])
         for at, shares in knots:
@@ -80,16 +80,16 @@ class Curriculum:
             if len(shares) != width or not valid or not sum(shares) > 0:
                 raise ConfigError(
                     f"The shares at rotation {at} are {shares}.",
-                    "Every bucket needs one, none negative, and not all of them zero.",
                     f"Pass {width} shares, one for each bucket.",
+                    setting="shares",
                 )
         if self.repeat is None:
             return
         if not is_whole(self.repeat) or self.repeat <= places[-1]:
             raise ConfigError(
                 f"repeat is {self.repeat!r} and the last knot is at rotation {places[-1]}.",
-                "It is a whole number of rotations, and the last knot must be reached.",
                 f"Use repeat={places[-1] + 1} or more.",
+                setting="repeat",
             )
         object.__setattr__(self, "repeat", int(self.repeat))
 
@@ -156,8 +156,8 @@ def plain_shares(shares: object) -> tuple[float, ...]:
     if not all(map(is_number, values)):
         raise ConfigError(
             f"shares is {shares!r}.",
-            "Shares are one number per bucket, the shortest bucket first, or a Curriculum.",
             "Pass for example shares=(0.5, 0.25, 0.25), or leave it out to have them measured.",
+            setting="shares",
         )
     return tuple(map(float, values))
 

@@ -249,8 +249,8 @@ def place_in_rows(
     if microbatches is not None and count > microbatches:
         raise PlanError(
             f"The documents do not fit into {microbatches} micro-batches per rank.",
-            "Some of them would have no place.",
             f'Pass microbatches={count}, or leave it at "equal"; or pass a larger seq_len.',
+            setting="microbatches",
         )
     place = permutation(count, derive_seed(seed, 0))
     rank = permutation(ranks, derive_seed(seed, 1))

@@ -35,8 +35,8 @@ def checked_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
         raise PlanError(
             f"Document lengths have shape {given.shape} and dtype {given.dtype}, or a value that "
             "is negative or does not fit into 64 bits.",
-            "They cannot be packed.",
             "Pass one whole number >= 0 per document, such as [len(ids) for ids in documents].",
+            setting="lengths",
         )
     return np.ascontiguousarray(given, dtype=np.int64)
 
@@ -60,8 +60,8 @@ def limit_lengths(
         i = int(np.argmax(lengths > seq_len))
         raise PlanError(
             f"Document {i} has {lengths[i]} tokens, a row has {seq_len}.",
-            'overflow="error" forbids that.',
             'Filter such documents out, or use overflow="split", "truncate" or "drop".',
+            setting="overflow",
         )
     keep = seq_len if overflow == "truncate" else 0
     kept = np.where(lengths > seq_len, keep, lengths)
@@ -73,11 +73,10 @@ def require_seq_len(seq_len: int, overflow: str) -> int:
     if not is_whole(seq_len) or not 2 <= seq_len < 1 << 31:
         raise ConfigError(
             f"seq_len is {seq_len!r}.",
-            "A row needs at least 2 tokens, and its length must fit in 31 bits.",
             "Pass the model's context length, for example seq_len=2048.",
+            setting="seq_len",
         )
-    consequence = "It decides what happens to documents longer than a row."
-    one_of("overflow", overflow, OVERFLOWS, consequence)
+    one_of("overflow", overflow, OVERFLOWS)
     return int(seq_len)
 
 
@@ -88,8 +87,8 @@ def require_buckets(seq_lens: Sequence[int]) -> tuple[int, ...]:
     if not sizes or list(sizes) != sorted(set(sizes)):
         raise ConfigError(
             f"seq_lens is {seq_lens!r}.",
-            "Buckets must be given, each once, shortest first.",
             "Use for example seq_lens=(2048, 4096, 8192, 16384).",
+            setting="seq_lens",
         )
     return sizes
 
@@ -99,9 +98,9 @@ def require_atom(atom: int, seq_len: int) -> int:
     fits = is_whole(atom) and 1 <= atom < 1 << 31
     if not fits or (seq_len % atom and atom % seq_len):
         raise ConfigError(
-            f"atom is {atom!r} for seq_len {seq_len}.",
-            "Atoms are merged or split into rows, so one of the two must divide the other.",
+            f"atom is {atom!r} for seq_len {seq_len}, and one must divide the other.",
             "Leave it out for one row, or use a quarter, a half, two or four times seq_len.",
+            setting="atom",
         )
     return int(atom)
 
@@ -121,9 +120,9 @@ def require_align(align: int | Sequence[int], seq_len: int, extra_capacity: int 
         raise ConfigError(
             f"align is {align!r}{common} for seq_len {seq_len} and extra_capacity "
             f"{extra_capacity}.",
-            "A row is made of whole multiples of it, and nothing lies beyond its end.",
             "Use a divisor of seq_len (2 * cp_size for context parallelism), and no extra "
             "capacity.",
+            setting="align",
         )
     return multiple
 
@@ -133,7 +132,7 @@ def require_extra_capacity(extra_capacity: int, seq_len: int) -> int:
     if not is_whole(extra_capacity) or not 0 <= extra_capacity < seq_len:
         raise ConfigError(
             f"extra_capacity is {extra_capacity!r} for seq_len {seq_len}.",
-            "Tokens beyond seq_len are dropped, so that is at most a row's worth.",
-            "The paper uses about seq_len / 41; 0 drops nothing.",
+            "Use at most seq_len; the paper has about seq_len / 41, and 0 drops nothing.",
+            setting="extra_capacity",
         )
     return int(extra_capacity)

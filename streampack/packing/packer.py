@@ -134,23 +134,21 @@ def require_packer(packer: object) -> Packer:
     if not isinstance(packer, Packer):
         raise ConfigError(
             f"packer is {packer!r:.80}.",
-            "It cannot plan rows.",
-            "Pass BestFitDecreasing(seq_len=2048) of streampack.packing, or another one of there: "
-            "FirstFitDecreasing, Seamless, BestFitCrop, Concat, Pad or Buckets; or "
-            "an object of a class derived from streampack.packing.Packer.",
+            "Pass BestFitDecreasing(seq_len=2048) or another packer of streampack.packing.",
+            setting="packer",
         )
     name, sizes = type(packer).__name__, getattr(packer, "seq_lens", None)
     whole = isinstance(sizes, tuple) and all(is_whole(n) and 2 <= n < 1 << 31 for n in sizes)
     if not whole or not sizes or list(sizes) != sorted(set(sizes)):
         raise ConfigError(
             f"{name}.seq_lens is {sizes!r:.80}.",
-            "Windows and batches are measured in rows of these lengths.",
             f"Give {name} a tuple of row lengths in tokens, ascending: seq_lens = (2048,).",
+            setting="seq_lens",
         )
     if packer.overflow not in OVERFLOWS:
         raise ConfigError(
             f"{name}.overflow is {packer.overflow!r:.80}.",
-            "It decides what happens to documents longer than a row.",
             f"Give {name} one of {', '.join(OVERFLOWS)}.",
+            setting="overflow",
         )
     return packer

@@ -65,9 +65,8 @@ class Pad(Packer):
         if self.atom == 1:
             raise ConfigError(
                 f"atom is 1 for seq_len {self.seq_len}.",
-                "Each piece of a cut document ends with an inserted EOS, so it would hold no "
-                "token.",
                 "Use an atom of at least 2; Concat takes one of 1.",
+                setting="atom",
             )
         object.__setattr__(self, "seq_lens", (self.seq_len,))
         object.__setattr__(self, "keeps_whole", self._atom >= self.seq_len)

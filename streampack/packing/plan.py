@@ -298,12 +298,11 @@ def _check_shapes(plan: Plan, num_documents: int) -> None:
     for name in ("start", "stop", "overlap", "insert_eos", "pad_after"):
         if getattr(plan, name).shape != (segments,):
             raise PlanError(
-                f"`{name}` has shape {getattr(plan, name).shape} for {segments} segments.",
-                "The plan's arrays do not fit together.",
+                f"`{name}` has shape {getattr(plan, name).shape} for {segments} segments."
             )
     offsets = plan.row_offsets
     if offsets.shape != (plan.num_rows + 1,) or offsets[0] != 0 or offsets[-1] != segments:
-        raise PlanError("`row_offsets` does not span the segments.", "Rows would be lost.")
+        raise PlanError("`row_offsets` does not span the segments.")
     if (np.diff(offsets) <= 0).any():
         _broken("a row holds no segment", np.flatnonzero(np.diff(offsets) <= 0))
     if plan.dropped.shape != (num_documents,) or (plan.dropped < 0).any():
@@ -340,4 +339,4 @@ def _per_row(plan: Plan, values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _broken(rule: str, where: NDArray[np.int64]) -> None:
-    raise PlanError(f"In this plan {rule} (at {where[:5].tolist()}).", "It would lose tokens.")
+    raise PlanError(f"In this plan {rule} (at {where[:5].tolist()}).")

@@ -39,15 +39,12 @@ def rebuild_packer(description: Mapping[str, Any]) -> Packer:
         raise StateError(
             f"The state was saved with the packer {description['kind']!r:.80}, which is not one of "
             "streampack's.",
-            "It cannot be made from its description, and only its plan says what was delivered.",
             "Go on with that packer, or start a new run.",
         )
     packer: Packer = kind(**_arguments(kind, description))
     if plain(packer.describe()) != plain(description):
         raise StateError(
             f"The state was saved with {plain(description)!r:.300}.",
-            f"{kind.__name__} of this streampack makes other plans, and only a plan of the saved "
-            "packer says what was delivered.",
             "Resume without a change of packer, or with the streampack that saved the state.",
         )
     return packer

@@ -97,8 +97,8 @@ class Seamless(Packer):
         if not is_number(self.max_repetition) or not 0 <= self.max_repetition < 1:
             raise ConfigError(
                 f"max_repetition is {self.max_repetition!r}.",
-                "It is the share of a document's rows that may be repeated, so it lies in [0, 1).",
-                "The paper finds 0.3 best; 0 repeats nothing.",
+                "Use a share from 0, which repeats nothing, to below 1; the paper finds 0.3 best.",
+                setting="max_repetition",
             )
         extra = require_extra_capacity(self._extra, self.seq_len)
         if self.extra_capacity is not None:

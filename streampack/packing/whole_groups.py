@@ -79,8 +79,8 @@ class WholeGroups(BestFitDecreasing):
                 f"Group {i} of the window has {lengths[i]} tokens in documents of up to "
                 f"{members.lengths[members.offsets[i] : members.offsets[i + 1]].max()}, a batch "
                 f"has {rows_per_batch} rows of {self.seq_len}.",
-                'overflow="error" forbids that.',
                 'Filter such groups out, or use overflow="drop".',
+                setting="overflow",
             )
         chosen = fullest_rows(
             _as_rows(batch_of, lengths, batches, request.batch_tokens),

@@ -60,14 +60,13 @@ def previous_config(
         if not isinstance(source, Mixture):
             raise StateError(
                 "`source` is not what it was when the state was saved.",
-                "The documents of the window could not be read again.",
-                "Name the files that it had, and only those, or start a new run. Others may join "
-                "only a run that began with a sources.Mixture.",
+                "Name the files that it had, or start a new run; others may join only a run that "
+                "began with a sources.Mixture.",
+                setting="source",
             )
         if config.order is not None:
             raise StateError(
                 "The mixture is not what it was when the state was saved, and there is an order.",
-                "Documents that wait to be ordered would be mixed up with those of the new source.",
                 "Go on with the same mixture, or start a new run.",
             )
         source = earlier_mixture(source, saved["source"], current["source"])
@@ -112,8 +111,7 @@ def carry_over(
     if isinstance(config.source, Mixture) and before.source is not config.source:
         if place.final and not len(entries):
             raise StateError(
-                f"Lane {lane} has ended.",
-                "What is added now would come out of step with the other lanes.",
+                f"Lane {lane} has ended, and sources were added.",
                 "Add sources before the first one ends, or start a new run.",
             )
         assert isinstance(before.source, Mixture)

@@ -38,7 +38,6 @@ def as_dealt(config: LaneConfig, fingerprint: Mapping[str, Any]) -> LaneConfig:
         raise StateError(
             f"The state's lanes were dealt by revision {saved.get('revision', 1)!r:.20} of the "
             f"rule, and this streampack deals by revision {REVISION}.",
-            "Lanes would get other documents than were to follow.",
             "Go on with the version of streampack that saved the state, or start a new run.",
         )
     return replace(config, dealing=_saved_rule(saved, config))

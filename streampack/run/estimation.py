@@ -64,8 +64,8 @@ def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArr
     if source.once:
         raise ConfigError(
             "The source can be read only once, and the packer measures shares on a sample.",
-            "The sample's documents would be missing from the run.",
             "Pass the packer shares=, or a source that can be read again.",
+            setting="shares",
         )
     lanes = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
     share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)

@@ -95,9 +95,7 @@ def explain(
     lengths = sample_lengths(config, documents=documents)
     if not len(lengths) or not lengths.any():
         raise ConfigError(
-            "The sample holds no token.",
-            "There is nothing to explain.",
-            "Check the path and the name of the column that is read.",
+            "The sample holds no token.", "Check the path and the name of the column that is read."
         )
     packed = stream_plan(lengths, config.packer, config.window, batch_tokens=config.batch_tokens)
     found = forecast(config, topology)

@@ -62,8 +62,8 @@ def changed_fields(
     if not named or not set(allow) <= set(CHANGEABLE):
         raise StateError(
             f"allow is {allow!r}.",
-            "Only some settings can change while a run goes on.",
             f"Use a set of names from {', '.join(CHANGEABLE)}.",
+            setting="allow",
         )
     before, now = dict(_flat(saved)), dict(_flat(current))
     # Of "dealing" what was saved is kept; where that cannot be, another field differs.
@@ -79,8 +79,8 @@ def changed_fields(
             raise StateError(
                 f"`{name}` was {_shown(before, name)} when the state was saved and is "
                 f"{_shown(now, name)} now.",
-                "The batches after the state would not be those that were to follow.",
                 _JOINED if joined else _remedy(field, differing.values()),
+                setting=name,
             )
     return sorted(set(differing.values()))
 

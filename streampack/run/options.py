@@ -41,10 +41,10 @@ def choose_packer(
     if (seq_len is None) == (packer is None):
         raise ConfigError(
             f"seq_len is {seq_len!r} and packer is {packer!r:.200}.",
-            "The row length must come from one of them.",
             "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048)."
             if packer is None
             else "Leave out seq_len=.",
+            setting="seq_len",
         )
     if packer is None:
         usual = _usual_packer(seq_len or 0, order, source)
@@ -59,9 +59,10 @@ def choose_packer(
         )
     if order is not None and not packer.keeps_order:
         raise ConfigError(
-            f"{type(packer).__name__} puts documents into rows by their lengths.",
-            f"What {type(order).__name__} puts side by side would be torn apart again.",
+            f"{type(packer).__name__} puts documents into rows by their lengths, "
+            f"which tears apart what {type(order).__name__} puts side by side.",
             f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
+            setting="order",
         )
     return _of_groups(packer) if source.grouped else packer
 
@@ -72,19 +73,18 @@ def _usual_packer(seq_len: int, order: DocumentOrder | None, source: Source) -> 
         return BestFitDecreasing(seq_len=seq_len, overflow="drop")
     if len({part.overflow for part in sources_of(source)}) > 1:
         raise ConfigError(
-            "The mixture has conversations, which are truncated if they are longer than a row, and "
-            "documents that are split.",
-            "One rule holds for all.",
+            "The mixture has conversations, which are truncated, and documents, which are split.",
             f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
             '"truncate" or "drop".',
+            setting="packer",
         )
     if order is None:
         return BestFitDecreasing(seq_len=seq_len, overflow=source.overflow)
     if source.overflow != "split":
         raise ConfigError(
             f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
-            f"The documents of {source.kind} are not cut unless you say so.",
             f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
+            setting="order",
         )
     return Concat(seq_len=seq_len)
 
@@ -107,16 +107,15 @@ def check_balance(attention: str, packer: Packer) -> Balance | None:
     Raises:
         ConfigError: it or `attention` is unknown, or there is nothing to be balanced.
     """
-    one_of("attention", attention, ["document", "row"], "It decides where attention segments end.")
+    one_of("attention", attention, ["document", "row"])
     if packer.balance is None:
         return None
-    consequence = "It says which work is to be equal on all ranks."
-    one_of("balance", packer.balance, ["attention"], consequence)
+    one_of("balance", packer.balance, ["attention"])
     if attention == "row":
         raise ConfigError(
-            'The packer has balance="attention", and attention is "row".',
-            "Every row is one attention segment of the same length, so all batches cost the same.",
+            'The packer has balance="attention", and attention is "row": all rows cost the same.',
             "Leave out balance=.",
+            setting="balance",
         )
     return Balance()
 
@@ -127,8 +126,8 @@ def check_eos(packer: Packer, row_format: RowFormat) -> None:
         raise ConfigError(
             f"{type(packer).__name__} ends pieces of long documents with an EOS, and its id is "
             "unknown.",
-            "Pieces would look like whole documents.",
             "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
+            setting="token_rules",
         )
 
 
@@ -153,28 +152,25 @@ def tokens_per_batch(batch_size: int | None, packer: Packer) -> int:
             raise ConfigError(
                 f"batch_size is {batch_size!r}, and the packer has "
                 f"batch_tokens={packer.batch_tokens}.",
-                "The size of a batch would be ambiguous.",
                 "Leave out one of them.",
+                setting="batch_size",
             )
         return packer.batch_tokens
-    whole = "A batch is a whole number of rows, and its boundaries are numbers of 31 bits."
     most = ((1 << 31) - 1) // longest
     default = min(BATCH_ROWS, most) if len(packer.seq_lens) == 1 else 1
     rows = default if batch_size is None else batch_size
-    return whole_number("batch_size", rows, whole, most=most) * longest
+    return whole_number("batch_size", rows, most=most) * longest
 
 
 def checked_counts(
     seed: int, epochs: int | None, lanes: int | None
 ) -> tuple[int, int | None, int | None]:
     """The same as plain integers; raises `ConfigError` where they are none, or mean nothing."""
-    passes = "It is the number of passes over the source."
-    seed = whole_number("seed", seed, "Random decisions start from it.", least=None)
+    seed = whole_number("seed", seed, least=None)
     if epochs is not None:
-        epochs = whole_number("epochs", epochs, passes, otherwise="or None (endless)")
+        epochs = whole_number("epochs", epochs, otherwise="or None (endless)")
     if lanes is not None:
-        divided = "A run is divided among its lanes, and its state names each of them."
-        lanes = whole_number("lanes", lanes, divided, most=MOST_LANES, otherwise="or None (chosen)")
+        lanes = whole_number("lanes", lanes, most=MOST_LANES, otherwise="or None (chosen)")
     return seed, epochs, lanes
 
 
@@ -183,27 +179,26 @@ def check_switches(**switches: Any) -> None:
     for name, value in switches.items():
         if not isinstance(value, (bool, np.bool_)):
             raise ConfigError(
-                f"{name} is {value!r:.80}.", "It is on or off.", f"Pass {name}=True or False."
+                f"{name} is {value!r:.80}.", f"Pass {name}=True or False.", setting=name
             )
 
 
-_OTHER = "It is of another kind."
 #: Of arguments that are objects of ours: their kind, what another means, and what to pass.
-_KINDS: dict[str, tuple[type, str, str]] = {
-    "order": (DocumentOrder, _OTHER, "SimilarityOrder() or what has the same attributes"),
-    "token_rules": (TokenRules, _OTHER, "TokenRules(...)"),
-    "topology": (Topology, _OTHER, "Topology(rank, world_size)"),
-    "window": (WindowConfig, _OTHER, "WindowConfig(...)"),
+_KINDS: dict[str, tuple[type, str]] = {
+    "order": (DocumentOrder, "SimilarityOrder() or what has the same attributes"),
+    "token_rules": (TokenRules, "TokenRules(...)"),
+    "topology": (Topology, "Topology(rank, world_size)"),
+    "window": (WindowConfig, "WindowConfig(...)"),
 }
 
 
 def check_kinds(**given: Any) -> None:
     """Raise `ConfigError` unless each is None or of the kind that its name asks for."""
     for name, value in given.items():
-        kind, consequence, example = _KINDS[name]
+        kind, example = _KINDS[name]
         if value is not None and not isinstance(value, kind):
             remedy = f"Pass {name}={example}, or leave it out."
-            raise ConfigError(f"{name} is {value!r:.80}.", consequence, remedy)
+            raise ConfigError(f"{name} is {value!r:.80}.", remedy, setting=name)
 
 
 def say_unread(source: Source) -> None:
@@ -247,16 +242,16 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
     elif texts:
         raise ConfigError(
             "The source gives texts, and there is no tokenizer.",
-            "Only token ids can be packed.",
             "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
             "tokenizer).",
+            setting="tokenizer",
         )
     rule = rules.eos or "as-is"
     if ids and rule != "as-is" and eos_id is None:
         raise ConfigError(
             f'eos is "{rule}", and the id is unknown.',
-            "There is nothing to append.",
             "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
+            setting="token_rules",
         )
     preparation = Preparation(
         tokenizers=tuple(

@@ -99,8 +99,8 @@ def measured(config: LaneConfig) -> LaneConfig:
     if config.source.once:
         raise ConfigError(
             "The source can be read only once, and a balance measures on a sample what rows cost.",
-            "The sample's documents would be missing from the run.",
             "Leave out balance=, or pass a source that can be read again.",
+            setting="balance",
         )
     balance = measure_balance(
         sample_lengths(config), config.packer, config.window, batch_tokens=config.batch_tokens

@@ -67,8 +67,8 @@ def _usable(device: torch.device | str) -> torch.device:
         reason = lines[0].split(". ")[0].rstrip(".")  # torch may go on to list all it was built of
         raise ConfigError(
             f"device is {device!r}, and torch says: {reason}.",
-            "No batch can be copied there.",
             'Use a device that this process has, for example "cpu" or "cuda:0".',
+            setting="device",
         ) from error
 
 
@@ -100,7 +100,6 @@ class Prefetcher:
         if self._ended:
             raise StateError(
                 "The loader was iterated again, or given a state, while this iterator was in use.",
-                "Two iterators would share one place in the stream.",
                 "Use one iterator at a time, or one loader for each.",
             )
         missing = count - len(self._got)

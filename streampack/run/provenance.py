@@ -55,8 +55,8 @@ def locate(source: Source, batch: Any) -> list[Piece]:
     if provenance is None:
         raise ConfigError(
             "The batch has no provenance.",
-            "Its documents cannot be named.",
             "Pass provenance=True to the dataset.",
+            setting="provenance",
         )
     members = sources_of(source)
     names = list(source.sources) if isinstance(source, Mixture) else [None]
@@ -66,7 +66,6 @@ def locate(source: Source, batch: Any) -> list[Piece]:
         if not 0 <= number < len(members):
             raise ConfigError(
                 f"A piece is of source number {number}, and there are {len(members)}.",
-                "It is of another dataset.",
                 "Ask the dataset that made the batch.",
             )
         if (number, shard) not in shards:
@@ -79,18 +78,16 @@ def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
     """The whole document that a piece is of, as its shard holds it; see `PackedDataset.text_of`."""
     if not isinstance(piece, Piece):
         raise ConfigError(
-            f"The piece is {piece!r:.80}.",
-            "It names no document.",
-            "Pass one of those that dataset.locate(batch) returns.",
+            f"The piece is {piece!r:.80}.", "Pass one of those that dataset.locate(batch) returns."
         )
     found = source.sources.get(str(piece.source)) if isinstance(source, Mixture) else source
     found = found and found.inner
     if not isinstance(found, ShardedSource) or piece.shard not in found.manifest.paths:
         raise ConfigError(
             f"The piece is of {piece.shard!r}, which is no file of the dataset's source.",
-            "Its document cannot be read again.",
             "Ask the dataset that made the batch; for what comes from an iterable there is "
             "batch.decode(number, tokenizer).",
+            path=piece.shard,
         )
     shard = found.manifest.paths.index(piece.shard)
     weight = int(found.manifest.weights[shard])
@@ -106,8 +103,8 @@ def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
         return decoder(tokenizer)(document.document(0).astype(np.int64))
     raise ConfigError(
         f"{piece.shard} has no document {piece.index}.",
-        "It is not the file that the batch was made from.",
         "Ask for it beside the files as they were.",
+        path=piece.shard,
     )
 
 

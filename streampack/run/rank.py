@@ -202,15 +202,15 @@ class RankRun:
         given = {"filter": hooks.filter, "map": hooks.map}
         named = [f'the {kind} "{hook.name}"' for kind, hook in given.items() if hook is not None]
         fact = "The run has ended, and no batch held a document."
-        consequence = (
-            f"Documents may all have been dropped by {' and '.join(named)}."
+        remedy = (
+            f"Look at what {' and '.join(named)} {'return' if named[1:] else 'returns'}."
             if named
-            else "The source has none, or all were empty, skipped or longer than rows may be."
+            else "Look whether all are empty, skipped or longer than rows may be."
         )
-        remedy = "Look at what they return for a few documents, and at loader.metrics()."
         if named and self.plan.topology.world_size == 1:
-            raise ConfigError(fact, consequence, remedy)
-        logger.warning("%s %s %s", fact, consequence, remedy)
+            setting = next(kind for kind, hook in given.items() if hook is not None)
+            raise ConfigError(fact, remedy, setting=setting)
+        logger.warning("%s %s", fact, remedy)
 
     def _is_apart(self) -> bool:
         """Whether there are other ranks, and nothing connects this one with them."""
@@ -328,7 +328,6 @@ class RankRun:
                 return state.as_dict()
         raise StateError(
             f"Batch {self._number(after)} is not one of the last {len(self._recent)} of the loop.",
-            "The state after it is not known.",
             f"Ask for the state after one of the last {REMEMBERED} batches of this loader.",
         )
 

@@ -95,8 +95,6 @@ class RunState:
             raise StateError(
                 f"The state holds {held}; rank {topology.rank} "
                 f"of {topology.world_size} also needs {_named(missing)}.",
-                "It is another rank's, was saved with another number of ranks, or its ranks share "
-                "lanes.",
                 "Load the state that this rank saved, or that of all ranks together, which "
                 "`merge_states` makes.",
             )
@@ -198,15 +196,10 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if isinstance(states, Mapping):
         raise StateError(
             "One state was passed.",
-            "It takes those of all ranks.",
             "Pass a list of them, merge_states([state]); or load the state of one rank as it is.",
         )
     if not states:
-        raise StateError(
-            "There are no states to merge.",
-            "There is no place to go on from.",
-            "Pass the states that the ranks saved.",
-        )
+        raise StateError("There are no states to merge.", "Pass the states that the ranks saved.")
     lanes: dict[int, LaneState] = {}
     first = states[0]
     for number, state in enumerate(states):
@@ -218,14 +211,12 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 raise StateError(
                     f"`{name}` is {first[name]} in the first state and {state[name]} in number "
                     f"{number + 1}.",
-                    "They were not saved after the same step.",
                     "Merge what all ranks saved in one checkpoint.",
                 )
         twice = [int(lane) for lane in state["lanes"] if int(lane) in lanes]
         if twice:
             raise StateError(
                 f"Lanes {_named(twice)} are in state number {number + 1} and in one before it.",
-                "A rank's state was passed twice, or the states are of different topologies.",
                 "Pass one state of every data-parallel rank.",
             )
         lanes |= {int(lane): state["lanes"][lane] for lane in state["lanes"]}
@@ -233,7 +224,6 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if missing:
         raise StateError(
             f"Lanes {_named(missing)} are in none of the {len(states)} states.",
-            "Their documents would be lost.",
             "Pass the states of all ranks.",
         )
     merged = {str(lane): lanes[lane] for lane in sorted(lanes)}
@@ -248,28 +238,22 @@ def check_state(state: Mapping[str, Any]) -> None:
     """Raise `StateError` unless this version saved the state, and nothing changed it since."""
     if not isinstance(state, Mapping):
         raise StateError(
-            f"The state is {type_in_words(state)}.",
-            "It is not what streampack saved.",
-            "Pass what `state_dict()` returned.",
+            f"The state is {type_in_words(state)}.", "Pass what `state_dict()` returned."
         )
     version = state.get("version")
     if isinstance(version, int) and version != VERSION:
         raise StateError(
             f"The state has version {version}, this streampack reads version {VERSION}.",
-            "The two are written differently, so the run's place cannot be read from it.",
             "Go on with the version of streampack that saved the state, or start a new run.",
         )
     missing = set(_FIELDS) - set(state)
     if missing:
         raise StateError(
-            f"The state lacks {', '.join(sorted(missing))}.",
-            "It is not a streampack state, or only a part of one.",
-            "Pass what `state_dict()` returned.",
+            f"The state lacks {', '.join(sorted(missing))}.", "Pass what `state_dict()` returned."
         )
     if checksum(state) != state["checksum"]:
         raise StateError(
             "The state does not add up to its checksum.",
-            "It is not what streampack saved.",
             "Pass what `state_dict()` returned, unchanged.",
         )
 
@@ -338,7 +322,6 @@ class DistributedState:
         except (ValueError, RecursionError) as error:
             raise StateError(
                 f"The checkpoint's entry for the data is {text!r:.80}.",
-                "It is not what streampack saved.",
                 "Load a checkpoint that was saved with DistributedState under the same name.",
             ) from error
         self._loader.load_state_dict(saved, allow=allow)

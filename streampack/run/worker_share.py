@@ -127,8 +127,6 @@ class WorkerShare(Iterator[PackedBatch]):
         if shared > 1:
             raise StateError(
                 f"{shared} ranks run each of the {self._plan.config.lanes} lanes.",
-                "A DataLoader's worker does not know where the lanes of a batch that another rank "
-                "takes stand.",
                 "Use PackedLoader(dataset, num_workers=...) and its state, or a number of ranks "
                 "that divides the lanes.",
             )
@@ -152,7 +150,6 @@ class WorkerShare(Iterator[PackedBatch]):
                 raise StateError(
                     f"The loader's state has {name} {state.get(name)!r:.80}, and here it is "
                     f"{value}.",
-                    "A StatefulDataLoader goes on with the ranks and workers it was saved with.",
                     "Keep their numbers, or load `extract_state` of it into a PackedDataset or "
                     "PackedLoader, with `merge_states` over all ranks.",
                 )
@@ -184,11 +181,7 @@ def run_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def damaged_loader(fact: str) -> StateError:
     """The error for what no `StatefulDataLoader` over a `PackedDataset` can have saved."""
-    return StateError(
-        fact,
-        "It is not the state of a StatefulDataLoader over a PackedDataset.",
-        "Pass what `StatefulDataLoader.state_dict()` returned, unchanged.",
-    )
+    return StateError(fact, "Pass what `StatefulDataLoader.state_dict()` returned, unchanged.")
 
 
 def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,9 +200,8 @@ def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
     if missing:
         raise StateError(
             f"The state is as of {missing} batches before the last one that the loop took.",
-            "With snapshot_every_n_steps above 1, StatefulDataLoader saves older states and makes "
-            "those batches again itself; going on elsewhere would give them twice.",
             "Use snapshot_every_n_steps=1, or save after a step that it divides.",
+            setting="snapshot_every_n_steps",
         )
     workers = [_iterator_state(worker) for worker in _workers(state)]
     first = workers[0]
@@ -268,7 +260,7 @@ def _next_batch(
     if max(going) - min(going) >= ranks * count:
         raise StateError(
             f"The next batches of the workers are {coming} of the run.",
-            "A loop that takes them in turn is not there.",
             "Use in_order=True, and pass what `StatefulDataLoader.state_dict()` returned.",
+            setting="in_order",
         )
     return int(min(going))

@@ -218,6 +218,7 @@ class _Receiver:
                 raise WorkerError(
                     f"Workers gave nothing for {timeout_s:g} s.",
                     remedy="Look at storage and tokenizer, or raise timeout.",
+                    setting="timeout",
                 ) from None
             if isinstance(received, BaseException):
                 raise received
@@ -299,6 +300,7 @@ class _Receiver:
                 f"The dataset cannot be sent to a worker process: {error}.",
                 remedy="Define hooks and factories at the top level of a module, or pass "
                 'multiprocessing_context="fork".',
+                setting="multiprocessing_context",
             ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)

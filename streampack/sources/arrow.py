@@ -153,8 +153,8 @@ class Arrow(Parquet):
                 folder = info.path.rpartition("/")[0]
                 raise ConfigError(
                     f"{shown(folder)} holds the splits of a dataset.",
-                    "A run reads one split.",
                     f'Pass its folder, for example "{shown(folder)}/train".',
+                    path=shown(folder),
                 )
         seen = infos[:: -(-len(infos) // MOST_FOOTERS)]
         schemas = {
@@ -163,8 +163,8 @@ class Arrow(Parquet):
         if not schemas:
             raise ConfigError(
                 f"{shown(seen[0].path)} is not an Arrow file (IPC, or Feather version 2).",
-                f"None of the {len(seen)} files that were checked can be read.",
                 "Check the path, and that the files are complete.",
+                path=shown(seen[0].path),
             )
         path, first = next(iter(schemas.items()))
         self.fields = self.fields.found_in(kinds_of(first), shown(path))

@@ -61,13 +61,13 @@ class Reading:
         for name in ("open_shards", "block_documents", "block_bytes", "max_document_bytes"):
             value = getattr(self, name)
             if value is not None or name in ("open_shards", "block_bytes"):
-                checked = whole_number(name, value, "A lane could not read a document.")
+                checked = whole_number(name, value)
                 object.__setattr__(self, name, checked)
         if not isinstance(self.shuffle_blocks, bool):
             raise ConfigError(
                 f"shuffle_blocks is {self.shuffle_blocks!r}.",
-                "It decides whether documents are shuffled inside a block.",
                 "Pass True or False.",
+                setting="shuffle_blocks",
             )
 
     @property
@@ -109,8 +109,8 @@ def checked_reading(reading: Reading | None) -> Reading:
     if not isinstance(reading, Reading):
         raise ConfigError(
             f"reading is {reading!r:.200}.",
-            "It says how many shards a lane reads at once, and how much of each at a time.",
             "Pass sources.Reading(open_shards=2), or leave it out.",
+            setting="reading",
         )
     return reading
 
@@ -228,7 +228,6 @@ class Source(ABC):
         shard: int,
         index: int,
         reason: str,
-        consequence: str = "It cannot be read as a document.",
         remedy: str = 'Repair it, or leave such documents out with on_error="skip" (--on-error).',
     ) -> ContentError:
         """The error for a document that cannot be used.
@@ -237,15 +236,12 @@ class Source(ABC):
             shard: of its origin.
             index: of its origin.
             reason: ends the sentence that begins with the document's name: "is not UTF-8".
-            consequence: of the error.
             remedy: of the error.
         """
         name = self.document_name(make_origin(shard, np.array([index], dtype=np.int64))[0])
         fact = f"{name[0].upper()}{name[1:]} {reason}."
         setting = "max_document_bytes" if "max_document_bytes" in reason else None
-        return ContentError(
-            fact, consequence, remedy, shard=shard, index=index, setting=setting, document=name
-        )
+        return ContentError(fact, remedy, shard=shard, index=index, setting=setting, document=name)
 
     def report_broken(
         self, origin: NDArray[np.void], problems: Mapping[int, str], skips: Skips
@@ -276,11 +272,7 @@ class Source(ABC):
             origin = texts.origin[i]
             skips.handle(
                 self.broken_document(
-                    int(origin["shard"]),
-                    int(origin["index"]),
-                    too_long(size, limit),
-                    "Encoding a text takes 50 to 400 times its size in memory.",
-                    TOO_LONG_REMEDY,
+                    int(origin["shard"]), int(origin["index"]), too_long(size, limit)
                 )
             )
         return texts.take(np.flatnonzero(~np.isin(np.arange(len(texts)), [*long])))

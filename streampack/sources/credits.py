@@ -224,15 +224,15 @@ def checked_weights(
     if not understood:
         raise ConfigError(
             f"weights is {weights!r:.200}.",
-            "It does not say which share of the tokens each source has.",
             "Pass a dict of numbers by name, or pairs (tokens of the run, such a dict).",
+            setting="weights",
         )
     places = [at for at, _ in pairs]
     if not places or places[0] != 0 or any(a >= b for a, b in pairwise(places)):
         raise ConfigError(
             f"The weights are given at {places} tokens of the run.",
-            "Places must begin at 0 and ascend.",
             "Begin with (0, {...}), and name each later place once.",
+            setting="weights",
         )
     return [(int(at), _weights(at, given, names)) for at, given in pairs]
 
@@ -249,15 +249,15 @@ def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
                 if found
             )
             + ".",
-            f"The sources are {', '.join(names)}.",
             "Give every source a weight, 0 for none.",
+            setting="weights",
         )
     values = [given[name] for name in names]
     if not all(math.isfinite(value) and value >= 0 for value in values) or not any(values):
         raise ConfigError(
             f"The weights at {at} tokens are {dict(given)}.",
-            "They cannot be shares.",
             "Use finite numbers, none negative and not all 0.",
+            setting="weights",
         )
     return [Fraction(value) for value in values]
 

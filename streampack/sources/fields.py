@@ -224,8 +224,8 @@ class Fields:
         if text is not None and tokens is not None:
             raise ConfigError(
                 f"Both text={text!r} and tokens={tokens!r} are given.",
-                "A document is read from one field.",
                 "Pass one of them.",
+                setting="tokens",
             )
         document = default if text is None else text
         if tokens is None and document == "":
@@ -302,9 +302,9 @@ class Fields:
             if name in names and self.tokenized:
                 raise ConfigError(
                     f'{where} has "{name}" beside the token ids, and the first file has not.',
-                    "Its tokens would be learnt whatever that says.",
                     "Give it to all of them, or make them two sources of a Mixture; loss_mask=[] "
                     '(--loss-mask "") reads none.',
+                    setting="loss_mask",
                 )
 
     @property
@@ -340,17 +340,13 @@ def named_masks(loss_mask: str | Sequence[str] | None) -> tuple[str, ...]:
 def unknown_document(found: Sequence[str], names: Collection[str], where: str) -> ConfigError:
     """The error for records of these names, where several or none may be the documents."""
     there = ", ".join(f'"{name}"' for name in list(names)[:30]) or "(none)"
-    several = f"Both {' and '.join(map(repr, found))} may be the documents."
     chats = chat_fields(names)
     name = next(iter(found or names), "name")
-    remedy = f"ame one: sources.open(data, text={name!r}), or tokens= (--text, --tokens)."
-    none = "None of them is known to hold the documents."
+    remedy = f"sources.open(data, text={name!r}), or tokens= (--text, --tokens)."
     if chats and not found:
-        none = f'With "{chats[0]}" they are what sources.Chat reads.'
-        remedy = f"Pass sources.Chat(data), or n{remedy}"
-    else:
-        remedy = f"N{remedy}"
-    return ConfigError(f"{where} has the fields {there}.", several if found else none, remedy)
+        remedy = f"sources.Chat(data) for conversations, or {remedy}"
+    which = f", and {' and '.join(map(repr, found))} may be the documents" if found else ""
+    return ConfigError(f"{where} has the fields {there}{which}.", f"Pass {remedy}", setting="text")
 
 
 def chat_fields(names: Collection[str]) -> list[str]:
@@ -362,6 +358,6 @@ def chat_fields(names: Collection[str]) -> list[str]:
 def _mask_of_text(loss_mask: Any) -> ConfigError:
     return ConfigError(
         f"loss_mask={loss_mask!r} is given without tokens.",
-        "A loss mask has one value per token id, and text has no token ids yet.",
         "Pass tokens=, or leave loss_mask= out.",
+        setting="loss_mask",
     )

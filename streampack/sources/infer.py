@@ -153,7 +153,6 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Any]) -> An
         raise ConfigError(
             f"{_words(paths)} names files of {len(first)} kinds that can be read here "
             f"({shown_files}).",
-            "A source has one format.",
             'Use a pattern that names one kind, such as "folder/*.jsonl", or a sources.Mixture of '
             "several sources.",
         )
@@ -272,8 +271,8 @@ def _refuse_others(source: Any, given: Mapping[str, Any], takes: Collection[str]
         if name not in takes:
             raise ConfigError(
                 f"{name}={given[name]!r:.80} was given, and the source is {kind_name(source)}.",
-                f"What it takes is {', '.join(takes) or 'given where it is made'}.",
                 f"Leave {name} out.",
+                setting=name,
             )
 
 
@@ -288,7 +287,6 @@ def _names_files(items: Sequence[Any]) -> bool:
     if mixed:
         raise ConfigError(
             f"The source is a list, and {str(mixed[0])!r:.200} in it is a corpus by itself.",
-            "A list holds paths of one corpus, or documents.",
             "Pass paths only, or sources.Mixture({name: source, ...}, weights={...}).",
         )
     return False

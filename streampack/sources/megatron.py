@@ -244,7 +244,7 @@ def _partner(path: str) -> str:
     if ending not in _PARTNER:
         raise ConfigError(
             f"{shown(path)} is neither a .bin nor a .idx.",
-            "A dataset of Megatron-LM has one of each.",
             "Name either of them, or the prefix that both share.",
+            path=shown(path),
         )
     return path[:-4] + _PARTNER[ending]

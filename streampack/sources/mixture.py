@@ -75,8 +75,8 @@ class Mixture(Source):
             if isinstance(source, Mixture):
                 raise ConfigError(
                     f'The source "{name}" is a Mixture itself.',
-                    "Shares of shares are not kept.",
                     "Name all sources in one Mixture, with the products of their weights.",
+                    setting="sources",
                 )
         _check_choices(at_end, transition, temperature, weights)
         self.transition = transition
@@ -85,11 +85,7 @@ class Mixture(Source):
         self._shares: TokenShares | None = None
         self._epochs = _check_epochs(epochs, list(self.sources))
         self.at_end = at_end
-        self.quantum_documents = whole_number(
-            "quantum_documents",
-            quantum_documents,
-            "It is the number of documents that are drawn from a source at once.",
-        )
+        self.quantum_documents = whole_number("quantum_documents", quantum_documents)
         members = self.sources.values()
         self.tokenized = all(source.tokenized for source in members)
         overflows = {source.overflow for source in members}
@@ -122,8 +118,8 @@ class Mixture(Source):
                 raise ConfigError(
                     f'The size of the source "{name}" ({source.kind}) is '
                     f"{'unknown' if size is None else size}.",
-                    "Shares cannot be computed from sizes.",
                     "Pass weights=, one for every source.",
+                    setting="weights",
                 )
             sizes.append(size)
         return sizes
@@ -140,22 +136,22 @@ class Mixture(Source):
         if epochs is None and None not in each:
             raise ConfigError(
                 "The run is endless (epochs=None), and every source of the mixture ends.",
-                "The run would end with them.",
                 "Leave out epochs= of the dataset, or make a source endless.",
+                setting="epochs",
             )
         if epochs is not None and all(passes is None for passes in each):
             raise ConfigError(
                 f"The run has epochs={epochs}, and every source of the mixture is endless.",
-                "It would never end.",
                 "Pass epochs=None to the dataset for an endless run, or give a source its epochs.",
+                setting="epochs",
             )
         last = self.shares.knots[-1][1]
         for name, passes, share in zip(self.sources, each, last, strict=True):
             if epochs is not None and passes is not None and not share:
                 raise ConfigError(
                     f'The source "{name}" ends, but its weight comes to 0, and others are endless.',
-                    "The run would never reach its end.",
                     "Give it a weight above 0 to the end, make it endless too, or leave it out.",
+                    setting="weights",
                 )
 
     # ------------------------------------------------------------------ as a source
@@ -177,7 +173,6 @@ class Mixture(Source):
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
         raise ConfigError(
             "A Mixture itself cannot be read.",
-            "Its sources are mixed by tokens, which are counted after they are tokenized.",
             "Pass it to PackedDataset, or read its `sources` one by one.",
         )
 
@@ -186,9 +181,7 @@ class Mixture(Source):
             try:
                 source.check_lanes(n, seed=source_seed(seed, number), shuffle=shuffle)
             except ConfigError as error:
-                raise ConfigError(
-                    f'In source "{name}": {error.fact}', error.consequence, error.remedy
-                ) from error
+                raise ConfigError(f'In source "{name}": {error.fact}', error.remedy) from error
 
     def max_lanes(self) -> int | None:
         most = [source.max_lanes() for source in self.sources.values()]
@@ -247,7 +240,6 @@ def earlier_mixture(
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise StateError(
             f"The state was saved with the source {dict(saved)!r:.200}, and now it is a Mixture.",
-            "The first source of the Mixture is another one, so it is unknown what was added.",
             "Name the source of the state first, as it was and with the files that it had, and the "
             "others after it.",
         ) from error
@@ -258,7 +250,6 @@ def earlier_mixture(
                 raise StateError(
                     f"`source.sources.{name}.{field}` was {before!r:.200} when the state was saved "
                     f"and is {value!r:.200} now.",
-                    "Its documents in the window could not be read again.",
                     "Leave the sources of the state as they were, in their order, and add new ones "
                     "after them.",
                 )
@@ -281,40 +272,36 @@ def _check_sources(sources: Any) -> None:
     if not isinstance(sources, Mapping) or not sources:
         raise ConfigError(
             f"The sources of a Mixture are {sources!r:.80}.",
-            "There must be at least one, and each must have a name.",
             'Pass a dict: Mixture({"web": ..., "code": ...}, weights={"web": 0.7, "code": 0.3}).',
+            setting="sources",
         )
     for name in sources:
         if not isinstance(name, str) or not name:
             raise ConfigError(
-                f"A source of the mixture is named {name!r}.",
-                "States and messages use the name.",
-                "Use a string.",
+                f"A source of the mixture is named {name!r}.", "Use a string.", setting="sources"
             )
 
 
 def _check_choices(at_end: str, transition: str, temperature: Any, weights: Any) -> None:
     if at_end not in ("share", "stop"):
-        raise ConfigError(
-            f"at_end is {at_end!r}.",
-            "It decides what happens in a lane when a source ends there.",
-            'Use "share" or "stop".',
-        )
+        raise ConfigError(f"at_end is {at_end!r}.", 'Use "share" or "stop".', setting="at_end")
     if transition not in ("step", "linear"):
-        raise ConfigError(f"transition is {transition!r}.", remedy='Use "step" or "linear".')
+        raise ConfigError(
+            f"transition is {transition!r}.", remedy='Use "step" or "linear".', setting="transition"
+        )
     if temperature is None:
         return
     if weights is not None:
         raise ConfigError(
             f"temperature is {temperature!r}, and there are weights.",
-            "Shares are made from one of them.",
             "Leave out the other.",
+            setting="temperature",
         )
     if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
         raise ConfigError(
             f"temperature is {temperature!r}.",
-            "Sizes are raised to the power of 1 / temperature.",
             "Use a positive number: 1 is proportional to size, more is more even.",
+            setting="temperature",
         )
 
 
@@ -327,23 +314,18 @@ def _check_epochs(
     if not isinstance(epochs, Mapping):
         raise ConfigError(
             f"epochs of the Mixture is {epochs!r:.80}.",
-            "It does not say of which source it is the number of passes.",
             f'Pass a dict by name, epochs={{"{names[0]}": 2}}; for all sources, '
             "PackedDataset(mixture, epochs=2).",
+            setting="epochs",
         )
     for name, passes in epochs.items():
         if name not in names:
             raise ConfigError(
                 f'epochs names "{name}", which is no source of the mixture.',
-                "The number of passes belongs to no source.",
                 f"The sources are {', '.join(names)}.",
+                setting="epochs",
             )
         if passes is not None:
-            passes = whole_number(
-                f'epochs of "{name}"',
-                passes,
-                "There would be nothing to read.",
-                otherwise="or None (endless)",
-            )
+            passes = whole_number(f'epochs["{name}"]', passes, otherwise="or None (endless)")
         checked[name] = passes
     return checked

@@ -38,8 +38,8 @@ def integer_kind(dtype: DTypeLike, argument: str = "dtype") -> int:
             return kind
     raise ConfigError(
         f"{argument} is {dtype!r}.",
-        "Token ids are stored as little-endian integers.",
         "Pass one of " + ", ".join(known.name for known in INTEGER_DTYPES.values()) + ".",
+        setting=argument,
     )
 
 

@@ -132,8 +132,8 @@ class ShardedSource(Source):
                 raise StateError(
                     f"{shown(listed.path)} has {size} bytes and had {listed.num_bytes} when it was "
                     "listed.",
-                    "Positions in it would name other documents than before.",
                     "Leave shards as they are during a run; start a new run for changed data.",
+                    path=shown(listed.path),
                 )
             yield file
 
@@ -145,21 +145,14 @@ class ShardedSource(Source):
             what: a clause that says what is wrong: "it has 7 bytes and its index says 9".
             index: of the first document that cannot be read.
         """
-        listed = self.manifest.details.get("documents")
-        count = 0 if listed is None else int(listed[shard])
-        if not index:
-            lost = f"None of its {count} documents can" if count else "None of it can"
-        else:
-            most = f"Up to {count - index} of its {count} documents"
-            lost = f"{most} cannot" if count > index else "The rest of its documents cannot"
         return ContentError(
             f"{shown(self.manifest.paths[shard])} is broken: {what}.",
-            f"{lost} be read.",
             "Write or download the shard again, or skip what is broken with "
             'on_error="skip" (--on-error).',
             shard=shard,
             index=index,
             rest_of_shard=True,
+            path=shown(self.manifest.paths[shard]),
         )
 
     def with_fields(self, types: FieldTypes) -> ShardedSource:
@@ -176,7 +169,6 @@ class ShardedSource(Source):
             if len(manifest) == 0 or manifest.weight == 0:
                 raise ConfigError(
                     f"{self.kind} found {len(manifest)} shards and no document in them.",
-                    "There is nothing to stream.",
                     "Check the path or pattern, and that the shards are complete.",
                 )
             self._manifest = manifest

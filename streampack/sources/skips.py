@@ -32,9 +32,7 @@ class Skips:
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
             raise ConfigError(
-                f'on_error is "{self.on_error}".',
-                "It decides what happens to broken documents and shards.",
-                'Use "raise" or "skip".',
+                f'on_error is "{self.on_error}".', 'Use "raise" or "skip".', setting="on_error"
             )
 
     @property
@@ -58,9 +56,8 @@ class Skips:
             raise error
         if self.count >= self.limit:
             raise ContentError(
-                f"{self.count} broken documents or shards were skipped in one lane, and now: "
-                f"{error.fact}",
-                'That is the limit for on_error="skip".',
+                f"{self.count} broken documents or shards were skipped in one lane, the "
+                f"limit, and now: {error.fact}",
                 "Repair the corpus, or raise the limit if so much may be lost.",
             ) from error
         self.count += 1
@@ -74,4 +71,4 @@ class Skips:
         so_far = f" ({count:,} so far in this lane)" if count > NAMED else ""
         if count == NAMED:
             so_far = "; further ones are counted (metrics: skipped), and few are named"
-        logger.warning("skipped: %s %s%s", error.fact, error.consequence, so_far)
+        logger.warning("skipped: %s%s", error.fact, so_far)

@@ -131,7 +131,6 @@ def table_of_ragged(tokens: Any, offsets: Any) -> pa.Table:
     except (TypeError, ValueError, RuntimeError) as error:  # of torch: bfloat16, another device
         raise ConfigError(
             f"The source is a pair of arrays that numpy does not take ({error}).",
-            "A pair is (tokens, offsets), both integers on the CPU.",
             "Pass the ids as the tokenizer gave them; floats have rounded some of them.",
         ) from error
     return pa.table({"tokens": _lists(ids, _checked(ids, bounds))})
@@ -159,7 +158,6 @@ def _checked(tokens: NDArray[Any], offsets: NDArray[Any]) -> NDArray[np.int64]:
     raise ConfigError(
         f"The source is a pair of arrays, {tokens.dtype} {tokens.shape} and {offsets.dtype} "
         f"{offsets.shape}, and the second does not hold the offsets of the first.",
-        "A pair is (tokens, offsets): N + 1 offsets ascend from 0 to the number of tokens.",
         "Correct them; if each array is one document, pass a list of both.",
     )
 

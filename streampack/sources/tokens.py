@@ -148,7 +148,7 @@ class Tokens(FlatSource):
             integer_kind(dtype)
         self.dtype = None if dtype is None else np.dtype(dtype).name
         if eos_id is not None:
-            eos_id = whole_number("eos_id", eos_id, "No document could end with it.", least=0)
+            eos_id = whole_number("eos_id", eos_id, least=0)
         self.eos_id = eos_id
 
     def list_shards(self) -> Manifest:
@@ -157,7 +157,6 @@ class Tokens(FlatSource):
         if len(set(indexed)) > 1:
             raise ConfigError(
                 f"{shown(infos[0].path)} and {shown(infos[-1].path)} are files of two kinds.",
-                "Those that end in .ds have an index, and the others do not.",
                 "Name files of one kind, or mix two sources with sources.Mixture.",
             )
         indexes: list[FileInfo | None] = [None] * len(infos)
@@ -180,14 +179,15 @@ class Tokens(FlatSource):
         if indexed:
             raise ConfigError(
                 f"eos_id is {self.eos_id}, and {shown(path)} has an index.",
-                "The index says where documents end.",
                 "Leave eos_id out.",
+                setting="eos_id",
             )
         dtype = "" if has_ending(path, (".npy",)) else ', dtype="uint16"'
         raise ConfigError(
             f"eos_id is not given for {shown(path)}.",
-            "Documents in it are found by the token that ends them.",
             f"Pass it: sources.Tokens({path!r}{dtype}, eos_id=50256), with yours.",
+            setting="eos_id",
+            path=shown(path),
         )
 
     def _look(self, info: FileInfo, index: FileInfo | None) -> tuple[int, int] | None:
@@ -202,8 +202,9 @@ class Tokens(FlatSource):
         if index is None and self.dtype is None and not says_it:
             raise ConfigError(
                 f"dtype is not given for {shown(info.path)}, which has no header.",
-                "How many bytes an id takes is unknown.",
                 'Pass it, for example dtype="uint16" or dtype="uint32".',
+                setting="dtype",
+                path=shown(info.path),
             )
         try:
             end = int.from_bytes(last, "little") if last else None

@@ -272,7 +272,6 @@ class Cache:
                     if tries == MOST_TRIES:
                         raise StorageError(
                             f"{entry.part} was removed {tries} times while it was downloaded.",
-                            "Remote shards are read through it.",
                             "Leave the cache directory alone for a while, and restart.",
                             path=str(entry.part),
                         ) from error
@@ -293,8 +292,9 @@ class Cache:
         except OSError as error:
             raise StorageError(
                 f"The cache directory {self.folder} cannot be used ({error}).",
-                "Remote shards are read through it.",
                 "Point `cache_dir` at a writable directory on a local disk.",
+                setting="cache_dir",
+                path=str(self.folder),
             ) from error
         assert lock is not None
         return lock

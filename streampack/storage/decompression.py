@@ -296,7 +296,6 @@ def _temporary(folder: Path | None) -> IO[bytes]:
 def _no_room(error: OSError) -> StorageError:
     return StorageError(
         f"Writing a temporary file failed: {error}.",
-        "Compressed shards are decompressed into one before they are read.",
         "Free some space, or let the storage's cache_dir (or TMPDIR) point where there is some.",
     )
 

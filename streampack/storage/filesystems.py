@@ -44,7 +44,6 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
     except ValueError as error:
         raise ConfigError(
             f"{protocol}:// cannot be opened: {error}.",
-            "The files cannot be reached.",
             "Use a local path or a URL that fsspec knows, such as s3://, https:// or gs://.",
         ) from error
     # fsspec shares instances between callers and keeps listings; both would hide changes.
@@ -75,7 +74,6 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
 def _not_installed(protocol: str, error: ImportError) -> ConfigError:
     return ConfigError(
         f"{protocol}:// needs a package that is not installed: {error}.",
-        "The files cannot be reached.",
         f"Run `{_EXTRAS.get(protocol, 'pip install fsspec[' + protocol + ']')}`.",
     )
 
@@ -97,8 +95,8 @@ def _refuse_unknown(protocol: str, kind: type, options: dict[str, Any]) -> None:
             near = difflib.get_close_matches(name, sorted(named), n=1)
             raise ConfigError(
                 f"{name!r} in `storage_options` is not an option of {protocol}://.",
-                "It would be ignored.",
                 f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(sorted(named))}.",
+                setting="storage_options",
             )
 
 

@@ -45,9 +45,9 @@ def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigError(
                 f"A path was expected, and {path!r:.80} is {type_in_words(path)}.",
-                "This source reads files.",
                 "Pass paths. Texts, ids or records in memory go to PackedDataset themselves, "
                 "conversations to sources.Chat(records).",
+                setting="path",
             )
     return list(map(str, listed))
 
@@ -211,9 +211,9 @@ def list_remote(
     for name in names:
         if over_http and "*" in name.partition("?")[0]:
             raise ConfigError(
-                f'"{shown(name)}" has a wildcard.',
-                "HTTP servers have no listing that it could be matched against.",
+                f'"{shown(name)}" has a wildcard, which HTTP servers do not list.',
                 "Name the files, or use braces: shard-{000..127}.parquet.",
+                path=shown(name),
             )
     folders: dict[str, dict[str, FileInfo]] = {}
     if not over_http:
@@ -303,10 +303,11 @@ def refuse_pipes(paths: Sequence[str]) -> None:
     """Raise `ConfigError` if one of the paths is a `pipe:` URL."""
     for path in filter(is_pipe, paths):
         raise ConfigError(
-            f'"{path}" is a pipe: URL.',
-            "It would run a command in a shell, so it is refused.",
-            "Name the shards by URL (s3://, https://, ...), or, if you wrote the command yourself, "
-            f'pass sources.WebDataset({path!r}, tokens="npy", allow_pipe=True) with your files.',
+            f'"{path}" is a pipe: URL, which would run a command.',
+            "Name the shards by URL (s3://, https://, ...), or, if the command is yours, pass "
+            f"sources.WebDataset({path!r}, ..., allow_pipe=True).",
+            setting="allow_pipe",
+            path=path,
         )
 
 
@@ -322,7 +323,6 @@ def run_pipe(url: str, target: Path) -> None:
     except ImportError as error:
         raise ConfigError(
             "webdataset is not installed.",
-            "It runs the commands of pipe: URLs.",
             'Install it with `pip install "streampack[webdataset]"`.',
         ) from error
     try:
@@ -330,7 +330,5 @@ def run_pipe(url: str, target: Path) -> None:
             shutil.copyfileobj(stream, out)
     except OSError as error:
         raise StorageError(
-            f"{url} failed: {error}.",
-            "The shard cannot be read.",
-            "Run the command by hand to see why.",
+            f"{url} failed: {error}.", "Run the command by hand to see why.", path=url
         ) from error

@@ -81,16 +81,16 @@ class FileInfo:
         if info.get("type") == "directory":
             raise StorageError(
                 f"{shown(url)} is a directory.",
-                "A file was expected.",
                 "Name a file in it, or pass the directory as the source's path.",
+                path=shown(url),
             )
         size = info.get("size")
         if not isinstance(size, int) or size < 0:
             raise StorageError(
                 f"The server does not say how large {shown(url)} is: it sends no Content-Length, "
                 "or compresses what it sends.",
-                "Half a download would look like a whole one.",
                 "Let it send Content-Length and no Content-Encoding, or copy the file.",
+                path=shown(url),
             )
         return cls(url, size, version_of(info), info.get("partial") is not False)
 

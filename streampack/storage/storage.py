@@ -103,12 +103,11 @@ class Storage:
         storage_options: dict[str, Any] | None = None,
     ) -> None:
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser().absolute()
-        unfit = "Nothing could be read that way."
-        self.cache_limit_bytes = whole_number("cache_limit_bytes", cache_limit_bytes, unfit)
-        self.retries = whole_number("retries", retries, unfit, least=0)
-        self.timeout_s = real_number("timeout_s", timeout_s, unfit, least=0.001)
-        self.min_bytes_per_s = real_number("min_bytes_per_s", min_bytes_per_s, unfit, least=0)
-        self.read_ahead_bytes = whole_number("read_ahead_bytes", read_ahead_bytes, unfit, least=0)
+        self.cache_limit_bytes = whole_number("cache_limit_bytes", cache_limit_bytes)
+        self.retries = whole_number("retries", retries, least=0)
+        self.timeout_s = real_number("timeout_s", timeout_s, least=0.001)
+        self.min_bytes_per_s = real_number("min_bytes_per_s", min_bytes_per_s, least=0)
+        self.read_ahead_bytes = whole_number("read_ahead_bytes", read_ahead_bytes, least=0)
         self.storage_options = dict(storage_options or {})
         self._processes: dict[int, _Process] = {}
 
@@ -249,9 +248,9 @@ class Storage:
         size = self.size(path)
         if size > limit_bytes:
             raise ContentError(
-                f"{shown(path)} has {size} bytes.",
-                f"A file of its kind may have {limit_bytes}, so it was not read.",
+                f"{shown(path)} has {size} bytes, and a file of its kind at most {limit_bytes}.",
                 "Check that the path names the right file.",
+                path=shown(path),
             )
         return self.read_range(path, 0, size)
 
@@ -370,9 +369,9 @@ def _replaced(url: str, before: str, now: str) -> StateError:
     return StateError(
         f"{shown(url)} was replaced: it had {before or 'no version'} when the run began, and has "
         f"{now or 'none'} now.",
-        "Positions in it would name other documents than before.",
-        "Leave shards as they are during a run; start a new run for changed data. If nobody "
-        "changed it, let the server send Last-Modified, or weak ETags (W/): they are not compared.",
+        "Start a new run for changed data; if nobody changed it, let the server send Last-Modified "
+        "or weak ETags (W/), which are not compared.",
+        path=shown(url),
     )
 
 

@@ -46,14 +46,14 @@ class Hook:
         if not self.name or not isinstance(self.name, str):
             raise ConfigError(
                 f"A hook is named {self.name!r}.",
-                "A saved state could not distinguish it from another.",
                 'Give it a name, for example Hook("drop-short", function).',
+                setting="name",
             )
         if not callable(self.function):
             raise ConfigError(
                 f'The hook "{self.name}" has no function but {type_in_words(self.function)}.',
-                "There is nothing to call.",
                 "Pass a function (documents, seeds).",
+                setting="function",
             )
         try:
             inspect.signature(self.function).bind(None, None)
@@ -62,8 +62,8 @@ class Hook:
         except TypeError as error:
             raise ConfigError(
                 f'The function of the hook "{self.name}" takes {inspect.signature(self.function)}.',
-                "It is called with two arguments.",
                 "Pass a function (documents, seeds), even if it uses only one of them.",
+                setting="function",
             ) from error
 
 
@@ -79,8 +79,8 @@ def as_hook(setting: str, function: Hook | HookFunction | None) -> Hook | None:
     if not callable(function) or name.endswith("<lambda>"):
         raise ConfigError(
             f"{setting} is {function!r:.80}.",
-            "A saved state knows a hook by its name, and this has none.",
             f'Pass a function (documents, seeds), or {setting}=Hook("a-name", function).',
+            setting=setting,
         )
     return Hook(f"{function.__module__}.{name}", function)
 
@@ -230,7 +230,6 @@ def _called(
                 break
         raise ConfigError(
             f'The {kind} "{hook.name}" raised {type(error).__name__}: {error} ({where}).',
-            "The block cannot be packed.",
             "Correct its function, or let a filter leave such documents out before a map.",
         ) from error
 
@@ -238,5 +237,4 @@ def _called(
 def _refused(
     documents: Documents, name: Callable[[np.void], str], fact: str, remedy: str
 ) -> ConfigError:
-    start = f" that begins with {name(documents.origin[0])}" if len(documents) else ""
-    return ConfigError(fact, f"The block{start} cannot be packed.", remedy)
+    return ConfigError(fact, remedy, document=name(documents.origin[0]) if len(documents) else None)

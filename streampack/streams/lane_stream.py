@@ -82,8 +82,9 @@ def write_duplicates(
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}.",
-            "Near-duplicates would be dropped without being named.",
             "Make room or pass another duplicates_folder; None names them nowhere.",
+            setting="duplicates_folder",
+            path=str(path),
         ) from error
 
 
@@ -255,7 +256,6 @@ class OrderedStream(LaneStream):
             raise StateError(
                 f"An ordering window had {count} documents when the state was saved and has "
                 f"{len(documents)} now.",
-                "The saved order does not fit it.",
                 "Resume with the same data and code, or start a new run.",
             )
         raw = zlib.decompress(base64.b64decode(encoded))

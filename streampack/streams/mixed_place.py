@@ -141,7 +141,6 @@ class MixedPlace:
             if name not in mixture.sources and not source["ended"]:
                 raise StateError(
                     f'The mixture no longer has the source "{name}", which had not ended.',
-                    "The window may hold its documents, and they could not be read again.",
                     "Keep it, with a weight of 0 if no more of it is wanted.",
                 )
         credits = [0] * len(mixture.sources)

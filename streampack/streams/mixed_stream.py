@@ -65,7 +65,6 @@ class _Member:
             raise StateError(
                 f'Source "{self.name}" was read again from its saved place and ended '
                 f"{self.unread} documents too early.",
-                "Its documents, the tokenizer or a hook changed after the state was saved.",
                 "Resume with the same data and code, or start a new run.",
             )
         preparer.empty_documents, preparer.eos_in_texts, skips.count = reported
@@ -118,8 +117,8 @@ class MixedStream(LaneStream):
                 raise StateError(
                     f'Source "{name}" had ended after {place.mark.cursor.get("epoch")} epochs, '
                     f"and now it is to have {'no end' if epochs is None else epochs}.",
-                    "Since then the others were drawn in its place.",
                     "Resume with the same number of epochs, or start a new run.",
+                    setting="epochs",
                 )
             seed = source_seed(config.seed, number)
             own = replace(config, source=source, epochs=epochs, seed=seed)

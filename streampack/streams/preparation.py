@@ -145,10 +145,10 @@ class BlockPreparer:
             raise ConfigError(
                 f"{name[0].upper()}{name[1:]} has a chosen and a rejected answer, and no "
                 'field "chosen" is declared.',
-                "Rejected answers would be learnt as chosen ones are.",
-                'Pass document_fields={"chosen": "bool"} for training on preferences; with '
-                'filter=Hook("chosen", lambda documents, seeds: '
-                'documents.document_fields["chosen"]) for the chosen answers alone.',
+                'Pass document_fields={"chosen": "bool"}, and for chosen answers alone a filter= '
+                'that returns documents.document_fields["chosen"].',
+                setting="document_fields",
+                document=name,
             )
 
     def _name(self, origin: np.void) -> str:
@@ -166,9 +166,9 @@ class BlockPreparer:
             return tokenizer.encode(block, self._skips)
         raise ConfigError(
             f"{type(self._source).__name__} yields texts, and there is no tokenizer.",
-            "Only token ids can be packed.",
             "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
             "tokenizer).",
+            setting="tokenizer",
         )
 
     def _count_eos(self, documents: Documents, tokenizer: Tokenizer) -> None:
@@ -243,9 +243,6 @@ class BlockPreparer:
                     int(origin["shard"]),
                     int(origin["index"]),
                     f"holds the token id {outside}, {what}",
-                    "The model has no embedding for it.",
-                    "Tokenize the corpus with this tokenizer, pass the right vocab_size, or use "
-                    'on_error="skip".',
                 )
             )
         return _without_records(documents, wrong)

@@ -191,9 +191,9 @@ class DocumentStream(LaneStream):
                 raise ConfigError(
                     f"Lane {self._lane} of {config.lanes}{where} found no document in epoch "
                     f"{part.epoch}.",
-                    "With endless epochs it would search for ever.",
                     "Use fewer lanes, or check what the filter and on_error leave of the corpus"
                     + (f" (hooks: {named})." if named else "."),
+                    setting="lanes",
                 )
             number, start = number + 1, None
             self._before = self._after = (number, None)

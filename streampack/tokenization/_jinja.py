@@ -312,13 +312,12 @@ def compile_template(source: str) -> tuple[BoundedTemplate, bool, bool]:
     except TemplateSyntaxError as error:
         raise ConfigError(
             f"The chat template is broken at line {error.lineno}: {error.message}.",
-            "Conversations cannot be rendered.",
             "Pass a Jinja template as transformers' `chat_template` is one.",
+            setting="template",
         ) from error
     except (RecursionError, SyntaxError, MemoryError) as error:  # of Python, which compiles it
         raise ConfigError(
             "The blocks or expressions of the chat template are nested too deep.",
-            "Conversations cannot be rendered.",
             "Write it with fewer blocks inside each other; Python has room for 20 loops.",
             setting="template",
         ) from error
@@ -326,8 +325,8 @@ def compile_template(source: str) -> tuple[BoundedTemplate, bool, bool]:
         raise ConfigError(
             "The chat template has a {% generation %} block inside a macro, a set, call or filter "
             "block, or a recursive loop.",
-            "The place of such a block in the text cannot be found.",
             "Move it to where the text is written.",
+            setting="template",
         )
     return template, marked, "add_generation_prompt" in names
 

@@ -74,8 +74,8 @@ class ChatTokenizer:
         if tokenizer.splits_special_tokens:
             raise ConfigError(
                 "The tokenizer's encode_special_tokens is set.",
-                "It would split the tokens that a chat template puts between turns.",
                 "Set `tokenizer.encode_special_tokens = False`.",
+                setting="tokenizer",
             )
         self.tokenizer = tokenizer
         self._name = name
@@ -118,7 +118,6 @@ class ChatTokenizer:
                 skips.handle(
                     ContentError(
                         f"The conversation in {name} {error.reason}.",
-                        "It cannot be learnt from.",
                         error.remedy,
                         shard=int(origin["shard"]),
                         index=int(origin["index"]),
@@ -195,9 +194,8 @@ class ChatTokenizer:
             raise ConfigError(
                 "The records hold messages, and neither the source nor the tokenizer has a chat "
                 "template.",
-                "How a conversation becomes text is unknown.",
-                "Pass sources.Chat(..., template=) with a Jinja template or its path, or a "
-                "transformers tokenizer that has a `chat_template`.",
+                "Pass sources.Chat(..., template=), or a tokenizer that has a `chat_template`.",
+                setting="template",
             )
         return self._template.render(conversation)
 

@@ -98,7 +98,6 @@ class FastEngine:
         if (text := self._difference(texts[first::CHECKED_EVERY])) is not None:
             raise ConfigError(
                 f"kitoken and tokenizers give other ids for {text!r:.200}.",
-                "Documents since the check before this one may be wrong.",
                 'Resume from before with streampack.Tokenizer(..., engine="tokenizers").',
                 setting="engine",
             )
@@ -151,9 +150,8 @@ def check_engine(name: str) -> None:
     """Raise `ConfigError` unless there is an engine of this name."""
     if name not in ("auto", "tokenizers", "kitoken"):
         raise ConfigError(
-            f'There is no engine "{name}".', "No text could be encoded.",
-            'Pass engine="auto", "tokenizers" or "kitoken".',
-        )  # fmt: skip
+            f'There is no engine "{name}".',
+            'Pass engine="auto", "tokenizers" or "kitoken".', setting="engine")  # fmt: skip
 
 
 def _sample(texts: Sequence[str]) -> list[str]:
@@ -171,16 +169,15 @@ def _described(engine: Engine) -> tuple[dict[str, Any], list[str]]:
     """The tokenizer as kitoken reads it, and the patterns that cut a text before BPE."""
     if find_spec("kitoken") is None:
         raise ConfigError(
-            "kitoken is not installed.", "Texts are encoded by tokenizers.",
-            'Run `pip install "streampack[fast]"`.',
-        )  # fmt: skip
+            "kitoken is not installed.",
+            'Run `pip install "streampack[fast]"`.', setting="engine")  # fmt: skip
     described = json.loads(engine.to_str())
     found = patterns(described)
     if found is None:
         raise ConfigError(
             "The tokenizer is not a byte-level BPE of a kind that is proved.",
-            "Its ids could differ.",
             'Pass engine="auto" or "tokenizers".',
+            setting="engine",
         )
     if engine.encode_special_tokens:  # they are text like any other
         added = [token for token in described["added_tokens"] if not token["special"]]

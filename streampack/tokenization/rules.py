@@ -84,7 +84,6 @@ def _extend(
     if token > np.iinfo(cast(Any, dtype)).max:
         raise ConfigError(
             f"The id {token} is added to documents of {dtype}.",
-            "It does not fit.",
             "Pass the id of the tokenizer that the documents were made with.",
         )
     # The added token is the last of the values, and a piece of one token wherever it is added.
@@ -110,21 +109,19 @@ def _extend(
 
 def check_rule(rule: str) -> None:
     """Raise `ConfigError` unless `rule` is an `EosRule`."""
-    consequence = "It decides which documents get an end-of-document id."
-    one_of("eos", rule, get_args(EosRule), consequence)
+    one_of("eos", rule, get_args(EosRule))
 
 
 def missing_id(kind: str, setting: str, alternative: str) -> ConfigError:
     """The error for a rule that needs an id which is not known."""
     return ConfigError(
         f"{setting} needs an id, and the tokenizer declares none.",
-        "A guess would put a wrong token into every document.",
         f"Pass {kind}_id={' (--eos-id)' if kind == 'eos' else ''}, or {alternative}.",
+        setting=setting,
     )
 
 
 SpecialInText = Literal["encode", "split"]
-_IDS = "Token ids are whole numbers from 0 to 4,294,967,295."
 
 
 @explained
@@ -161,7 +158,7 @@ class TokenRules:
             check_special_rule(self.special_tokens_in_text)
         size = self.vocab_size
         if size is not None:
-            size = whole_number("vocab_size", size, _IDS, most=1 << 32)
+            size = whole_number("vocab_size", size, most=1 << 32)
             object.__setattr__(self, "vocab_size", size)
         for name in ("eos_id", "pad_id"):
             object.__setattr__(self, name, checked_id(name, getattr(self, name), size))
@@ -169,12 +166,7 @@ class TokenRules:
 
 def check_special_rule(rule: Any) -> None:
     """Raise `ConfigError` unless it is a rule for special tokens in texts."""
-    one_of(
-        "special_tokens_in_text",
-        rule,
-        get_args(SpecialInText),
-        "It decides what becomes of special tokens that texts write.",
-    )
+    one_of("special_tokens_in_text", rule, get_args(SpecialInText))
 
 
 def checked_id(name: str, token: Any, size: int | None) -> int | None:
@@ -185,12 +177,12 @@ def checked_id(name: str, token: Any, size: int | None) -> int | None:
     """
     if token is None:
         return None
-    number = whole_number(name, token, _IDS, least=0, most=(1 << 32) - 1)
+    number = whole_number(name, token, least=0, most=(1 << 32) - 1)
     if size is not None and number >= size:
         raise ConfigError(
             f"{name} is {number}, and the vocabulary has {size} ids.",
-            "The id would reach an embedding that has no row for it.",
             "Pass an id below that; or, if the model's embedding has more rows, their number as "
             "vocab_size.",
+            setting=name,
         )
     return number

@@ -64,9 +64,7 @@ class ChatTemplate:
             from streampack.tokenization._jinja import compile_template
         except ImportError as error:
             raise ConfigError(
-                "jinja2 is not installed.",
-                "Chat templates are written in its language.",
-                'Install it with `pip install "streampack[chat]"`.',
+                "jinja2 is not installed.", 'Install it with `pip install "streampack[chat]"`.'
             ) from error
         return compile_template(self.source)
 

@@ -51,8 +51,8 @@ def engine_of_tiktoken(encoding: Any) -> Engine:
         if engine.encode(text).ids != encoding.encode(text, allowed_special="all"):
             raise ConfigError(
                 f"{encoding!r} and its conversion give other ids for {text!r:.80}.",
-                "Documents would be other ones.",
                 "Pass a tokenizer.json of this vocabulary.",
+                setting="tokenizer",
             )
     return engine
 

@@ -62,8 +62,8 @@ def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
             return tokenizer
         raise ConfigError(
             f"{', '.join(sorted(settings))} came with a tokenizer that has its settings already.",
-            "It is not clear which of them should count.",
             "Pass the settings to streampack.Tokenizer when it is made.",
+            setting="tokenizer",
         )
     return Tokenizer(tokenizer, **settings)
 
@@ -128,7 +128,7 @@ class Tokenizer:
             vocabulary.engine.encode_special_tokens = special_tokens_in_text == "split"
         check_rule(eos)
         if threads is not None:
-            threads = whole_number("threads", threads, "Encoding needs at least one thread.")
+            threads = whole_number("threads", threads)
         self.eos: EosRule = eos
         size = max(vocabulary.largest_id + 1, model_vocab_size or 0)
         self.eos_id = checked_id("eos_id", vocabulary.eos_id if eos_id is None else eos_id, size)
@@ -337,7 +337,6 @@ class Tokenizer:
                 ContentError(
                     f"Document {index} of shard {shard} cannot be tokenized: "
                     f"{_complaint(texts.texts[i], error)}.",
-                    "Its text would be missing from training.",
                     'Repair it, or use on_error="skip" to leave such documents out.',
                     shard=shard,
                     index=index,
@@ -399,9 +398,9 @@ def _several_ends(names: Mapping[str, int]) -> ConfigError:
     listed = ", ".join(f'"{name}" (id {number})' for name, number in names.items())
     return ConfigError(
         f"The tokenizer does not say which token ends a document, and it may be {listed}.",
-        "The wrong one would be put into every document.",
         "Pass TokenRules(eos_id=...) (--eos-id), or put the tokenizer_config.json of the model "
         "beside the tokenizer.json.",
+        setting="eos_id",
     )
 
 

@@ -95,16 +95,16 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
     elif hasattr(tokenizer, "convert_tokens_to_ids"):
         raise ConfigError(
             f"{type(tokenizer).__name__} is a slow tokenizer of transformers, written in Python.",
-            "It would slow down training, so streampack works with fast tokenizers only.",
             "Load it with `AutoTokenizer.from_pretrained(..., use_fast=True)`, or convert it and "
             "pass the path of its tokenizer.json.",
+            setting="tokenizer",
         )
     else:
         raise ConfigError(
             f"{type(tokenizer).__name__} is not a tokenizer that streampack knows.",
-            "Text cannot be turned into token ids.",
             "Pass the path of a tokenizer.json, a tokenizers.Tokenizer, a tiktoken.Encoding, or a "
             "fast tokenizer of transformers.",
+            setting="tokenizer",
         )
     return _describe(_private_copy(engine), engine, settings)
 
@@ -120,9 +120,10 @@ def _find_file(path: Path) -> Path:
     )
     raise ConfigError(
         fact,
-        "Names of models are not looked up: streampack never downloads a tokenizer.",
         "Pass the path of an existing tokenizer.json or of the folder that holds it, or load the "
         "tokenizer yourself and pass the object.",
+        setting="tokenizer",
+        path=str(path),
     )
 
 
@@ -132,8 +133,9 @@ def _read_engine(path: Path) -> Engine:
     except Exception as error:  # the library raises plain Exception
         raise ConfigError(
             f"{path} is not a tokenizer of the tokenizers library ({error}).",
-            "Text cannot be turned into token ids.",
             "Pass a tokenizer.json as `tokenizer.save(path)` writes it.",
+            setting="tokenizer",
+            path=str(path),
         ) from error
 
 
@@ -149,8 +151,8 @@ def _settings_beside(path: Path) -> dict[str, Any]:
         except ValueError as error:
             raise ConfigError(
                 f"{file} is not valid JSON ({error}).",
-                "The tokenizer's special tokens are declared there.",
                 "Repair the file, or move tokenizer.json to another folder.",
+                path=str(file),
             ) from error
         if isinstance(content, dict):
             said = {key: value for key, value in content.items() if value is not None}
@@ -167,8 +169,8 @@ def _private_copy(engine: Any) -> Engine:
     except Exception as error:
         raise ConfigError(
             f"The tokenizer cannot be written as JSON ({error}).",
-            "It could not be sent to worker processes, nor identified in a saved state.",
             "Use a tokenizer without components written in Python.",
+            setting="tokenizer",
         ) from error
     copy.no_truncation()  # either would drop or add tokens silently
     copy.no_padding()
@@ -177,8 +179,8 @@ def _private_copy(engine: Any) -> Engine:
     if dropout:
         raise ConfigError(
             f"The tokenizer's BPE dropout is {dropout}.",
-            "The same text would become other tokens each time, and a resumed run would differ.",
             "Set `tokenizer.model.dropout = None`.",
+            setting="tokenizer",
         )
     return copy
 

@@ -136,8 +136,8 @@ def check_evaluated(dataset: Any) -> None:
     if isinstance(dataset, PackedDataset) and dataset.plan.config.epochs is None:
         raise ConfigError(
             "The dataset that is evaluated has epochs=None.",
-            "It has no end.",
             "Pass PackedDataset.evaluation(source, ...).",
+            setting="epochs",
         )
 
 
@@ -183,8 +183,8 @@ class TrainerMixin(EvaluationMixin):
         if not isinstance(loader, PackedLoader):
             raise ConfigError(
                 f"The Trainer's loader is {'missing' if loader is None else repr(loader)[:80]}.",
-                "Its batches come from a PackedLoader.",
                 "Pass loader=PackedLoader(dataset), and no train_dataset=.",
+                setting="loader",
             )
         self.loader = loader
         if loader.transform is None:
@@ -239,10 +239,9 @@ class TrainerMixin(EvaluationMixin):
             accumulated = self.args.gradient_accumulation_steps
             raise ConfigError(
                 f"max_steps of the training arguments is {self.args.max_steps}.",
-                "How many batches there are is known when documents are packed, so a number of "
-                "epochs says nothing of when training and its schedule end.",
                 "Pass max_steps=; for one pass, loader.estimate_steps().steps"
                 f"{f' // {accumulated}' if accumulated > 1 else ''}.",
+                setting="max_steps",
             )
         if resume_from_checkpoint is True:
             from transformers import trainer_utils
@@ -293,9 +292,9 @@ def saved_state(checkpoint: Path, place: Topology) -> dict[str, Any]:
         raise StateError(
             f"{checkpoint} has states of the loader from {len(numbers)} runs: "
             f"{', '.join(file.name for file in files[:4]) or 'no file loader-0-of-*.json'}.",
-            "It is not known which batches were trained on.",
             "Resume from a checkpoint whose save was finished by this class"
             + (", and remove the files of other runs." if numbers else "."),
+            path=str(checkpoint),
         )
     own = checkpoint / f"loader-{place.rank}-of-{place.world_size}.json"
     states = [json.loads(file.read_text()) for file in ([own] if own in files else files)]

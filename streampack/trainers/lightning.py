@@ -42,8 +42,8 @@ class DataModuleMixin(Mixin):
         if not isinstance(loader, PackedLoader):
             raise ConfigError(
                 f"The DataModule's loader is {type_in_words(loader)}.",
-                "Its batches and its place come from a PackedLoader.",
                 "Pass PackedLoader(dataset).",
+                setting="loader",
             )
         self._allow = allow
         self.loader = loader

@@ -12,8 +12,6 @@ from streampack.packing.packer import Packer
 #: With the lanes chosen by default, within 0.05 points of planning everything.
 DEFAULT_ROWS = 320
 
-_UNDEFINED = "What the window holds would not be defined."
-
 
 @explained
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +38,15 @@ class WindowConfig:
 
     def __post_init__(self) -> None:
         if self.rows is not None:
-            rows = whole_number("rows", self.rows, _UNDEFINED, most=1 << 31)
+            rows = whole_number("rows", self.rows, most=1 << 31)
             object.__setattr__(self, "rows", rows)
         for name, least, most in (("documents", 1, 1 << 31), ("max_carries", 0, 1000)):
-            number = whole_number(name, getattr(self, name), _UNDEFINED, least=least, most=most)
+            number = whole_number(name, getattr(self, name), least=least, most=most)
             object.__setattr__(self, name, number)
-        limit = whole_number("memory_limit", self.memory_limit, "No lane would fit into it.")
+        limit = whole_number("memory_limit", self.memory_limit)
         object.__setattr__(self, "memory_limit", limit)
         for name, highest in (("min_fill", 1.0), ("carry", 0.95)):
-            share = real_number(name, getattr(self, name), _UNDEFINED, least=0, most=highest)
+            share = real_number(name, getattr(self, name), least=0, most=highest)
             object.__setattr__(self, name, share)
 
     def resolve(self, packer: Packer, batch_tokens: int) -> WindowConfig:
@@ -65,9 +63,8 @@ class WindowConfig:
             raise ConfigError(
                 f"The window has rows={rows}, and a batch has {batch_size} rows of {longest} "
                 "tokens.",
-                "The window must hold a batch and two rows more (and what rows may drop) to be "
-                "sure to give one.",
                 f"Use WindowConfig(rows={least}) or more; {DEFAULT_ROWS} rows pack well.",
+                setting="rows",
             )
         return replace(self, rows=rows)
 

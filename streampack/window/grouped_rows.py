@@ -45,7 +45,6 @@ def split_groups(
     if not np.array_equal(np.diff(ends), runs[is_group]):
         raise PlanError(
             "A row holds a part of a group's document.",
-            "The documents of a group are whole.",
             "Use a packer that never cuts a document, as BestFitDecreasing does.",
         )
     many = np.ones(len(runs), dtype=np.int64)  # runs that each run becomes

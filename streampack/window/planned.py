@@ -78,7 +78,6 @@ def planned_window(
     if fault > 0:
         raise PlanError(
             f"{type(packer).__name__} chose rows to go, and {_FAULTS[fault]}.",
-            "Batches of them would be wrong or lose tokens.",
             "Correct its `plan_window`; `streampack.packing.Selection` says what it must return.",
         )
     if repeats:

@@ -267,7 +267,6 @@ class Window:
             raise PlanError(
                 f"The plan of {type(self._packer).__name__} for round {self.round} is wrong. "
                 f"{error.fact}",
-                error.consequence or "Its rows would not be what the documents are.",
                 "Correct its `plan_window`; streampack.packing.check_plan(plan, lengths) has the "
                 "rules, and can be called in a test of its own.",
             ) from error
@@ -287,10 +286,11 @@ class Window:
             name = f"the group that begins with {name}" if documents.members else name
             raise PlanError(
                 f"{name[0].upper()}{name[1:]} has {int(lengths[i])} tokens, {room}.",
-                'overflow="error" forbids that.',
                 'Filter them out, or use overflow="drop".'
                 if documents.members
                 else 'Filter such documents out, or use overflow="split", "truncate" or "drop".',
+                setting="overflow",
+                document=name,
             )
 
     def advance(self, planned: PlannedWindow, *, starved: bool = False) -> None:
@@ -308,18 +308,14 @@ class Window:
             raise PlanError(
                 f"{type(self._packer).__name__} chose rows that hold later tokens of a document "
                 "without its earlier ones.",
-                "What stays of a document must be its tail, or tokens would be lost.",
-                "Correct `plan_window` of a packer of your own; for one of streampack's, please "
-                "report it.",
+                "Correct its `plan_window`, or report it if the packer is streampack's.",
             )
         stuck = count == len(entries) and not len(planned.rows)
         if stuck and not starved and self.target_tokens >= self._window_tokens:
             raise StreampackError(
                 f"A full window of {len(entries)} documents and {self.num_tokens} tokens gave no "
                 f"batch: {type(self._packer).__name__} chose no rows.",
-                "The lane cannot go on.",
-                "Correct `plan_window` of a packer of your own; for one of streampack's, please "
-                "report it with the configuration.",
+                "Correct its `plan_window`, or report it if the packer is streampack's.",
             )
         kept, moved, repeated = stays[:, :count]
         self._buffer.keep(kept, moved, repeated, planned.position)

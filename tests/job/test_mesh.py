@@ -137,7 +137,7 @@ def test_a_large_listing_is_handed_round_in_pieces_and_whole(
     assert (other.weights == listing.weights).all()
 
     def fails() -> Manifest:
-        raise ConfigError("no", "no", "no")
+        raise ConfigError("no", "no")
 
     for _ in range(2):  # the first and whoever comes later
         with pytest.raises(ConfigError):

@@ -172,7 +172,6 @@ def test_a_rank_that_is_gone_fails_the_others_in_words_and_in_time(
         kind, text = results[rank]["error"]
         assert kind == "RankError"
         assert "Another process of the job died" in text
-        assert "resume all of them" in text
 
 
 def test_a_rank_that_never_connects_fails_the_others_in_time(host: Host, tmp_path: Path) -> None:
@@ -201,4 +200,4 @@ def test_ranks_that_start_from_different_places_all_say_so(host: Host, tmp_path:
 def test_data_parallel_ranks_shared_unequally_are_refused(host: Host, tmp_path: Path) -> None:
     for result in run_job(host, tmp_path, "uneven", 3, world_size=3):
         assert result["error"][0] == "ConfigError"
-        assert "equally many processes" in result["error"][1]
+        assert "Topology.from_mesh" in result["error"][1]

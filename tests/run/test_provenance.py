@@ -78,7 +78,7 @@ def test_a_batch_without_provenance_or_of_another_dataset_is_refused() -> None:
         dataset.locate(next(iter(dataset)))
     other = np.zeros(1, dtype=[(n, np.int64) for n in ("source", "shard", "index", "a", "b")])
     other["source"] = 3
-    with pytest.raises(ConfigError, match="is of another dataset"):
+    with pytest.raises(ConfigError, match="of source number 3"):
         dataset.locate(other)
 
 

@@ -185,8 +185,8 @@ def test_an_endless_run_outlives_its_finite_sources() -> None:
 @pytest.mark.parametrize(
     ("epochs", "own", "last", "match"),
     [
-        (1, {"a": None, "b": None}, {"a": 1, "b": 1}, "never end"),
-        (None, {"a": 1, "b": 2}, {"a": 1, "b": 1}, "would end with them"),
+        (1, {"a": None, "b": None}, {"a": 1, "b": 1}, "every source of the mixture is endless"),
+        (None, {"a": 1, "b": 2}, {"a": 1, "b": 1}, "every source of the mixture ends"),
         (1, {"a": None}, {"a": 1, "b": 0}, '"b" ends, but its weight'),
     ],
 )

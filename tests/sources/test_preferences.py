@@ -140,15 +140,15 @@ def test_pairs_are_refused_where_nothing_would_tell_the_rejected_and_both_ways_o
     tmp_path: Path,
 ) -> None:
     source = files("jsonl", [pair(i) for i in range(10)], tmp_path)
-    with pytest.raises(ConfigError, match="Rejected answers would be learnt") as raised:
+    with pytest.raises(ConfigError, match="rejected answer") as raised:
         list(PackedLoader(dataset(source, document_fields=None)))
     remedy = raised.value.remedy
     fields = {"chosen": "bool"}
     assert 'document_fields={"chosen": "bool"}' in remedy
     both = list(PackedLoader(dataset(source, document_fields=fields)))
     assert sum(batch.num_documents for batch in both) == 20
-    advised = remedy[remedy.index("Hook(") : remedy.rindex(" for the chosen")]
-    chosen = eval(advised, {"Hook": Hook})
+    expression = remedy[remedy.index("documents.") :].removesuffix(".")
+    chosen = Hook("chosen", lambda documents, seeds: eval(expression, {"documents": documents}))
     loader = PackedLoader(dataset(source, document_fields=fields, filter=chosen))
     batches = list(loader)
     assert sum(batch.num_documents for batch in batches) == 10

@@ -55,7 +55,6 @@ class ChatReader:
         except BrokenDocumentError as reason:
             raise ConfigError(
                 f"{where} {str(reason).partition(';')[0]}.",
-                "One record would be learnt in two ways.",
                 'Pass shape="messages" or "sharegpt" for conversations, or shape="preference" for '
                 "pairs.",
             ) from None
@@ -65,8 +64,7 @@ class ChatReader:
         masks = ", ".join(f'"{name}"' for name in LOSS_FIELDS)
         raise ConfigError(
             f"{where} has the fields {there}.",
-            f'Chat reads {known_shapes()}; and "{_IDS}" with one of {masks}.',
-            "Bring the records into one of these forms.",
+            f'Bring the records into a form of Chat: {known_shapes()}; or "{_IDS}" with {masks}.',
         )
 
     def size(self, record: Any, tokenized: bool) -> int:

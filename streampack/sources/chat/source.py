@@ -190,8 +190,8 @@ def _source_of_records(
     if storage is not None:
         raise ConfigError(
             f"storage was given, and data is {kind_name(data)}.",
-            "It says how files are reached.",
             "Leave storage out.",
+            setting="storage",
         )
     refuse_no_corpus(data)
     if is_by_columns(data):
@@ -214,17 +214,15 @@ def _field_names(items: Sequence[Any]) -> set[str]:
     """The fields that records in memory have; raises `ConfigError` if there are no records."""
     if not len(items):
         raise ConfigError(
-            "There are no items in data.",
-            "There is nothing to read.",
-            "Pass data that holds records.",
+            "There are no items in data.", "Pass data that holds records.", setting="data"
         )
     names = {str(name) for item in items if isinstance(item, Mapping) for name in item}
     if not names:
         raise ConfigError(
             f"The first item of data is {items[0]!r:.80} ({type(items[0]).__name__}).",
-            "A conversation is in a record, a mapping with fields.",
             'Pass records, such as [{"messages": messages} for messages in data]; paths go in a '
             "list.",
+            setting="data",
         )
     return names
 
@@ -244,8 +242,8 @@ def _read_template(template: str | Path) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"template is {str(template)!r:.200}: {error}.",
-            "It is neither a Jinja template, which would have braces, nor a file that holds one.",
             "Pass the template, its path, or a tokenizer that has one.",
+            setting="template",
         ) from error
 
 
@@ -253,8 +251,8 @@ def _checked_shape(shape: str | None) -> str | None:
     if shape is not None and shape not in SHAPES:
         raise ConfigError(
             f"shape is {shape!r}.",
-            "It says how records hold a conversation.",
             f"Use one of {', '.join(map(repr, SHAPES))}, or leave it out.",
+            setting="shape",
         )
     return shape
 
@@ -268,9 +266,7 @@ def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
     taken = [name for name in given if name in _OF_CONVERSATIONS or not isinstance(name, str)]
     if taken:
         raise ConfigError(
-            f"template_kwargs has {taken[0]!r}.",
-            "That is given by the conversation, or is no name.",
-            "Leave it out.",
+            f"template_kwargs has {taken[0]!r}.", "Leave it out.", setting="template_kwargs"
         )
     try:
         kwargs: dict[str, Any] = json.loads(json.dumps(dict(given), sort_keys=True))
@@ -279,9 +275,8 @@ def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"template_kwargs is {dict(given)!r:.200}: {error}.",
-            "A resumed run must render the same texts, so its values are plain, and a date is "
-            "fixed.",
             "Use what JSON has: texts, numbers, true and false, lists and objects; and a date as "
             '"2025-07-26".',
+            setting="template_kwargs",
         ) from error
     return kwargs

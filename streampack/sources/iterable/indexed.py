@@ -99,11 +99,7 @@ class Items(InMemory):
         refuse_no_corpus(data)
         kind = kind_name(data)
         if not is_random_access(data):
-            raise ConfigError(
-                f"data is {kind}.",
-                "Its items cannot be asked for by their numbers, at any time.",
-                "Pass it to sources.Iterable.",
-            )
+            raise ConfigError(f"data is {kind}.", "Pass it to sources.Iterable.", setting="data")
         self.data: Any = Rows(data) if is_table(data) else data
         self.words = ("item", kind.rpartition(".")[2])
         self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)

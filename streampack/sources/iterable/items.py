@@ -196,7 +196,6 @@ def own_copy(items: Any, *, made_new: bool) -> Any:
             return items
         raise ConfigError(
             f"{kind_name(items)} has a state and cannot be copied: {error}.",
-            "Its state would be mixed up between readers.",
             "Pass a function (lane, lanes) -> iterable that makes a new one.",
         ) from error
 
@@ -264,9 +263,7 @@ def check_state(state: Any, items: Any) -> None:
     if not same:
         raise ConfigError(
             f"The state_dict() of {kind_name(items)} holds more than JSON can.",
-            "It cannot be part of a checkpoint.",
-            "Let it return numbers, strings, lists and dicts only, or pass an iterable without "
-            "state_dict, which is then read again from its beginning.",
+            "Let it return numbers, strings, lists and dicts only.",
         )
 
 
@@ -288,7 +285,6 @@ def takes_lanes(function: Callable[..., Any]) -> bool:
         return len(arguments) == 2
     raise ConfigError(
         f"The function {getattr(function, '__name__', kind_name(function))} takes {signature}.",
-        "It is called with (lane, lanes), or with nothing, to make an iterable.",
         "Pass a function with one of these signatures, or the iterable itself.",
     )
 

@@ -72,7 +72,6 @@ def no_items(kind: str) -> ConfigError:
     """The error for data of this kind that is empty."""
     return ConfigError(
         f"There are no items in data ({kind}).",
-        "It is unknown what the documents are.",
         "Pass data that holds documents, or name their field with text= or tokens=.",
     )
 

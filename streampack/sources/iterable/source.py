@@ -107,8 +107,8 @@ class ItemSource(Source):
         if most is not None and n > most:
             raise ConfigError(
                 f"{self.kind} can be split into {most} lanes at most, not {n}.",
-                "A lane would have nothing to read.",
                 self.more_lanes(most),
+                setting="lanes",
             )
         in_blocks = shuffle and self.reading.shuffle_blocks
         return [_ItemLane(self, lane, n, seed, epoch, shuffle, in_blocks) for lane in range(n)]
@@ -146,7 +146,6 @@ class _ItemLane(LaneReader):
                     raise StateError(
                         f"{kind_name(items)} has no `load_state_dict`, and the saved state has one "
                         "of its states.",
-                        "It cannot continue from there.",
                         "Pass the same kind of iterable as when the state was saved.",
                     )
                 items.load_state_dict(state)
@@ -176,7 +175,6 @@ class _ItemLane(LaneReader):
         if sum(1 for _ in itertools.islice(iterator, count)) < count:
             raise StateError(
                 f"{kind_name(items)} ended before item {count}, where the saved state continues.",
-                "It does not yield what it yielded when the state was saved.",
                 "Pass the same data in the same order, or start a new run.",
             )
 
@@ -262,8 +260,8 @@ class Iterable(ItemSource):
         if not called and not hasattr(data, "__iter__") and not is_by_index(data):
             raise ConfigError(
                 f"data is {kind_name(data)}.",
-                "It cannot be iterated.",
                 "Pass an iterable, or a function (lane, lanes) -> iterable.",
+                setting="data",
             )
         made: Any = Rows(data) if is_table(data) else data
         self.data = made
@@ -284,14 +282,14 @@ class Iterable(ItemSource):
         if hasattr(items, "__next__") and self._items(0, 1) is items:
             raise ConfigError(
                 f"The function returned the same {kind_name(items)} twice.",
-                "What is read from it once would be missing the next time.",
                 "Make a new one in the function.",
+                setting="data",
             )
         if not hasattr(items, "__iter__") and not is_by_index(items):
             raise ConfigError(
                 f"The function returned {kind_name(items)}.",
-                "It cannot be iterated.",
                 "Return an iterable of documents, or make it a generator with `yield`.",
+                setting="data",
             )
 
     def first_item(self, default: Any = _NONE) -> Any:
@@ -321,9 +319,8 @@ class Iterable(ItemSource):
         if first and first == second:
             raise ConfigError(
                 f"The function gives lanes 0 and 1 of {n} the same first documents.",
-                "Every lane would deliver the whole corpus.",
-                "Yield each lane's part, for example itertools.islice(documents, lane, None, "
-                "lanes); or pass a function without arguments, and lanes=1.",
+                "Yield each lane's part, such as itertools.islice(documents, lane, None, lanes).",
+                setting="data",
             )
 
     def max_lanes(self) -> int | None:
@@ -335,9 +332,9 @@ class Iterable(ItemSource):
             if self._begun or resume:
                 raise ConfigError(
                     f"A {self._kind} can be read only once.",
-                    "A second epoch and resuming both need its beginning again.",
                     "Pass something that can be iterated again: a list, a dataset, or a function "
                     "(lane, lanes) -> iterable that makes a new generator.",
+                    setting="data",
                 )
             self._begun = True
             return self.data

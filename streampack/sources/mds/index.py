@@ -94,8 +94,8 @@ def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{where} is not an MDS index: {type(error).__name__}: {error}.",
-            "An index lists the shards and what they hold.",
             "Check the path, or write the index again.",
+            path=where,
         ) from error
 
 
@@ -157,11 +157,13 @@ def _inside(name: Any, where: str) -> str:
     return str(name)
 
 
-def _number(layout: Layout, name: str, where: str) -> int:
+def _number(layout: Layout, name: str, argument: str, where: str) -> int:
     if name not in layout.names:
         raise ConfigError(
             f"{where} has no column {name!r}.",
-            remedy=f"The columns are: {', '.join(layout.names)}.",
+            f"Pass one of them as {argument}=: {', '.join(layout.names)}.",
+            setting=argument,
+            path=where,
         )
     return layout.names.index(name)
 
@@ -172,11 +174,13 @@ def text_column(layout: Layout, name: str, where: str) -> Column:
     Raises:
         ConfigError: there is no such column, or it is of another encoding.
     """
-    number = _number(layout, name, where)
+    number = _number(layout, name, "text", where)
     if layout.encodings[number] != "str":
         raise ConfigError(
             f"Column {name!r} of {where} has the encoding {layout.encodings[number]!r}, not `str`.",
             remedy="Name it as tokens= if it holds token ids, or name a column of text.",
+            setting="text",
+            path=where,
         )
     return Column(number, 1, False)
 
@@ -201,7 +205,7 @@ def token_column(layout: Layout, name: str, dtype: Any, where: str) -> Column:
     Raises:
         ConfigError: there is no such column, or its encoding is not one of integers.
     """
-    number = _number(layout, name, where)
+    number = _number(layout, name, "tokens", where)
     found, encoding = array_of(layout, name), layout.encodings[number]
     if encoding == "bytes" and dtype is not None:
         return Column(number, integer_kind(dtype), False)

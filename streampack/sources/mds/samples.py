@@ -224,13 +224,12 @@ def field_columns(
         made = _array_column(layout, name) if of_tokens else _number_column(layout, name)
         if not encoding or made is None:
             wanted = "`ndarray:<dtype>`" if of_tokens else "`int`, `float32` or another number"
-            what = f"with the encoding {encoding!r}" if encoding else "of this name"
+            what = f"one with the encoding {encoding!r}" if encoding else "none"
             raise ConfigError(
-                f"The field {name!r} is declared, and {where} has {'a' if encoding else 'no'} "
-                f"column {what}.",
-                f"It should be {wanted}.",
-                f"Name another column, or make it in a map. The columns are: "
-                f"{', '.join(layout.names)}.",
+                f"The field {name!r} needs a column of {wanted}, and {where} has {what}.",
+                f"Name another of the columns {', '.join(layout.names)}, or make it in a map.",
+                setting="token_fields" if of_tokens else "document_fields",
+                path=where,
             )
         found.append(made)
     return found

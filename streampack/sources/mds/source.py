@@ -154,8 +154,8 @@ class MDS(ShardedSource):
         if codec and codec not in CODECS:
             raise ConfigError(
                 f"{where} lists shards compressed with {codec!r}.",
-                "Such shards cannot be read.",
                 f"Write them with one of {', '.join(CODECS)}.",
+                path=where,
             )
 
     def describe(self) -> dict[str, Any]:
@@ -210,8 +210,9 @@ class MDS(ShardedSource):
             if self.dtype is not None:
                 raise ConfigError(
                     f"dtype was given, and column {self.column!r} of {where} is text.",
-                    "It describes token ids.",
                     "Leave it out, or read a column of token ids.",
+                    setting="dtype",
+                    path=where,
                 )
             return [text_column(layout, self.column, where)]
         columns = [token_column(layout, self.column, self.dtype, where)]
@@ -231,8 +232,9 @@ class MDS(ShardedSource):
         if algorithm not in hashes:
             raise ConfigError(
                 f"{where} has no {algorithm} digest of {name}.",
-                f"validate_hash={algorithm!r} has nothing to compare with.",
                 f"The digests are: {', '.join(hashes) or 'none'}.",
+                setting="validate_hash",
+                path=where,
             )
         return str(hashes[algorithm])
 
@@ -246,8 +248,8 @@ class MDS(ShardedSource):
         except OSError as error:
             raise StorageError(
                 f"{local} cannot be read: {error.strerror}.",
-                "The index lists it.",
                 "Put it back, or write the corpus again.",
+                path=str(local),
             ) from error
         if found != expected:
             raise self.broken_shard(shard, f"it has {found} bytes and its index says {expected}")

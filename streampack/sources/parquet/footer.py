@@ -128,29 +128,31 @@ def check_schema(
     for wanted in (column, *masks):
         if schema.get_field_index(wanted) < 0:
             raise ConfigError(
-                f'{shown(name)} has no column "{wanted}", or has it more than once.',
-                f"Its columns are {there}.",
+                f'{shown(name)} has no column "{wanted}", or has it twice; it has {there}.',
                 "Pass the right one as text= (strings) or tokens= (lists of token ids)."
                 if wanted == column
-                else "Pass the right one as loss_mask= (--loss-mask). Files that have none may be "
-                'another source of a Mixture; loss_mask=[] (--loss-mask "") reads none.',
+                else "Pass the right one as loss_mask= (--loss-mask), or loss_mask=[], which reads "
+                "none.",
+                setting="tokens" if tokenized else "text",
+                path=shown(name),
             )
     kind = schema.field(column).type
     if not (is_token_list(kind) if tokenized else is_text(kind)):
-        expected = "lists of integers" if tokenized else "strings"
         raise ConfigError(
-            f'The column "{column}" of {shown(name)} is {kind}.',
-            f"It should hold {expected}.",
-            f"Pass text= for strings and tokens= for token ids. The columns are {there}.",
+            f'The column "{column}" of {shown(name)} is {kind}; the columns are {there}.',
+            "Pass text= for strings and tokens= for lists of token ids.",
+            setting="tokens" if tokenized else "text",
+            path=shown(name),
         )
     for wanted in masks:
         if not is_mask_list(schema.field(wanted).type):
             padding = wanted == ATTENTION_MASK
             raise ConfigError(
-                f'The column "{wanted}" of {shown(name)} is {schema.field(wanted).type}.',
-                f"{'An attention' if padding else 'A loss'} mask is a list of booleans (or 1 and "
-                "0) per document.",
-                f"{'Drop the' if padding else 'Pass the right'} column. The columns are {there}.",
+                f'The column "{wanted}" of {shown(name)} is {schema.field(wanted).type}, '
+                "not a list of booleans (or 1 and 0) per document.",
+                f"{'Drop the' if padding else 'Pass the right'} column of {there}.",
+                setting=None if padding else "loss_mask",
+                path=shown(name),
             )
     _check_fields(name, schema, types if tokenized else replace(types, token={}))
     return tokenized and kind.value_type in (pa.uint8(), pa.uint16())
@@ -166,8 +168,11 @@ def _check_fields(name: str, schema: pa.Schema, types: FieldTypes) -> None:
             if (kind is None and not types.optional) or (kind is not None and not fits(kind)):
                 there = ", ".join(f'"{column.name}" ({column.type})' for column in schema)
                 raise ConfigError(
-                    f'{shown(name)} has {"no column" if kind is None else f"{kind} in"} "{field}".',
-                    f"A field of that name is declared, which is {expected}.",
-                    f"Name the right column, or make it in a map. The columns are {there}."
-                    + (f" {TEXT_REMEDY}" if kind is not None and is_text(kind) else ""),
+                    f'{shown(name)} has {"no column" if kind is None else f"{kind} in"} "{field}", '
+                    f"and {expected} is declared; it has {there}.",
+                    TEXT_REMEDY
+                    if kind is not None and is_text(kind)
+                    else "Name the right column, or make it in a map.",
+                    setting="token_fields" if fields is types.token else "document_fields",
+                    path=shown(name),
                 )

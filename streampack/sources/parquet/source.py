@@ -129,8 +129,8 @@ class Parquet(ShardedSource):
         if not readable:
             raise ConfigError(
                 f"{shown(seen[0].path)} is not a Parquet file: {footers[0].problem}.",
-                f"None of the {len(seen)} files that were checked can be read.",
                 "Check the path, and that the files are complete.",
+                path=shown(seen[0].path),
             )
         narrow = all(footer.narrow for footer in readable)
         weights = rows = None
@@ -230,8 +230,8 @@ class Parquet(ShardedSource):
         if self.fields.known and found.tokenized != self.fields.tokenized:
             raise ConfigError(
                 f"{shown(name)} has records of another kind than the first file.",
-                "A source has conversations or token ids.",
                 "Make them two sources of a Mixture.",
+                path=shown(name),
             )
 
     def _places(self, file: pq.ParquetFile, shard: int) -> _Places:

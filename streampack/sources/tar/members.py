@@ -68,17 +68,20 @@ class TarColumn(NamedTuple):
                 f"{argument} names no files that can be read.",
                 remedy="Name the ending of files in npy, npz, txt or json, or of any with dtype= "
                 'for bare arrays of ids; and a field as "json:text".',
+                setting=argument.partition("=")[0],
             )
         if bool(field) != (form in ("json", "npz")):
             raise ConfigError(
                 f"{argument} names {'a' if field else 'no'} field, and JSON and .npz files have "
                 "fields, others none.",
                 remedy=f'Name it as "{key}:FIELD".' if not field else f"Pass {key!r}.",
+                setting=argument.partition("=")[0],
             )
         if form != "json" and tokenized != (form != "text"):
             raise ConfigError(
                 f"{argument} is given, and .{key} files hold {'text' if tokenized else 'ids'}.",
                 remedy=f"Pass {'text' if tokenized else 'tokens'}={name!r}.",
+                setting=argument.partition("=")[0],
             )
         return cls(key, field, form)
 
