@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as arrays
 from streampack.lane.state import decode_columns, encode_columns
 
 NUMBERS = st.one_of(
-    st.just(0), st.integers(0, 3), st.integers(0, 5000).map(lambda n: 2048 * n)
+    st.just(0), st.integers(0, 3), st.integers(0, 5000).map(lambda n: 2048 * n),
+    st.integers(0, 1 << 45),
 )  # fmt: skip
 
 

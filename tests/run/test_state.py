@@ -220,8 +220,8 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 ANYTHING = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.text(max_size=9), st.just([]),
-    st.just({}), st.sampled_from([-1, 1 << 62, 10**30])
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=9), st.just([]),
+    st.just({}), st.sampled_from([-1, 1 << 62, 10**30]),
 )  # fmt: skip
 
 
