@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from typing import Any
 
 import numpy as np
@@ -69,29 +68,19 @@ def test_fields_are_arrays_beside() -> None:
         assert (reward == batch.document_fields["reward"].numpy()).all()
 
 
-#: What a DataLoader of torch calls to start and end its workers: nothing for a batch.
-OF_DATA_LOADERS = {
-    "", "_log_api_usage_once", "_record_function_enter_new", "_remove_worker_pids",
-    "_set_worker_pids", "empty",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_no_torch_function_is_called_on_the_way(workers: int) -> None:
+def test_no_torch_function_is_called_on_the_way() -> None:
     called = set()
 
     def note(frame: Any, event: str, function: Any) -> None:
         if event == "c_call" and "torch" in str(getattr(function, "__module__", None)):
             called.add(function.__name__)
 
-    loader = PackedLoader(with_fields(), num_workers=workers, transform=PackedBatch.numpy)
+    loader = PackedLoader(with_fields(), transform=PackedBatch.numpy)
     sys.setprofile(note)
-    threading.setprofile(note)
     try:
         found = sum(int((arrays["inputs_segmentation"] > 0).sum()) for arrays in loader)
         loader.state_dict()
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)
     assert found == sum(LENGTHS)
-    assert called - (OF_DATA_LOADERS if workers else set()) == set()
+    assert called == set()

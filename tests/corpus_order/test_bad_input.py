@@ -75,6 +75,7 @@ def test_a_destination_that_is_not_empty_is_refused(corpus: Path, tmp_path: Path
     assert_refused(make_job(corpus, tmp_path / "stopped", k=3))  # another job is not gone on with
 
 
+@pytest.mark.slow
 def test_a_url_needs_a_folder_for_the_stages_and_goes_on_there(
     corpus: Path, tmp_path: Path
 ) -> None:

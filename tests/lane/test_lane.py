@@ -142,27 +142,6 @@ def test_the_first_batch_needs_only_a_small_window() -> None:
     assert max(held[:3]) < max(held[3:10])
 
 
-def test_what_is_emitted_has_the_inputs_length_distribution_throughout() -> None:
-    lengths = heavy_tailed(12_000, seed=6, longest=SEQ_LEN)
-    config = lane_config(
-        lengths,
-        BestFitDecreasing(seq_len=SEQ_LEN),
-        window=WindowConfig(rows=64),
-    )
-    sizes = np.concatenate(
-        [
-            batch.rows.provenance["stop"] - batch.rows.provenance["start"]
-            for batch in run(Lane(config, 0))
-            if batch.rows.provenance is not None
-        ]
-    )
-    levels = np.arange(1, SEQ_LEN + 1)
-    whole = (np.array(lengths)[:, None] <= levels).mean(axis=0)
-    for tenth in np.array_split(sizes, 10):
-        distance = np.abs((tenth[:, None] <= levels).mean(axis=0) - whole).max()
-        assert distance < 0.05  # Kolmogorov-Smirnov; 1,200 samples exceed 0.047 once in a hundred
-
-
 def test_the_state_is_small_and_holds_no_tokens() -> None:
     lengths = [3] * 30_000
     config = lane_config(

@@ -55,14 +55,6 @@ def test_float_vectors_in_any_block_size(block: int, monkeypatch: pytest.MonkeyP
         )
 
 
-def test_a_duplicate_of_a_dropped_document_is_kept() -> None:
-    angles = np.radians([0, 15, 30, 45])  # each is close to the next, cos 15 = 0.966
-    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    found = find_neighbours(vectors, 2, 0.95)
-    assert found.kept.tolist() == [0, 2]
-    assert found.duplicate_of.tolist() == [-1, 0, -1, 2]
-
-
 def test_ties_go_to_the_earlier_document_and_zero_vectors_to_nobody() -> None:
     vectors = np.array([[1, 0], [0, 1], [1, 1], [0, 1], [0, 0]], dtype=np.float32)
     found = find_neighbours(vectors, 2, 1.0)

@@ -33,14 +33,6 @@ def test_related_documents_follow_one_another() -> None:
     assert together(topic, np.arange(len(topic))) < 0.2
 
 
-def test_every_document_comes_once_or_is_dropped() -> None:
-    documents, _ = topical(100)
-    again = documents.take(np.concatenate([np.arange(100), np.arange(0, 100, 9)]))
-    found, dropped, _ = SimilarityOrder().order(again, seed=3)
-    assert sorted([*found.tolist(), *dropped.tolist()]) == list(range(len(again)))
-    assert len(dropped) == 12
-
-
 @pytest.mark.parametrize("share", [0.0, 0.01])
 def test_planted_near_duplicates_are_found_and_nothing_else(share: float) -> None:
     documents, _ = topical(300)

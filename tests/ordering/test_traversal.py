@@ -34,33 +34,6 @@ def test_the_walk_is_that_of_the_reference(
     assert found.tolist() == reference.path(nearest, similarity, shortest)
 
 
-@given(st.integers(0, 1 << 32), st.integers(2, 120), st.integers(1, 10))
-@settings(deadline=None, max_examples=60)
-def test_neighbours_and_walk_together(seed: int, count: int, k: int) -> None:
-    vectors = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)
-    unit = vectors.astype(np.float64)
-    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    cosines = unit @ unit.T
-    _, _, nearest = reference.neighbours(cosines, k, 2.0)
-    found = find_neighbours(vectors, k)
-    assert walk(found.ids, found.similarity).tolist() == reference.path(nearest, cosines)
-
-
-@given(st.integers(2, 60), st.integers(1, 8), st.integers(0, 1 << 32))
-@settings(deadline=None, max_examples=60)
-def test_merging_keeps_every_document(count: int, k: int, seed: int) -> None:
-    vectors = np.random.default_rng(seed).normal(size=(count, 3)).astype(np.float32)
-    found = find_neighbours(vectors, k)
-    for shortest in (1, 5, 21, count + 1):
-        path = walk(found.ids, found.similarity, shortest_run=shortest)
-        assert sorted(path.tolist()) == list(range(count))
-
-
-def test_no_documents_and_one() -> None:
-    assert walk(np.zeros((0, 10), np.int64), np.zeros((0, 10))).tolist() == []
-    assert walk(np.full((1, 10), -1), np.full((1, 10), -2.0)).tolist() == [0]
-
-
 @given(st.integers(2, 80), st.integers(1, 8), st.integers(0, 1 << 32))
 @settings(deadline=None, max_examples=60)
 def test_runs_begin_where_the_walk_starts_again_and_dtypes_change_nothing(

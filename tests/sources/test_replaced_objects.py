@@ -38,7 +38,13 @@ def _parquet(path: Path, value: int) -> Callable[[str, Storage], ShardedSource]:
 
 @pytest.mark.parametrize(
     ("write", "how"),
-    [(_tar, "named"), (_parquet, "named"), (_lines, "folder"), (_lines, "glob"), (_lines, "many")],
+    [
+        (_tar, "named"),
+        (_parquet, "named"),
+        (_lines, "folder"),
+        (_lines, "glob"),
+        pytest.param(_lines, "many", marks=pytest.mark.slow),
+    ],
 )
 def test_an_object_replaced_after_it_was_listed_is_named(
     tmp_path: Path, s3: S3Server, storage: Storage, write: Callable[..., object], how: str

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,25 +92,6 @@ def test_a_filter_keeps_what_its_mask_says() -> None:
     assert kept.origin["index"].tolist() == [0, 2]
     everything = Hook("all", lambda given, _: given.lengths >= 0)
     assert apply_filter(everything, documents, seeds) is documents
-
-
-def negative_offsets(documents: Documents) -> Documents:
-    return replace(documents, offsets=documents.offsets - 1)
-
-
-WRONG_MAPS: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda d: d.tokens, "returned a ndarray"),
-    (lambda d: None, "returned None"),
-    (lambda d: d[:1], "given 3 documents and returned 1"),
-    (lambda d: d.take(np.array([2, 1, 0])), "order or origins"),
-    (negative_offsets, "offsets"),
-    (lambda d: replace(d, offsets=d.offsets + 1), "offsets"),
-    (lambda d: replace(d, offsets=d.offsets.astype(np.int32)), "offsets"),
-    (lambda d: replace(d, offsets=np.array([0, 4, 2, 8])), "offsets"),
-    (lambda d: replace(d, tokens=d.tokens + np.uint16(100)), "vocabulary has 100 ids"),
-    (lambda d: replace(d, tokens=-d.tokens.astype(np.int32)), "token id -"),
-    (lambda d: replace(d, loss_mask=np.ones(len(d.tokens))), "loss mask of float64"),
-]
 
 
 def lines(folder: Path) -> str:

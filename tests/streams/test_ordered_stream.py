@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from streampack.metrics import Metrics
 from streampack.ordering import HashedNgrams, TokenEmbedder
 from streampack.packing import Concat
 from streampack.packing.rng import permutation
-from tests.support.forged import sign
 from tests.support.memory_source import MemorySource
 from tests.support.restoring import assert_restores_everywhere
 from tests.support.topics import together, topical
@@ -167,14 +165,6 @@ def test_the_next_epoch_is_no_duplicate_of_this_one() -> None:
     assert twice == sorted(once * 2)
 
 
-def test_workers_change_nothing() -> None:
-    def ids(workers: int) -> list[list[int]]:
-        loader = PackedLoader(make_dataset(ORDERS["float"]), num_workers=workers)
-        return [batch.input_ids.ravel().tolist() for batch in loader]
-
-    assert ids(0) == ids(2)
-
-
 def test_rows_hold_related_documents() -> None:
     def share(order: Any) -> float:
         documents, topic = topical(400, seed=1)
@@ -222,27 +212,6 @@ def test_masks_and_hooks_come_before_the_order() -> None:
     )
     kept = placed(PackedLoader(dataset))
     assert sum(seen) == 66 > len(kept)
-
-
-def resumed_with(change: Callable[[list[Any]], None]) -> PackedLoader:
-    """A loader with a state whose first saved order was changed, with a checksum that fits."""
-    loader = PackedLoader(make_dataset(ORDERS["float"], lanes=1, copies=0))
-    next(iter(loader))
-    state = loader.state_dict()
-    lane = state["lanes"]["0"]
-    change(lane["cursor"]["orders"][0])
-    sign(state)
-    again = PackedLoader(make_dataset(ORDERS["float"], lanes=1, copies=0))
-    again.load_state_dict(state)
-    return again
-
-
-def test_changed_documents_do_not_take_over_a_saved_order() -> None:
-    def one_more(order: list[Any]) -> None:  # as a run over other documents would have saved it
-        order[0] += 1
-
-    with pytest.raises(StateError, match="ordering window had 17 documents"):
-        next(iter(resumed_with(one_more)))
 
 
 def test_a_state_of_another_order_is_refused() -> None:
