@@ -2,7 +2,7 @@
 # Everything that a release must pass; about half an hour. Tests on a GPU run where there is one.
 set -euo pipefail
 scripts=$(dirname "${BASH_SOURCE[0]}")
-for check in test_wheel docs test test_lowest test_slow test_debian test_stores test_frameworks; do
+for check in test_wheel docs test test_docs test_lowest test_slow test_debian test_stores test_frameworks; do
     echo "== $check"
     bash "$scripts/$check.sh"
 done

@@ -45,6 +45,7 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_example_runs_and_prints_what_it_claims(name: str, tmp_path: Path) -> None:
     if name == "lightning_datamodule":

@@ -17,6 +17,7 @@ from tests.support.corpora import write_mds
 from tests.support.flat_files import write_megatron
 from tests.support.mosaic import streaming_module
 
+pytestmark = pytest.mark.docs
 PAGE = Path(__file__).parent.parent / "docs" / "migration.md"
 EOS = 50256
 rng = np.random.default_rng(0)

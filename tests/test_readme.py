@@ -130,6 +130,7 @@ def tiny_llama() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_python_snippet_runs(page: Path, corpora: None) -> None:
     names: dict[str, Any] = {"model": tiny_llama(), "device": "cpu"}
@@ -168,6 +169,7 @@ def test_the_snippets_about_parts_of_your_own_run_and_are_those_of_the_example(
     assert names["batch"].num_documents > 0
 
 
+@pytest.mark.docs
 def test_the_commands_it_names_exist(corpora: None) -> None:
     root = README.parent
     blocks = snippets("bash") + snippets("bash", README.parent / "docs" / "loops.md")

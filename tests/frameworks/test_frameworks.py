@@ -43,9 +43,9 @@ def test_lightning_is_refused_a_loader_whose_state_it_would_save_too_late() -> N
     pytest.importorskip("lightning.pytorch", reason="Lightning, or a torchvision it finds, fails")
     from examples.lightning_datamodule import Bigrams, PackedDataModule, make_data, make_trainer
 
-    with pytest.raises(ConfigError, match="DataModuleMixin"):
+    with pytest.raises(ConfigError):
         make_trainer(2).fit(Bigrams(), train_dataloaders=make_data().loader)
-    with pytest.raises(ConfigError, match=r"Pass PackedLoader\(dataset\)"):
+    with pytest.raises(ConfigError):
         PackedDataModule(make_data().loader.dataset)
 
 

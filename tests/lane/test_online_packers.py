@@ -173,5 +173,5 @@ def test_the_smallest_window_gives_batches_whatever_rows_drop(packer: Packer) ->
     smallest = WindowConfig(rows=44)
     config = lane_config([SEQ_LEN - 1] * 300, packer, rows=20, window=smallest)
     assert len(run(Lane(config, 0))) > 5
-    with pytest.raises(ConfigError, match="rows=25"):
+    with pytest.raises(ConfigError):
         WindowConfig(rows=25).resolve(packer, 20 * SEQ_LEN)

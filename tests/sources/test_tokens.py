@@ -62,7 +62,7 @@ def test_the_header_of_llmc_is_no_tokens(
         assert source.estimate_tokens() == len(ids)
         assert_source_contract(source, documents, lane_counts=(1, 3), restarts=2)
     path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(ContentError, match=f"header says {len(ids)} ids of {dtype}"):
+    with pytest.raises(ContentError):
         read_all(Tokens(path, eos_id=EOS))
 
 

@@ -168,7 +168,7 @@ def test_a_value_that_is_nan_or_does_not_fit_is_an_error_of_its_document(value: 
         "token_fields": {"weights": "float16"},
         "document_fields": None,
     }
-    with pytest.raises(ContentError, match=r'of memory-3 .*field "weights" at token'):
+    with pytest.raises(ContentError, match="weights"):
         list(PackedLoader(dataset(**options)))
     loader = PackedLoader(dataset(**options, on_error="skip"))
     assert all(batch.fields["weights"].isfinite().all() for batch in loader)

@@ -146,7 +146,7 @@ class Miscounting(Plain):
 
 def test_the_first_plans_of_a_users_packer_are_held_against_all_rules() -> None:
     config = lane_config(LENGTHS, Miscounting(after=2), window=WindowConfig(rows=8))
-    with pytest.raises(PlanError, match=r"plan of Miscounting for round 2 .*do not add up"):
+    with pytest.raises(PlanError):
         run(Lane(config, 0))
 
 
@@ -158,7 +158,7 @@ def test_all_plans_are_held_against_all_rules_if_that_is_asked_for(
 
     run(Lane(config(), 0))
     monkeypatch.setenv("STREAMPACK_CHECK_PLANS", "1")
-    with pytest.raises(PlanError, match=r"for round 6 .*check_plan"):
+    with pytest.raises(PlanError):
         run(Lane(config(), 0))
     for packer in PACKERS:
         if packer.needs_sample:
