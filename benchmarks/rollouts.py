@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import print_table
-from streampack import Cost, pack
-from streampack.packing import FirstFitDecreasing
+from streampack import pack
+from streampack.packing import Cost, FirstFitDecreasing
 
 Rows = list[list[list[int]]]  # by rank and micro-batch, the numbers of the rollouts
 

@@ -34,10 +34,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack import Buckets, Curriculum, PackedDataset, PackedLoader, Topology
+from streampack import Buckets, PackedDataset, PackedLoader, Topology
 from streampack.documents import offsets_of
 from streampack.errors import ConfigError
-from streampack.packing import Packer, Plan, Selection, WindowRequest, check_plan
+from streampack.packing import Curriculum, Packer, Plan, Selection, WindowRequest, check_plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from streampack import Documents, Hook, PackedDataset, PackedLoader, Topology
+from streampack import Hook, PackedDataset, PackedLoader, Topology
+from streampack.documents import Documents
 from streampack.packing.rng import derive_seed
 
 SENTINELS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack import Documents, Hook, PackedDataset, PackedLoader, Topology
-from streampack.documents import make_origin, offsets_of
+from streampack import Hook, PackedDataset, PackedLoader, Topology
+from streampack.documents import Documents, make_origin, offsets_of
 from streampack.packing import Packer, Plan, Selection, WindowRequest, check_plan
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources import LaneReader, Source

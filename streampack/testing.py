@@ -25,7 +25,8 @@ class SimulatedRanks:
 
     Example:
         >>> from concurrent.futures import ThreadPoolExecutor
-        >>> from streampack import PackedDataset, PackedLoader, SimulatedRanks, Topology
+        >>> from streampack import PackedDataset, PackedLoader, Topology
+        >>> from streampack.testing import SimulatedRanks
         >>> ranks = SimulatedRanks(2)
         >>> def tokens_of(rank):
         ...     documents = [[7] * 50] * 90

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from examples.fill_in_the_middle import FillInTheMiddle
 from examples.per_source_loss import per_source_loss
-from streampack import Documents, PackedDataset, Topology, sources
+from streampack import PackedDataset, Topology, sources
+from streampack.documents import Documents
 from streampack.streams.hooks import document_seeds
 
 FOLDER = Path(__file__).parent.parent / "examples"

@@ -10,20 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from streampack import (
-    BestFitDecreasing,
-    Concat,
-    ConfigError,
-    ContentError,
-    Documents,
-    FirstFitDecreasing,
-    Hook,
-    PackedLoader,
-    Pad,
-    StateError,
-    TokenRules,
-    sources,
-)
+from streampack import BestFitDecreasing, Concat, Hook, PackedLoader, Pad, TokenRules, sources
+from streampack.documents import Documents
+from streampack.errors import ConfigError, ContentError, StateError
+from streampack.packing import FirstFitDecreasing
 from streampack.sources import Mixture
 from tests.support.grouped_runs import (
     LENGTHS,

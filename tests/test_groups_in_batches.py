@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import (
-    BestFitDecreasing,
-    PackedDataset,
-    PackedLoader,
-    PlanError,
-)
+from streampack import BestFitDecreasing, PackedDataset, PackedLoader
+from streampack.errors import PlanError
 from streampack.packing import check_plan
 from streampack.packing.request import MemberLengths, WindowRequest
 from streampack.packing.whole_groups import WholeGroups

@@ -18,13 +18,9 @@ from streampack import (
     BestFitDecreasing,
     Buckets,
     Concat,
-    ConfigError,
-    ContentError,
     PackedDataset,
     PackedLoader,
     Pad,
-    PlanError,
-    StateError,
     TokenRules,
     Topology,
     WindowConfig,
@@ -33,6 +29,7 @@ from streampack import (
     packing,
     sources,
 )
+from streampack.errors import ConfigError, ContentError, PlanError, StateError
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 
 IDS = [[1, 2, 3]] * 20

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.papers.in_context import python_files
-from streampack import BestFitCrop, Buckets, WindowConfig
+from streampack import Buckets, WindowConfig
+from streampack.packing import BestFitCrop
 from streampack.packing.rng import permutation
 from streampack.run.dry_run import stream_plan
 

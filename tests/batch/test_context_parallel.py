@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import ConfigError
 from streampack.batch.parallel import Layout
+from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing, Buckets, FirstFitDecreasing
 from tests.support.packed_batches import packed_batches, random_documents
 

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from streampack import BestFitDecreasing, ConfigError, PackedBatch, check_isolation
+from streampack import BestFitDecreasing, PackedBatch, check_isolation
 from streampack.batch.attention import segment_ids
+from streampack.errors import ConfigError
 from tests.support.packed_batches import VOCAB, packed_batches, random_documents
 from tests.support.tiny_gpt import TinyGPT
 

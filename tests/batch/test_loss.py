@@ -9,15 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from streampack import (
-    PackedBatch,
-    PackedDataset,
-    PackedLoader,
-    Topology,
-    sources,
-    token_mean_loss,
-)
+from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, sources
 from streampack.batch import BatchGroup
+from streampack.batch.loss import token_mean_loss
 from streampack.errors import ConfigError
 from tests.support.simulated_ranks import on_ranks
 from tests.support.tiny_gpt import TinyGPT, summed_loss

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from streampack import ConfigError, PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology
+from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology
+from streampack.errors import ConfigError
 from tests.support.packed_batches import every_packer, packed_batches, random_documents
 
 LENGTHS = [5, 23, 9, 40, 2, 1, 13, 24, 17, 8, 1, 1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.rollouts import WAYS, Work, differencing, drawn, line
-from streampack import Cost
+from streampack.packing import Cost
 
 
 @pytest.mark.parametrize("name", WAYS)

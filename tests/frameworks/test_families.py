@@ -13,15 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from streampack import (
-    BestFitDecreasing,
-    ConfigError,
-    PackedDataset,
-    PackedLoader,
-    Pad,
-    TokenRules,
-    Topology,
-)
+from streampack import BestFitDecreasing, PackedDataset, PackedLoader, Pad, TokenRules, Topology
+from streampack.errors import ConfigError
 from tests.support.packed_batches import packed_batches, random_documents
 
 transformers = pytest.importorskip("transformers")

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from streampack import ConfigError, PackedDataset, PackedLoader, TokenRules, Topology
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology
+from streampack.errors import ConfigError
 from streampack.trainers import TrainerMixin
 
 SUPPORT = Path(__file__).parents[1] / "support"

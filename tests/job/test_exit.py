@@ -11,7 +11,8 @@ from tests.support.forked import Host
 
 RANK = """
 import torch.distributed as dist
-from streampack import PackedLoader, RankError, Topology
+from streampack import PackedLoader, Topology
+from streampack.errors import RankError
 from tests.support.runs import uneven
 
 dist.init_process_group("gloo")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from streampack import ConfigError, PackedDataset, PackedLoader, Topology
+from streampack import PackedDataset, PackedLoader, Topology
+from streampack.errors import ConfigError
 from tests.support.forked import Host
 from tests.support.runs import filled, identity, in_order, uneven
 from tests.support.simulated_ranks import on_ranks

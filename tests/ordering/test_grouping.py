@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import GroupBy, PackedDataset, PackedLoader, TokenRules, Topology
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
+from streampack.ordering import GroupBy
 from tests.support.memory_source import MemorySource
 from tests.support.restoring import assert_restores_everywhere
 

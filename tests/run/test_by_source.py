@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from streampack import (
     BestFitDecreasing,
     Concat,
-    Documents,
     PackedDataset,
     PackedLoader,
-    Seamless,
     SimilarityOrder,
     TokenRules,
     Topology,
     WindowConfig,
     sources,
 )
+from streampack.documents import Documents
+from streampack.packing import Seamless
 
 SEQ_LEN = 32
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from streampack import (
     Concat,
-    Documents,
     Hook,
     PackedBatch,
     PackedDataset,
@@ -29,6 +28,7 @@ from streampack import (
     merge_states,
     sources,
 )
+from streampack.documents import Documents
 from tests.support.corpora import byte_tokenizer
 from tests.support.every_source import PACKERS, SEQ_LEN, SOURCES
 from tests.support.memory_source import MemorySource

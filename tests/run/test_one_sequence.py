@@ -10,15 +10,8 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from streampack import (
-    Documents,
-    Hook,
-    PackedDataset,
-    PackedLoader,
-    TokenRules,
-    Topology,
-    WindowConfig,
-)
+from streampack import Hook, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
+from streampack.documents import Documents
 from streampack.lane.rotation import Sharing
 from streampack.packing import Buckets
 from streampack.run.worker_share import WorkerShare

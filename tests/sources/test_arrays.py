@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from streampack import Documents, PackedDataset, sources
+from streampack import PackedDataset, sources
+from streampack.documents import Documents
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.skips import Skips

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import ConfigError, ContentError, PackedDataset, Topology, sources
+from streampack import PackedDataset, Topology, sources
 from streampack.documents.blocks import Documents, offsets_of
+from streampack.errors import ConfigError, ContentError
 from streampack.sources.fields import kept_tokens, masks_of_rows, without_padding
 from tests.support.columns import KINDS, Columns, rows_of, write_arrow, write_lines, write_parquet
 from tests.support.labelled import ALL, EXPECTED, IDS, LABELS, MASKS, learnt

@@ -17,8 +17,6 @@ import pytest
 
 from streampack import (
     BestFitDecreasing,
-    ConfigError,
-    ContentError,
     PackedBatch,
     PackedDataset,
     PackedLoader,
@@ -26,6 +24,7 @@ from streampack import (
     WindowConfig,
     sources,
 )
+from streampack.errors import ConfigError, ContentError
 from tests.support.chats import write_lines
 from tests.support.corpora import byte_tokenizer
 from tests.support.mosaic import streaming_module

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streampack import ConfigError, ContentError, PackedDataset, Topology, sources
+from streampack import PackedDataset, Topology, sources
+from streampack.errors import ConfigError, ContentError
 from tests.support.labelled import ALL, EXPECTED, IDS, LABELS, MASKS, learnt
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

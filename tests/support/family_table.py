@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from streampack import BestFitDecreasing, ConfigError, PackedBatch
+from streampack import BestFitDecreasing, PackedBatch
+from streampack.errors import ConfigError
 from tests.support.packed_batches import packed_batches, random_documents
 from tests.support.tiny_families import NotBuiltError, families, tiny_model
 

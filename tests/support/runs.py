@@ -11,15 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from streampack import (
-    Documents,
-    PackedBatch,
-    PackedDataset,
-    PackedLoader,
-    TokenRules,
-    Topology,
-    WindowConfig,
-)
+from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
+from streampack.documents import Documents
 from streampack.packing import BestFitDecreasing, Packer
 from streampack.sources.manifest import Manifest
 from streampack.sources.skips import Skips

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, TypeVar
 
-from streampack import PackedDataset, PackedLoader, SimulatedRanks, Topology, merge_states
+from streampack import PackedDataset, PackedLoader, Topology, merge_states
+from streampack.testing import SimulatedRanks
 from tests.support.runs import identity, in_order
 
 Value = TypeVar("Value")

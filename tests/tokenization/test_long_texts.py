@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import ContentError, PackedDataset, PackedLoader, Topology, sources
+from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.documents.blocks import ORIGIN, Texts
+from streampack.errors import ContentError
 from streampack.sources import Reading
 from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer

@@ -12,21 +12,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streampack import (
-    BestFitCrop,
     BestFitDecreasing,
     Concat,
-    FirstFitDecreasing,
     PackedDataset,
     PackedLoader,
     Pad,
-    Seamless,
     TokenRules,
     Topology,
     WindowConfig,
     sources,
 )
 from streampack.errors import StateError
-from streampack.packing import Packer, Plan, check_plan
+from streampack.packing import BestFitCrop, FirstFitDecreasing, Packer, Plan, Seamless, check_plan
 from streampack.packing.balancing import Balance, choose_by_cost, order_by_cost
 from streampack.run.dry_run import stream_plan
 from streampack.run.plan import measure_balance

@@ -13,23 +13,21 @@ import pytest
 import torch
 
 from streampack import (
-    BestFitCrop,
     BestFitDecreasing,
     Buckets,
     Concat,
-    ContentError,
-    Documents,
-    FirstFitDecreasing,
     Hook,
     PackedBatch,
     PackedDataset,
     PackedLoader,
     Pad,
-    Seamless,
     TokenRules,
     Topology,
     WindowConfig,
 )
+from streampack.documents import Documents
+from streampack.errors import ContentError
+from streampack.packing import BestFitCrop, FirstFitDecreasing, Seamless
 from streampack.sources import Mixture
 from tests.support.memory_source import MemorySource, token_hash
 

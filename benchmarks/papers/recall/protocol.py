@@ -10,7 +10,7 @@ from typing import Literal
 from benchmarks.papers.model import Size
 from benchmarks.papers.recall import documents as _documents
 from benchmarks.papers.recall.documents import VOCABULARY
-from streampack import GroupBy
+from streampack.ordering import GroupBy
 from streampack.packing import BestFitDecreasing, Buckets, Concat, Packer, Seamless
 
 __all__ = [
