@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from typing import Any
@@ -58,15 +57,3 @@ def test_memory_is_kept_up_to_a_bound() -> None:
     most = scratch_module.MOST_KEPT_BYTES // 8
     assert len(scratch_words(2 * most)) >= 2 * most
     assert scratch_words(1000).nbytes <= scratch_module.MOST_KEPT_BYTES
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_plans_as_its_parent_did() -> None:
-    packer, lengths = BestFitDecreasing(seq_len=1024), _lengths(3, 3000)
-    before = _arrays(packer.plan(lengths, final=True, seed=0))
-    pid = os.fork()
-    if pid == 0:
-        same = _arrays(packer.plan(lengths, final=True, seed=0)) == before
-        os._exit(0 if same else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert _arrays(packer.plan(lengths, final=True, seed=0)) == before

@@ -69,15 +69,3 @@ def test_any_window_holds_documents_of_every_open_shard_and_no_more_are_open(
     for start in range(0, whole - TURN_DOCUMENTS, 100):
         distinct = len(set(shards[start : start + TURN_DOCUMENTS].tolist()))
         assert distinct >= open_shards
-
-
-@pytest.mark.parametrize("make", [_lines, _tar])
-def test_interleaved_shards_go_on_behind_every_block(
-    tmp_path: Path, make: Callable[..., ShardedSource]
-) -> None:
-    source = make(tmp_path, reading=Reading(open_shards=3))
-    lanes = source.lanes(2, seed=4, epoch=0, shuffle=True)
-    for lane in lanes:
-        blocks = read_lane(lane)
-        for k in range(len(blocks)):
-            assert read_lane(lane, blocks[k][1]) == blocks[k + 1 :]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -229,25 +227,6 @@ def test_a_changed_byte_is_found_by_the_digest(tmp_path: Path) -> None:
     with pytest.raises(ContentError, match="md5") as caught:
         read_all(MDS(tmp_path / "c", tokens="tokens", validate_hash="md5"))
     assert caught.value.rest_of_shard
-
-
-def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def test_reading_plain_and_compressed_shards_imports_no_mosaicml_streaming(tmp_path: Path) -> None:
-    corpus(tmp_path / "c", 10, compression="zstd", hashes=["sha256"])
-    out = run_python(f"""
-import sys
-from streampack.sources.mds.source import MDS
-from streampack.sources.skips import Skips
-source = MDS({str(tmp_path / "c")!r}, tokens="tokens", validate_hash="sha256")
-lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
-print(sum(len(block) for block, _ in lane.read(None, Skips())))
-print("streaming" in sys.modules, "torch" in sys.modules)
-""")
-    assert out.split() == ["10", "False", "False"]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])

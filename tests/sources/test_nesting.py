@@ -78,13 +78,3 @@ def test_a_deep_record_is_read_or_skipped_however_deep_the_callers_stack_is(
     assert count == (2 if depth < MOST_NESTED else 1)
     assert [record[:2] for record in records] == ([] if count == 2 else [[0, 0]])
     assert _on_a_deep_stack(sys.getrecursionlimit() // 2, read) == (count, records)
-
-
-def test_tools_that_are_nested_too_deep_break_their_conversation(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    tools = [json.dumps([{"name": "f"}]), "[" * 600 + "]" * 600]
-    lines = [json.dumps({"messages": messages, "tools": text}) for text in tools]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    skips = RecordedSkips()
-    assert len(read_all(Chat(tmp_path / "a.jsonl"), skips)) == 1
-    assert "nested 600 deep" in skips.records[0][3]

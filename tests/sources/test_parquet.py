@@ -111,6 +111,8 @@ def test_a_file_whose_footer_nobody_looked_at_is_checked_when_it_is_opened(
     ("kind", "dtype"),
     [
         (pa.uint8(), "uint16"),
+        (pa.int8(), "uint32"),
+        (pa.uint64(), "uint32"),
         (pa.uint16(), "uint16"),
         (pa.int16(), "uint32"),
         (pa.int32(), "uint32"),

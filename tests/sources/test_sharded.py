@@ -53,26 +53,6 @@ def test_lanes_read_every_document_of_the_shuffled_shards_once_in_equal_parts(
 @settings(deadline=None)  # the first example compiles
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
-    st.lists(st.integers(0, 108), max_size=6),
-    st.booleans(),
-)
-def test_parts_of_the_line_hold_every_document_once_however_it_is_cut(
-    weights: list[int], cuts: list[int], shuffle: bool
-) -> None:
-    source = _source(weights)
-    ends = sorted(min(cut, source.weight) for cut in cuts)
-    found: list[int] = []
-    for low, high in pairwise([0, *ends, source.weight]):
-        span = source.span(low, high, seed=5, epoch=2, shuffle=shuffle)
-        own = [block.tokens.tolist() for block, _ in span.read(None, Skips())]  # type: ignore[union-attr]
-        assert sum(map(len, own)) == high - low
-        found += [token for tokens in own for token in tokens]
-    assert sorted(found) == list(range(sum(weights)))
-
-
-@settings(deadline=None)  # the first example compiles
-@given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
     st.integers(1, 12),
     st.booleans(),
 )
