@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 
 from streampack import sources
 from streampack.errors import ContentError
+from tests.support.corpora import npy_bytes, write_samples
 from tests.support.flat_files import write_megatron
 from tests.support.mosaic import streaming_module
 from tests.support.recorded_skips import RecordedSkips
@@ -39,13 +38,7 @@ def compressed(folder: Path, rows: Rows, **named: Any) -> Any:
 
 
 def tar(folder: Path, members: list[dict[str, bytes]]) -> str:
-    with tarfile.open(folder / "a.tar", "w") as archive:
-        for number, sample in enumerate(members):
-            for name, data in sample.items():
-                member = tarfile.TarInfo(f"{number}.{name}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-    return str(folder / "a.tar")
+    return str(write_samples(folder / "a.tar", members))
 
 
 def json_members(folder: Path, rows: Rows, **named: Any) -> Any:
@@ -55,12 +48,7 @@ def json_members(folder: Path, rows: Rows, **named: Any) -> Any:
 
 
 def npy_members(folder: Path, rows: Rows, **named: Any) -> Any:
-    def npy(value: Any) -> bytes:
-        stream = io.BytesIO()
-        np.save(stream, np.array(value))
-        return stream.getvalue()
-
-    members = [{f"{name}.npy": npy(value) for name, value in row.items()} for row in rows]
+    members = [{f"{name}.npy": npy_bytes(value) for name, value in row.items()} for row in rows]
     return sources.WebDataset(tar(folder, members), **{**named, "tokens": "ids.npy"})
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ from streampack import (
 )
 from streampack.errors import ConfigError, ContentError
 from tests.support.chats import write_lines
-from tests.support.corpora import byte_tokenizer
-from tests.support.mosaic import streaming_module
+from tests.support.columns import KINDS, Columns
+from tests.support.corpora import byte_tokenizer, write_samples
 
 SEQ_LEN = 32
 LENGTHS = (np.exp(np.random.default_rng(3).normal(2.4, 0.8, 150)).astype(int) + 1).tolist()
@@ -49,38 +48,12 @@ def records(text: bool = False) -> list[dict[str, Any]]:
     return found
 
 
-def _lines(folder: Path, rows: Sequence[Any], name: str = "a.jsonl") -> str:
-    return write_lines(folder / name, rows)
+def columns(text: bool = False) -> Columns:
+    return {name: [row[name] for row in records(text)] for name in records(text)[0]}
 
 
-def _parquet(folder: Path, text: bool = False) -> str:
-    pq.write_table(pa.Table.from_pylist(records(text)), folder / "a.parquet", row_group_size=40)
-    return str(folder / "a.parquet")
-
-
-def _mds(folder: Path, text: bool = False) -> str:
-    columns = {"text": "str"} if text else {"ids": "ndarray:uint16"}
-    columns |= {"score": "float64", "size": "int"}
-    columns |= {} if text else {"place": "ndarray:float32", "kept": "ndarray:uint8"}
-    arrays = {} if text else {"ids": np.uint16, "place": np.float32, "kept": np.uint8}
-    with (
-        streaming_module("base.format.mds") as mds,
-        mds.MDSWriter(out=str(folder / "mds"), columns=columns, size_limit=1 << 13) as writer,
-    ):
-        for row in records(text):
-            made = {name: np.array(row[name], dtype=dtype) for name, dtype in arrays.items()}
-            writer.write({**row, "score": np.float64(row["score"]), **made})
-    return str(folder / "mds")
-
-
-def _tar(folder: Path, members: Callable[[Any], dict[str, bytes]], text: bool = False) -> str:
-    with tarfile.open(folder / "a.tar", "w") as archive:
-        for i, row in enumerate(records(text)):
-            for extension, data in members(row).items():
-                info = tarfile.TarInfo(f"{i:04}.{extension}")
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-    return str(folder / "a.tar")
+def _tar(members: Callable[[Any], dict[str, bytes]], text: bool = False) -> str:
+    return str(write_samples(Path("a.tar"), [members(row) for row in records(text)]))
 
 
 def _json_member(row: Any) -> dict[str, bytes]:
@@ -111,42 +84,36 @@ def _text_members(row: Any) -> dict[str, bytes]:
     return {**_npy_members(row), "txt": row["text"].encode()}
 
 
-def _labelled(folder: Path) -> str:
+def _labelled() -> str:
     rows = [
         {**row, "input_ids": row["ids"], "loss_mask": [1] * len(row["ids"])} for row in records()
     ]
-    return _lines(folder, rows)
+    return write_lines(Path("labelled.jsonl"), rows)
 
 
-def _arrow(folder: Path) -> str:
-    table = pa.Table.from_pylist(records())
-    with pa.ipc.new_file(folder / "a.arrow", table.schema) as file:
-        file.write_table(table, max_chunksize=40)
-    return str(folder / "a.arrow")
-
-
-IDS: dict[str, Callable[[Path], Any]] = {
-    "list": lambda folder: sources.Iterable(records(), tokens="ids"),
-    "jsonl": lambda folder: sources.JSONL(_lines(folder, records()), tokens="ids"),
-    "parquet": lambda folder: sources.Parquet(_parquet(folder), tokens="ids"),
-    "arrow": lambda folder: sources.Arrow(_arrow(folder), tokens="ids"),
-    "table": lambda folder: sources.Table(pa.Table.from_pylist(records()), tokens="ids"),
-    "mds": lambda folder: sources.MDS(_mds(folder), tokens="ids"),
-    "tar": lambda folder: sources.WebDataset(_tar(folder, _json_member), tokens="json:ids"),
-    "npz": lambda folder: sources.WebDataset(_tar(folder, _npz_member), tokens="npz:ids"),
-    "npy": lambda folder: sources.WebDataset(_tar(folder, _npy_members), tokens="ids.npy"),
-    "raw": lambda folder: sources.WebDataset(
-        _tar(folder, _raw_members), tokens="bin", dtype="uint16"
-    ),
-    "chat": lambda folder: sources.Chat(_labelled(folder)),
+IDS: dict[str, Callable[[], Any]] = {
+    **{
+        kind: lambda make=make: sources.open(make(columns()), tokens="ids")
+        for kind, make in KINDS.items()
+    },
+    "tar": lambda: sources.WebDataset(_tar(_json_member), tokens="json:ids"),
+    "npz": lambda: sources.WebDataset(_tar(_npz_member), tokens="npz:ids"),
+    "npy": lambda: sources.WebDataset(_tar(_npy_members), tokens="ids.npy"),
+    "raw": lambda: sources.WebDataset(_tar(_raw_members), tokens="bin", dtype="uint16"),
+    "chat": lambda: sources.Chat(_labelled()),
 }
-TEXTS: dict[str, Callable[[Path], Any]] = {
-    "list": lambda folder: sources.Iterable(records(text=True), text="text"),
-    "jsonl": lambda folder: sources.JSONL(_lines(folder, records(text=True))),
-    "parquet": lambda folder: sources.Parquet(_parquet(folder, text=True)),
-    "mds": lambda folder: sources.MDS(_mds(folder, text=True), text="text"),
-    "tar": lambda folder: sources.WebDataset(_tar(folder, _text_members, text=True), text="txt"),
+TEXTS: dict[str, Callable[[], Any]] = {
+    **{
+        kind: lambda make=make: sources.open(make(columns(text=True)), text="text")
+        for kind, make in KINDS.items()
+    },
+    "tar": lambda: sources.WebDataset(_tar(_text_members, text=True), text="txt"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def dataset(source: Any, **options: Any) -> PackedDataset:
@@ -172,9 +139,9 @@ def pieces(batch: PackedBatch) -> list[tuple[int, int, np.ndarray]]:
 
 
 @pytest.mark.parametrize("kind", IDS)
-def test_fields_of_ids_come_with_their_tokens(kind: str, tmp_path: Path) -> None:
+def test_fields_of_ids_come_with_their_tokens(kind: str) -> None:
     seen: dict[int, int] = {}
-    for batch in PackedLoader(dataset(IDS[kind](tmp_path))):
+    for batch in PackedLoader(dataset(IDS[kind]())):
         ids = batch.input_ids.numpy().ravel()
         place, kept = (batch.fields[name].numpy().ravel() for name in TOKEN_FIELDS)
         for n, start, slots in pieces(batch):
@@ -190,8 +157,8 @@ def test_fields_of_ids_come_with_their_tokens(kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_fields_of_texts_come_with_their_documents(kind: str, tmp_path: Path) -> None:
-    made = dataset(TEXTS[kind](tmp_path), tokenizer=byte_tokenizer(), token_fields=None)
+def test_fields_of_texts_come_with_their_documents(kind: str) -> None:
+    made = dataset(TEXTS[kind](), tokenizer=byte_tokenizer(), token_fields=None)
     tokens: dict[float, int] = {}
     for batch in PackedLoader(made):
         for n, _, slots in pieces(batch):
@@ -205,7 +172,7 @@ def test_fields_of_texts_come_with_their_documents(kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize("table", [False, True])
 def test_fields_of_conversations_come_with_them(table: bool, tmp_path: Path) -> None:
     rows = [{"prompt": "a" * n, "completion": "b" * n, "advantage": n / 4} for n in range(1, 40)]
-    path = _lines(tmp_path, rows)
+    path = write_lines(tmp_path / "a.jsonl", rows)
     if table:
         path = str(tmp_path / "chats.parquet")
         pq.write_table(pa.Table.from_pylist(rows), path)
@@ -240,7 +207,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 def test_a_record_whose_fields_do_not_fit_is_named_or_skipped(name: str, tmp_path: Path) -> None:
     good = {"ids": [1] * 5, "place": [0.5] * 5, "kept": [True] * 5, "score": 1.0, "size": 5}
     rows = [good] * 3 + [{**good, **BROKEN[name]}] + [good] * 3
-    path = _lines(tmp_path, rows)
+    path = write_lines(tmp_path / "a.jsonl", rows)
     made: list[Any] = [sources.JSONL(path, tokens="ids"), sources.Iterable(rows, tokens="ids")]
     if name in ("missing", "too short", "null", "no score", "nan"):  # a column can hold it
         made.append(sources.Table(pa.Table.from_pylist(rows), tokens="ids"))
@@ -252,10 +219,8 @@ def test_a_record_whose_fields_do_not_fit_is_named_or_skipped(name: str, tmp_pat
         assert loader.metrics().skipped == 1
 
 
-@pytest.mark.parametrize("kind", ["parquet", "mds"])
-def test_a_column_that_is_not_there_or_of_another_kind_is_refused(
-    kind: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["Parquet", "MDS"])
+def test_a_column_that_is_not_there_or_of_another_kind_is_refused(kind: str) -> None:
     for name, fields in (
         ("absent", "token_fields"),
         ("score", "token_fields"),
@@ -264,14 +229,14 @@ def test_a_column_that_is_not_there_or_of_another_kind_is_refused(
         options: dict[str, Any] = {"token_fields": None, "document_fields": None}
         options[fields] = {name: "float32"}
         with pytest.raises(ConfigError, match=name):
-            dataset(IDS[kind](tmp_path), **options)
-        if kind == "mds":
+            dataset(IDS[kind](), **options)
+        if kind == "MDS":
             break
 
 
 @pytest.mark.parametrize("kind", ["npz", "raw"])
-def test_fields_in_tars_follow_over_lanes_and_a_resume(kind: str, tmp_path: Path) -> None:
-    source = IDS[kind](tmp_path)
+def test_fields_in_tars_follow_over_lanes_and_a_resume(kind: str) -> None:
+    source = IDS[kind]()
     source.reading = sources.Reading(block_documents=7)
     made = dataset(source, lanes=3, batch_size=1)
     loader = PackedLoader(made)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 from streampack.sources import JSONL, Chat, WebDataset
 from streampack.sources.records import MOST_NESTED, parse_json
 from streampack.sources.sharded import ShardedSource
+from tests.support.corpora import write_samples
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import read_all
 
@@ -57,12 +56,9 @@ def _records(folder: Path, depth: int, kind: str) -> ShardedSource:
     path.write_text(record + '\n{"text": "y", "messages": ' + messages % 1 + "}\n")
     if kind != "tar":
         return {"lines": JSONL, "chat": Chat}[kind](path)
-    with tarfile.open(folder / "a.tar", "w") as archive:
-        for name, line in zip("ab", path.read_bytes().splitlines(), strict=True):
-            member = tarfile.TarInfo(f"{name}.json")
-            member.size = len(line)
-            archive.addfile(member, io.BytesIO(line))
-    return WebDataset(folder / "a.tar", text="json:text")
+    lines = path.read_bytes().splitlines()
+    tar = write_samples(folder / "a.tar", [{"json": line} for line in lines])
+    return WebDataset(tar, text="json:text")
 
 
 @pytest.mark.parametrize("kind", ["lines", "tar", "chat"])

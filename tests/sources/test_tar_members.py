@@ -6,7 +6,6 @@ import bz2
 import gzip
 import io
 import json
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 
 from streampack import PackedDataset, Topology, sources
 from streampack.errors import ConfigError, ContentError
+from tests.support.corpora import npy_bytes, write_samples
 from tests.support.labelled import ALL, EXPECTED, IDS, LABELS, MASKS, learnt
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -29,21 +29,15 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 def write(samples: Sequence[Mapping[str, Any]], ending: str = "tar") -> str:
     """A shard of samples: by what their files end in, arrays, records or bytes."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as archive:
-        for number, sample in enumerate(samples):
-            for name, content in sample.items():
-                data = content
-                if name.endswith("npy"):
-                    buffer = io.BytesIO()
-                    np.save(buffer, np.asarray(content))
-                    data = buffer.getvalue()
-                elif name.endswith("json"):
-                    data = json.dumps(content).encode()
-                member = tarfile.TarInfo(f"{number:06d}.{name}")
-                member.size = len(data)
-                archive.addfile(member, io.BytesIO(data))
-    Path(f"a.{ending}").write_bytes(PACK[ending](stream.getvalue()))
+
+    def file(name: str, content: Any) -> bytes:
+        if name.endswith("json"):
+            return json.dumps(content).encode()
+        return npy_bytes(content) if name.endswith("npy") else bytes(content)
+
+    made = [{name: file(name, content) for name, content in s.items()} for s in samples]
+    data = write_samples(Path("plain"), made).read_bytes()
+    Path(f"a.{ending}").write_bytes(PACK[ending](data))
     return f"a.{ending}"
 
 

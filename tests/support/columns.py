@@ -40,21 +40,22 @@ def write_arrow(columns: Columns, path: str = "a.feather") -> str:
 def write_mds(columns: Columns, path: str = "mds") -> str:
     """Lists of numbers as arrays; what MDS has no encoding for as JSON."""
 
-    def encoding(values: list[Any]) -> str:
-        first = values[0]
-        if isinstance(first, str):
-            return "str"
-        numbers = isinstance(first, list) and all(isinstance(one, int) for one in first)
-        return "int" if isinstance(first, int) else "ndarray:int64" if numbers else "json"
+    def encoding(value: Any) -> str:
+        if not isinstance(value, list):
+            return {str: "str", int: "int", float: "float64"}[type(value)]
+        arrays = {"i": "ndarray:int64", "f": "ndarray:float32", "b": "ndarray:uint8"}
+        return arrays.get(np.array(value).dtype.kind, "json")
 
-    encodings = {name: encoding(values) for name, values in columns.items()}
+    encodings = {name: encoding(values[0]) for name, values in columns.items()}
     with (
         streaming_module("base.format.mds") as module,
         module.MDSWriter(out=path, columns=encodings) as writer,
     ):
         for row in rows_of(columns):
-            arrays = {n: np.array(row[n]) for n, kind in encodings.items() if "nd" in kind}
-            writer.write({**row, **arrays})
+            for name, kind in encodings.items():
+                if kind.startswith(("ndarray", "float")):
+                    row[name] = np.array(row[name], dtype=kind.rpartition(":")[2])[()]
+            writer.write(row)
     return path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,21 @@ def write_mds(
 
 def write_tar(path: Path, documents: Sequence[np.ndarray]) -> Path:
     """A WebDataset shard of `.npy` members; gzip if the name ends in .gz."""
+    return write_samples(path, [{"npy": npy_bytes(tokens)} for tokens in documents])
+
+
+def npy_bytes(array: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, np.asarray(array))
+    return stream.getvalue()
+
+
+def write_samples(path: Path, samples: Sequence[Mapping[str, bytes]]) -> Path:
+    """A tar of samples: for each its files, by what their names end in; gzip as the path says."""
     with tarfile.open(path, "w:gz" if path.name.endswith("gz") else "w") as archive:
-        for number, tokens in enumerate(documents):
-            buffer = io.BytesIO()
-            np.save(buffer, tokens)
-            member = tarfile.TarInfo(f"{number:06d}.npy")
-            member.size = buffer.tell()
-            buffer.seek(0)
-            archive.addfile(member, buffer)
+        for number, sample in enumerate(samples):
+            for ending, data in sample.items():
+                member = tarfile.TarInfo(f"{number:06d}.{ending}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
     return path
