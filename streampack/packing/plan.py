@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import add, attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,6 +102,19 @@ class Composition:
 _counts = attrgetter(*Composition.__slots__)
 
 
+class RowColumns(NamedTuple):
+    """What the rows of a `Plan` hold, as kernels take it."""
+
+    row_offsets: NDArray[np.int64]
+    seq_len: NDArray[np.int32]
+    document: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    overlap: NDArray[np.int64]
+    insert_eos: NDArray[np.bool_]
+    pad_after: NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """R rows of S segments over N documents, as columns.
@@ -169,6 +183,14 @@ class Plan:
             pad_after=np.zeros(segments, dtype=np.int64),
             dropped=dropped,
         )
+
+    @property
+    def columns(self) -> RowColumns:
+        """The columns of rows and segments, for kernels."""
+        return RowColumns(
+            self.row_offsets, self.seq_len, self.document, self.start, self.stop, self.overlap,
+            self.insert_eos, self.pad_after,
+        )  # fmt: skip
 
     @property
     def num_rows(self) -> int:
@@ -251,22 +273,12 @@ _MOST = (1 << 31) - 1  # tokens of a row at most; sums of so many slots cannot o
 
 
 @kernel
-def sound_fill(
-    row_offsets: NDArray[np.int64],
-    seq_len: NDArray[np.int32],
-    document: NDArray[np.int64],
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    overlap: NDArray[np.int64],
-    insert_eos: NDArray[np.bool_],
-    pad_after: NDArray[np.int64],
-    num_documents: int,
-    fill: NDArray[np.int64],
-) -> bool:
+def sound_fill(plan: RowColumns, num_documents: int, fill: NDArray[np.int64]) -> bool:
     """Fill in the slots that each row uses (R,); False if compiled code cannot follow the plan.
 
     What it checks are rules 1 to 3 of `check_plan`, without the documents' lengths.
     """
+    row_offsets, seq_len, document, start, stop, overlap, insert_eos, pad_after = plan
     rows, segments = len(seq_len), len(document)
     if len(row_offsets) != rows + 1 or row_offsets[0] != 0 or row_offsets[rows] != segments:
         return False

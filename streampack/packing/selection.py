@@ -24,13 +24,14 @@ Cost: O(rows log rows + segments). Nothing is thrown away: what does not go is p
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.packing.balancing import choose_by_cost, order_by_cost, row_costs
-from streampack.packing.plan import Plan, check_rows, sound_fill
+from streampack.packing.plan import Plan, RowColumns, check_rows, sound_fill
 from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.rng import derive_seed, permutation
 
@@ -154,11 +155,10 @@ def _ranked(
         PlanError: the plan's arrays do not fit together (`check_rows`).
     """
     order = np.empty(plan.num_rows, dtype=np.int64)
+    rule = _Rule(request.rows_per_batch, float(min_fill), float(request.carry), by_fill, by_cost)
     count, must_go, full = _best_rows(
-        plan.row_offsets, plan.seq_len, plan.document, plan.start, plan.stop, plan.overlap,
-        plan.insert_eos, plan.pad_after, request.rounds_left, request.held, ties,
-        request.rows_per_batch, float(min_fill), float(request.carry), by_fill, by_cost, order,
-    )  # fmt: skip
+        plan.columns, request.rounds_left, request.held, ties, rule, order
+    )
     if count < 0:
         check_rows(plan, np.maximum(request.lengths, request.remaining))
     return order[:count], must_go, order[: max(count, full)]
@@ -187,24 +187,23 @@ def _by_cost(
     return chosen if len(chosen) == len(rows) else rows  # rows that each wait for the other
 
 
+class _Rule(NamedTuple):
+    """How many rows go: see `_ranked`."""
+
+    rows_per_batch: int
+    min_fill: float
+    carry: float
+    by_fill: bool
+    by_cost: bool
+
+
 @kernel
 def _best_rows(
-    row_offsets: NDArray[np.int64],
-    seq_len: NDArray[np.int32],
-    document: NDArray[np.int64],
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    overlap: NDArray[np.int64],
-    insert_eos: NDArray[np.bool_],
-    pad_after: NDArray[np.int64],
+    plan: RowColumns,
     rounds_left: NDArray[np.int64],
     held: NDArray[np.int64],
     ties: NDArray[np.int64],
-    rows_per_batch: int,
-    min_fill: float,
-    carry: float,
-    by_fill: bool,
-    by_cost: bool,
+    rule: _Rule,
     out: NDArray[np.int64],
 ) -> tuple[int, int, int]:
     """Steps 1 to 4, the most pressing rows first.
@@ -213,18 +212,18 @@ def _best_rows(
     the plan did.
 
     Args:
-        by_fill, by_cost: see `_ranked`.
+        plan: all rows; rounds_left, held: of its documents; ties: see `_ranked`.
+        rule: how many rows go.
         out: (R,) int64, filled with the rows in order, without those that cannot go.
 
     Returns:
         How many of these rows go, how many of them must, and how many there are up to the last
         full one. The first is -1 if the plan's arrays do not fit together.
     """
+    row_offsets, seq_len, document = plan.row_offsets, plan.seq_len, plan.document
     num_rows = len(seq_len)
     fill = np.empty(num_rows, dtype=np.int64)
-    if not sound_fill(
-        row_offsets, seq_len, document, start, stop, overlap, insert_eos, pad_after, len(held), fill
-    ):
+    if not sound_fill(plan, len(held), fill):
         return -1, 0, 0
     rank = np.zeros(num_rows, dtype=np.int64)
     waiting = np.zeros(num_rows, dtype=np.bool_)
@@ -234,25 +233,26 @@ def _best_rows(
         urgency = np.int64(0)
         for s in range(row_offsets[r], row_offsets[r + 1]):
             urgency = max(urgency, 1 - rounds_left[document[s]])
-            if stop[s] > held[document[s]]:
+            if plan.stop[s] > held[document[s]]:
                 waiting[r] = True
         if urgency > 0:
             forced += 1
             rank[r] = -1 - urgency
-        elif by_fill:
-            is_full = fill[r] >= min_fill * seq_len[r]
+        elif rule.by_fill:
+            is_full = fill[r] >= rule.min_fill * seq_len[r]
             rank[r] = -1 if is_full else seq_len[r] - fill[r]
         if rank[r] < 0:
             full += 1
     priority = ties[np.argsort(rank[ties], kind="mergesort")]
-    before_offsets, before = _rows_before(row_offsets, document, start, len(held))
+    before_offsets, before = _rows_before(row_offsets, document, plan.start, len(held))
     order, length_after = _close(priority, before_offsets, before, waiting)
-    wanted = max(forced if by_cost else full, _enough(fill[priority], carry))
+    wanted = max(forced if rule.by_cost else full, _enough(fill[priority], rule.carry))
     must_go = _at(length_after, forced)
-    batches = max(_at(length_after, wanted) // rows_per_batch, 1)
-    if batches * rows_per_batch < must_go:
+    each = rule.rows_per_batch
+    batches = max(_at(length_after, wanted) // each, 1)
+    if batches * each < must_go:
         batches += 1
-    count = min(batches, len(order) // rows_per_batch) * rows_per_batch
+    count = min(batches, len(order) // each) * each
     out[: len(order)] = order
     return count, min(must_go, count), _at(length_after, full)
 

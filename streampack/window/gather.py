@@ -10,6 +10,7 @@ Cost: one pass over the slots of a round, compiled; no Python per document.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.documents.blocks import offsets_of
 from streampack.documents.fields import FieldTypes
-from streampack.packing.plan import Composition
+from streampack.packing.plan import Composition, RowColumns
 from streampack.window.buffer import TokenBuffer
 from streampack.window.entries import Entries
 from streampack.window.grouped_rows import split_groups
@@ -87,13 +88,17 @@ def gather_rows(
     counts = np.zeros((batches, 10), dtype=np.int64)
     sizes = np.zeros((batches, 3), dtype=np.int64)
     _gather(
-        plan.row_offsets, plan.document, plan.start, plan.stop, plan.overlap, plan.insert_eos,
-        plan.pad_after,
-        rows, planned.batches, seq_lens, places, planned.position, tokens,
-        _NO_MASK if loss_mask is None else loss_mask, loss_mask is not None, layout.mask_repeated,
-        out.dtype.type(layout.pad_id), out.dtype.type(eos_id), layout.attention_by_row,
-        planned.dropped, entries.start, entries.length, planned.lengths,
-        out, mask_out, boundaries, piece, cu_seqlens, segment, ends, counts, sizes,
+        plan.columns,
+        _Rows(rows, planned.batches, seq_lens, places),
+        _Held(planned.position, tokens, _NO_MASK if loss_mask is None else loss_mask),
+        _Marks(
+            out.dtype.type(layout.pad_id), out.dtype.type(eos_id), layout.mask_repeated,
+            layout.attention_by_row,
+        ),
+        _Counted(planned.dropped, entries.start, entries.length, planned.lengths),
+        _Written(out, mask_out, boundaries, piece, cu_seqlens, segment, ends),
+        counts,
+        sizes,
     )  # fmt: skip
     sources = entries.origin["source"][plan.document[segment]]
     origins = _provenance(planned, segment, entries) if layout.provenance else None
@@ -168,90 +173,87 @@ def _with_fields(
     return split_groups(packed, groups, document, layout.fields, by_row=layout.attention_by_row)
 
 
+class _Rows(NamedTuple):
+    """The rows that go: batch b has those from batches[b] on, and slots from places[b] on."""
+
+    rows: NDArray[np.int64]
+    batches: NDArray[np.int64]
+    seq_lens: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+
+class _Held(NamedTuple):
+    """The window's tokens, where each entry's begin, and their mask, which may be empty."""
+
+    position: NDArray[np.int64]
+    tokens: NDArray[np.generic]
+    mask: NDArray[np.bool_]
+
+
+class _Marks(NamedTuple):
+    """What stands where no document's token does, and what counts; see `RowFormat`."""
+
+    pad_id: np.generic
+    eos_id: np.generic
+    mask_repeated: bool
+    by_row: bool
+
+
+class _Counted(NamedTuple):
+    """What counts follow from, of each entry: those of `PlannedWindow` and of `Entries`."""
+
+    dropped: NDArray[np.int64]
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
+class _Written(NamedTuple):
+    """Arrays of a round as in `PackedRows`, one batch after the other.
+
+    Boundaries count from the beginning of their batch, and those of each batch begin with a 0. So
+    the boundaries of batch b begin b entries later than its runs.
+
+    Attributes:
+        segment: of each piece, its number in the plan.
+        ends: (batches + 1, 3) where each batch's runs, attention segments and pieces begin.
+    """
+
+    tokens: NDArray[np.generic]
+    mask: NDArray[np.bool_]
+    boundaries: NDArray[np.int32]
+    piece: NDArray[np.int32]
+    cu_seqlens: NDArray[np.int32]
+    segment: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
 @kernel
 def _gather(
-    row_offsets: NDArray[np.int64],
-    document: NDArray[np.int64],
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    overlap: NDArray[np.int64],
-    insert_eos: NDArray[np.bool_],
-    pad_after: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    batches: NDArray[np.int64],
-    seq_lens: NDArray[np.int64],
-    places: NDArray[np.int64],
-    position: NDArray[np.int64],
-    tokens: NDArray[np.generic],
-    mask: NDArray[np.bool_],
-    has_source_mask: bool,
-    mask_repeated: bool,
-    pad_id: np.generic,
-    eos_id: np.generic,
-    by_row: bool,
-    dropped: NDArray[np.int64],
-    entry_start: NDArray[np.int64],
-    entry_length: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    out: NDArray[np.generic],
-    mask_out: NDArray[np.bool_],
-    boundaries: NDArray[np.int32],
-    piece: NDArray[np.int32],
-    cu_seqlens: NDArray[np.int32],
-    segment: NDArray[np.int64],
-    ends: NDArray[np.int64],
+    plan: RowColumns,
+    going: _Rows,
+    held: _Held,
+    marks: _Marks,
+    counted: _Counted,
+    written: _Written,
     counts: NDArray[np.int64],
     sizes: NDArray[np.int64],
 ) -> None:
     """Write the rows, and count what they hold; see `_write`, `_count` and `_measure`."""
-    _write(
-        row_offsets, document, start, stop, overlap, insert_eos, pad_after, rows, batches, seq_lens,
-        places, position, tokens, mask, has_source_mask, mask_repeated, pad_id, eos_id, by_row,
-        out, mask_out, boundaries, piece, cu_seqlens, segment, ends,
-    )  # fmt: skip
-    _count(
-        ends, segment, document, start, stop, overlap, insert_eos, dropped,
-        entry_start, entry_length, lengths, counts,
-    )  # fmt: skip
-    _measure(ends, boundaries, piece, cu_seqlens, mask_out, len(mask_out) > 0, places, sizes)
+    _write(plan, going, held, marks, written)
+    _count(plan, counted, written, counts)
+    _measure(written, going.places, sizes)
 
 
 @kernel
-def _write(
-    row_offsets: NDArray[np.int64],
-    document: NDArray[np.int64],
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    overlap: NDArray[np.int64],
-    insert_eos: NDArray[np.bool_],
-    pad_after: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    batches: NDArray[np.int64],
-    seq_lens: NDArray[np.int64],
-    places: NDArray[np.int64],
-    position: NDArray[np.int64],
-    tokens: NDArray[np.generic],
-    mask: NDArray[np.bool_],
-    has_source_mask: bool,
-    mask_repeated: bool,
-    pad_id: np.generic,
-    eos_id: np.generic,
-    by_row: bool,
-    out: NDArray[np.generic],
-    mask_out: NDArray[np.bool_],
-    boundaries: NDArray[np.int32],
-    piece: NDArray[np.int32],
-    cu_seqlens: NDArray[np.int32],
-    segment: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> None:
-    """Write tokens, mask and boundaries; ends[b + 1] is where batch b's runs, segments, pieces end.
-
-    Batch b has the slots from places[b] on and the rows rows[batches[b]:batches[b + 1]]. Boundaries
-    count from the beginning of their batch, and those of each batch begin with a 0. So the
-    boundaries of batch b begin b entries later than its runs.
-    """
-    has_mask = has_source_mask or mask_repeated
+def _write(plan: RowColumns, going: _Rows, held: _Held, marks: _Marks, written: _Written) -> None:
+    """Write tokens, mask, boundaries, and in ends[b + 1] where what batch b has of them ends."""
+    row_offsets, _, document, start, stop, overlap, insert_eos, pad_after = plan
+    rows, batches, seq_lens, places = going
+    position, tokens, mask = held
+    pad_id, eos_id, mask_repeated, by_row = marks
+    out, mask_out, boundaries, piece, cu_seqlens, segment, ends = written
+    has_source_mask, has_mask = len(mask) > 0, len(mask_out) > 0
     runs = 0
     attention = 0
     pieces = 0
@@ -273,9 +275,9 @@ def _write(
                 size = stop[s] - start[s]
                 # Through slices the loop needs no test for negative indices and becomes a copy.
                 target = out[at : at + size]
-                held = tokens[source : source + size]
+                piece_tokens = tokens[source : source + size]
                 for k in range(size):
-                    target[k] = held[k]
+                    target[k] = piece_tokens[k]
                 if has_source_mask:
                     mask_out[at : at + size] = mask[source : source + size]
                 elif has_mask:
@@ -328,17 +330,9 @@ def _write(
 
 
 @kernel
-def _measure(
-    ends: NDArray[np.int64],
-    boundaries: NDArray[np.int32],
-    piece: NDArray[np.int32],
-    cu_seqlens: NDArray[np.int32],
-    mask: NDArray[np.bool_],
-    has_mask: bool,
-    places: NDArray[np.int64],
-    out: NDArray[np.int64],
-) -> None:
+def _measure(written: _Written, places: NDArray[np.int64], out: NDArray[np.int64]) -> None:
     """Per batch: longest attention segment, loss tokens, sum of squared real lengths."""
+    _, mask, boundaries, piece, cu_seqlens, _, ends = written
     for b in range(len(out)):
         run = ends[b, 0]
         for a in range(ends[b, 1], ends[b + 1, 1]):
@@ -350,7 +344,7 @@ def _measure(
             if piece[run] < 0:
                 continue
             out[b, 2] += size * size
-            if has_mask:
+            if len(mask):
                 for k in range(places[b] + low + 1, places[b] + low + size):
                     out[b, 1] += mask[k]
             else:
@@ -358,29 +352,19 @@ def _measure(
 
 
 @kernel
-def _count(
-    ends: NDArray[np.int64],
-    segment: NDArray[np.int64],
-    document: NDArray[np.int64],
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    overlap: NDArray[np.int64],
-    insert_eos: NDArray[np.bool_],
-    dropped: NDArray[np.int64],
-    entry_start: NDArray[np.int64],
-    entry_length: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    out: NDArray[np.int64],
-) -> None:
+def _count(plan: RowColumns, counted: _Counted, written: _Written, out: NDArray[np.int64]) -> None:
     """Per batch: the counts of `Composition` after rows and slots, in its order.
 
     A document is counted with its first segment, as cut or cropped with its last.
     """
+    start, stop, overlap, insert_eos = plan.start, plan.stop, plan.overlap, plan.insert_eos
+    dropped, entry_start, entry_length, lengths = counted
+    segment, ends = written.segment, written.ends
     for b in range(len(out)):
         counts = out[b]
         for i in range(ends[b, 2], ends[b + 1, 2]):
             s = segment[i]
-            d = document[s]
+            d = plan.document[s]
             size = stop[s] - start[s]
             body = size + insert_eos[s]
             counts[0] += 1

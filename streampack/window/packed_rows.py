@@ -150,7 +150,7 @@ def derive_fields(packed: PackedRows) -> tuple[NDArray[np.int64], NDArray[np.int
     _derive(
         packed.tokens, packed.boundaries, packed.piece, packed.cu_seqlens,
         packed.cu_seqlens if packed.uncut is None else packed.uncut,
-        _NO_MASK if mask is None else mask, mask is not None,
+        _NO_MASK if mask is None else mask,
         wide.reshape(3, slots), document_ids.reshape(slots),
     )  # fmt: skip
     return wide, document_ids
@@ -164,7 +164,6 @@ def _derive(
     cu_seqlens: NDArray[np.int32],
     uncut: NDArray[np.int32],
     mask: NDArray[np.bool_],
-    has_mask: bool,
     wide: NDArray[np.int64],
     document_ids: NDArray[np.int32],
 ) -> None:
@@ -188,7 +187,7 @@ def _derive(
                 documents[k] = number
             if number < 0:
                 labels[:] = -100
-            elif has_mask:
+            elif len(mask):
                 counts = mask[begin:end]
                 for k in range(len(held)):
                     labels[k] = np.int64(held[k]) if counts[k] else np.int64(-100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from streampack._jit import kernel
 from streampack.cached import cached_property
 from streampack.errors import PlanError
 from streampack.packing.packer import Packer
-from streampack.packing.plan import Plan, check_rows, sound_fill
+from streampack.packing.plan import Plan, RowColumns, check_rows, sound_fill
 from streampack.packing.request import MemberLengths, Selection, WindowRequest
 
 
@@ -65,10 +66,8 @@ def planned_window(
     plan, rows, batches = selection.plan, selection.rows, selection.batches
     position = np.empty(len(repeated) + 1, dtype=np.int64)
     fault, repeats = _examine(
-        plan.row_offsets, plan.seq_len, plan.document, plan.start, plan.stop, plan.overlap,
-        plan.insert_eos, plan.pad_after, rows, batches, request.held, repeated,
-        request.batch_tokens, position,
-    )  # fmt: skip
+        plan.columns, rows, batches, request.held, repeated, request.batch_tokens, position
+    )
     if fault == 0 and plan.dropped.shape != repeated.shape:
         fault = 1
     if fault == 0 and request.final and _leaves_tokens(selection, request.lengths):
@@ -109,14 +108,7 @@ def _leaves_tokens(selection: Selection, lengths: NDArray[np.int64]) -> bool:
 
 @kernel
 def _examine(
-    row_offsets: NDArray[np.int64],
-    seq_len: NDArray[np.int32],
-    document: NDArray[np.int64],
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    overlap: NDArray[np.int64],
-    insert_eos: NDArray[np.bool_],
-    pad_after: NDArray[np.int64],
+    plan: RowColumns,
     rows: NDArray[np.int64],
     batches: NDArray[np.int64],
     held: NDArray[np.int64],
@@ -125,15 +117,13 @@ def _examine(
     position: NDArray[np.int64],
 ) -> tuple[int, bool]:
     """A key of `_FAULTS` or 0, and True if some document is `repeated`; fills in `position`."""
-    repeats = False
+    seq_len, repeats = plan.seq_len, False
     position[0] = 0
     for d in range(len(held)):
         position[d + 1] = position[d] + held[d]
         repeats |= repeated[d] > 0
     fill = np.empty(len(seq_len), dtype=np.int64)
-    if not sound_fill(
-        row_offsets, seq_len, document, start, stop, overlap, insert_eos, pad_after, len(held), fill
-    ):
+    if not sound_fill(plan, len(held), fill):
         return 1, repeats
     for row in rows:
         if row < 0 or row >= len(seq_len):
@@ -151,48 +141,44 @@ def _examine(
             row = rows[i]
             if seq_len[row] != width:
                 return 4, repeats
-            for s in range(row_offsets[row], row_offsets[row + 1]):
-                if stop[s] > held[document[s]]:
+            for s in range(plan.row_offsets[row], plan.row_offsets[row + 1]):
+                if plan.stop[s] > held[plan.document[s]]:
                     return 5, repeats
     return 0, repeats
 
 
 @kernel
 def what_stays(
+    plan: RowColumns,
     rows: NDArray[np.int64],
-    row_offsets: NDArray[np.int64],
-    document: NDArray[np.int64],
-    start: NDArray[np.int64],
-    stop: NDArray[np.int64],
-    overlap: NDArray[np.int64],
     dropped: NDArray[np.int64],
     lengths: NDArray[np.int64],
     was_repeated: NDArray[np.int64],
     continued: bool,
-    kept: NDArray[np.int64],
-    moved: NDArray[np.int64],
-    repeated: NDArray[np.int64],
+    stays: NDArray[np.int64],
 ) -> tuple[int, bool]:
     """What the window keeps when these rows have gone.
 
     Args:
-        rows: that go; row_offsets, document, start, stop, overlap: of the plan.
+        rows: of the plan, that go.
         dropped, lengths: (N,) int64, of `PlannedWindow`.
         was_repeated: (N,) int64, `Entries.repeated` before.
         continued: the last document goes on after what is held.
-        kept, moved, repeated: (N,) int64, filled for the K documents that stay: their numbers, how
-            many of their held tokens go, and how many of those that stay were delivered already.
+        stays: (3, N) int64, filled for the K documents that stay: their numbers, how many of their
+            held tokens go, and how many of those that stay were delivered already.
 
     Returns:
         K, and whether what stays of each is its tail.
     """
+    document, start, stop = plan.document, plan.start, plan.stop
+    kept, moved, repeated = stays[0], stays[1], stays[2]
     count = len(lengths)
     furthest = np.zeros(count, dtype=np.int64)
     placed = np.zeros(count, dtype=np.int64)
     for row in rows:
-        for s in range(row_offsets[row], row_offsets[row + 1]):
+        for s in range(plan.row_offsets[row], plan.row_offsets[row + 1]):
             furthest[document[s]] = max(furthest[document[s]], stop[s])
-            placed[document[s]] += stop[s] - start[s] - overlap[s]
+            placed[document[s]] += stop[s] - start[s] - plan.overlap[s]
     again = np.zeros(count, dtype=np.int64)
     for s in range(len(document)):
         d = document[s]
@@ -214,17 +200,28 @@ def what_stays(
     return k, tails
 
 
+class Room(NamedTuple):
+    """What a window takes: documents while it has fewer than `target` tokens.
+
+    Attributes:
+        used, most: tokens that it holds, and may hold.
+        documents: so many more may be held, or as many as bring the tokens up to `enough`.
+    """
+
+    used: int
+    target: int
+    most: int
+    documents: int
+    enough: int
+
+
 @kernel
 def admitted(
     offsets: NDArray[np.int64],
     first: int,
     longest: int | None,
     shortened: int,
-    used: int,
-    target: int,
-    window_tokens: int,
-    most_documents: int,
-    enough: int,
+    room: Room,
     held: NDArray[np.int64],
 ) -> int:
     """How many documents of a block, from `first` on, a window takes whole.
@@ -235,18 +232,17 @@ def admitted(
         offsets: (N + 1,) int64, of the block.
         longest, shortened: of a document above `longest`, rows will hold `shortened` tokens (see
             `needed_tokens`); None for no limit.
-        used, target, window_tokens: tokens held, tokens aimed at, tokens held at most.
-        most_documents: so many more may be held, or as many as bring the tokens up to `enough`.
+        room: of the window.
         held: (N - first,) int64, filled with the tokens of each that rows will hold.
     """
-    count = 0
+    count, used = 0, room.used
     for i in range(first, len(offsets) - 1):
         length = offsets[i + 1] - offsets[i]
         if longest is not None and length > longest:
             length = np.int64(shortened)
-        if used >= target or used + length > window_tokens:
+        if used >= room.target or used + length > room.most:
             break
-        if count >= most_documents and used >= enough:
+        if count >= room.documents and used >= room.enough:
             break
         held[count] = length
         used += length

@@ -33,6 +33,7 @@ from streampack.window.config import WindowConfig, sure_tokens
 from streampack.window.entries import HELD, LENGTH, START, Entries, FieldStore, lengths_of_members
 from streampack.window.planned import (
     PlannedWindow,
+    Room,
     admitted,
     needed_tokens,
     planned_window,
@@ -155,11 +156,16 @@ class Window:
         overflow, offsets, limited = self._packer.overflow, documents.offsets, True
         if self._packer.packs_members:
             offsets, limited = offsets_of(self.needed_of(documents)), False
+        room = Room(
+            self._buffer.used,
+            self.target_tokens,
+            self._window_tokens,
+            self._config.documents - self.num_documents,
+            self._enough,
+        )
         count = admitted(
             offsets, first, self._longest if limited and overflow in ("truncate", "drop") else None,
-            self._longest if overflow == "truncate" else 0,
-            self._buffer.used, self.target_tokens, self._window_tokens,
-            self._config.documents - self.num_documents, self._enough, held,
+            self._longest if overflow == "truncate" else 0, room, held,
         )  # fmt: skip
         self._append(documents, first, held[:count], serial)
         following = first + count
@@ -298,11 +304,11 @@ class Window:
 
         `starved` says that there were fewer documents than the window wanted.
         """
-        plan, entries = planned.plan, self.entries
+        entries = self.entries
         stays = np.empty((3, len(entries)), dtype=np.int64)
         count, tails = what_stays(
-            planned.rows, plan.row_offsets, plan.document, plan.start, plan.stop, plan.overlap,
-            planned.dropped, planned.lengths, entries.repeated, self._continued, *stays,
+            planned.plan.columns, planned.rows, planned.dropped, planned.lengths,
+            entries.repeated, self._continued, stays,
         )  # fmt: skip
         if not tails:
             raise PlanError(
