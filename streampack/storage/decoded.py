@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,22 +79,21 @@ def _frames(data: NDArray[np.uint8]) -> Iterator[Chunk]:
 
 
 def shared_bytes(
-    storage: Storage, path: str, file: Path, codec: str, *, partly: bool, **limits: Any
+    storage: Storage, path: str, file: Path, codec: str, *, partly: bool
 ) -> tuple[NDArray[np.uint8], bool]:
     """The whole content of a file, mapped, and whether its compression ended; see `decompress`.
 
     Args:
         storage, path, file, codec: as for `shared_content`.
         partly: others read parts of it, too.
-        limits: of `decompress`.
     """
 
     def make(out: IO[bytes]) -> None:
-        if not unpack(file, codec, out, **limits):
+        if not unpack(file, codec, out):
             raise DamagedError("it is cut short")
 
     if partly and file.stat().st_size >= LEAST_BYTES:
         with storage.decoded(path, f"{codec} content", make) as copy:
             if copy is not None:
                 return map_file(copy), True  # which stays readable if the file is removed
-    return decompress(file, codec, folder=storage.cache_dir, **limits)
+    return decompress(file, codec, folder=storage.cache_dir)

@@ -29,9 +29,7 @@ CODEC_OF_ENDING = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 
 _CHUNK = 1 << 20
 _FEED = 16 << 10  # of compressed data at a time: as fine as its content can be cut
-_MOST_UNFOLDED = 256  # times what is stored; tars of tiny members come to some fifty
 _PART = 64 << 10  # of content at a time, where the library feeds itself
-_MOST_SNAPPY = 32  # times what is stored: a copy of 64 bytes takes 3
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 # Frames that hold no content, with which pzstd begins.
 _MAGIC |= {bytes((0x50 + n, 0x2A, 0x4D, 0x18)): "zstd" for n in range(16)}
@@ -71,7 +69,6 @@ def decompress(
     *,
     folder: Path | None = None,
     exact_bytes: int | None = None,
-    free_bytes: int = 256 << 20,
 ) -> tuple[NDArray[np.uint8], bool]:
     """Decompress a file and map the result.
 
@@ -80,8 +77,6 @@ def decompress(
         codec: "gz", "bz2", "zstd", "br" or "snappy" (raw; needs `exact_bytes`).
         folder: where the temporary file goes; None means the system's place.
         exact_bytes: the size the content must have; never more than this is written.
-        free_bytes: content of so many bytes may be compressed to anything. More of it must not be
-            more than 256 times what is stored, which no documents are.
 
     Returns:
         (B,) uint8, and whether the compressed data ended properly: of files that are cut short,
@@ -94,7 +89,7 @@ def decompress(
     """
     with _temporary(folder) as out:
         try:
-            complete = unpack(path, codec, out, exact_bytes=exact_bytes, free_bytes=free_bytes)
+            complete = unpack(path, codec, out, exact_bytes=exact_bytes)
             out.flush()
         except OSError as error:
             if not is_of_system(error):
@@ -103,9 +98,7 @@ def decompress(
         return _map(out), complete
 
 
-def unpack(
-    path: Path, codec: str, out: IO[bytes], *, exact_bytes: int | None = None, free_bytes: int
-) -> bool:
+def unpack(path: Path, codec: str, out: IO[bytes], *, exact_bytes: int | None = None) -> bool:
     """Write the content of a file to `out`; see `decompress`.
 
     Returns:
@@ -114,29 +107,17 @@ def unpack(
     with open(path, "rb") as source:
         complete = True
         written = 0
-        most = max(free_bytes, _MOST_UNFOLDED * os.fstat(source.fileno()).st_size)
-        if exact_bytes is not None and exact_bytes > most:
-            raise _unfolds_too_far(most)
         try:
             for chunk in _chunks(source, codec, exact_bytes):
                 written += len(chunk)
                 if exact_bytes is not None and written > exact_bytes:
                     raise DamagedError(f"it decompresses to more than {exact_bytes} bytes")
-                if written > most:
-                    raise _unfolds_too_far(most)
                 out.write(chunk)
         except _CutShortError:
             complete = False
         if exact_bytes is not None and written != exact_bytes:
             raise DamagedError(f"it decompresses to {written} bytes instead of {exact_bytes}")
         return complete
-
-
-def _unfolds_too_far(most: int) -> DamagedError:
-    return DamagedError(
-        f"it unfolds to more than {most} bytes, {_MOST_UNFOLDED} times what is stored, which is "
-        "allowed up to max_document_bytes of Reading"
-    )
 
 
 #: How much of the stored data had been read when the decoder gave some content, and this content.
@@ -343,7 +324,7 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
                 raise DamagedError("raw snappy data does not say its size")
             data = source.read()
             # pyarrow trusts a size that is too large, and pads with what is in memory.
-            if _snappy_size(data) != exact_bytes or exact_bytes > _MOST_SNAPPY * len(data):
+            if _snappy_size(data) != exact_bytes:
                 raise DamagedError(f"it says it decompresses to {_snappy_size(data)} bytes")
             yield pyarrow.decompress(data, exact_bytes, codec="snappy", asbytes=True)
             return

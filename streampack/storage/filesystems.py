@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
-import inspect
 import os
 import weakref
 from contextlib import suppress
@@ -13,7 +11,6 @@ from typing import Any
 from streampack.errors import ConfigError, StreampackError
 from streampack.storage.failures import without_secrets
 
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 #: What to install for a protocol; fsspec imports the implementation when it is first used.
 _EXTRAS = {
     "s3": 'pip install "streampack[s3]"',
@@ -49,7 +46,6 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
     # fsspec shares instances between callers and keeps listings; both would hide changes.
     merged = {"skip_instance_cache": True, "use_listings_cache": False, **options}
     try:
-        _refuse_unknown(protocol, kind, options)
         if protocol in ("s3", "s3a"):
             _s3_options(merged, timeout_s)
         elif protocol in ("http", "https"):
@@ -76,28 +72,6 @@ def _not_installed(protocol: str, error: ImportError) -> ConfigError:
         f"{protocol}:// needs a package that is not installed: {error}.",
         f"Run `{_EXTRAS.get(protocol, 'pip install fsspec[' + protocol + ']')}`.",
     )
-
-
-def _refuse_unknown(protocol: str, kind: type, options: dict[str, Any]) -> None:
-    """Raise `ConfigError` for an option that the file system would ignore."""
-    if protocol not in _EXTRAS:
-        return
-    kinds = [getattr(base, "__init__", None) for base in kind.__mro__]
-    if protocol in ("http", "https"):
-        import aiohttp
-
-        kinds.append(aiohttp.ClientSession._request)  # what is left goes with each request
-    taken = [inspect.signature(kind).parameters.values() for kind in kinds if kind is not None]
-    named = {p.name for several in taken for p in several if p.kind in _BY_NAME} - {"self"}
-    named |= {"skip_instance_cache", "use_listings_cache", "max_paths", "listings_expiry_time"}
-    for name in options:
-        if name not in named:
-            near = difflib.get_close_matches(name, sorted(named), n=1)
-            raise ConfigError(
-                f"{name!r} in `storage_options` is not an option of {protocol}://.",
-                f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(sorted(named))}.",
-                setting="storage_options",
-            )
 
 
 def _try_once(protocol: str, filesystem: Any) -> None:

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -55,7 +52,6 @@ _AND_TIME = "; Last-Modified "
 
 FIRST_WAIT_S = 0.25
 LONGEST_WAIT_S = 30.0
-STREAMED_BYTES = 1 << 16  # read at once, at most, where progress is looked at after each
 LONGEST_RETRY_AFTER_S = 300.0  # of what a server asks for
 
 
@@ -135,31 +131,17 @@ class Progress(Callback):  # type: ignore[misc]
         super().__init__()
         self.limit = limit
         self._pace = pace
-        self._given_up: TooSlowError | None = None
         self._since = time.monotonic(), 0  # when the current stretch began, and the bytes by then
-
-    @property
-    def step_bytes(self) -> int:
-        """As many bytes as arrive at the least pace before it is given up, or fewer."""
-        least = self._pace.timeout_s * self._pace.min_bytes_per_s / 2
-        return int(max(1, min(least, STREAMED_BYTES)))
 
     def call(self, *args: Any, **kwargs: Any) -> None:
         """Called by the file system whenever `value`, the number of bytes, has changed."""
         if self.value > self.limit:
             raise OSError(f"the server sent more than the {self.limit} bytes it had announced")
-        self.check()
-
-    def check(self) -> None:
-        """Raise `TooSlowError` if too little has come since the last time; then, for ever."""
-        if self._given_up is not None:
-            raise self._given_up
         now = time.monotonic()
         began, had = self._since
         if now - began >= self._pace.timeout_s:
             if self.value - had < (now - began) * self._pace.min_bytes_per_s:
-                self._given_up = self._pace.too_slow(self.value - had, now - began)
-                raise self._given_up
+                raise self._pace.too_slow(self.value - had, now - began)
             self._since = now, self.value
 
 
@@ -189,14 +171,14 @@ class Pace:
         Args:
             filesystem: of fsspec.
             method: its name, or a coroutine function. What is not asynchronous is called as it is,
-                with the limits that it may have itself; only hf:// is given up as well.
+                with the limits that it may have itself.
             args: for the method.
             num_bytes: that it is to bring; 0 for a short answer.
             options: for the method.
         """
         if isinstance(method, str):
             if not filesystem.async_impl:
-                return self._call_plain(filesystem, method, args, num_bytes, options)
+                return getattr(filesystem, method)(*args, **options)
             method = getattr(filesystem, "_" + method)
         if self.min_bytes_per_s == 0:
             return sync(filesystem.loop, method, *args, **options)
@@ -215,53 +197,6 @@ class Pace:
                     await asyncio.wait({task}, timeout=1)
 
         return sync(filesystem.loop, limited)
-
-    def _call_plain(
-        self, filesystem: Any, method: str, args: Any, num_bytes: int, options: dict[str, Any]
-    ) -> Any:
-        """The same of a file system that is not asynchronous: hf:// in a thread, others as is.
-
-        A thread that is given up waits until the server ends the connection, and writes nothing.
-        """
-        call = partial(getattr(filesystem, method), *args, **options)
-        if "hf" not in filesystem.protocol or self.min_bytes_per_s == 0:
-            return call()
-        progress: Progress | None = None
-        if method == "get_file":
-            progress = options["callback"]
-            url, path = args
-            call = partial(_stream_file, filesystem, url, path, progress)
-        done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-        def run() -> None:
-            try:
-                done.put((call(), None))
-            except BaseException as error:
-                done.put((None, error))
-
-        threading.Thread(target=run, name="streampack-storage", daemon=True).start()
-        limit_s = self.timeout_s if progress else self.timeout_s + num_bytes / self.min_bytes_per_s
-        while True:
-            try:
-                result, error = done.get(timeout=limit_s)
-            except queue.Empty:
-                if progress is None:
-                    raise self.too_slow(None, limit_s) from None
-                progress.check()
-                continue
-            if error is not None:
-                raise error
-            return result
-
-
-def _stream_file(filesystem: Any, url: str, path: str, progress: Progress) -> None:
-    """Download a file in one request, a little at a time, so that progress is seen."""
-    with filesystem.open(url, "rb", block_size=0) as source:
-        progress.check()  # once it is given up, the file is another attempt's
-        with open(path, "wb", buffering=0) as part:
-            while data := source.read(progress.step_bytes):
-                progress.relative_update(len(data))
-                part.write(data)
 
 
 async def fetch_range(filesystem: Any, url: str, *, start: int, end: int) -> bytes | None:

@@ -84,7 +84,7 @@ class Storage:
         min_bytes_per_s: an attempt that gets less than that, for `timeout_s` seconds, has failed as
             well; so a server that sends a byte now and then is no hang. 0 is no limit. It does not
             hold for listings, which are many answers, nor for protocols that fsspec reads without
-            asyncio, such as sftp://, except hf://.
+            asyncio, such as sftp:// and hf://.
         read_ahead_bytes: bytes that a process may have downloaded ahead and not yet opened; a
             larger file is downloaded ahead alone. 0 turns reading ahead off.
         storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from streampack.errors import ConfigError, StateError, StorageError
+from streampack.errors import StateError, StorageError
 from streampack.storage.failures import TooSlowError, retry_after_s, without_secrets
 from streampack.storage.storage import Storage
-from tests.support.hub_server import hub_server
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import S3Server
 
@@ -95,42 +94,6 @@ def test_a_server_that_drips_is_given_up(
         error = error_of(impatient, f"{server.url}/a.bin", act)
     assert error.failure == "transient"
     assert isinstance(error.__cause__, TooSlowError)
-
-
-@pytest.mark.parametrize(
-    "act", [read, lambda storage, url: storage.read_range(url, 0, 5000)], ids=["body", "range"]
-)
-def test_a_hub_that_drips_or_falls_silent_is_given_up(
-    act: Callable[[Storage, str], Any], tmp_path: Path
-) -> None:
-    pytest.importorskip("huggingface_hub")
-    (tmp_path / "me" / "corpora").mkdir(parents=True)
-    (tmp_path / "me" / "corpora" / "a.bin").write_bytes(bytes(10_000))
-    for drip_s in (0.01, 60):
-        with hub_server(tmp_path, "token", drip_s) as endpoint:
-            storage = Storage(
-                cache_dir=tmp_path / "cache",
-                retries=1,
-                timeout_s=0.5,
-                min_bytes_per_s=20_000,
-                storage_options={"endpoint": endpoint, "token": "token"},
-            )
-            error = error_of(storage, "hf://datasets/me/corpora/a.bin", act)
-        assert isinstance(error.__cause__, TooSlowError)
-        assert "2 attempts" in str(error)
-    assert not list((tmp_path / "cache").rglob("*a.bin"))
-
-
-def test_a_hub_that_keeps_the_pace_is_read_to_its_end(tmp_path: Path) -> None:
-    pytest.importorskip("huggingface_hub")
-    (tmp_path / "me" / "corpora").mkdir(parents=True)
-    (tmp_path / "me" / "corpora" / "a.bin").write_bytes(DATA[:100])
-    with hub_server(tmp_path, "token", 0.02) as endpoint:
-        options = {"endpoint": endpoint, "token": "token"}
-        storage = Storage(
-            cache_dir=tmp_path / "cache", timeout_s=1, min_bytes_per_s=5, storage_options=options
-        )
-        assert read(storage, "hf://datasets/me/corpora/a.bin") == DATA[:100]
 
 
 def test_a_slow_server_that_keeps_the_pace_is_read_to_its_end(tmp_path: Path) -> None:
@@ -366,19 +329,6 @@ def test_a_refusal_of_s3_is_shown_as_it_is_worded(
             assert error.failure == expected
             assert "after 1 attempt:" in str(error)
             assert code in str(error)
-
-
-@pytest.mark.parametrize(
-    ("url", "option", "near"),
-    [
-        ("s3://bucket/a", "endpont_url", "endpoint_url"),
-        ("https://host/a", "header", "headers"),
-        ("hf://datasets/o/n/a", "tokn", "token"),
-    ],
-)
-def test_an_option_that_would_be_ignored_is_refused(url: str, option: str, near: str) -> None:
-    with pytest.raises(ConfigError, match=f"{option}.*{near}"):
-        Storage(storage_options={option: "x"}).list(url)
 
 
 def test_options_that_go_with_each_request_are_taken(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,7 +28,7 @@ def _entry(root: Path, path: Path, expand: bool) -> dict[str, Any]:
     return {"type": "file", "oid": oid, "size": len(data), "path": name, **more}
 
 
-def _handler(folder: Path, token: str, drip_s: float) -> type[BaseHTTPRequestHandler]:
+def _handler(folder: Path, token: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -107,24 +106,18 @@ def _handler(folder: Path, token: str, drip_s: float) -> type[BaseHTTPRequestHan
             self.end_headers()
             if self.command == "HEAD":
                 return
-            if drip_s and "X-Repo-Commit" in headers:  # a file
-                for byte in data:
-                    self.wfile.write(bytes([byte]))
-                    time.sleep(drip_s)
-            else:
-                self.wfile.write(data)
+            self.wfile.write(data)
 
     return Handler
 
 
 @contextmanager
-def hub_server(folder: Path, token: str, drip_s: float = 0) -> Iterator[str]:
+def hub_server(folder: Path, token: str) -> Iterator[str]:
     """Serve `folder`/OWNER/NAME as datasets on a free port; the URL of the endpoint.
 
-    Files come a byte at a time, `drip_s` seconds apart, if that is not 0.
     Owner "private" needs the token, and owner "gated" refuses everyone.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(folder, token, drip_s))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(folder, token))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -270,7 +270,6 @@ class MDS(ShardedSource):
                 codec,
                 folder=self.storage.cache_dir,
                 exact_bytes=int(details["raw_bytes"][shard]),
-                free_bytes=self.reading.most_bytes,
             )
         except DamagedError as error:
             raise self.broken_shard(shard, str(error)) from error

@@ -263,9 +263,9 @@ class WebDataset(ShardedSource):
         codec, data = sniff_codec(local), map_file(local)
         if codec is None or is_header(data):  # a name may begin like compressed data
             return data, True
-        most, path = self.reading.most_bytes, self.manifest.paths[shard]
+        path = self.manifest.paths[shard]
         try:
-            return shared_bytes(self.storage, path, local, codec, partly=partly, free_bytes=most)
+            return shared_bytes(self.storage, path, local, codec, partly=partly)
         except DamagedError as error:
             raise self.broken_shard(shard, str(error)) from error
 
