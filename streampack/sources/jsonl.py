@@ -31,20 +31,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import explained
-from streampack.documents.blocks import Documents, Texts, make_origin
+from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import Fields
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import (
     BrokenDocumentError,
-    Read,
-    documents_of,
+    block_of,
     kind_of,
-    record_block,
     record_of,
-    require_field,
-    text_of,
 )
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
@@ -265,19 +261,7 @@ class JSONL(ShardedSource):
         self, lines: list[bytes | None], origin: NDArray[np.void]
     ) -> tuple[Block, dict[int, str]]:
         """The good ones of N lines, and what is wrong with the others, by number."""
-        if (reader := self.fields.records) is not None:
-            form = (self.field_types, self.tokenized)
-            return reader.block(lines, origin, *form, self.record_of)
-        kind = Documents if self.tokenized else Texts
-        masks, unread = self.fields.loss_masks, self.fields.unread
-        return record_block(lines, self._read, kind, origin, self.field_types, masks, unread)
-
-    def _read(self, line: bytes | None) -> Read:
-        record, field = self.record_of(line), self.fields.document or ""
-        require_field(record, field)
-        if self.tokenized:
-            return record, documents_of(record, field, line)
-        return record, text_of(record, field, line or b"")
+        return block_of(lines, self.fields, origin, self.field_types, self.record_of)
 
     def record_of(self, line: bytes | None) -> dict[str, Any]:
         """The object of a line; None is one that was too long to be kept."""

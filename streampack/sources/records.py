@@ -22,14 +22,14 @@ from streampack.arguments import type_in_words
 from streampack.documents.blocks import (
     TOKEN_DTYPES,
     Documents,
-    Fields,
     Texts,
     joined_groups,
     offsets_of,
 )
 from streampack.documents.conversations import Conversations
 from streampack.documents.fields import TEXT_REMEDY, FieldTypes, cast_values, misfit
-from streampack.sources.fields import ATTENTION_MASK, LABELS, LOSS_FIELDS, with_masks
+from streampack.sources.fields import ATTENTION_MASK, LABELS, LOSS_FIELDS, Fields, with_masks
+from streampack.sources.raw_bytes import BAD_ID
 
 #: Lists and objects in one another. Arrow allows as many in the schema of a Parquet file.
 MOST_NESTED = 100
@@ -99,57 +99,94 @@ def require_field(record: Mapping[str, Any], name: str) -> None:
         raise BrokenDocumentError(f'has no field "{name}" (it has {names})')
 
 
+def is_several(value: Any) -> bool:
+    """True for a list of lists or arrays: the ids of several documents."""
+    kinds = (list, tuple, np.ndarray)
+    return isinstance(value, kinds) and len(value) > 0 and isinstance(value[0], kinds)
+
+
 def kind_of(value: Any) -> str:
-    """What a value of a record may be: "tokens", "mask" (a list of booleans), "text" or "".
+    """What a value of a record may be: "tokens", "mask" (of booleans), "text" or "".
 
     A list of lists of ids is "several": documents that are a group.
     """
-    if isinstance(value, list) and value:
-        if isinstance(value[0], list):
-            return "several" if kind_of(value[0]) == "tokens" else ""
-        return {int: "tokens", bool: "mask"}.get(type(value[0]), "")
-    return "text" if isinstance(value, str) else ""
+    if isinstance(value, str):
+        return "text"
+    if is_several(value):
+        return "several" if kind_of(value[0]) == "tokens" else ""
+    if isinstance(value, list | tuple):
+        if not value:
+            return ""
+        value = value[:1]
+    try:
+        return "tokens" if ids_of(value) is not None else ""
+    except BrokenDocumentError:
+        masks = isinstance(value, list | tuple) and isinstance(value[0], bool)
+        return "mask" if masks or getattr(value, "dtype", None) == np.bool_ else ""
 
 
-def text_of(record: Mapping[str, Any], name: str, data: bytes) -> str:
-    """The text in a field; `data` is the JSON of the record."""
-    text = record[name]
-    if not isinstance(text, str):
-        raise BrokenDocumentError(f'has {type_in_words(text)} in "{name}" where text was expected')
+def document_in(record: Any, field: str | None, tokenized: bool, data: bytes = b"") -> Read:
+    """A record, and its document: a text, ids, or a list of the ids of several documents.
+
+    Args:
+        record: a mapping with the document in `field`; None says that it is itself the document.
+        field: its name.
+        tokenized: ids are wanted.
+        data: the JSON of the record, if it was JSON.
+    """
+    value, where = record, ""
+    if field is not None:
+        if not isinstance(record, Mapping):
+            what = type_in_words(record)
+            raise BrokenDocumentError(f'is {what}, not a mapping with a field "{field}"')
+        require_field(record, field)
+        value, where = record[field], f' in "{field}"'
+    if tokenized:
+        if field is not None and is_several(value):
+            return record, [ids_of(ids, where, data) for ids in value]
+        return record, ids_of(value, where, data)
+    if not isinstance(value, str):
+        raise BrokenDocumentError(f"has {type_in_words(value)}{where} where text was expected")
     if b"\\u" in data:  # an escape can name half a character, which no tokenizer takes
         try:
-            text.encode()
+            value.encode()
         except UnicodeEncodeError:
-            raise BrokenDocumentError(f'has half a character in "{name}"') from None
-    return text
+            raise BrokenDocumentError(f"has half a character{where}") from None
+    return record, value
 
 
-def documents_of(
-    record: Mapping[str, Any], name: str, data: bytes | None
-) -> NDArray[np.uint32] | list[NDArray[np.uint32]]:
-    """The token ids in a field of a JSON object; of a list of lists, those of each document."""
-    ids = record[name]
-    if isinstance(ids, list) and ids and isinstance(ids[0], list):
-        return [ids_of({name: one}, name, data) for one in ids]
-    return ids_of(record, name, data)
+def ids_of(value: Any, where: str = "", data: bytes = b"") -> NDArray[Any]:
+    """(T,) the token ids in a list or array, as integers that fit into uint32.
 
-
-def ids_of(record: Mapping[str, Any], name: str, data: bytes | None = None) -> NDArray[np.uint32]:
-    """(T,) the token ids in a field; `data` is the JSON of the record, if it was JSON."""
-    ids = record[name]
-    if not isinstance(ids, list):
-        raise BrokenDocumentError(
-            f'has {type_in_words(ids)} in "{name}" where a list of ids was expected'
-        )
-    # A look at every id takes as long as parsing it, and most records have no such words.
-    may_be_bools = data is None or b"true" in data or b"false" in data
-    if may_be_bools and bool in map(type, ids):
-        raise BrokenDocumentError(f'has true or false in "{name}" where ids were expected')
+    Args:
+        value: the list or array.
+        where: it was, for messages.
+        data: the JSON that it is a part of, if it was JSON.
+    """
+    if isinstance(value, list | tuple):
+        # A look at every id takes as long as parsing it, and most records have no such words.
+        may_be_bools = not data or b"true" in data or b"false" in data
+        if may_be_bools and bool in map(type, value):
+            raise BrokenDocumentError(f"has true or false{where} where ids were expected")
+        try:
+            # `array` accepts nothing but whole numbers in its range; numpy would round.
+            return np.frombuffer(array("I", value), dtype=np.uint32)
+        except OverflowError:
+            raise BrokenDocumentError(BAD_ID + where) from None
+        except (TypeError, ValueError) as error:
+            raise BrokenDocumentError(f"has a wrong id{where} ({error})") from None
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__len__"):
+        raise BrokenDocumentError(f"has {type_in_words(value)}{where} where ids were expected")
     try:
-        # `array` accepts nothing but whole numbers in its range; numpy would round.
-        return np.frombuffer(array("I", ids), dtype=np.uint32)
-    except (TypeError, OverflowError) as error:
-        raise BrokenDocumentError(f'has a wrong id in "{name}" ({error})') from None
+        ids = np.asarray(value)
+    except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise BrokenDocumentError(f"has no list of integers{where} ({error})") from error
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+        what = f"an array of {ids.dtype} and shape {ids.shape}"
+        raise BrokenDocumentError(f"has {what}{where} where ids were expected")
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= 1 << 32):
+        raise BrokenDocumentError(BAD_ID + where)
+    return ids.astype(ids.dtype.newbyteorder("=") if len(ids) else np.uint32, copy=False)
 
 
 Item = TypeVar("Item")
@@ -158,6 +195,32 @@ _UNLEARNT = "has no token that carries loss"
 
 #: A record, and what it holds: ids, a list of the ids of several documents, a text, a conversation.
 Read = tuple[Any, Any]
+
+
+def block_of(
+    items: Iterable[Any],
+    fields: Fields,
+    origin: NDArray[np.void],
+    types: FieldTypes,
+    parse: Callable[[Any], Any] | None = None,
+) -> tuple[Documents | Texts | Conversations, dict[int, str]]:
+    """A block of the good ones of N items, and what is wrong with the others, by number.
+
+    Args:
+        items: N records, documents, or what `parse` makes a record of: bytes are its JSON.
+        fields: that are read of a record.
+        origin, types: as for `record_block`.
+    """
+    if fields.records is not None:
+        return fields.records.block(items, origin, types, fields.tokenized, parse)
+
+    def read(item: Any) -> Read:
+        record = item if parse is None else parse(item)
+        data = item if parse is not None and isinstance(item, bytes) else b""
+        return document_in(record, fields.document, fields.tokenized, data)
+
+    kind = Documents if fields.tokenized else Texts
+    return record_block(items, read, kind, origin, types, fields.loss_masks, fields.unread)
 
 
 def record_block(
@@ -319,7 +382,9 @@ def _fields_in(
     return arrays, values
 
 
-def _joined(records: list[dict[str, Any]], join: Callable[[list[Any]], NDArray[Any]]) -> Fields:
+def _joined(
+    records: list[dict[str, Any]], join: Callable[[list[Any]], NDArray[Any]]
+) -> dict[str, Any]:
     """By name, the values of all records together, of the fields that every one has."""
     if not records:
         return {}

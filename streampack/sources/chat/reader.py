@@ -86,7 +86,7 @@ class ChatReader:
         def read_ids(item: Any) -> Read:
             record = _plain(item, parse)
             require_field(record, _IDS)
-            return record, ids_of(record, _IDS)
+            return record, ids_of(record[_IDS], f' in "{_IDS}"')
 
         def read_chat(item: Any) -> Read:
             record = _plain(item, parse)

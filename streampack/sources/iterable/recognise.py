@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from streampack.arguments import with_article
 from streampack.errors import ConfigError
 from streampack.sources.fields import Fields
-from streampack.sources.iterable.items import ids_of, is_several, kind_name
-from streampack.sources.records import BrokenDocumentError, kind_of
+from streampack.sources.iterable.items import kind_name
+from streampack.sources.records import BrokenDocumentError, ids_of, is_several, kind_of
 
 
 def refuse_no_corpus(data: Any) -> None:
@@ -84,17 +82,7 @@ def with_masks_of(fields: Fields, first: Any) -> Fields:
 
 
 def _kinds_of(record: Mapping[Any, Any]) -> dict[str, str]:
-    return {str(name): _kind_of(value) for name, value in record.items()}
-
-
-def _kind_of(value: Any) -> str:
-    try:
-        if is_several(value):
-            return "several"
-        known = kind_of(value.tolist() if isinstance(value, np.ndarray) else value)
-        return known or ("tokens" if ids_of(value) is not None else "")
-    except BrokenDocumentError:
-        return ""
+    return {str(name): kind_of(value) for name, value in record.items()}
 
 
 def _holds_ids(value: Any, where: str) -> bool:

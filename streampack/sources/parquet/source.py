@@ -43,7 +43,7 @@ from streampack.sources.parquet.footer import (
     row_groups,
 )
 from streampack.sources.parquet.shared import shared_batches
-from streampack.sources.records import DamagedFileError
+from streampack.sources.records import DamagedFileError, block_of
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import LEAST_BYTES
@@ -344,7 +344,7 @@ class Parquet(ShardedSource):
                 _, count = next(cut(sizes, limits))
                 numbers = np.arange(first + start, first + start + count, dtype=np.int64)
                 origin = make_origin(shard, numbers)
-                block, problems = reader.block(records[:count], origin, self.field_types, tokenized)
+                block, problems = block_of(records[:count], self.fields, origin, self.field_types)
                 self.report_broken(origin, problems, skips)
                 start += count
                 yield block, start

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.sources.raw_bytes import BAD_ID, integer_kind, no_npy, npy_header, read_again
-from streampack.sources.records import BrokenDocumentError, require_field, too_long
+from streampack.sources.raw_bytes import integer_kind, no_npy, npy_header, read_again
+from streampack.sources.records import BrokenDocumentError, ids_of, too_long
 from streampack.sources.tar.headers import ALL, DUPLICATE, MISSING, scan_tar
 
 Record = Mapping[str, Any]
@@ -60,26 +60,7 @@ def array_in(content: bytes) -> NDArray[Any]:
     return array
 
 
-def ids_in(record: Record, name: str) -> NDArray[Any]:
-    """(T,) uint16 or uint32, the token ids of a record of arrays.
-
-    Raises:
-        BrokenDocumentError: there is no such array, or it does not hold token ids.
-    """
-    require_field(record, name)
-    ids: NDArray[Any] = record[name]
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise BrokenDocumentError(
-            f'has an array of {ids.dtype} and shape {ids.shape} in "{name}" where ids were expected'
-        )
-    if ids.dtype == np.uint16:
-        return ids
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= 1 << 32):
-        raise BrokenDocumentError(BAD_ID)
-    return ids.astype(np.uint32)
-
-
-def document_in(content: bytes, form: str, key: str, dtype: str | None) -> NDArray[Any] | str:
+def file_document(content: bytes, form: str, dtype: str | None) -> NDArray[Any] | str:
     """The ids or the text of a file that holds nothing else."""
     if form == "text":
         try:
@@ -87,12 +68,12 @@ def document_in(content: bytes, form: str, key: str, dtype: str | None) -> NDArr
         except UnicodeDecodeError as error:
             raise BrokenDocumentError(f"is not UTF-8 ({error.reason})") from None
     if form == "npy":
-        return ids_in({key: array_in(content)}, key)
+        return ids_of(array_in(content))
     kind = np.dtype(dtype).newbyteorder("<")
     if len(content) % kind.itemsize:
         what = f"has {len(content)} bytes, which is no whole number of {dtype}"
         raise BrokenDocumentError(what)
-    return ids_in({key: np.frombuffer(content, dtype=kind)}, key)
+    return ids_of(np.frombuffer(content, dtype=kind))
 
 
 def files_beside(data: NDArray[np.uint8], begin: int, extension: str, samples: int) -> Files:

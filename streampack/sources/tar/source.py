@@ -23,21 +23,18 @@ from streampack.sources.raw_bytes import Spans, decoded_texts, integer_block, pi
 from streampack.sources.records import (
     BrokenDocumentError,
     Read,
-    documents_of,
+    document_in,
     record_block,
     record_of,
-    require_field,
-    text_of,
     too_long,
 )
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.sources.tar.contents import (
     array_headers,
-    document_in,
     field_beside,
+    file_document,
     files_beside,
-    ids_in,
     npz_record,
 )
 from streampack.sources.tar.headers import (
@@ -342,20 +339,15 @@ class WebDataset(ShardedSource):
                 raise BrokenDocumentError(problems[i])
             content = bytes(contents[i])
             if form == "json":
-                record = record_of(content)
-                require_field(record, field)
-                if not self.tokenized:
-                    return record, text_of(record, field, content)
-                return record, documents_of(record, field, content)
+                return document_in(record_of(content), field, self.tokenized, content)
             if form == "npz":
                 names = {field, *self._masks, ATTENTION_MASK, *types.token, *types.document}
-                arrays = npz_record(content, names, most)
-                return arrays, ids_in(arrays, field)
+                return document_in(npz_record(content, names, most), field, True)
             fields = {
                 name: field_beside(data, name, files, i, most) for name, files in beside.items()
             }
             there = {name: array for name, array in fields.items() if array is not None}
-            return there, document_in(content, form, self.column.key, self.dtype)
+            return there, file_document(content, form, self.dtype)
 
         kind = Documents if self.tokenized else Texts
         masks, unread = self.fields.loss_masks, self.fields.unread
