@@ -21,9 +21,7 @@ from streampack.sources.iterable.items import (
     outside_worker,
 )
 from streampack.sources.iterable.recognise import (
-    Rows,
     fields_in,
-    is_table,
     no_items,
     refuse_no_corpus,
 )
@@ -100,7 +98,7 @@ class Items(InMemory):
         kind = kind_name(data)
         if not is_random_access(data):
             raise ConfigError(f"data is {kind}.", "Pass it to sources.Iterable.", setting="data")
-        self.data: Any = Rows(data) if is_table(data) else data
+        self.data = data
         self.words = ("item", kind.rpartition(".")[2])
         self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
 

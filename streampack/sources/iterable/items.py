@@ -90,34 +90,18 @@ def has_state(items: Any) -> bool:
     return True
 
 
-#: Versions of datasets, and the next without the fault: of mapped and filtered streams; of all.
-_AHEAD = (((3, 3), (4, 2)), ((4, 7), (5, 2)))
-_ALL_AHEAD = ((3, 4), (3, 6))
-
-
 def has_exact_state(items: Any) -> bool:
     """True if the state of an iterable leads back to exactly the next item.
 
-    Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. In
-    some versions the state of a mapped or filtered dataset, or that of any, leads to other rows.
+    Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. Before
+    version 5.2 that of a mapped or filtered one may lead to other rows, before 3.6 that of any.
     """
-    if not has_state(items):
-        return False
-    stream = getattr(items, "_ex_iterable", None)
-    library = sys.modules.get("datasets")
+    stream, library = getattr(items, "_ex_iterable", None), sys.modules.get("datasets")
     if stream is None or library is None:
-        return True
-    version = _version(library.__version__)
-    if _ALL_AHEAD[0] <= version < _ALL_AHEAD[1]:
-        return False
-    inexact = ["BufferShuffled"]
-    if any(first <= version < fixed for first, fixed in _AHEAD):
-        inexact += ["MappedExamples", "FilteredExamples"]
-    return not _has_node(stream, inexact)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+        return has_state(items)
+    version = [int(part) for part in re.findall(r"\d+", library.__version__)[:2]]
+    inexact = ("BufferShuffled", *(("Mapped", "Filtered") if version < [5, 2] else ()))
+    return has_state(items) and version >= [3, 6] and not _has_node(stream, inexact)
 
 
 def own_copy(items: Any, *, made_new: bool) -> Any:
@@ -147,11 +131,9 @@ def own_copy(items: Any, *, made_new: bool) -> Any:
 
 
 def _has_node(node: Any, names: Sequence[str]) -> bool:
-    """True if a step of a Hugging Face pipeline has one of these in the name of its class."""
-    if node is None:
-        return False
-    if any(name in type(node).__name__ for name in names):
-        return True
+    """True if the class of a step of a Hugging Face pipeline begins with one of these names."""
+    if node is None or type(node).__name__.startswith(tuple(names)):
+        return node is not None
     below = [getattr(node, "ex_iterable", None), *(getattr(node, "ex_iterables", None) or ())]
     return any(_has_node(inner, names) for inner in below)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,12 @@ from streampack.sources.records import BrokenDocumentError, ids_of, is_several, 
 def refuse_no_corpus(data: Any) -> None:
     """Raise `ConfigError` for what can be iterated and gives no documents, or in no order."""
     no_items = (Mapping, str, bytes, bytearray, memoryview, set, frozenset, io.IOBase, type)
-    if isinstance(data, no_items):
+    if isinstance(data, no_items) or is_table(data):
         keys = ", ".join(repr(key) for key in list(data)[:10]) if isinstance(data, Mapping) else ""
         raise ConfigError(
             f"data is {with_article(kind_name(data))}{keys and f' with the keys {keys}'}.",
-            remedy="Pass one corpus: paths, or a list or table of texts, token ids or records; "
-            "several in a sources.Mixture.",
+            remedy="Pass one corpus: paths, or a list of texts, token ids or records; a table to "
+            "sources.Table, several corpora in a sources.Mixture.",
         )
 
 
@@ -131,25 +131,3 @@ def arrow_table(data: Any) -> Any:
             f"The table is none for Arrow: {error}.",
             remedy="Leave the column out or make it text, or pass the rows as records.",
         ) from error
-
-
-class Rows:
-    """The rows of a table, as records.
-
-    Args:
-        table: anything that pyarrow makes a table of.
-    """
-
-    def __init__(self, table: Any) -> None:
-        self._table = arrow_table(table)
-
-    def __len__(self) -> int:
-        return int(self._table.num_rows)
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        record: dict[str, Any] = self._table.slice(number, 1).to_pylist()[0]
-        return record
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        for batch in self._table.to_batches(max_chunksize=1024):
-            yield from batch.to_pylist()

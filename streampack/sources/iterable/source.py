@@ -33,9 +33,7 @@ from streampack.sources.iterable.items import (
     takes_lanes,
 )
 from streampack.sources.iterable.recognise import (
-    Rows,
     fields_in,
-    is_table,
     no_items,
     refuse_no_corpus,
 )
@@ -222,8 +220,7 @@ class Iterable(ItemSource):
     the same items each time.
 
     Args:
-        data: an iterable; a map-style dataset (`__len__` and `__getitem__`); a table of pyarrow,
-            pandas or polars, whose rows are the items; a function
+        data: an iterable; a map-style dataset (`__len__` and `__getitem__`); a function
             ``(lane, lanes) -> iterable``, which makes any number of lanes possible; or one without
             arguments, such as a generator function. A generator can be read only once: one epoch
             and no resuming. If it has `set_epoch`, that is called on a copy when documents are to
@@ -257,40 +254,23 @@ class Iterable(ItemSource):
         self.name = name
         refuse_no_corpus(data)
         called = callable(data) and not hasattr(data, "__iter__") and not is_by_index(data)
-        if not called and not hasattr(data, "__iter__") and not is_by_index(data):
-            raise ConfigError(
-                f"data is {kind_name(data)}.",
-                "Pass an iterable, or a function (lane, lanes) -> iterable.",
-                setting="data",
-            )
-        made: Any = Rows(data) if is_table(data) else data
-        self.data = made
+        self.data: Any = data
         self._called = called
-        self._divided = called and takes_lanes(self.data)
+        self._divided = called and takes_lanes(self.data)  # type: ignore[arg-type]
         self.once = not called and hasattr(data, "__next__") and not has_state(data)
         self._begun = False
         self._kind = kind_name(data)
-        if called:
-            self._check_function()
+        made = self._items(0, 1) if called else data
+        if not hasattr(made, "__iter__") and not is_by_index(made):
+            raise ConfigError(
+                f"data {'gives' if called else 'is'} {kind_name(made)}, which cannot be iterated.",
+                remedy="Pass an iterable, or a function (lane, lanes) -> iterable.",
+                setting="data",
+            )
         self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
 
     def __repr__(self) -> str:
         return f"Iterable({self._kind} of {self.fields.in_words})"
-
-    def _check_function(self) -> None:
-        items = self._items(0, 1)
-        if hasattr(items, "__next__") and self._items(0, 1) is items:
-            raise ConfigError(
-                f"The function returned the same {kind_name(items)} twice.",
-                "Make a new one in the function.",
-                setting="data",
-            )
-        if not hasattr(items, "__iter__") and not is_by_index(items):
-            raise ConfigError(
-                f"The function returned {kind_name(items)}.",
-                "Return an iterable of documents, or make it a generator with `yield`.",
-                setting="data",
-            )
 
     def first_item(self, default: Any = _NONE) -> Any:
         """The first item, which is not lost by being looked at; `default` where there is none."""
