@@ -10,7 +10,7 @@ reading itself, raised an error or worked on every flipped bit
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -120,59 +120,29 @@ def check_schema(
     Raises:
         ConfigError: the file lacks a column, or has it in another type.
     """
-    there = ", ".join(f'"{field.name}" ({field.type})' for field in schema)
     fields.refuse_unread(schema.names, shown(name))
     masks = list(fields.loss_masks)
     if tokenized and ATTENTION_MASK in schema.names:
         masks.append(ATTENTION_MASK)
-    for wanted in (column, *masks):
-        if schema.get_field_index(wanted) < 0:
-            raise ConfigError(
-                f'{shown(name)} has no column "{wanted}", or has it twice; it has {there}.',
-                "Pass the right one as text= (strings) or tokens= (lists of token ids)."
-                if wanted == column
-                else "Pass the right one as loss_mask= (--loss-mask), or loss_mask=[], which reads "
-                "none.",
-                setting="tokens" if tokenized else "text",
-                path=shown(name),
-            )
-    kind = schema.field(column).type
-    if not (is_token_list(kind) if tokenized else is_text(kind)):
-        raise ConfigError(
-            f'The column "{column}" of {shown(name)} is {kind}; the columns are {there}.',
-            "Pass text= for strings and tokens= for lists of token ids.",
-            setting="tokens" if tokenized else "text",
-            path=shown(name),
-        )
-    for wanted in masks:
-        if not is_mask_list(schema.field(wanted).type):
-            padding = wanted == ATTENTION_MASK
-            raise ConfigError(
-                f'The column "{wanted}" of {shown(name)} is {schema.field(wanted).type}, '
-                "not a list of booleans (or 1 and 0) per document.",
-                f"{'Drop the' if padding else 'Pass the right'} column of {there}.",
-                setting=None if padding else "loss_mask",
-                path=shown(name),
-            )
-    _check_fields(name, schema, types if tokenized else replace(types, token={}))
-    return tokenized and kind.value_type in (pa.uint8(), pa.uint16())
-
-
-def _check_fields(name: str, schema: pa.Schema, types: FieldTypes) -> None:
-    for fields, fits, expected in (
-        (types.token, is_number_list, "a list of numbers, one per token"),
-        (types.document, is_number, "a number"),
+    of_documents = (is_token_list, "lists of token ids") if tokenized else (is_text, "strings")
+    wanted = [(column, *of_documents, "tokens" if tokenized else "text")]
+    wanted += [(mask, is_mask_list, "lists of booleans, or 1 and 0", "loss_mask") for mask in masks]
+    for of_type, fits, expected, setting in (
+        (types.token if tokenized else {}, is_number_list, "lists of numbers", "token_fields"),
+        (types.document, is_number, "numbers", "document_fields"),
     ):
-        for field in fields:
-            kind = schema.field(field).type if schema.get_field_index(field) >= 0 else None
-            if (kind is None and not types.optional) or (kind is not None and not fits(kind)):
-                there = ", ".join(f'"{column.name}" ({column.type})' for column in schema)
-                raise ConfigError(
-                    f'{shown(name)} has {"no column" if kind is None else f"{kind} in"} "{field}", '
-                    f"and {expected} is declared; it has {there}.",
-                    TEXT_REMEDY
-                    if kind is not None and is_text(kind)
-                    else "Name the right column, or make it in a map.",
-                    setting="token_fields" if fields is types.token else "document_fields",
-                    path=shown(name),
-                )
+        there = [field for field in of_type if not types.optional or field in schema.names]
+        wanted += [(field, fits, expected, setting) for field in there]
+    for field, fits, expected, setting in wanted:
+        found = schema.field(field).type if schema.get_field_index(field) >= 0 else None
+        if found is None or not fits(found):
+            columns = ", ".join(f'"{other.name}" ({other.type})' for other in schema)
+            raise ConfigError(
+                f'{shown(name)} has {f"{found} in the" if found else "no"} column "{field}", which '
+                f"should hold {expected}.",
+                remedy=f"Name another one in {setting}=. The columns are {columns}."
+                + (f" {TEXT_REMEDY}" if fits is is_number and found and is_text(found) else ""),
+                setting=setting,
+                path=shown(name),
+            )
+    return tokenized and schema.field(column).type.value_type in (pa.uint8(), pa.uint16())

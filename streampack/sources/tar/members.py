@@ -62,26 +62,14 @@ class TarColumn(NamedTuple):
         key = key.lower().removeprefix(".")
         last = key.rpartition(".")[2]
         form = "raw" if dtype is not None else "text" if last in TEXT_ENDINGS else last
-        argument = f"{'tokens' if tokenized else 'text'}={name!r}"
-        if form not in ("npy", "npz", "text", "json", "raw"):
+        wanted = ("json", "npy", "npz", "raw") if tokenized else ("json", "text")
+        if form not in wanted or bool(field) != (form in ("json", "npz")):
+            setting = "tokens" if tokenized else "text"
             raise ConfigError(
-                f"{argument} names no files that can be read.",
-                remedy="Name the ending of files in npy, npz, txt or json, or of any with dtype= "
-                'for bare arrays of ids; and a field as "json:text".',
-                setting=argument.partition("=")[0],
-            )
-        if bool(field) != (form in ("json", "npz")):
-            raise ConfigError(
-                f"{argument} names {'a' if field else 'no'} field, and JSON and .npz files have "
-                "fields, others none.",
-                remedy=f'Name it as "{key}:FIELD".' if not field else f"Pass {key!r}.",
-                setting=argument.partition("=")[0],
-            )
-        if form != "json" and tokenized != (form != "text"):
-            raise ConfigError(
-                f"{argument} is given, and .{key} files hold {'text' if tokenized else 'ids'}.",
-                remedy=f"Pass {'text' if tokenized else 'tokens'}={name!r}.",
-                setting=argument.partition("=")[0],
+                f"{setting}={name!r} names no files of a tar that are read as such.",
+                remedy='Name text as "txt" or "json:FIELD", and tokens as "npy", "npz:FIELD" or '
+                '"json:FIELD", or by any ending with dtype= for bare arrays.',
+                setting=setting,
             )
         return cls(key, field, form)
 
@@ -96,12 +84,10 @@ class FirstMembers:
     """What the first members of a shard are.
 
     Attributes:
-        shard: its path.
         endings: their names after the first dot, in lower case, each once.
         fields: of the first JSON or .npz file of an ending, the kinds of its fields by name.
     """
 
-    shard: str
     endings: Sequence[str] = ()
     fields: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -109,11 +95,6 @@ class FirstMembers:
     def of(cls, shard: str, storage: Storage) -> FirstMembers:
         """Those of a shard; of a damaged one, those before the damage."""
         data, _ = head_of(shard, storage, _HEAD_BYTES)
-        return cls.in_archive(shard, data)
-
-    @classmethod
-    def in_archive(cls, shard: str, data: NDArray[np.uint8]) -> FirstMembers:
-        """Those of a shard whose uncompressed bytes are `data` (B,), or begin with them."""
         fields: dict[str, Mapping[str, str]] = {}
         head = BytesIO(data[:_HEAD_BYTES].tobytes())
         # Reading the shard says what is damaged, for which tarfile has no common class of errors.
@@ -123,19 +104,12 @@ class FirstMembers:
                 if member.isfile() and stem and ending and not fields.get(ending):
                     content = archive.extractfile(member)
                     fields[ending] = _fields_in(ending, content.read() if content else b"")
-        return cls(shard, tuple(fields), {name: found for name, found in fields.items() if found})
+        return cls(tuple(fields), {name: found for name, found in fields.items() if found})
 
     def beside(self, key: str) -> Mapping[str, str]:
         """What stands beside documents in files of an ending."""
         arrays = [name for name in self.endings if name != key and name.endswith(".npy")]
         return {**{name[:-4]: "tokens" for name in arrays}, **self.fields.get(key, {})}
-
-    def instead_of(self, key: str) -> str:
-        """What a message adds about files of an ending that samples lack; "" if some have it."""
-        if key in self.endings or not self.endings:
-            return ""
-        there = ", ".join(f".{name:.40}" for name in sorted(self.endings)[:9])
-        return f" (the first files of its shard end in {there})"
 
     def columns(self) -> dict[str, str]:
         """What may be the documents: ".npy" and ".txt" files by their endings, and the fields of

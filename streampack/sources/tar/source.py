@@ -133,7 +133,6 @@ class WebDataset(ShardedSource):
         if self.fields.known:
             _ = self.column
         self._rate: float | None = None  # tokens per byte, once they are counted
-        self._instead: dict[int, str] = {}  # of shards with samples that lack the file
 
     @cached_property
     def column(self) -> TarColumn:
@@ -294,12 +293,9 @@ class WebDataset(ShardedSource):
         most_bytes = self.reading.most_bytes
         status[(status == 0) & (sizes > most_bytes)] = TOO_LONG
         problems: dict[int, str] = {}
-        if shard not in self._instead and (status == MISSING).any():
-            first = FirstMembers.in_archive(self.manifest.paths[shard], data)
-            self._instead[shard] = first.instead_of(self.column.key)
         for i in np.flatnonzero(status).tolist():
             if status[i] == MISSING:
-                problems[i] = f"has no file .{self.column.key}{self._instead[shard]}"
+                problems[i] = f"has no file .{self.column.key}"
             elif status[i] == DUPLICATE:
                 problems[i] = f"has several files .{self.column.key}"
             else:
