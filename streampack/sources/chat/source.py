@@ -29,7 +29,7 @@ from streampack.sources.fields import Fields
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.indexed import Items
 from streampack.sources.iterable.items import is_random_access, kind_name
-from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream, refuse_no_corpus
+from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
 from streampack.sources.iterable.source import ItemSource, Iterable
 from streampack.sources.jsonl import JSONL
 from streampack.sources.parquet.source import Parquet
@@ -193,7 +193,6 @@ def _source_of_records(
             "Leave storage out.",
             setting="storage",
         )
-    refuse_no_corpus(data)
     if is_by_columns(data):
         made = Table(data, reading=reading)
         made.fields = fields
