@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import ConfigError, StorageError
-from streampack.sources.raw_bytes import integer_kind
 from streampack.storage.listing import refuse_repeated
 from streampack.storage.remote import shown, split_url
 from streampack.storage.storage import Storage
@@ -65,17 +64,28 @@ class IndexedShard:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How to read a column of integers.
+    """How to read a column.
 
     Attributes:
-        number: its place among the shard's columns.
-        kind: dtype as in `INTEGER_DTYPES`, 0 if each sample has its own.
+        name: of it; number: its place among the shard's columns.
+        setting: what it is read as: "text", "tokens", "loss_mask", "token_fields" (arrays of
+            numbers) or "document_fields" (a number per sample).
+        dtype: of its numbers; None if each sample has its own.
         has_shape: True if each sample has its shape.
     """
 
+    name: str
     number: int
-    kind: int
-    has_shape: bool
+    setting: str
+    dtype: np.dtype[Any] | None = None
+    has_shape: bool = False
+
+    @property
+    def kind(self) -> int:
+        """The dtype as in `INTEGER_DTYPES`, unsigned for other numbers; 0 if there is none."""
+        if self.dtype is None:
+            return 0
+        return self.dtype.itemsize + (16 if self.dtype.kind == "i" else 0)
 
 
 def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
@@ -157,66 +167,50 @@ def _inside(name: Any, where: str) -> str:
     return str(name)
 
 
-def _number(layout: Layout, name: str, argument: str, where: str) -> int:
-    if name not in layout.names:
-        raise ConfigError(
-            f"{where} has no column {name!r}.",
-            f"Pass one of them as {argument}=: {', '.join(layout.names)}.",
-            setting=argument,
-            path=where,
-        )
-    return layout.names.index(name)
+def column_of(
+    layout: Layout, name: str, setting: str, where: str, dtype: str | None = None
+) -> Column:
+    """How to read the column `name` as what the setting says; see `Column`.
 
-
-def text_column(layout: Layout, name: str, where: str) -> Column:
-    """How to read the column of text `name`.
+    Args:
+        layout: of the shard.
+        name, setting: of the column.
+        where: the index is, for messages.
+        dtype: of a column of `bytes` with integers.
 
     Raises:
-        ConfigError: there is no such column, or it is of another encoding.
-    """
-    number = _number(layout, name, "text", where)
-    if layout.encodings[number] != "str":
-        raise ConfigError(
-            f"Column {name!r} of {where} has the encoding {layout.encodings[number]!r}, not `str`.",
-            remedy="Name it as tokens= if it holds token ids, or name a column of text.",
-            setting="text",
-            path=where,
-        )
-    return Column(number, 1, False)
-
-
-def array_of(layout: Layout, name: str) -> tuple[int, np.dtype[Any] | None, bool] | None:
-    """The number of a column of arrays; their dtype and shape, if not each has its own.
-
-    Returns:
-        None if it is another column; the dtype is None, and the last True, where samples say it.
+        ConfigError: there is no such column, or its encoding is another one.
     """
     number = layout.names.index(name) if name in layout.names else -1
-    base, *rest = layout.encodings[number].split(":") if number >= 0 else [""]
-    known = rest[:1] == [] or rest[0] in NUMBERS
-    if base != "ndarray" or not known or (rest[1:] and not "".join(rest[1:]).isdecimal()):
-        return None
-    return number, np.dtype(rest[0]) if rest else None, len(rest) < 2
-
-
-def token_column(layout: Layout, name: str, dtype: Any, where: str) -> Column:
-    """How to read the integer column `name`.
-
-    Raises:
-        ConfigError: there is no such column, or its encoding is not one of integers.
-    """
-    number = _number(layout, name, "tokens", where)
-    found, encoding = array_of(layout, name), layout.encodings[number]
-    if encoding == "bytes" and dtype is not None:
-        return Column(number, integer_kind(dtype), False)
-    if found is None or dtype is not None or (found[1] is not None and found[1].kind not in "iu"):
+    encoding = layout.encodings[number] if number >= 0 else ""
+    base, *rest = encoding.split(":")
+    flat = len(rest) < 2 or (len(rest) == 2 and rest[1].isdecimal())
+    array = base == "ndarray" and flat and (not rest or rest[0] in _NUMBERS)
+    found = np.dtype(rest[0]) if array and rest else None
+    has_shape = len(rest) < 2
+    if setting == "text":
+        fits = encoding == "str" and dtype is None
+    elif setting == "document_fields":
+        fits, has_shape = encoding in ("int", *_NUMBERS), False
+        found = np.dtype({"int": "int64"}.get(encoding, encoding)) if fits else None
+    elif encoding == "bytes" and dtype is not None:
+        fits, found, has_shape = True, np.dtype(dtype), False
+    elif setting == "token_fields":
+        fits = found is not None
+    else:
+        fits = array and (found is None or found.kind in ("iu" if setting == "tokens" else "iub"))
+        fits = fits and (dtype is None or setting != "tokens")
+    if not fits:
+        columns = zip(layout.names, layout.encodings, strict=True)
         raise ConfigError(
-            f"Column {name!r} of {where} has the encoding {encoding!r}.",
-            remedy="Name a column of `ndarray` with integers, or one of `bytes` and their dtype=; "
-            "a text as text=.",
-            setting="tokens" if dtype is None else "dtype",
+            f"Column {name!r} of {where} {'is ' + encoding if encoding else 'does not exist'}, and "
+            f"it is to be read as {setting}{f' of {dtype}' if dtype else ''}.",
+            remedy="Name another; dtype= is for ids in `bytes`. The columns are "
+            f"{', '.join(f'{column} ({kind})' for column, kind in columns)}.",
+            setting=setting if dtype is None or setting != "tokens" else "dtype",
+            path=where,
         )
-    return Column(number, 0 if found[1] is None else integer_kind(found[1]), found[2])
+    return Column(name, number, setting, found, has_shape)
 
 
 def kinds_of(layout: Layout) -> dict[str, str]:
@@ -226,16 +220,8 @@ def kinds_of(layout: Layout) -> dict[str, str]:
     return dict(zip(layout.names, kinds, strict=True))
 
 
-def mask_column(layout: Layout, name: str, where: str) -> Column:
-    """How to read a mask or labels: a column of integers or booleans."""
-    found = array_of(layout, name)
-    if found is not None and found[1] == np.bool_:
-        return Column(found[0], 1, found[2])
-    return token_column(layout, name, "uint8" if found is None else None, where)
-
-
-#: What a column may hold as a field.
-NUMBERS = (
+#: What a column may hold.
+_NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64",
 )  # fmt: skip

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents.blocks import Documents, Texts, offsets_of
-from streampack.documents.fields import FieldTypes
-from streampack.errors import ConfigError
-from streampack.sources.mds.index import NUMBERS, Column, Layout, array_of
-from streampack.sources.raw_bytes import copy_spans
+from streampack.sources.mds.index import Column
 
 #: What is wrong with a sample, by its status; ends a sentence that begins with its name.
 STATUS = {
@@ -156,150 +149,30 @@ def array_headers(
     sizes: NDArray[np.int64],
     status: NDArray[np.uint8],
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Read the headers of the token arrays (row 0) and masks (rows 1, ...) of N samples.
+    """Read the headers of the arrays and numbers in N samples; texts have none.
 
-    `starts` (C or more, N) moves to the first value of each array; `status` (N,) says which samples
-    are broken (see `STATUS`).
+    Args:
+        data: (B,) bytes of the shard.
+        columns: C of them, the document's first; the others are as long, or a number.
+        starts, sizes: (C, N) where values are, and their bytes; `starts` moves to the first number.
+        status: (N,) gets what is wrong (see `STATUS`).
 
     Returns:
-        (N,) ids of each token array, and (C, N) the kinds of all arrays as in `INTEGER_DTYPES`.
+        (C, N) numbers of each, and (C, N) their kinds as in `INTEGER_DTYPES`.
     """
-    counts = np.zeros_like(starts[: len(columns)])
+    counts = np.zeros_like(starts)
     kinds = np.zeros(counts.shape, dtype=np.uint8)
     for row, column in enumerate(columns):
-        array_values(
-            data,
-            starts[row],
-            sizes[row],
-            column.kind,
-            column.has_shape,
-            counts[row],
-            kinds[row],
-            status,
-        )
-    status[(status == 0) & (counts != counts[0]).any(axis=0)] = UNEVEN
-    return counts[0], kinds
+        if column.setting != "text":
+            found = (counts[row], kinds[row])
+            array_values(
+                data, starts[row], sizes[row], column.kind, column.has_shape, *found, status
+            )
+            expected = 1 if column.setting == "document_fields" else counts[0]
+            status[(status == 0) & (counts[row] != expected)] = UNEVEN
+    return counts, kinds
 
 
 def problems_of(status: NDArray[np.uint8]) -> dict[int, str]:
     """What is wrong with samples, by their number."""
     return {i: STATUS[int(status[i])] for i in np.flatnonzero(status).tolist()}
-
-
-@dataclass(frozen=True, slots=True)
-class FieldColumn:
-    """A column with a field.
-
-    Attributes:
-        name: of the field and the column.
-        of_tokens: True if samples have an array in it, False if they have one number.
-        dtype: of the numbers; column: where they are.
-    """
-
-    name: str
-    of_tokens: bool
-    dtype: np.dtype[Any]
-    column: Column
-
-
-def field_columns(
-    layout: Layout, types: FieldTypes, tokenized: bool, where: str
-) -> list[FieldColumn]:
-    """The columns that hold the fields of a run; those of tokens only beside token ids.
-
-    Raises:
-        ConfigError: there is no such column, and no map that might make it, or its encoding is
-            another one.
-    """
-    found = []
-    for name, of_tokens in [
-        *((name, True) for name in types.token if tokenized),
-        *((name, False) for name in types.document),
-    ]:
-        encoding = ""
-        if name in layout.names:
-            encoding = layout.encodings[layout.names.index(name)]
-        elif types.optional:
-            continue
-        made = _array_column(layout, name) if of_tokens else _number_column(layout, name)
-        if not encoding or made is None:
-            wanted = "`ndarray:<dtype>`" if of_tokens else "`int`, `float32` or another number"
-            what = f"one with the encoding {encoding!r}" if encoding else "none"
-            raise ConfigError(
-                f"The field {name!r} needs a column of {wanted}, and {where} has {what}.",
-                f"Name another of the columns {', '.join(layout.names)}, or make it in a map.",
-                setting="token_fields" if of_tokens else "document_fields",
-                path=where,
-            )
-        found.append(made)
-    return found
-
-
-def _array_column(layout: Layout, name: str) -> FieldColumn | None:
-    found = array_of(layout, name)
-    if found is None or found[1] is None:
-        return None
-    return FieldColumn(name, True, found[1], Column(found[0], found[1].itemsize, found[2]))
-
-
-def _number_column(layout: Layout, name: str) -> FieldColumn | None:
-    if name not in layout.names:
-        return None
-    number = layout.names.index(name)
-    encoding = layout.encodings[number]
-    if encoding not in ("int", *NUMBERS):
-        return None
-    dtype = np.dtype("int64" if encoding == "int" else encoding)
-    return FieldColumn(name, False, dtype, Column(number, dtype.itemsize, False))
-
-
-def field_values(
-    data: NDArray[np.uint8],
-    fields: list[FieldColumn],
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    expected: NDArray[np.int64],
-    status: NDArray[np.uint8],
-) -> None:
-    """Find the numbers of F fields in N samples: `starts` (F, N) moves to the first of each.
-
-    Args:
-        data: (B,) bytes of the shard.
-        fields: F columns.
-        starts, sizes: (F, N) where their values lie, and their bytes.
-        expected: (N,) token ids of each sample.
-        status: (N,) gets what is wrong (see `STATUS`).
-    """
-    for row, field in enumerate(fields):
-        counts = np.zeros_like(expected)
-        kinds = np.zeros(len(expected), dtype=np.uint8)
-        column = field.column
-        array_values(
-            data, starts[row], sizes[row], column.kind, column.has_shape, counts, kinds, status
-        )
-        wanted = expected if field.of_tokens else np.ones_like(expected)
-        status[(status == 0) & (counts != wanted)] = UNEVEN
-
-
-def with_fields(
-    block: Documents | Texts,
-    data: NDArray[np.uint8],
-    fields: list[FieldColumn],
-    starts: NDArray[np.int64],
-) -> Documents | Texts:
-    """A block of N documents with their fields, whose numbers begin at `starts` (F, N)."""
-    token: dict[str, NDArray[Any]] = {}
-    document: dict[str, NDArray[Any]] = {}
-    for field, begin in zip(fields, starts, strict=True):
-        if field.of_tokens:
-            assert isinstance(block, Documents)
-            lengths = block.lengths
-        else:
-            lengths = np.ones(len(block), dtype=np.int64)
-        offsets = offsets_of(lengths) * field.dtype.itemsize
-        values = np.empty(int(offsets[-1]), dtype=np.uint8)
-        copy_spans(data, begin, offsets, values)
-        (token if field.of_tokens else document)[field.name] = values.view(field.dtype)
-    if isinstance(block, Documents):
-        return replace(block, token_fields=token, document_fields=document)
-    return replace(block, document_fields=document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +21,21 @@ from streampack.sources.mds.index import (
     SHARDS,
     Column,
     Layout,
+    column_of,
     folders_of,
     kinds_of,
-    mask_column,
     new_hash,
     only_raw,
     parse_index,
     read_index,
-    text_column,
-    token_column,
 )
 from streampack.sources.mds.samples import (
     TOO_LONG,
     array_headers,
-    field_columns,
-    field_values,
     problems_of,
     scan_samples,
-    with_fields,
 )
 from streampack.sources.raw_bytes import (
-    INTEGER_DTYPES,
     Spans,
     decoded_texts,
     integer_block,
@@ -150,7 +145,6 @@ class MDS(ShardedSource):
     def _check_form(self, layout: Layout, codec: str, where: str) -> None:
         """Raise `ConfigError` for shards without the wanted columns or of unknown compression."""
         self._columns(layout, where)
-        field_columns(layout, self.field_types, self.fields.tokenized, where)
         if codec and codec not in CODECS:
             raise ConfigError(
                 f"{where} lists shards compressed with {codec!r}.",
@@ -169,8 +163,9 @@ class MDS(ShardedSource):
 
     def estimate_tokens(self) -> int | None:
         layout = self._layout(0)
-        kinds = [column.kind for column in self._columns(layout, "")]  # of ids and their masks
-        token_bytes = sum(INTEGER_DTYPES[kind].itemsize if kind else 4 for kind in kinds)
+        columns = self._columns(layout, "")
+        dtypes = [column.dtype for column in columns if column.setting != "document_fields"]
+        token_bytes = sum(4 if dtype is None else dtype.itemsize for dtype in dtypes)
         return int(self.manifest.weights.sum()) // (token_bytes if self.fields.tokenized else 4)
 
     def read_shard(
@@ -205,23 +200,22 @@ class MDS(ShardedSource):
         return self.fields.document or ""
 
     def _columns(self, layout: Layout, where: str) -> list[Column]:
-        """How to read the wanted columns: the document's, then those of `_masks`."""
-        if not self.fields.tokenized:
-            if self.dtype is not None:
-                raise ConfigError(
-                    f"dtype was given, and column {self.column!r} of {where} is text.",
-                    "Leave it out, or read a column of token ids.",
-                    setting="dtype",
-                    path=where,
-                )
-            return [text_column(layout, self.column, where)]
-        columns = [token_column(layout, self.column, self.dtype, where)]
-        return [*columns, *(mask_column(layout, name, where) for name in self._masks(layout))]
+        """How to read the wanted columns: the document's, then masks and fields.
 
-    def _masks(self, layout: Layout) -> list[str]:
-        """The columns that say which tokens are learnt, and which are padding."""
-        there = [ATTENTION_MASK] if ATTENTION_MASK in layout.names else []
-        return [*self.fields.loss_masks, *there] if self.fields.tokenized else []
+        The fields of a map that makes them may be missing.
+        """
+        if not self.fields.tokenized:
+            columns = [column_of(layout, self.column, "text", where, self.dtype)]
+        else:
+            columns = [column_of(layout, self.column, "tokens", where, self.dtype)]
+            masks = [*self.fields.loss_masks]
+            masks += [ATTENTION_MASK] if ATTENTION_MASK in layout.names else []
+            columns += [column_of(layout, name, "loss_mask", where, "uint8") for name in masks]
+        types = self.field_types
+        named = [(name, "token_fields") for name in types.token if self.fields.tokenized]
+        named += [(name, "document_fields") for name in types.document]
+        there = [of for of in named if not types.optional or of[0] in layout.names]
+        return columns + [column_of(layout, name, setting, where) for name, setting in there]
 
     def _digest(self, name: str, hashes: dict[str, str], where: str) -> str:
         """The digest to check a shard with; "" if shards are not checked."""
@@ -312,17 +306,15 @@ class MDS(ShardedSource):
         layout = self._layout(shard)
         path = self.manifest.paths[shard]
         columns = self._columns(layout, path)
-        fields = field_columns(layout, self.field_types, self.tokenized, path)
-        wanted = [*columns, *(field.column for field in fields)]
         room = min(self.reading.documents_per_block, stop - start)
-        starts = np.zeros((len(wanted), room), dtype=np.int64)
+        starts = np.zeros((len(columns), room), dtype=np.int64)
         sizes = np.zeros_like(starts)
         status = np.zeros(room, dtype=np.uint8)
         n = scan_samples(
             data,
             table,
             np.array(layout.sizes, dtype=np.int64),
-            np.array([column.number for column in wanted], dtype=np.int64),
+            np.array([column.number for column in columns], dtype=np.int64),
             start,
             stop,
             self.reading.block_bytes,
@@ -334,28 +326,31 @@ class MDS(ShardedSource):
         status[(status == 0) & (sizes[0] > self.reading.most_bytes)] = TOO_LONG
         origin = make_origin(shard, np.arange(start, start + n, dtype=np.int64))
         block: Documents | Texts | Spans
-        more = starts[len(columns) :], sizes[len(columns) :]
+        counts, kinds = array_headers(data, columns, starts, sizes, status)
+        problems = problems_of(status)
         if self.tokenized:
-            counts, kinds = array_headers(data, columns, starts, sizes, status)
-            field_values(data, fields, *more, counts, status)
-            problems = problems_of(status)
-            block = integer_block(data, starts[0], counts, kinds[0], origin, problems)
+            block = integer_block(data, starts[0], counts[0], kinds[0], origin, problems)
         else:
-            field_values(data, fields, *more, sizes[0], status)
-            problems = problems_of(status)
             block = decoded_texts(data, starts[0], sizes[0], origin, problems)
-        if wanted[1:]:
+        if columns[1:]:
             kept = np.setdiff1d(np.arange(n), list(problems))
             block = block.gathered() if isinstance(block, Spans) else block
-            block = with_fields(block, data, fields, more[0][:, kept]) if fields else block
-            if isinstance(block, Documents) and (names := self._masks(layout)):
-                masks = {
-                    name: integers_at(data, starts[i, kept], counts[kept], kinds[i, kept])
-                    for i, name in enumerate(names, start=1)
-                }
-                block, reasons = with_masks(block, masks)
-                problems |= {int(kept[i]): reason for i, reason in reasons.items()}
-                block = block.take(np.setdiff1d(np.arange(len(kept)), list(reasons)))
+            found: dict[str, dict[str, NDArray[Any]]] = {}
+            for i, column in enumerate(columns):
+                if i:
+                    values = integers_at(data, starts[i, kept], counts[i, kept], kinds[i, kept])
+                    fields = found.setdefault(column.setting, {})
+                    fields[column.name] = values
+                    if column.setting != "loss_mask":
+                        fields[column.name] = values.view(column.dtype)
+            of_documents = found.get("document_fields", {})
+            block = replace(block, document_fields=of_documents)
+            if isinstance(block, Documents):
+                block = replace(block, token_fields=found.get("token_fields", {}))
+                if "loss_mask" in found:
+                    block, reasons = with_masks(block, found["loss_mask"])
+                    problems |= {int(kept[i]): reason for i, reason in reasons.items()}
+                    block = block.take(np.setdiff1d(np.arange(len(kept)), list(reasons)))
         self.report_broken(origin, problems, skips)
         return block, start + n
 
