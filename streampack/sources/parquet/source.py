@@ -42,11 +42,10 @@ from streampack.sources.parquet.footer import (
     read_footer,
     row_groups,
 )
-from streampack.sources.parquet.shared import shared_batches
 from streampack.sources.records import DamagedFileError, block_of
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
-from streampack.storage.decoded import LEAST_BYTES
+from streampack.storage.decoded import LEAST_BYTES, shared_batches
 from streampack.storage.failures import is_of_system
 from streampack.storage.listing import in_threads
 from streampack.storage.remote import FileInfo, shown
