@@ -179,3 +179,14 @@ def test_a_limit_within_a_limit_keeps_labels(data: Any) -> None:
 
 
 PLAIN = list(dataset())[:20]
+
+
+def test_fields_made_on_a_device_are_those_made_on_the_host() -> None:
+    for batch in list(dataset())[:12]:
+        moved = batch._moved(lambda buffer: buffer.clone())
+        here, there = limited(batch), limited(moved)
+        again = here._moved(lambda buffer: buffer.clone())
+        for name in ("input_ids", "labels", "position_ids", "document_ids", "cu_seqlens"):
+            assert getattr(there, name).equal(getattr(here, name))
+            assert getattr(again, name).equal(getattr(here, name))
+        assert there.next_tokens(3).equal(here.next_tokens(3))

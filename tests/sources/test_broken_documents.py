@@ -169,3 +169,29 @@ def test_a_document_that_is_none_is_named_and_skipped_alone(
     skips = RecordedSkips()
     assert read_all(source, skips) == expected[:2]
     assert [tuple(record[:3]) for record in skips.records] == [(*place, False)]
+
+
+ITEMS: list[Any] = [
+    "text", b"ab", None, 7, [1.5], [True], ["1"], [[1], [2, 3]], [[1, 2]], [-1], [2**32], [2**70],
+    np.zeros(3), np.array([-3], dtype=np.int32), {"t": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [sources.Items, lambda items: sources.Iterable(lambda: items)])
+@pytest.mark.parametrize("item", ITEMS, ids=repr)
+def test_an_item_of_another_kind_is_named_and_skipped_alone(form: Any, item: Any) -> None:
+    good = np.array([5], dtype=np.int32) if isinstance(item, np.ndarray) else [5]
+    with pytest.raises(ContentError) as caught:
+        read_all(form([good, item, good]))
+    assert caught.value.index == 1
+    skips = RecordedSkips()
+    assert read_all(form([good, item, good]), skips) == [(5,), (5,)]
+    assert [record[:3] for record in skips.records] == [[0, 1, False]]
+
+
+@pytest.mark.parametrize("item", [["a"], 3, None])
+def test_an_item_that_is_no_record_is_skipped_alone(item: Any) -> None:
+    skips = RecordedSkips()
+    for source in (sources.Items, sources.Iterable):
+        assert read_all(source([{"t": "a"}, item, {"t": "b"}], text="t"), skips) == ["a", "b"]
+    assert skips.count == 2

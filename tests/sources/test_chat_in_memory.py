@@ -213,3 +213,26 @@ def test_what_templates_alone_may_read_may_be_anything() -> None:
     talk = [{"role": "user", "content": "a", "at": datetime(2026, 1, 1)}, *messages("b", "c")[1:]]
     (batch,) = loader(chat([{"messages": talk}]))
     assert batch.num_documents == 1
+
+
+def test_what_is_nested_deeper_than_json_may_be_is_skipped_in_memory_too() -> None:
+    deep: Any = 0
+    for _ in range(5000):
+        deep = [deep]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": deep}}]
+    source = sources.Chat([*CHATS[:3], {**CHATS[3], "tools": tools}], template=CHATML)
+    made = PackedDataset(
+        source, seq_len=256, tokenizer=BPE, on_error="skip", topology=Topology(), lanes=1
+    )
+    loader = PackedLoader(made)
+    assert sum(batch.num_documents for batch in loader) == 3
+    assert loader.metrics().skipped == 1
+
+
+@pytest.mark.parametrize("wrong", [["a", "text"], None, 3], ids=repr)
+def test_an_item_that_is_no_record_is_named(wrong: Any) -> None:
+    records = [*CHATS[:3], wrong]
+    for data in (records, lambda: iter(records)):
+        with pytest.raises(ContentError) as caught:
+            list(loader(chat(data)))
+        assert caught.value.index == 3

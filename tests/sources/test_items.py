@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from streampack import PackedDataset, PackedLoader, Topology
+from streampack.errors import ConfigError
 from streampack.sources import Items, Mixture, Reading
 from streampack.sources.skips import Skips
 from tests.support.source_contract import assert_source_contract
@@ -93,3 +94,9 @@ def test_a_nested_tensor_is_a_list_of_documents(layout: torch.layout) -> None:
     dataset = PackedDataset(nested, seq_len=5, batch_size=1, shuffle=False, topology=Topology())
     (batch,) = PackedLoader(dataset)
     assert sorted(batch.input_ids.ravel().tolist()) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("data", [(text for text in TEXTS), []], ids=["generator", "empty"])
+def test_what_has_no_items_by_number_is_refused(data: Any) -> None:
+    with pytest.raises(ConfigError):
+        Items(data)
