@@ -11,7 +11,7 @@ and what stays at the end of a round is written to new columns.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,9 +78,10 @@ class TokenBuffer:
         self._make_room(documents, int(held.sum()), len(held))
         if self.loss_mask is not None:
             self._append_mask(documents, documents.offsets[first : first + len(held)], held)
+        into = _Columns(self.tokens, _NO_MASK, self._numbers, _words(self._origin))
         self.used = _append(
             documents.tokens, documents.offsets, _words(documents.origin), first, held,
-            serial, round, self.tokens, self.used, self._numbers, _words(self._origin), self.count,
+            serial, round, into, self.used, self.count,
         )  # fmt: skip
         self.count += len(held)
         self.fields.add(documents, first, range(serial, serial + len(held)))
@@ -125,9 +126,12 @@ class TokenBuffer:
             self._spare_mask = np.empty(len(mask), dtype=np.bool_)
         numbers, origin = _columns(max(len(self._origin), _LEAST_ENTRIES))
         self.used = _keep(
-            kept, moved, repeated, position, self.tokens, _NO_MASK if mask is None else mask,
-            self._numbers, _words(self._origin),
-            self._spare, self._spare_mask, numbers, _words(origin),
+            kept, moved, repeated, position,
+            _Columns(
+                self.tokens, _NO_MASK if mask is None else mask, self._numbers,
+                _words(self._origin),
+            ),
+            _Columns(self._spare, self._spare_mask, numbers, _words(origin)),
         )  # fmt: skip
         self.count = len(kept)
         self._numbers, self._origin = numbers, origin
@@ -193,6 +197,15 @@ def _words(origin: NDArray[np.void]) -> NDArray[np.int64]:
     return np.ascontiguousarray(origin).view(np.int64)
 
 
+class _Columns(NamedTuple):
+    """What a buffer holds: tokens, their mask (or none), and entries, with origins as words."""
+
+    tokens: NDArray[np.generic]
+    mask: NDArray[np.bool_]
+    numbers: NDArray[np.int64]
+    origin: NDArray[np.int64]
+
+
 @kernel
 def _append(
     source: NDArray[np.generic],
@@ -202,13 +215,12 @@ def _append(
     held: NDArray[np.int64],
     serial: int,
     arrived: int,
-    tokens: NDArray[np.generic],
+    into: _Columns,
     used: int,
-    numbers: NDArray[np.int64],
-    origin_out: NDArray[np.int64],
     count: int,
 ) -> int:
     """Tokens and columns of documents that come; returns the tokens then held."""
+    tokens, _, numbers, origin_out = into
     for i in range(len(held)):
         begin = offsets[first + i]
         piece = source[begin : begin + held[i]]
@@ -233,32 +245,28 @@ def _keep(
     moved: NDArray[np.int64],
     repeated: NDArray[np.int64],
     position: NDArray[np.int64],
-    tokens: NDArray[np.generic],
-    mask: NDArray[np.bool_],
-    numbers: NDArray[np.int64],
-    origin: NDArray[np.int64],
-    tokens_out: NDArray[np.generic],
-    mask_out: NDArray[np.bool_],
-    numbers_out: NDArray[np.int64],
-    origin_out: NDArray[np.int64],
+    held: _Columns,
+    stays: _Columns,
 ) -> int:
     """Tokens and columns of what stays; returns the tokens then held."""
+    tokens, mask, numbers, origin = held
+    tokens_out, mask_out, numbers_out, origin_out = stays
     used = 0
     for i in range(len(kept)):
         d = kept[i]
-        held = numbers[HELD, d] - moved[i]
+        size = numbers[HELD, d] - moved[i]
         begin = position[d] + moved[i]
-        target = tokens_out[used : used + held]
-        piece = tokens[begin : begin + held]
+        target = tokens_out[used : used + size]
+        piece = tokens[begin : begin + size]
         for k in range(len(target)):
             target[k] = piece[k]
         if len(mask):
-            mask_out[used : used + held] = mask[begin : begin + held]
-        used += held
+            mask_out[used : used + size] = mask[begin : begin + size]
+        used += size
         for c in range(len(numbers)):
             numbers_out[c, i] = numbers[c, d]
         numbers_out[START, i] += moved[i]
-        numbers_out[HELD, i] = held
+        numbers_out[HELD, i] = size
         numbers_out[REPEATED, i] = repeated[i]
         origin_out[2 * i] = origin[2 * d]
         origin_out[2 * i + 1] = origin[2 * d + 1]
