@@ -66,20 +66,9 @@ class Composition:
         return self.documents_cut / self.documents if self.documents else 0.0
 
     @property
-    def loss_ratio(self) -> float:
-        """Documents that lost tokens, over documents (those lost whole included in both)."""
-        total = self.documents + self.documents_lost
-        return self.documents_cropped / total if total else 0.0
-
-    @property
     def concatenation_ratio(self) -> float:
         """Documents per row, as in "Bucket Pre-training is All You Need"."""
         return self.documents / self.rows if self.rows else 0.0
-
-    @property
-    def segments_per_row(self) -> float:
-        """Segments per row."""
-        return self.segments / self.rows if self.rows else 0.0
 
     @property
     def dropped_ratio(self) -> float:
