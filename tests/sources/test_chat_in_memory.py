@@ -201,7 +201,7 @@ NO_JSON = [
 ]
 
 
-@pytest.mark.parametrize("harm", NO_JSON, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("harm", NO_JSON)
 def test_what_no_json_holds_is_named(harm: dict[str, Any]) -> None:
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **harm}]
     data = [CHATS[0], {"messages": talk}]
