@@ -196,14 +196,15 @@ class Workers(Measured):
         texts = sources.JSONL(text_file(self.workload), text="text")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
         counts = [count for count in (0, 1, 2, 4, 8) if count <= max(cores, 2)]
+        lanes = min(self.LANES, max(len(self.workload.lengths) // 100, 1))
         found: dict[str, dict[str, float]] = {}
         for name, source, threads in (("MDS", shards, 0), ("text", texts, 1)):
             found[f"{name}, processes"] = {
-                f"n = {n}": self.rate(endless(source, threads, n, lanes=self.LANES), seconds)
+                f"n = {n}": self.rate(endless(source, threads, n, lanes=lanes), seconds)
                 for n in counts
             }
         found["text, tokenizer threads"] = {
-            f"n = {n}": self.rate(endless(texts, n, lanes=self.LANES), seconds) for n in counts[1:]
+            f"n = {n}": self.rate(endless(texts, n, lanes=lanes), seconds) for n in counts[1:]
         }
         return found
 
