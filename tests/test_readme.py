@@ -138,7 +138,8 @@ def test_every_python_snippet_runs(page: Path, corpora: None) -> None:
     assert found
     for snippet in found:
         if not needs_jax(snippet):
-            exec(compile(snippet, page.name, "exec"), names)
+            shorter = re.sub(r"seq_len=\d{4}", "seq_len=512", snippet)
+            exec(compile(shorter, page.name, "exec"), names)
     if "loss" in names:
         assert torch.isfinite(names["loss"])
 

@@ -26,12 +26,12 @@ from streampack.storage.storage import Storage
 FORK = multiprocessing.get_context("fork")
 CONTENT = bytes(range(256)) * 1000
 WAIT_S = 60
-LANES = 12
+LANES = 6
 
 
 def documents() -> list[list[int]]:
     rng = np.random.default_rng(0)
-    return [rng.integers(1, 60_000, n).tolist() for n in rng.integers(1, 500, 1800)]
+    return [rng.integers(1, 60_000, n).tolist() for n in rng.integers(1, 500, 600)]
 
 
 def write_lines(path: Path, codec: str | None) -> None:
@@ -65,6 +65,12 @@ LAYOUTS: dict[str, tuple[Callable[..., None], Any, str]] = {
     "samples.tar.gz": (write_tar, sources.WebDataset, "gzip"),
     "rows.parquet": (write_rows, sources.Parquet, "zstd"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("storage.decoded", "sources.parquet.source"):
+        monkeypatch.setattr(f"streampack.{module}.LEAST_BYTES", 1 << 16)
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -108,7 +114,7 @@ def test_without_room_the_batches_are_the_same_and_one_line_says_what_it_costs(
 ) -> None:
     expected = list(batches(layout(Storage(cache_dir=tmp_path / "cache"))))
     (tmp_path / "no-folder").touch()
-    storages = [Storage(cache_dir=tmp_path / "small", cache_limit_bytes=1 << 20)]
+    storages = [Storage(cache_dir=tmp_path / "small", cache_limit_bytes=1 << 18)]
     if not [*tmp_path.glob("*.tar.gz")]:  # whose temporary file would have no folder
         storages.append(Storage(cache_dir=tmp_path / "no-folder"))
     for storage in storages:

@@ -11,7 +11,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -65,21 +65,35 @@ exec(compile(open(__file__).read(), __file__, "exec"))
 
 
 class Host:
-    """The process from which they are forked, and the modules that it has imported for them."""
+    """The process from which they are forked, which has imported some modules for them.
 
-    def __init__(self, *modules: str) -> None:
+    Args:
+        modules: their names.
+        paths: folders that come first where Python looks for modules.
+    """
+
+    def __init__(self, *modules: str, paths: Sequence[Path] = ()) -> None:
+        path = os.pathsep.join(map(str, [*paths, ROOT]))
         self._process = subprocess.Popen(
             [sys.executable, "-c", HOST, *modules],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def run(
-        self, program: Path, *arguments: object, environments: tuple[Mapping[str, str], ...] = ({},)
+        self,
+        program: Path,
+        *arguments: object,
+        environments: tuple[Mapping[str, str], ...] = ({},),
+        folder: Path | None = None,
     ) -> tuple[list[int], str]:
-        """How processes of a program ended, one for each environment, and all that they said."""
+        """How processes of a program ended, one for each environment, and all that they said.
+
+        They run in its folder, if no other is given.
+        """
+        folder = folder or program.parent
         asked = {
-            "folder": str(program.parent),
+            "folder": str(folder),
             "arguments": [str(program), *map(str, arguments)],
             "environments": environments,
             "seconds": WAIT_S,
@@ -89,7 +103,7 @@ class Host:
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         statuses = json.loads(self._process.stdout.readline())
-        said = [program.parent / f"output-{number}" for number in range(len(environments))]
+        said = [folder / f"output-{number}" for number in range(len(environments))]
         return statuses, "".join(file.read_text() for file in said)
 
     def run_job(self, program: Path, *arguments: object, processes: int) -> tuple[list[int], str]:
