@@ -85,6 +85,7 @@ def _extend(
         raise ConfigError(
             f"The id {token} is added to documents of {dtype}.",
             "Pass the id of the tokenizer that the documents were made with.",
+            setting="eos_id",
         )
     # The added token is the last of the values, and a piece of one token wherever it is added.
     places = np.flatnonzero(add) + (not at_head)
@@ -117,7 +118,7 @@ def missing_id(kind: str, setting: str, alternative: str) -> ConfigError:
     return ConfigError(
         f"{setting} needs an id, and the tokenizer declares none.",
         f"Pass {kind}_id={' (--eos-id)' if kind == 'eos' else ''}, or {alternative}.",
-        setting=setting,
+        setting=kind,
     )
 
 

@@ -109,12 +109,6 @@ def test_a_store_that_is_not_there_is_an_error(store: Store, tmp_path: Path) -> 
         assert caught.value.failure == "transient"
 
 
-def test_an_option_that_the_store_does_not_know_is_refused(store: Store, tmp_path: Path) -> None:
-    wrong, right = store.misspelt
-    with pytest.raises(ConfigError, match=f"'{wrong}'.*'{right}'"):
-        Storage(cache_dir=tmp_path, storage_options={wrong: "x"}).list(f"{store.root}/*")
-
-
 ALL: list[Callable[[Storage, str], Any]] = [
     lambda storage, root: storage.size(f"{root}/a.bin"),
     lambda storage, root: storage.list(f"{root}/*.bin"),

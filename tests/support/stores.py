@@ -37,7 +37,6 @@ class Store:
         other_root: URL of a bucket that it does not have.
         options: `storage_options` that reach it with all rights.
         elsewhere: the same for an address where nothing listens.
-        misspelt: an option that it does not know, and what it should be.
         write: stores an object: its name in the bucket, and its bytes.
         endpoint: address of the server.
     """
@@ -46,7 +45,6 @@ class Store:
     other_root: str
     options: dict[str, Any]
     elsewhere: dict[str, Any]
-    misspelt: tuple[str, str]
     write: Callable[[str, bytes], None]
     endpoint: str
 
@@ -93,7 +91,6 @@ def s3(folder: Path) -> Iterator[Store]:
             "s3://no-such-bucket",
             options,
             {**options, "endpoint_url": "http://127.0.0.1:9"},
-            ("endpont_url", "endpoint_url"),
             lambda name, data: server.client.put_object(Bucket="corpora", Key=name, Body=data),
             server.endpoint,
         )
@@ -115,7 +112,6 @@ def google(folder: Path) -> Iterator[Store]:
             "gs://no-such-bucket",
             options,
             {**options, "endpoint_url": "http://127.0.0.1:9"},
-            ("tokn", "token"),
             lambda name, data: filesystem.pipe_file(f"corpora/{name}", data),
             options["endpoint_url"],
         )
@@ -142,7 +138,6 @@ def azure(folder: Path) -> Iterator[Store]:
             "abfs://no-such-bucket",
             options,
             {"connection_string": connection + f"http://127.0.0.1:9/{AZURE_ACCOUNT}"},
-            ("acount_name", "account_name"),
             lambda name, data: filesystem.pipe_file(f"corpora/{name}", data, overwrite=True),
             endpoint,
         )
@@ -163,7 +158,6 @@ def hub(folder: Path) -> Iterator[Store]:
             "hf://datasets/me/no-such-dataset",
             {"endpoint": endpoint, "token": HUB_TOKEN},
             {"endpoint": "http://127.0.0.1:9", "token": HUB_TOKEN},
-            ("tokn", "token"),
             write,
             endpoint,
         )

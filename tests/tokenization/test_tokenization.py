@@ -318,7 +318,7 @@ def changed(**attributes: Any) -> Callable[[], Any]:
 
 
 ONE = Documents.from_arrays([np.array([1], dtype=np.uint16)])
-#: What is refused as a ConfigError, and a name that it has.
+#: What is refused as a ConfigError, and the setting that it names.
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (wrong(eos="sometimes"), "eos"),
     (wrong(eos_id=-1), "eos_id"),
@@ -328,16 +328,16 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (wrong(bos=True, bos_id=5000), "bos_id"),
     (wrong(bos=True), "bos"),
     (wrong(threads=0), "threads"),
-    (loaded("deepseek-ai/DeepSeek-V3"), "deepseek-ai/DeepSeek-V3"),
+    (loaded("deepseek-ai/DeepSeek-V3"), "tokenizer"),
     (loaded(3), "tokenizer"),
-    (loaded(Path(__file__).parent), "tokenizer.json"),  # a folder without one
+    (loaded(Path(__file__).parent), "tokenizer"),  # a folder without one
     (loaded(__file__), "tokenizer"),
-    (changed(pre_tokenizer=PreTokenizer.custom(object())), "JSON"),
-    (changed(dropout=0.1), "dropout"),
-    (lambda: apply_eos(ONE, "ensure", 65536), "65536"),
-    (lambda: apply_eos(ONE, "ensure", None), "id"),
-    (lambda: load_tokenizer(Tokenizer(small_engine("</s>")), eos_id=3), "eos_id"),
-    (lambda: Tokenizer(small_engine("<|endoftext|>", "<eos>")), "eos"),
+    (changed(pre_tokenizer=PreTokenizer.custom(object())), "tokenizer"),
+    (changed(dropout=0.1), "tokenizer"),
+    (lambda: apply_eos(ONE, "ensure", 65536), "eos_id"),
+    (lambda: apply_eos(ONE, "ensure", None), "eos"),
+    (lambda: load_tokenizer(Tokenizer(small_engine("</s>")), eos_id=3), "tokenizer"),
+    (lambda: Tokenizer(small_engine("<|endoftext|>", "<eos>")), "eos_id"),
 ]
 
 
@@ -345,7 +345,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 def test_tokenizers_that_cannot_work_are_refused(call: Callable[[], Any], name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         call()
-    assert name in (caught.value.setting or str(caught.value))
+    assert caught.value.setting == name
 
 
 def test_ids_that_only_the_models_embedding_has_are_taken_if_its_rows_are_given() -> None:
