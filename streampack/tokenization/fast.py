@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from itertools import compress
 from operator import not_
 from typing import Any, Literal, TypeVar
+from unicodedata import is_normalized
 
 from tokenizers import Tokenizer as Engine
 
@@ -73,6 +74,10 @@ class FastEngine:
                 cuts = [GPT2_JOINED]
                 self._left_out = re.compile(rf"[{''.join(sorted(joined))}]\S" if joined else "(?!)")
                 self._shortest = 2
+        # Normalizers know different versions of Unicode. What is NFC in a newer one, Python's, is
+        # NFC in an older one, that of tokenizers, and needs no normalizer.
+        self._composed = described["normalizer"] is not None
+        described["normalizer"] = None
         self._described, self._patterns = json.dumps(described).encode(), tuple(cuts)
         self._proved = False
         self._count = 0
@@ -104,9 +109,7 @@ class FastEngine:
         return self._encode(texts)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        left_out = [
-            len(t) >= self._shortest and self._left_out.search(t) is not None for t in texts
-        ]
+        left_out = [*map(self._is_left_out, texts)]
         if not any(left_out):
             return self._by_kitoken(texts)
         taken = iter(self._by_kitoken([*compress(texts, map(not_, left_out))]))
@@ -114,6 +117,11 @@ class FastEngine:
             self._slow(text) if slow else next(taken)
             for text, slow in zip(texts, left_out, strict=True)
         ]
+
+    def _is_left_out(self, text: str) -> bool:
+        if len(text) >= self._shortest and self._left_out.search(text) is not None:
+            return True
+        return self._composed and not text.isascii() and not is_normalized("NFC", text)
 
     def _by_kitoken(self, texts: Sequence[str]) -> list[list[int]]:
         return _in_thread(_encode_all, self._described, self._patterns, list(texts))

@@ -7,6 +7,7 @@ its own BPE by ranks; the pattern cuts texts; special tokens keep their ids.
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,10 @@ from tokenizers import Tokenizer as Engine
 from streampack.errors import ConfigError
 from streampack.tokenization.byte_level import LETTERS
 from streampack.tokenization.fast import HOSTILE
+
+#: Something repeated from m to n times that gives nothing back: for Oniguruma, which tokenizers
+#: uses, a plus after the braces repeats the whole.
+_POSSESSIVE = re.compile(r"(\\[pP]\{\w+\}|\[(?:\\.|[^]\\])*\]|\\?.)(\{\d+(?:,\d*)?\})\+")
 
 
 def engine_of_tiktoken(encoding: Any) -> Engine:
@@ -35,7 +40,7 @@ def engine_of_tiktoken(encoding: Any) -> Engine:
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     whole = {**byte_level, "use_regex": False}
-    pattern = {"Regex": encoding._pat_str}
+    pattern = {"Regex": _POSSESSIVE.sub(r"(?>\1\2)", encoding._pat_str)}
     split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
     vocabulary = {"".join(LETTERS[b] for b in token): rank for token, rank in ranks.items()}
     vocabulary |= encoding._special_tokens  # where ids are left out, they keep theirs

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from streampack.documents.blocks import Texts, make_origin
@@ -20,50 +20,11 @@ from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer
 from streampack.tokenization.byte_level import LETTERS
 from streampack.tokenization.fast import CHECKED_EVERY, FastEngine
+from tests.support.vocabularies import LLAMA3, QWEN2, random_texts, trained
 
 pytest.importorskip("kitoken")
 
-#: Patterns of families, as their tokenizer.json has them.
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 WHITE = "\t\n\r\x85\xa0\u2000\u2008\u2028\u3000 "
-SCRIPTS = (
-    "abc XYZ 's 'll",
-    "  \t\n\r\u00a0\u3000\u2003\x85\x0b\u2028",
-    "0123456789٣४²½",
-    "éüñe\u0301\u0308",
-    "你好世界カタカナ한국어",
-    "العربية हिन्दी ไทย",
-    "🙂👍🏽\U0001f468\u200d\U0001f469\ufe0f\u200d",
-    "\x00\x01\x1f\x7f\ufeff\u200b",
-    "'’\"-_/\\.,!?()[]{}<>|",
-    "𝒜\U0001f1e9\U0010ffff\ue000\ufffd",
-    "İıſßǅ",
-    "<|endoftext|> <tool> <|end",
-)
-
-
-def trained(pattern: str | None, normalizer: Any = None) -> Engine:
-    engine = Engine(models.BPE())
-    if normalizer is not None:
-        engine.normalizer = normalizer
-    whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
-    steps = [] if pattern is None else [pre_tokenizers.Split(Regex(pattern), "isolated")]
-    engine.pre_tokenizer = pre_tokenizers.Sequence([*steps, whole]) if steps else whole
-    texts = [
-        path.read_text(errors="ignore") for path in sorted(Path(json.__file__).parent.glob("*.py"))
-    ]
-    trainer = trainers.BpeTrainer(
-        vocab_size=1500, special_tokens=["<|endoftext|>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    engine.train_from_iterator(texts, trainer)
-    engine.add_tokens([AddedToken("<tool>", special=False)])
-    return engine
-
 
 #: Made anew for each test, which may change them.
 ENGINES = {
@@ -71,17 +32,6 @@ ENGINES = {
     "llama3": lambda: trained(LLAMA3),
     "qwen2": lambda: trained(QWEN2, normalizers.NFC()),
 }
-
-
-def random_texts(seed: int, count: int) -> list[str]:
-    rng = random.Random(seed)
-
-    def run() -> str:
-        letters = rng.choice(SCRIPTS)
-        times = rng.choice([1, 1, 1, 2, 40])
-        return rng.choice(["<|endoftext|>", "<tool>", *[rng.choice(letters) * times] * 20])
-
-    return ["".join(run() for _ in range(rng.randrange(30))) for _ in range(count)]
 
 
 def block(texts: list[Any]) -> Texts:
@@ -112,6 +62,13 @@ def test_the_pattern_of_gpt2_is_exact_at_apostrophes_after_white_space() -> None
     engine = ENGINES["gpt2"]()
     fast = Tokenizer(engine, eos="as-is", engine="kitoken")
     assert encoded(fast, ["a\n's"]) == [engine.encode("a\n's", add_special_tokens=False).ids]
+
+
+def test_marks_that_only_newer_versions_of_unicode_know_stay_as_tokenizers_orders_them() -> None:
+    engine = ENGINES["qwen2"]()
+    texts = ["q\u1dc5\u1df9", "q\u0301\U0001e130\u0316", "e\U0001e130\u0301", "e\u0301"]
+    slow = [engine.encode(text, add_special_tokens=False).ids for text in texts]
+    assert encoded(Tokenizer(engine, eos="as-is", engine="kitoken"), texts) == slow
 
 
 def test_a_vocabulary_that_joins_white_space_to_letters_has_the_same_ids() -> None:
@@ -212,6 +169,15 @@ def test_an_encoding_of_tiktoken_is_taken_with_its_ids() -> None:
     assert encoded(tokenizer, texts) == encoding.encode_batch(texts, allowed_special="all")
     assert tokenizer._fast is not None
     assert tokenizer.decode(np.array(encoding.encode("two words"))) == "two words"
+
+
+def test_a_possessive_pattern_of_tiktoken_cuts_as_it_does_there() -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    pattern = r"\p{N}{1,3}+|[^\s\p{N}]{1,2}+|[^\s\p{N}]?+\p{L}++|\s++$|\s"
+    ranks = {bytes([byte]): byte for byte in range(256)} | {b"12": 256, b"34": 257, b"123": 258}
+    encoding = tiktoken.Encoding("own", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    found = encoded(Tokenizer(encoding, eos="as-is"), ["1234567", "abc 12345  \n\n x"])
+    assert found == encoding.encode_batch(["1234567", "abc 12345  \n\n x"])
 
 
 def test_threads_that_come_and_go_make_and_use_tokenizers_at_once() -> None:
