@@ -17,11 +17,11 @@ install_development() {
         "$environment/bin/python" -m pip uninstall -qq -y torchvision
 }
 
-# Transformers 5, TRL, Lightning, torchtitan and Megatron-LM, without mosaicml-streaming.
+# Transformers 5, TRL, Lightning, litgpt, torchtitan and Megatron-LM, without mosaicml-streaming.
 install_frameworks() {
     pip_install --requirement scripts/frameworks.txt --editable .
-    # Only their data classes are wanted; what they depend on is large, and partly for GPUs alone.
-    pip_install --no-deps 'torchtitan==0.3.0' 'megatron-core>=0.16,<0.17'
+    # What they depend on is large, partly for GPUs alone, or older than the above.
+    pip_install --no-deps 'litgpt==0.5.13' 'torchtitan==0.3.0' 'spmd_types==0.2.3' 'megatron-core>=0.16,<0.17'
 }
 
 # gcsfs and adlfs want newer Google and Azure libraries than mosaicml-streaming allows.
