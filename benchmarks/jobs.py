@@ -147,8 +147,8 @@ JOBS = [
     ),
     Job(
         "workers",
-        "Workers and threads",
-        "M tokens/s of `PackedLoader(num_workers=n)`, and of a tokenizer with n threads.",
+        "Workers",
+        "M tokens/s of `PackedLoader(num_workers=n)`.",
         [Workers],
     ),
     Job(

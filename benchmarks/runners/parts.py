@@ -1,4 +1,4 @@
-"""The parts of a batch's cost: stages, windows, lanes, shards, workers and threads."""
+"""The parts of a batch's cost: stages, windows, lanes, shards and workers."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ def text_file(workload: Workload) -> Path:
     return path if path.exists() else jsonl_texts(workload, gather(size))
 
 
-def endless(source: Any, threads: int = 0, workers: int = 0, **options: Any) -> Any:
-    """A loader without an end; of texts, with a tokenizer of so many threads."""
+def endless(source: Any, text: bool = False, workers: int = 0, **options: Any) -> Any:
+    """A loader without an end; of texts, with a tokenizer."""
     from demo.vocabulary import find_tokenizer
     from streampack import PackedDataset, PackedLoader, Topology
 
     options = {"seq_len": SEQ_LEN, "batch_size": ROWS, "epochs": None, **options}
-    if threads:
+    if text:
         options["tokenizer"], _ = find_tokenizer([])
-        options["tokenizer"].threads = threads
     dataset = PackedDataset(source, topology=Topology(), **options)
     return PackedLoader(dataset, num_workers=workers)
 
@@ -86,7 +85,7 @@ class Stages(Measured):
         }
         found = {}
         for name, source in made.items():
-            costs = _stages(endless(source, threads=int(name == "text")), seconds)
+            costs = _stages(endless(source, name == "text"), seconds)
             found[name] = {**costs, "all": sum(costs.values())}
             found[name]["x copying"] = found[name]["all"] / copy
         return {**found, "copying 28 bytes": {"all": copy}}
@@ -183,7 +182,7 @@ def _cost(lengths: NDArray[np.int64], setting: dict[str, int], seconds: float) -
 
 
 class Workers(Measured):
-    """Tokens per second by worker processes, and by threads of the tokenizer."""
+    """Tokens per second by worker processes."""
 
     label = "workers"
     LANES = 16
@@ -198,14 +197,11 @@ class Workers(Measured):
         counts = [count for count in (0, 1, 2, 4, 8) if count <= max(cores, 2)]
         lanes = min(self.LANES, max(len(self.workload.lengths) // 100, 1))
         found: dict[str, dict[str, float]] = {}
-        for name, source, threads in (("MDS", shards, 0), ("text", texts, 1)):
+        for name, source in (("MDS", shards), ("text", texts)):
             found[f"{name}, processes"] = {
-                f"n = {n}": self.rate(endless(source, threads, n, lanes=lanes), seconds)
+                f"n = {n}": self.rate(endless(source, name == "text", n, lanes=lanes), seconds)
                 for n in counts
             }
-        found["text, tokenizer threads"] = {
-            f"n = {n}": self.rate(endless(texts, n, lanes=lanes), seconds) for n in counts[1:]
-        }
         return found
 
     def rate(self, loader: Any, seconds: float) -> float:

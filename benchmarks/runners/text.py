@@ -146,4 +146,4 @@ def _runners(threads: int) -> list[type[Text]]:
 
 
 #: By threads: the tokenizer alone, then a runner per format.
-TEXT_RUNNERS = {threads: _runners(threads) for threads in (1, 2)}
+TEXT_RUNNERS = {threads: _runners(threads) for threads in (1,)}

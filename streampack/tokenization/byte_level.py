@@ -6,10 +6,8 @@ before it, and no engine has to keep places.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-from unicodedata import is_normalized
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,10 +101,8 @@ class TokenPlaces:
     """
 
     def __init__(self, engine: Engine) -> None:
-        described = json.loads(engine.to_str())
         vocabulary = engine.get_vocab(with_added_tokens=False)
         added = engine.get_added_tokens_decoder()
-        self._composed = described["normalizer"] is not None  # NFC
         self._lengths = np.zeros(max([*vocabulary.values(), *added], default=-1) + 1, np.int64)
         for token, number in vocabulary.items():
             self._lengths[number] = len(token)
@@ -119,12 +115,10 @@ class TokenPlaces:
         """Which of the tokens `ids` (N,) hold characters of `spans`; None if that is not known.
 
         Args:
-            text: what was encoded.
+            text: what was encoded, as a normalizer left it.
             ids: of its tokens, nothing added.
             spans: (start, stop) in characters of the text.
         """
-        if self._composed and not is_normalized("NFC", text):
-            return None
         stops = self._lengths[np.asarray(ids, dtype=np.int64)].cumsum()
         size = len(text.encode())
         if size != (stops[-1] if len(stops) else 0):
@@ -140,9 +134,3 @@ class TokenPlaces:
         for begin, end in np.stack([first, last], axis=1)[places[:, 0] < places[:, 1]].tolist():
             mask[begin:end] = True
         return mask
-
-
-def token_places(engine: Engine) -> TokenPlaces | None:
-    """The places of a tokenizer's tokens; None if they do not follow from lengths."""
-    known = patterns(json.loads(engine.to_str())) is not None
-    return TokenPlaces(engine) if known else None

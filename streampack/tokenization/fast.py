@@ -14,16 +14,27 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.util import find_spec
 from itertools import compress
 from operator import not_
 from typing import Any, Literal, TypeVar
 from unicodedata import is_normalized
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer as Engine
 
+from streampack.cached import cached_property
 from streampack.errors import ConfigError
-from streampack.tokenization.byte_level import GPT2, GPT2_JOINED, joined_white_space, patterns
+from streampack.tokenization.byte_level import (
+    GPT2,
+    GPT2_JOINED,
+    Span,
+    TokenPlaces,
+    joined_white_space,
+    patterns,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +66,16 @@ HOSTILE = (
 
 
 class FastEngine:
-    """Token ids of texts by kitoken, as `tokenizers` gives them.
+    """Token ids of texts by kitoken, as `tokenizers` gives them; see `fast_engine`.
 
     Args:
         engine: what is to be equalled; special tokens in texts are read as its setting says.
-
-    Raises:
-        ConfigError: kitoken is not installed, or the tokenizer is of a kind that is not proved.
+        described: its tokenizer.json.
+        cuts: the patterns that cut a text before BPE.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, described: dict[str, Any], cuts: list[str]) -> None:
         self._reference = engine
-        described, cuts = _described(engine)
         self._left_out, self._shortest = _LONG_RUN, LONG_RUN
         if cuts == [GPT2]:
             joined = joined_white_space(described["model"]["vocab"])
@@ -77,7 +86,10 @@ class FastEngine:
         # Normalizers know different versions of Unicode. What is NFC in a newer one, Python's, is
         # NFC in an older one, that of tokenizers, and needs no normalizer.
         self._composed = described["normalizer"] is not None
-        described["normalizer"] = None
+        described = {**described, "normalizer": None}
+        if engine.encode_special_tokens:  # they are text like any other
+            added = [token for token in described["added_tokens"] if not token["special"]]
+            described["added_tokens"] = added
         self._described, self._patterns = json.dumps(described).encode(), tuple(cuts)
         self._proved = False
         self._count = 0
@@ -108,6 +120,12 @@ class FastEngine:
             )
         return self._encode(texts)
 
+    def mask(
+        self, text: str, ids: Sequence[int], spans: Sequence[Span]
+    ) -> NDArray[np.bool_] | None:
+        """Which of a text's tokens hold characters of `spans`; see `TokenPlaces.mask`."""
+        return None if self._is_changed(text) else self._places.mask(text, ids, spans)
+
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         left_out = [*map(self._is_left_out, texts)]
         if not any(left_out):
@@ -121,7 +139,14 @@ class FastEngine:
     def _is_left_out(self, text: str) -> bool:
         if len(text) >= self._shortest and self._left_out.search(text) is not None:
             return True
+        return self._is_changed(text)
+
+    def _is_changed(self, text: str) -> bool:
         return self._composed and not text.isascii() and not is_normalized("NFC", text)
+
+    @cached_property
+    def _places(self) -> TokenPlaces:
+        return TokenPlaces(self._reference)
 
     def _by_kitoken(self, texts: Sequence[str]) -> list[list[int]]:
         return _in_thread(_encode_all, self._described, self._patterns, list(texts))
@@ -142,24 +167,35 @@ def fast_engine(engine: Engine, name: EngineName) -> FastEngine | None:
     """The fast engine for a tokenizer; None if there is none for it and `name` is "auto".
 
     Raises:
-        ConfigError: `name` is "kitoken", and it cannot be used; or there is no such engine.
+        ConfigError: `name` is "kitoken", and it is not installed or not proved for this tokenizer.
     """
     if name == "tokenizers":
         return None
-    try:
-        return FastEngine(engine)
-    except ConfigError:
-        if name != "auto":
-            raise
-        return None
-
-
-def check_engine(name: str) -> None:
-    """Raise `ConfigError` unless there is an engine of this name."""
-    if name not in ("auto", "tokenizers", "kitoken"):
+    described = json.loads(engine.to_str())
+    cuts = patterns(described)
+    installed = find_spec("kitoken") is not None
+    if cuts is not None and installed:
+        return FastEngine(engine, described, cuts)
+    if name == "kitoken":
         raise ConfigError(
-            f'There is no engine "{name}".',
-            'Pass engine="auto", "tokenizers" or "kitoken".', setting="engine")  # fmt: skip
+            "The tokenizer is not a byte-level BPE of a kind that is proved."
+            if installed
+            else "kitoken is not installed.",
+            'Pass engine="auto" or "tokenizers"'
+            + ("." if installed else ', or run `pip install "streampack[fast]"`.'),
+            setting="engine",
+        )
+    if not installed and cuts is not None:
+        _say_missing()
+    return None
+
+
+@cache
+def _say_missing() -> None:
+    logger.warning(
+        "kitoken is not installed: texts are encoded by tokenizers, which is several times slower. "
+        '`pip install "streampack[fast]"` brings it; engine="tokenizers" is without this warning.'
+    )
 
 
 def _sample(texts: Sequence[str]) -> list[str]:
@@ -171,26 +207,6 @@ def _sample(texts: Sequence[str]) -> list[str]:
             break
         chosen.append(text)
     return chosen
-
-
-def _described(engine: Engine) -> tuple[dict[str, Any], list[str]]:
-    """The tokenizer as kitoken reads it, and the patterns that cut a text before BPE."""
-    if find_spec("kitoken") is None:
-        raise ConfigError(
-            "kitoken is not installed.",
-            'Run `pip install "streampack[fast]"`.', setting="engine")  # fmt: skip
-    described = json.loads(engine.to_str())
-    found = patterns(described)
-    if found is None:
-        raise ConfigError(
-            "The tokenizer is not a byte-level BPE of a kind that is proved.",
-            'Pass engine="auto" or "tokenizers".',
-            setting="engine",
-        )
-    if engine.encode_special_tokens:  # they are text like any other
-        added = [token for token in described["added_tokens"] if not token["special"]]
-        described["added_tokens"] = added
-    return described, found
 
 
 # ------------------------------------------------------------------ the thread that calls kitoken

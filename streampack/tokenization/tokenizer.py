@@ -1,31 +1,32 @@
 """Text blocks to token blocks, and the ends and beginnings of documents.
 
-A block is encoded by few calls of the tokenizers library; its ids go into one flat array, uint16 if
-the vocabulary allows. No Python runs per token: the library returns a list of ids per text, and
-making an array of each list at once is the fastest way on (2 to 3 % of the time to encode).
+The fast engine encodes a block by one call, the tokenizers library text by text: it takes 50 to 400
+bytes of memory per byte of what one call encodes, and several at once are not faster. Ids go into
+one flat array, uint16 if the vocabulary allows. No Python runs per token: an array of each list of
+ids, made at once, is the fastest way on (2 to 3 % of the time to encode).
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, processors
 from tokenizers import Tokenizer as Engine
 
-from streampack.arguments import explained, type_in_words, whole_number
-from streampack.cached import cached_property
-from streampack.documents.blocks import Documents, Texts, offsets_of, text_bytes
+from streampack.arguments import explained, one_of, type_in_words
+from streampack.documents.blocks import Documents, Texts, offsets_of
 from streampack.errors import ConfigError, ContentError
 from streampack.sources.skips import Skips
-from streampack.tokenization.byte_level import TokenPlaces, token_places
-from streampack.tokenization.fast import EngineName, FastEngine, check_engine, fast_engine
+from streampack.tokenization.byte_level import Span
+from streampack.tokenization.fast import EngineName, FastEngine, fast_engine
 from streampack.tokenization.rules import (
     EosRule,
     SpecialInText,
@@ -36,12 +37,12 @@ from streampack.tokenization.rules import (
     checked_id,
     missing_id,
 )
-from streampack.tokenization.vocabulary import configure, open_vocabulary
+from streampack.tokenization.vocabulary import open_vocabulary
 
 logger = logging.getLogger(__name__)
 
-BATCH_BYTES = 1 << 20  # of texts that are encoded together, if they are several
-PILES = 8  # that texts are dealt into before they are encoded
+_THREADS = "TOKENIZERS_PARALLELISM"
+_encoded_in: int | None = None  # process
 
 
 def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
@@ -89,11 +90,7 @@ class Tokenizer:
         engine: what encodes texts: "tokenizers", "kitoken" (several times faster, the same ids), or
             "auto": kitoken where it is installed and proved for this kind of tokenizer (byte-level
             BPE). It is compared with tokenizers before the first ids and on one text in 251.
-            kitoken uses one thread of a process.
-        threads: threads of the tokenizers library; None means one in worker processes and the
-            library's own choice elsewhere. The environment variables TOKENIZERS_PARALLELISM and
-            RAYON_NUM_THREADS win if they are set. A process that is forked after its parent used
-            several threads uses one, since a fork does not copy threads.
+            Either encodes on one thread of a process; workers make it several.
         special_tokens_in_text: see `TokenRules`.
 
     Attributes:
@@ -117,25 +114,21 @@ class Tokenizer:
         bos_id: int | None = None,
         pad_id: int | None = None,
         model_vocab_size: int | None = None,
-        threads: int | None = None,
         special_tokens_in_text: SpecialInText | None = None,
         engine: EngineName = "auto",
     ) -> None:
-        check_engine(engine)
+        one_of("engine", engine, get_args(EngineName))
         vocabulary = open_vocabulary(tokenizer)
         if special_tokens_in_text is not None:
             check_special_rule(special_tokens_in_text)
             vocabulary.engine.encode_special_tokens = special_tokens_in_text == "split"
         check_rule(eos)
-        if threads is not None:
-            threads = whole_number("threads", threads)
         self.eos: EosRule = eos
         size = max(vocabulary.largest_id + 1, model_vocab_size or 0)
         self.eos_id = checked_id("eos_id", vocabulary.eos_id if eos_id is None else eos_id, size)
         self.bos_id = checked_id("bos_id", vocabulary.bos_id if bos_id is None else bos_id, size)
         self.pad_id = checked_id("pad_id", vocabulary.pad_id if pad_id is None else pad_id, size)
         self.bos = vocabulary.wants_bos if bos is None else bos
-        self.threads = threads
         if eos != "as-is" and self.eos_id is None:
             raise (
                 _several_ends(vocabulary.likely_eos)
@@ -168,8 +161,7 @@ class Tokenizer:
         self._engine.post_processor = processors.ByteLevel(trim_offsets=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: value for name, value in self.__dict__.items() if name != "_places"}
-        return {**kept, "_engine": self._engine.to_str(), "_fast": None}
+        return {**self.__dict__, "_engine": self._engine.to_str(), "_fast": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -191,24 +183,23 @@ class Tokenizer:
             skips: gets a `ContentError` for each text that is not a string, holds lone surrogates,
                 or is refused by the tokenizer; the rest of the block is encoded.
         """
+        found: Iterable[list[int] | None] | None = self._by_fast_engine(texts.texts)
+        if found is None:
+            encodings = (self._encoding(texts, i, skips) for i in range(len(texts.texts)))
+            found = (None if encoding is None else encoding.ids for encoding in encodings)
         kept: list[int] = []
         made: list[array[int]] = []
-        for start, stop in _batches(texts.texts):
-            found = self._by_fast_engine(texts.texts[start:stop])
-            if found is None:
-                for i, encoding in self._encodings(texts, skips, start, stop):
-                    kept.append(i)
-                    made.append(self._ids(encoding.ids))
-            else:
-                kept += range(start, stop)
-                made += map(self._ids, found)
+        for i, ids in enumerate(found):
+            if ids is not None:
+                kept.append(i)
+                made.append(self._ids(ids))
         documents = self._documents(texts.origin[kept], made)
         if self.bos:
             documents = apply_bos(documents, self.bos_id)
         return apply_eos(documents, self.eos, self.eos_id)
 
     def encode_spans(
-        self, texts: Texts, spans: Sequence[Sequence[tuple[int, int]]], skips: Skips
+        self, texts: Texts, spans: Sequence[Sequence[Span]], skips: Skips
     ) -> tuple[Documents, NDArray[np.int64]]:
         """The block as token ids with a loss mask, nothing added at either end.
 
@@ -221,41 +212,21 @@ class Tokenizer:
         Returns:
             The documents, and which texts (M,) they are: all but those that were skipped.
         """
+        found = self._by_fast_engine(texts.texts)
         kept, made, masks = [], [], [np.zeros(0, dtype=np.bool_)]
-        for batch in _batches(texts.texts):
-            for i, ids, mask in self._masked(texts, spans, skips, *batch):
-                kept.append(i)
-                made.append(self._ids(ids))
-                masks.append(mask)
+        for i, text in enumerate(texts.texts):
+            ids = [] if found is None else found[i]
+            mask = self._fast.mask(text, ids, spans[i]) if self._fast and found else None
+            if mask is None:  # its places are not known
+                encoding = self._encoding(texts, i, skips, places=True)
+                if encoding is None:
+                    continue
+                ids, mask = encoding.ids, _mask(encoding, spans[i], len(text))
+            kept.append(i)
+            made.append(self._ids(ids))
+            masks.append(mask)
         documents = self._documents(texts.origin[kept], made)
         return replace(documents, loss_mask=np.concatenate(masks)), np.array(kept, dtype=np.int64)
-
-    def _masked(
-        self,
-        texts: Texts,
-        spans: Sequence[Sequence[tuple[int, int]]],
-        skips: Skips,
-        start: int,
-        stop: int,
-    ) -> Iterator[tuple[int, list[int], NDArray[np.bool_]]]:
-        """Texts `start` to `stop` with their numbers: ids, and which of them carry loss."""
-        places = self._places
-        found = None if places is None else self._by_fast_engine(texts.texts[start:stop])
-        if places is None or found is None:
-            for i, encoding in self._encodings(texts, skips, start, stop, places=True):
-                yield i, encoding.ids, _mask(encoding, spans[i], len(texts.texts[i]))
-            return
-        for i, ids in zip(range(start, stop), found, strict=True):
-            mask = places.mask(texts.texts[i], ids, spans[i])
-            if mask is None:  # the normalizer changes the text
-                for _, encoding in self._encodings(texts, skips, i, i + 1, places=True):
-                    yield i, encoding.ids, _mask(encoding, spans[i], len(texts.texts[i]))
-            else:
-                yield i, ids, mask
-
-    @cached_property
-    def _places(self) -> TokenPlaces | None:
-        return token_places(self._engine)
 
     @property
     def special_tokens(self) -> list[str]:
@@ -297,77 +268,46 @@ class Tokenizer:
         ids = np.frombuffer(b"".join(made), dtype=self.dtype)
         return Documents(ids, offsets_of(np.array([*map(len, made)], dtype=np.int64)), origin)
 
-    def _encodings(
-        self, texts: Texts, skips: Skips, start: int, stop: int, places: bool = False
-    ) -> Iterator[tuple[int, Encoding]]:
-        """The encodings of texts `start` to `stop` with their numbers; `places` keeps those of
-        tokens.
-
-        Few are alive at once: an encoding takes 50 to 400 times the size of its text.
-        """
-        configure(self.threads)
-        try:
-            encodings: list[Encoding | None]
-            encodings = [*self._encode_batch(texts.texts[start:stop], places)]
-        except Exception:  # the library raises plain Exception, and does not say for which text
-            encodings = [self._encode_good(texts, i, skips, places) for i in range(start, stop)]
-        encodings.reverse()
-        for i in range(start, stop):
-            if (encoding := encodings.pop()) is not None:
-                yield i, encoding
-
-    def _encode_batch(self, texts: Sequence[str], places: bool) -> list[Encoding]:
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError  # the library would join a pair of texts
+    def _encoding(
+        self, texts: Texts, i: int, skips: Skips, places: bool = False
+    ) -> Encoding | None:
+        """A text by tokenizers, with `places` of tokens; None if it is broken and skipped."""
+        text = texts.texts[i]
         encode = self._engine.encode_batch if places else self._engine.encode_batch_fast
-        order = _dealt(texts)
-        found: list[Encoding] = encode([texts[i] for i in order], add_special_tokens=False)
-        encodings = found.copy()
-        for i, encoding in zip(order, found, strict=True):
-            encodings[i] = encoding
-        return encodings
-
-    def _encode_good(self, texts: Texts, i: int, skips: Skips, places: bool) -> Encoding | None:
-        """The encoding of one text; None if it has none, which is passed to `skips`."""
+        _use_one_thread()
         try:
-            return self._encode_batch(texts.texts[i : i + 1], places)[0]
-        except Exception as error:
+            if not isinstance(text, str):
+                raise TypeError  # the library would join a pair of texts
+            (found,) = encode([text], add_special_tokens=False)
+        except Exception as error:  # the library raises plain Exception
             shard, index = int(texts.origin["shard"][i]), int(texts.origin["index"][i])
             skips.handle(
                 ContentError(
                     f"Document {index} of shard {shard} cannot be tokenized: "
-                    f"{_complaint(texts.texts[i], error)}.",
+                    f"{_complaint(text, error)}.",
                     'Repair it, or use on_error="skip" to leave such documents out.',
                     shard=shard,
                     index=index,
                 )
             )
             return None
+        return found
 
 
-def _batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """(first, one after the last) of the texts that are encoded together."""
-    start, size = 0, 0
-    for i, text in enumerate(texts):
-        more = text_bytes(text)
-        if i > start and size + more > BATCH_BYTES:
-            yield start, i
-            start, size = i, 0
-        size += more
-    if start < len(texts):
-        yield start, len(texts)
+def _use_one_thread() -> None:
+    """Turn the threads of tokenizers off: a text is encoded by one, and a fork copies none.
 
-
-def _dealt(texts: Sequence[str]) -> list[int]:
-    """An order in which every stretch of texts has its share of the long ones.
-
-    Each thread of the library takes a stretch, and the batch waits for the slowest one.
+    A user's own choice stays, but in a forked process, where those threads do not exist.
     """
-    longest_first = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-    return [i for pile in range(PILES) for i in longest_first[pile::PILES]]
+    global _encoded_in
+    if _encoded_in in (None, os.getpid()):
+        _encoded_in = os.getpid()
+        os.environ.setdefault(_THREADS, "false")
+    else:
+        os.environ[_THREADS] = "false"
 
 
-def _mask(encoding: Encoding, spans: Sequence[tuple[int, int]], length: int) -> NDArray[np.bool_]:
+def _mask(encoding: Encoding, spans: Sequence[Span], length: int) -> NDArray[np.bool_]:
     """Which tokens of a text of `length` characters hold characters of `spans`."""
     mask = np.zeros(len(encoding), dtype=np.bool_)
     for start, stop in spans:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +21,7 @@ from streampack.errors import ConfigError
 from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer
 from streampack.tokenization.byte_level import LETTERS
-from streampack.tokenization.fast import CHECKED_EVERY, FastEngine
+from streampack.tokenization.fast import CHECKED_EVERY, FastEngine, fast_engine
 from tests.support.vocabularies import LLAMA3, QWEN2, random_texts, trained
 
 pytest.importorskip("kitoken")
@@ -130,7 +132,8 @@ def test_an_engine_that_differs_on_the_first_texts_is_not_used() -> None:
 
 
 def test_an_engine_that_errs_once_in_a_thousand_texts_is_caught() -> None:
-    fast = FastEngine(ENGINES["gpt2"]())
+    fast = fast_engine(ENGINES["gpt2"](), "kitoken")
+    assert fast is not None
     assert fast.encode(["first"])
     err(fast, "text 777")
     texts = [f"text {i}" for i in range(1000)]
@@ -154,6 +157,35 @@ def test_kinds_that_are_not_proved_are_left_to_tokenizers() -> None:
             Tokenizer(engine, eos="as-is", engine="kitoken")
     with pytest.raises(ConfigError):
         Tokenizer(with_space, eos="as-is", engine="quick")  # type: ignore[arg-type]
+
+
+WITHOUT = """
+import logging, sys
+logging.basicConfig(format="%(message)s")
+sys.modules["kitoken"] = None  # as if it were not installed
+import numpy as np
+from streampack.documents import Texts, make_origin
+from streampack.errors import ConfigError
+from streampack.sources.skips import Skips
+from streampack.tokenization import Tokenizer
+for _ in range(2):
+    tokenizer = Tokenizer(sys.argv[1], eos="as-is")
+print(tokenizer.encode(Texts(["two words"], make_origin(0, np.arange(1))), Skips()).tokens.tolist())
+try:
+    Tokenizer(sys.argv[1], eos="as-is", engine="kitoken")
+except ConfigError as error:
+    print(error.setting)
+"""
+
+
+def test_without_kitoken_tokenizers_encodes_and_one_log_line_says_so(tmp_path: Path) -> None:
+    engine = ENGINES["llama3"]()
+    engine.save(str(tmp_path / "tokenizer.json"))
+    command = [sys.executable, "-c", WITHOUT, str(tmp_path / "tokenizer.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    ids = engine.encode("two words", add_special_tokens=False).ids
+    assert done.stdout.splitlines() == [str(ids), "engine"]
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["kitoken is not installed"]
 
 
 def test_an_encoding_of_tiktoken_is_taken_with_its_ids() -> None:
