@@ -36,6 +36,7 @@ from tests.support.vocabularies import random_texts
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = 256  # texts
 SEED_TEXTS = 10_000  # of one seed
+OTHERS = ("other ids than tokenizers", "other ids than tiktoken")
 
 Encode = Callable[[list[str]], list[list[int]]]
 
@@ -85,9 +86,8 @@ def measured(made: Made, count: int, megabytes: float) -> dict[str, Any]:
     source = made.engine.to_str()
     return {
         "auto": "tokenizers" if fast is None else "kitoken",
-        "texts": texts,
-        "other ids": differing if texts else "not read",
-        **({} if made.encoding is None else {"other ids than tiktoken": differing_tiktoken}),
+        **({} if encode is None else {"texts": texts, OTHERS[0]: differing}),
+        **({} if made.encoding is None else {OTHERS[1]: differing_tiktoken}),
         "rates": {
             f"{kind}, {cores}": rate(source, kind, cores, megabytes)
             for cores in (1, 2)
@@ -165,9 +165,7 @@ def table(found: dict[str, Any]) -> str:
             [
                 name,
                 figures["auto"],
-                f"{figures['texts']:,}",
-                f"{figures['other ids']}",
-                f"{figures.get('other ids than tiktoken', '')}",
+                *(_number(figures.get(key)) for key in ("texts", *OTHERS)),
                 *(_rates(figures["rates"], cores) for cores in (1, 2)),
             ]
         )
@@ -175,6 +173,10 @@ def table(found: dict[str, Any]) -> str:
     heads += [f"MB/s of {cores}" for cores in ("one core", "two cores")]
     machines = {figures["machine"] for figures in found.values()}
     return f"{markdown_table(heads, rows)}\n\n{'; '.join(sorted(machines))}."
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
 
 
 def _rates(rates: dict[str, float], cores: int) -> str:
