@@ -37,7 +37,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.packing.fit import clear_bit, new_bitmap, next_set, set_bit
+from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, set_bit
+
+
+class Waiting(NamedTuple):
+    """The documents that are to be placed.
+
+    Attributes:
+        lengths: (N,) int64, in order of arrival.
+        must_go: (N,) bool.
+        order: (N,) int64, in which documents open rows.
+    """
+
+    lengths: NDArray[np.int64]
+    must_go: NDArray[np.bool_]
+    order: NDArray[np.int64]
 
 
 class BatchRows(NamedTuple):
@@ -65,8 +79,7 @@ class _Shelf(NamedTuple):
     Bits stand for the largest bucket minus the length, so the longest comes first.
     """
 
-    words: NDArray[np.uint64]
-    groups: NDArray[np.uint64]
+    filled: Bitmap
     head: NDArray[np.int64]
 
 
@@ -106,33 +119,31 @@ class _Segments(NamedTuple):
 
 @kernel
 def fill_batches(
-    lengths: NDArray[np.int64],
-    must_go: NDArray[np.bool_],
-    order: NDArray[np.int64],
+    waiting: Waiting,
     sizes: NDArray[np.int64],
+    batch_tokens: int,
     buckets: NDArray[np.int8],
     count: int,
-    batch_tokens: int,
     threshold: float,
     final: bool,
 ) -> BatchRows:
     """Rows for `count` batches and then for what must go, as long as documents are left.
 
     Args:
-        lengths: (N,) int64, in order of arrival; must_go: (N,) bool.
-        order: (N,) int64, in which documents open rows.
-        sizes: (B,) int64, the buckets; buckets: int8, that of each batch, in order.
-        count: batches asked for.
+        waiting: the documents.
+        sizes: (B,) int64, the buckets.
         batch_tokens: a batch has ``batch_tokens // size`` rows.
+        buckets: int8, that of each batch, in order.
+        count: batches asked for.
         threshold: share of a row that may be padding.
         final: everything must go, however long it may still wait.
     """
-    stock = _fill(lengths, must_go, sizes[-1])
-    queues = _line_up(lengths, must_go, order, sizes)
+    stock = _fill(waiting, sizes[-1])
+    queues = _line_up(waiting, sizes)
     most = 0
     for b in buckets:
         most += batch_tokens // sizes[b]
-    bound = len(lengths) + most  # every row cuts one document at most
+    bound = len(waiting.lengths) + most  # every row cuts one document at most
     segments = _Segments(
         np.empty(bound, dtype=np.int64),
         np.empty(bound, dtype=np.int64),
@@ -262,43 +273,37 @@ def _place(stock: _Stock, segments: _Segments, d: int, room: int) -> int:
 
 
 @kernel
-def _fill(lengths: NDArray[np.int64], must_go: NDArray[np.bool_], largest: int) -> _Stock:
-    count = len(lengths)
-    words, groups = new_bitmap(largest + 1)
-    pressing = _Shelf(words, groups, np.full(largest + 1, -1, dtype=np.int64))
-    words, groups = new_bitmap(largest + 1)
-    patient = _Shelf(words, groups, np.full(largest + 1, -1, dtype=np.int64))
+def _fill(waiting: Waiting, largest: int) -> _Stock:
+    count = len(waiting.lengths)
+    pressing = _Shelf(new_bitmap(largest + 1), np.full(largest + 1, -1, dtype=np.int64))
+    patient = _Shelf(new_bitmap(largest + 1), np.full(largest + 1, -1, dtype=np.int64))
     stock = _Stock(
         pressing,
         patient,
         np.full(count, -1, dtype=np.int64),
         np.full(count, -1, dtype=np.int64),
-        lengths.copy(),
+        waiting.lengths.copy(),
         np.zeros(count, dtype=np.int64),
-        must_go,
+        waiting.must_go,
         np.full(1, -1, dtype=np.int64),
     )
     for i in range(count):
         d = count - 1 - i  # the last one put on a shelf is the first one found
-        if lengths[d] > 0:
+        if waiting.lengths[d] > 0:
             _put_on(stock, d)
     return stock
 
 
 @kernel
-def _line_up(
-    lengths: NDArray[np.int64],
-    must_go: NDArray[np.bool_],
-    order: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-) -> _Queues:
-    waiting = order[(lengths[order] > 0) & ~must_go[order]]
-    bucket = np.minimum(np.searchsorted(sizes, lengths[waiting]), len(sizes) - 1)
+def _line_up(waiting: Waiting, sizes: NDArray[np.int64]) -> _Queues:
+    lengths, must_go, order = waiting
+    others = order[(lengths[order] > 0) & ~must_go[order]]
+    bucket = np.minimum(np.searchsorted(sizes, lengths[others]), len(sizes) - 1)
     turn = np.argsort(bucket, kind="mergesort")
     each, bucket = np.arange(len(sizes)), bucket[turn]
     first = np.searchsorted(bucket, each)
     last = np.searchsorted(bucket, each, side="right")
-    return _Queues(waiting[turn], first, last)
+    return _Queues(others[turn], first, last)
 
 
 @kernel
@@ -311,7 +316,7 @@ def _put_on(stock: _Stock, d: int) -> None:
     if following >= 0:
         stock.before[following] = d
     else:
-        set_bit(shelf.words, shelf.groups, place)
+        set_bit(shelf.filled, place)
     shelf.head[place] = d
 
 
@@ -327,7 +332,7 @@ def _take_off(stock: _Stock, d: int) -> None:
     else:
         shelf.head[place] = following
         if following < 0:
-            clear_bit(shelf.words, shelf.groups, place)
+            clear_bit(shelf.filled, place)
 
 
 @kernel
@@ -336,7 +341,7 @@ def _longest(shelf: _Shelf, room: int) -> int:
 
     One that is too long for every bucket counts as one that fills the largest.
     """
-    place = next_set(shelf.words, shelf.groups, len(shelf.head) - 1 - room)
+    place = next_set(shelf.filled, len(shelf.head) - 1 - room)
     return shelf.head[place] if place >= 0 else -1  # type: ignore[no-any-return]
 
 

@@ -34,9 +34,9 @@ from streampack._jit import kernel
 from streampack.arguments import is_number, is_whole
 from streampack.documents.blocks import ranges_of
 from streampack.errors import ConfigError
-from streampack.packing.bucket_rows import fill_batches
+from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
+from streampack.packing.bucket_rows import Waiting, fill_batches
 from streampack.packing.curriculum import Curriculum, plain_shares, scheduled_buckets
-from streampack.packing.fit import clear_bit, new_bitmap, next_set, set_bit
 from streampack.packing.overflow import checked_lengths, require_align, require_buckets
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
@@ -206,16 +206,15 @@ class Buckets(Packer):
         if request.final or must_go.all():
             count = max(-(-total // batch_tokens), 1)
         sizes = np.array(self.seq_lens, dtype=np.int64)
-        order = permutation(len(lengths), request.seed)
+        waiting = Waiting(room, must_go, permutation(len(lengths), request.seed))
         at_most = 2 * count + 8
         while True:
             buckets = scheduled_buckets(
                 self.curriculum, request.schedule_seed, request.step, at_most
             )
             found = fill_batches(
-                room, must_go, order, sizes, buckets, count, batch_tokens,
-                self.padding_threshold, request.final,
-            )  # fmt: skip
+                waiting, sizes, batch_tokens, buckets, count, self.padding_threshold, request.final
+            )
             if found.complete:
                 break
             at_most *= 2
@@ -299,9 +298,9 @@ def _compose(
     each, ordered = np.arange(largest + 1), lengths[by_length]
     first = np.searchsorted(ordered, each)
     last = np.searchsorted(ordered, each, side="right")
-    words, groups = new_bitmap(largest + 1)  # of `largest` minus length
+    remaining = new_bitmap(largest + 1)  # of `largest` minus length
     for d in by_length:
-        set_bit(words, groups, largest - lengths[d])
+        set_bit(remaining, largest - lengths[d])
     left = len(by_length)
     shortest = 1
     cut, cut_left = -1, 0
@@ -314,10 +313,10 @@ def _compose(
     rows = 0
     k = 0
     while left > 0:
-        b = np.searchsorted(sizes, largest - next_set(words, groups, 0))
+        b = np.searchsorted(sizes, largest - next_set(remaining, 0))
         room = sizes[b]
         while True:
-            place = next_set(words, groups, largest - room)
+            place = next_set(remaining, largest - room)
             if place < 0:
                 break
             size = largest - place
@@ -327,7 +326,7 @@ def _compose(
                 d = by_length[first[size]]
                 first[size] += 1
             if first[size] == last[size]:
-                clear_bit(words, groups, place)
+                clear_bit(remaining, place)
             document[k], start[k], stop[k] = d, at[d], at[d] + size
             k += 1
             left -= 1
@@ -339,12 +338,12 @@ def _compose(
                 last[shortest] -= 1
                 cut, cut_left = by_length[last[shortest]], shortest
             if first[cut_left] == last[cut_left]:
-                clear_bit(words, groups, largest - cut_left)
+                clear_bit(remaining, largest - cut_left)
             document[k], start[k], stop[k] = cut, at[cut], at[cut] + room
             k += 1
             at[cut] += room
             cut_left -= room  # more than 0: whatever fits has been added
-            set_bit(words, groups, largest - cut_left)
+            set_bit(remaining, largest - cut_left)
         bucket[rows] = b
         rows += 1
         offsets[rows] = k

@@ -25,14 +25,14 @@ Source: steps 1 to 3 are the best-fit cropping of nanochat's data loader; the lo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.documents.blocks import ranges_of
-from streampack.packing.fit import clear_bit, new_bitmap, next_set, previous_set, set_bit
+from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, previous_set, set_bit
 from streampack.packing.overflow import Overflow, limit_lengths, require_seq_len
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
@@ -103,6 +103,18 @@ class BestFitCrop(Packer):
         return self._described("seq_len", "overflow", "keep_cropped")
 
 
+class _Queues(NamedTuple):
+    """Documents by what remains of them, in order of arrival, and which queues are not empty.
+
+    `first` and `last` are of each queue, `following` is of each document; -1 is none.
+    """
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    following: NDArray[np.int64]
+    filled: Bitmap
+
+
 @kernel
 def _crop(
     lengths: NDArray[np.int64],
@@ -123,31 +135,32 @@ def _crop(
     start = np.empty(len(document), dtype=np.int64)
     stop = np.empty(len(document), dtype=np.int64)
     rows = k = 0
-    # Queues of the remainders by length, in order of arrival, and a bitmap of those not empty.
-    first = np.full(seq_len, -1, dtype=np.int64)
-    last = np.full(seq_len, -1, dtype=np.int64)
-    following = np.full(len(lengths), -1, dtype=np.int64)
-    words, groups = new_bitmap(seq_len)
+    queues = _Queues(
+        np.full(seq_len, -1, dtype=np.int64),
+        np.full(seq_len, -1, dtype=np.int64),
+        np.full(len(lengths), -1, dtype=np.int64),
+        new_bitmap(seq_len),
+    )
     for i in range(len(lengths)):
         if rest[i]:
-            _enqueue(first, last, following, words, groups, rest[i], i)
+            _enqueue(queues, rest[i], i)
     room = seq_len
     closing = 0  # the length of a document that was chosen together with the one before
     while True:
         if closing > 0:
             size, closing = closing, 0
         elif closes and room < seq_len:
-            size, closing = _least_waste(first, following, words, groups, room)
+            size, closing = _least_waste(queues, room)
         else:
-            size = previous_set(words, groups, min(room, seq_len - 1))
+            size = previous_set(queues.filled, min(room, seq_len - 1))
             if size < 0:
-                size = next_set(words, groups, 1)
+                size = next_set(queues.filled, 1)
         if size < 0:
             break
-        i = first[size]
-        first[size] = following[i]
-        if first[size] < 0:
-            clear_bit(words, groups, size)
+        i = queues.first[size]
+        queues.first[size] = queues.following[i]
+        if queues.first[size] < 0:
+            clear_bit(queues.filled, size)
         taken = min(size, room)
         document[k] = i
         start[k] = lengths[i] - size
@@ -155,7 +168,7 @@ def _crop(
         k += 1
         if taken < size:
             if keep_cropped:
-                _enqueue(first, last, following, words, groups, size - taken, i)
+                _enqueue(queues, size - taken, i)
             else:
                 dropped[i] += size - taken
         room -= taken
@@ -170,51 +183,38 @@ def _crop(
 
 
 @kernel
-def _least_waste(
-    first: NDArray[np.int64],
-    following: NDArray[np.int64],
-    words: NDArray[np.uint64],
-    groups: NDArray[np.uint64],
-    room: int,
-) -> tuple[int, int]:
+def _least_waste(queues: _Queues, room: int) -> tuple[int, int]:
     """Which length goes into a row that has this room left, -1 for none; and which one after it.
 
     The second is 0 if it is to be asked for again.
     """
-    shortest = next_set(words, groups, 1)
-    largest = previous_set(words, groups, room)
-    size, closing = next_set(words, groups, room), 0
+    filled = queues.filled
+    shortest = next_set(filled, 1)
+    largest = previous_set(filled, room)
+    size, closing = next_set(filled, room), 0
     if largest < 0 or size == room:
         return size, 0
     waste = size - room if size >= 0 else room
     a = largest
     while 2 * a >= room and waste > 0:  # pairs, the longer one first; a shorter one closes the row
-        b = next_set(words, groups, room - a)
-        if b == a and following[first[a]] < 0:
+        b = next_set(filled, room - a)
+        if b == a and queues.following[queues.first[a]] < 0:
             b = -1
         if 0 <= b <= a and a + b - room < waste:
             size, closing, waste = a, b, a + b - room
-        a = previous_set(words, groups, a - 1)
+        a = previous_set(filled, a - 1)
     if size < 0 or (waste > 0 and largest + 2 * shortest <= room):
         return largest, 0
     return size, closing
 
 
 @kernel
-def _enqueue(
-    first: NDArray[np.int64],
-    last: NDArray[np.int64],
-    following: NDArray[np.int64],
-    words: NDArray[np.uint64],
-    groups: NDArray[np.uint64],
-    size: int,
-    i: int,
-) -> None:
+def _enqueue(queues: _Queues, size: int, i: int) -> None:
     """Put document i after the others of its size."""
-    following[i] = -1
-    if first[size] < 0:
-        first[size] = i
-        set_bit(words, groups, size)
+    queues.following[i] = -1
+    if queues.first[size] < 0:
+        queues.first[size] = i
+        set_bit(queues.filled, size)
     else:
-        following[last[size]] = i
-    last[size] = i
+        queues.following[queues.last[size]] = i
+    queues.last[size] = i

@@ -17,12 +17,6 @@ some documents.
 Sources: Ding et al., "Fewer Truncations Improve Language Modeling" (2024) is BestFitDecreasing
 with "split"; "Improving Continual Pre-training Through Seamless Data Packing" (2025) uses
 ``extra_capacity`` (in its BFD-m, and in the second stage of `Seamless`).
-
-Working memory of planning, kept from plan to plan so that it is page-faulted in only once.
-
-Page faults would take two thirds of the time of a plan of 10,000 documents. Each thread has its own
-memory. It is not initialised, is used within one kernel call, and is never part of a result. It
-grows as needed; what a plan needs beyond `MOST_KEPT_BYTES` is allocated for that plan alone.
 """
 
 from __future__ import annotations
@@ -30,7 +24,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,10 +41,15 @@ from streampack.packing.overflow import (
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 
-MOST_KEPT_BYTES = 8 << 20  # a quarter of a million pieces; more is rare, and then faults are few
+MOST_KEPT_BYTES = 8 << 20  # of a quarter of a million pieces; what more take is not kept
 
 
 class _Kept(threading.local):
+    """Working memory of planning, kept from plan to plan: page faults take longer than a plan.
+
+    It is not initialised, is used within one kernel call, and is never part of a result.
+    """
+
     words: NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
 
@@ -119,12 +118,14 @@ class _Decreasing(Packer):
         block = np.empty(6 * pieces + 1, dtype=np.int64)
         columns, row_offsets = block[: 5 * pieces].reshape(5, pieces), block[5 * pieces :]
         dropped_with = np.full(len(kept), -1, dtype=np.int64) if self.extra_capacity else None
+        least_room = self.extra_capacity + 1 if self.protect_short else 0
         count, segments = _plan(
-            kept, self.seq_len, self.max_tokens_per_row,
-            self.extra_capacity + 1 if self.protect_short else 0, self._best, self._multiple,
-            row_offsets, columns, dropped, _NONE if dropped_with is None else dropped_with,
+            kept,
+            _Rule(self.seq_len, self.max_tokens_per_row, least_room, self._best, self._multiple),
+            Placed(row_offsets, columns, dropped),
+            _NONE if dropped_with is None else dropped_with,
             scratch_words(5 * pieces),
-        )  # fmt: skip
+        )
         document, start, stop, overlap, gaps = columns[:, :segments]
         return Plan(
             row_offsets=row_offsets[: count + 1],
@@ -161,41 +162,70 @@ class BestFitDecreasing(_Decreasing):
 _NONE = np.zeros(0, dtype=np.int64)
 
 
+class Pieces(NamedTuple):
+    """Pieces of documents, in the order in which they are placed.
+
+    Attributes:
+        bins: (M,) of each; document, start, size: its document, where in it the piece begins, and
+            its tokens.
+    """
+
+    bins: NDArray[np.integer[Any]]
+    document: NDArray[np.integer[Any]]
+    start: NDArray[np.int64]
+    size: NDArray[np.integer[Any]]
+
+
+class Placed(NamedTuple):
+    """What `lay_out` fills in.
+
+    Attributes:
+        row_offsets: (bins + 1 or more,) int64, a row's segments.
+        columns: (3, M or more) int64, their (document, start, stop).
+        dropped: (N,) int64, to which the tokens cut off are added.
+    """
+
+    row_offsets: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    dropped: NDArray[np.int64]
+
+
+class _Rule(NamedTuple):
+    """How pieces are placed; see `greedy_fit`."""
+
+    seq_len: int
+    capacity: int
+    least_room: int
+    best: bool
+    align: int
+
+
 @kernel
 def _plan(
     kept: NDArray[np.int64],
-    seq_len: int,
-    capacity: int,
-    least_room: int,
-    best: bool,
-    align: int,
-    row_offsets: NDArray[np.int64],
-    columns: NDArray[np.int64],
-    dropped: NDArray[np.int64],
+    rule: _Rule,
+    placed: Placed,
     dropped_with: NDArray[np.int64],
     words: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Steps 2 to 4: fills `row_offsets` and the five `columns`; returns how many rows and segments.
+    """Steps 2 to 4 for lengths (N,); fills in `placed` and returns how many rows and segments.
 
-    `dropped_with` is filled unless it is empty; `words` is memory to use, 5 words per piece.
+    Its two further columns are overlaps and padding. `dropped_with` is filled unless it is empty;
+    `words` is memory to use, 5 words per piece.
     """
-    pieces = columns.shape[1]  # at most
-    start = words[:pieces]
-    narrow = words[pieces : 5 * pieces].view(np.int32)
-    document = narrow[:pieces]
-    size = narrow[pieces : 2 * pieces]
-    bins = narrow[2 * pieces : 3 * pieces]
-    links = narrow[3 * pieces : 6 * pieces]
-    used = narrow[6 * pieces : 7 * pieces]
-    pieces = decreasing_pieces(kept, seq_len, document, start, size)
-    start, document, size, bins = start[:pieces], document[:pieces], size[:pieces], bins[:pieces]
-    count = greedy_fit(size, capacity, least_room, best, align, bins, links)
+    seq_len, capacity, least_room, best, align = rule
+    most = placed.columns.shape[1]  # pieces at most
+    start = words[:most]
+    narrow = words[most : 5 * most].view(np.int32)
+    document, size, bins = narrow[:most], narrow[most : 2 * most], narrow[2 * most : 3 * most]
+    links, used = narrow[3 * most : 6 * most], narrow[6 * most : 7 * most]
+    count = decreasing_pieces(kept, seq_len, document, start, size)
+    pieces = Pieces(bins[:count], document[:count], start[:count], size[:count])
+    count = greedy_fit(pieces.size, capacity, least_room, best, align, pieces.bins, links)
     if len(dropped_with):
-        lost_with(bins, count, document, size, seq_len, dropped_with)
-    segments = lay_out(
-        bins, count, document, start, size, seq_len, used if capacity > seq_len else used[:0],
-        row_offsets, columns, dropped,
-    )  # fmt: skip
+        lost_with(pieces, count, seq_len, dropped_with)
+    segments = lay_out(pieces, count, seq_len, used if capacity > seq_len else used[:0], placed)
+    columns = placed.columns
     columns[3:, :segments] = 0
     if align > 1:
         for k in range(segments):
@@ -204,18 +234,12 @@ def _plan(
 
 
 @kernel
-def lost_with(
-    bins: NDArray[np.integer[Any]],
-    count: int,
-    document: NDArray[np.integer[Any]],
-    size: NDArray[np.integer[Any]],
-    seq_len: int,
-    out: NDArray[np.int64],
-) -> None:
+def lost_with(pieces: Pieces, count: int, seq_len: int, out: NDArray[np.int64]) -> None:
     """Fill in for documents (N,) the bin in which a piece of theirs lies wholly beyond seq_len.
 
     A document has at most one such piece, its remainder: pieces of seq_len come first in a bin.
     """
+    bins, document, _, size = pieces
     used = np.zeros(count, dtype=np.int64)
     for k in range(len(bins)):
         if used[bins[k]] >= seq_len:
@@ -287,28 +311,19 @@ def decreasing_pieces(
 
 @kernel
 def lay_out(
-    bins: NDArray[np.integer[Any]],
-    count: int,
-    document: NDArray[np.integer[Any]],
-    start: NDArray[np.int64],
-    size: NDArray[np.integer[Any]],
-    seq_len: int,
-    used: NDArray[np.integer[Any]],
-    row_offsets: NDArray[np.int64],
-    columns: NDArray[np.int64],
-    dropped: NDArray[np.int64],
+    pieces: Pieces, count: int, seq_len: int, used: NDArray[np.integer[Any]], placed: Placed
 ) -> int:
-    """Segments grouped by row in placement order, cut at seq_len; returns how many there are.
+    """Segments by row, in placement order, cut at seq_len; returns how many there are.
 
     Args:
-        bins, document, start, size: (M,) of the pieces; `size` becomes what is left of each.
-        count: number of bins.
+        pieces: placed in `count` bins; `size` becomes what is left of each.
+        count: of the bins.
         seq_len: tokens of a row.
         used: (count or more,) memory to use; empty where no bin holds more than a row.
-        row_offsets, columns: (count + 1 or more,) and (3, M or more), filled in: a row's
-            segments, and their (document, start, stop).
-        dropped: (N,), to which the tokens cut off are added.
+        placed: filled in.
     """
+    bins, document, start, size = pieces
+    row_offsets, columns, dropped = placed
     row_offsets[: count + 1] = 0
     if len(used):
         used[:count] = 0

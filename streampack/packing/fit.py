@@ -15,11 +15,6 @@ away.
 
 Sources: D. S. Johnson, "Near-optimal bin packing algorithms" (1973); M. Fredman, R. Sedgewick,
 D. Sleator, R. Tarjan, "The pairing heap" (1986).
-
-A set of small integers as a bitmap of two levels, for compiled code.
-
-Bit i of `words` says that i is in the set; bit w of `groups` that words[w] is not zero. Finding the
-next member takes a few instructions for sets below 4096 and one more per 4096 above.
 """
 
 from __future__ import annotations
@@ -27,109 +22,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _lowest_bit(typingctx: Any, word: Any) -> Any:
-    """Index of the lowest set bit of a non-zero uint64 (the machine's own instruction)."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.uint64(types.uint64), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _leading_zeros(typingctx: Any, word: Any) -> Any:
-    """Zeros above the highest set bit of a non-zero uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.uint64(types.uint64), codegen
-
-
-@kernel
-def _index_of_lowest_bit(word: np.uint64) -> int:
-    return np.int64(_lowest_bit(word))  # type: ignore[call-arg, return-value]
-
-
-@kernel
-def _index_of_highest_bit(word: np.uint64) -> int:
-    return 63 - np.int64(_leading_zeros(word))  # type: ignore[call-arg, return-value]
-
-
-@kernel
-def new_bitmap(size: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The empty set of integers below `size`: words and groups."""
-    words = np.zeros((size + 63) // 64, dtype=np.uint64)
-    groups = np.zeros(len(words) // 64 + 1, dtype=np.uint64)
-    return words, groups
-
-
-@kernel
-def set_bit(words: NDArray[np.uint64], groups: NDArray[np.uint64], i: int) -> None:
-    """Add i."""
-    words[i >> 6] |= np.uint64(1) << np.uint64(i & 63)
-    groups[i >> 12] |= np.uint64(1) << np.uint64((i >> 6) & 63)
-
-
-@kernel
-def clear_bit(words: NDArray[np.uint64], groups: NDArray[np.uint64], i: int) -> None:
-    """Remove i."""
-    words[i >> 6] &= ~(np.uint64(1) << np.uint64(i & 63))
-    if words[i >> 6] == 0:
-        groups[i >> 12] &= ~(np.uint64(1) << np.uint64((i >> 6) & 63))
-
-
-@kernel
-def next_set(words: NDArray[np.uint64], groups: NDArray[np.uint64], least: int) -> int:
-    """The smallest member >= least, or -1."""
-    w = least >> 6
-    if w >= len(words):
-        return -1
-    word = (words[w] >> np.uint64(least & 63)) << np.uint64(least & 63)
-    if word != 0:
-        return (w << 6) + _index_of_lowest_bit(word)
-    w += 1
-    g = w >> 6
-    if g >= len(groups):
-        return -1
-    group = (groups[g] >> np.uint64(w & 63)) << np.uint64(w & 63)
-    while group == 0:
-        g += 1
-        if g >= len(groups):
-            return -1
-        group = groups[g]
-    w = (g << 6) + _index_of_lowest_bit(group)
-    return (w << 6) + _index_of_lowest_bit(words[w])
-
-
-@kernel
-def previous_set(words: NDArray[np.uint64], groups: NDArray[np.uint64], most: int) -> int:
-    """The largest member <= most, or -1; `most` is below the bitmap's size."""
-    w = most >> 6
-    word = words[w] & (~np.uint64(0) >> np.uint64(63 - (most & 63)))
-    if word != 0:
-        return (w << 6) + _index_of_highest_bit(word)
-    g = w >> 6
-    group = groups[g] & ((np.uint64(1) << np.uint64(w & 63)) - np.uint64(1))
-    while group == 0:
-        g -= 1
-        if g < 0:
-            return -1
-        group = groups[g]
-    w = (g << 6) + _index_of_highest_bit(group)
-    return (w << 6) + _index_of_highest_bit(words[w])
-
+from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 
 _BLOCK = 6  # rooms per block, as a power of two
+_NONE = np.int32(2**31 - 1)  # above every bin, so that minima need no test
 
 
 @kernel
@@ -159,13 +58,13 @@ def greedy_fit(
     items = len(sizes)
     child, sibling = links[:items], links[items : 2 * items]
     if best:
-        return _best_fit(sizes, capacity, least_room, align, bins, child, sibling)
+        return _fit(sizes, capacity, least_room, align, bins, child, sibling, None)
     rooms = links[2 * items : 3 * items]
-    return _first_fit(sizes, capacity, least_room, align, bins, child, sibling, rooms)
+    return _fit(sizes, capacity, least_room, align, bins, child, sibling, rooms)
 
 
 @kernel
-def _first_fit(
+def _fit(
     sizes: NDArray[np.integer[Any]],
     capacity: int,
     least_room: int,
@@ -173,88 +72,66 @@ def _first_fit(
     bins: NDArray[np.integer[Any]],
     child: NDArray[np.int32],
     sibling: NDArray[np.int32],
-    rooms: NDArray[np.int32],
+    rooms: NDArray[np.int32] | None,
 ) -> int:
-    """`rooms` are those of every open bin."""
-    none = np.int32(2**31 - 1)  # above every bin, so that minima need no test
+    """First-fit, where `rooms` of open bins are kept, or best-fit: each is compiled by itself."""
     blocks = (capacity >> _BLOCK) + 1
-    head = np.full(blocks << _BLOCK, none, dtype=np.int32)  # earliest opened bin of each room
-    lowest = np.full(blocks, none, dtype=np.int32)  # the same of each block of rooms
+    head = np.full(blocks << _BLOCK, _NONE, dtype=np.int32)  # earliest opened bin of each room
+    lowest = np.full(blocks, _NONE, dtype=np.int32)  # the same of each block of rooms
+    in_use = new_bitmap(capacity + 1)  # rooms that some bin has
     count = 0
     for i in range(len(sizes)):
-        size = _aligned(sizes[i], align)
+        size = int(sizes[i])
+        if align > 1:
+            size = -(-size // align) * align
         need = max(size, least_room)
-        block = need >> _BLOCK
-        chosen = min(
-            _minimum(head[need : (block + 1) << _BLOCK], none), _minimum(lowest[block + 1 :], none)
-        )
-        if chosen == none:
-            chosen = np.int32(count)
+        if rooms is None:
+            room = next_set(in_use, need)
+            chosen = count if room < 0 else int(head[room])
+        else:
+            found = _earliest(head, lowest, need)
+            chosen = count if found == _NONE else int(found)
+            room = -1 if found == _NONE else int(rooms[chosen])
+        if room < 0:
             count += 1
             room = capacity
         else:
-            room = int(rooms[chosen])
             root = _pop(child, sibling, chosen)
-            head[room] = none if root < 0 else root
-            block = room >> _BLOCK
-            if lowest[block] == chosen:
-                lowest[block] = _minimum(head[block << _BLOCK : (block + 1) << _BLOCK], none)
+            head[room] = _NONE if root < 0 else root
+            if rooms is None:
+                if root < 0:
+                    clear_bit(in_use, room)
+            elif lowest[room >> _BLOCK] == chosen:
+                block = room >> _BLOCK
+                lowest[block] = _minimum(head[block << _BLOCK : (block + 1) << _BLOCK])
         bins[i] = chosen
         left = room - size
         if left > 0:
-            rooms[chosen] = left
             child[chosen] = -1
             sibling[chosen] = -1
-            head[left] = chosen if head[left] == none else _meld(child, sibling, head[left], chosen)
-            lowest[left >> _BLOCK] = min(lowest[left >> _BLOCK], chosen)
+            root = head[left]
+            head[left] = chosen if root == _NONE else _meld(child, sibling, root, chosen)
+            if rooms is None:
+                set_bit(in_use, left)
+            else:
+                rooms[chosen] = left
+                lowest[left >> _BLOCK] = min(lowest[left >> _BLOCK], chosen)
     return count
 
 
 @kernel
-def _minimum(values: NDArray[np.int32], least: np.int32) -> np.int32:
+def _earliest(head: NDArray[np.int32], lowest: NDArray[np.int32], need: int) -> np.int32:
+    """The earliest opened bin with so much room, or none."""
+    block = (need >> _BLOCK) + 1
+    return min(_minimum(head[need : block << _BLOCK]), _minimum(lowest[block:]))
+
+
+@kernel
+def _minimum(values: NDArray[np.int32]) -> np.int32:
+    least = _NONE
     for k in range(len(values)):  # compiled to vector instructions
         least = min(least, values[k])
     return least
-
-
-@kernel
-def _aligned(size: Any, align: int) -> Any:
-    return -(-np.int64(size) // align) * align if align > 1 else np.int64(size)
-
-
-@kernel
-def _best_fit(
-    sizes: NDArray[np.integer[Any]],
-    capacity: int,
-    least_room: int,
-    align: int,
-    bins: NDArray[np.integer[Any]],
-    child: NDArray[np.int32],
-    sibling: NDArray[np.int32],
-) -> int:
-    head = np.full(capacity + 1, -1, dtype=np.int32)  # earliest opened bin of each room
-    words, groups = new_bitmap(capacity + 1)  # bit r: some bin has room r
-    count = 0
-    for i in range(len(sizes)):
-        size = _aligned(sizes[i], align)
-        room = next_set(words, groups, max(size, least_room))
-        if room < 0:
-            chosen = count
-            count += 1
-            room = capacity
-        else:
-            chosen = head[room]
-            head[room] = _pop(child, sibling, chosen)
-            if head[room] < 0:
-                clear_bit(words, groups, room)
-        bins[i] = chosen
-        left = room - size
-        if left > 0:
-            child[chosen] = -1
-            sibling[chosen] = -1
-            head[left] = chosen if head[left] < 0 else _meld(child, sibling, head[left], chosen)
-            set_bit(words, groups, left)
-    return count
 
 
 @kernel

@@ -49,7 +49,7 @@ from streampack.arguments import is_number
 from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
 from streampack.packing.concat import cut_joined
-from streampack.packing.decreasing import decreasing_pieces, lay_out, lost_with
+from streampack.packing.decreasing import Pieces, Placed, decreasing_pieces, lay_out, lost_with
 from streampack.packing.fit import greedy_fit
 from streampack.packing.overflow import checked_lengths, require_extra_capacity, require_seq_len
 from streampack.packing.packer import Packer
@@ -197,30 +197,30 @@ class Seamless(Packer):
         parts: list[_Rows] = []
         while True:
             document, start, size = np.empty((3, len(rest)), dtype=np.int64)
-            pieces = decreasing_pieces(rest, self.seq_len, document, start, size)
-            document, size = document[:pieces], size[:pieces]
-            start = lengths[document] - size
-            bins, links = np.empty(pieces, dtype=np.int64), np.empty(3 * pieces, dtype=np.int32)
+            count = decreasing_pieces(rest, self.seq_len, document, start, size)
+            document, size = document[:count], size[:count]
+            bins, links = np.empty(count, dtype=np.int64), np.empty(3 * count, dtype=np.int32)
             count = greedy_fit(size, self.seq_len + self._extra, 0, False, 1, bins, links)
+            pieces = Pieces(bins, document, lengths[document] - size, size)
             totals = np.zeros(count, dtype=np.int64)
             np.add.at(totals, bins, size)
             full = totals >= self.seq_len
-            inside = full[bins]
+            inside = document[full[bins]]
             beyond = np.zeros(len(lengths), dtype=np.int64)
-            parts.append(self._bins(bins, full, inside, document, start, size, beyond))
+            parts.append(self._rows_of(pieces, full, beyond))
             if not self.keep_tails or not full.any():
                 break
             rest = rest.copy()
-            rest[document[inside]] = beyond[document[inside]]
+            rest[inside] = beyond[inside]
         dropped += beyond
         lost = np.full(len(lengths), -1, dtype=np.int64)
         if not self.keep_tails:
-            lost_with(bins, count, document, size, self.seq_len, lost)
+            lost_with(pieces, count, self.seq_len, lost)
             lost = np.where(lost >= 0, np.cumsum(full)[lost] - 1 if count else -1, -1)
-        if not final:
-            parts.append(self._bins(bins, ~full, ~inside, document, start, size, dropped))
-            return parts, lost
-        parts.append(self._joined(lengths, rest, np.sort(document[~inside])))
+        if final:
+            parts.append(self._joined(lengths, rest, np.sort(document[~full[bins]])))
+        else:
+            parts.append(self._rows_of(pieces, ~full, dropped))
         return parts, lost
 
     def _joined(
@@ -234,27 +234,19 @@ class Seamless(Packer):
         begin = lengths[left] - joined
         return np.diff(offsets), left[index], begin[index] + low, begin[index] + high
 
-    def _bins(
-        self,
-        bins: NDArray[np.int64],
-        chosen: NDArray[np.bool_],
-        inside: NDArray[np.bool_],
-        document: NDArray[np.int64],
-        start: NDArray[np.int64],
-        size: NDArray[np.int64],
-        dropped: NDArray[np.int64],
+    def _rows_of(
+        self, pieces: Pieces, chosen: NDArray[np.bool_], dropped: NDArray[np.int64]
     ) -> _Rows:
-        """Rows of the `chosen` bins; `inside` says which pieces they hold."""
-        number = np.cumsum(chosen) - 1
-        count = int(chosen.sum())
+        """Rows of the `chosen` bins (B,)."""
+        bins, *columns = pieces
+        inside = chosen[bins]
+        number, count = np.cumsum(chosen) - 1, int(chosen.sum())
+        pieces = Pieces(number[bins[inside]], *(column[inside] for column in columns))
         used, row_offsets = np.empty((2, count + 1), dtype=np.int64)
-        columns = np.empty((3, int(inside.sum())), dtype=np.int64)
-        segments = lay_out(
-            number[bins[inside]], count, document[inside], start[inside], size[inside],
-            self.seq_len, used, row_offsets, columns, dropped,
-        )  # fmt: skip
-        documents, starts, stops = columns[:, :segments]
-        return np.diff(row_offsets), documents, starts, stops
+        placed = Placed(row_offsets, np.empty((3, len(pieces.bins)), dtype=np.int64), dropped)
+        segments = lay_out(pieces, count, self.seq_len, used, placed)
+        document, start, stop = placed.columns[:, :segments]
+        return np.diff(row_offsets), document, start, stop
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""

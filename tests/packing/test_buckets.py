@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streampack.errors import ConfigError
 from streampack.packing import Buckets, Plan, check_plan
-from streampack.packing.bucket_rows import fill_batches
+from streampack.packing.bucket_rows import Waiting, fill_batches
 from streampack.packing.curriculum import scheduled_buckets
 from streampack.packing.rng import permutation
 from tests.support import packing_reference as reference
@@ -129,9 +129,9 @@ def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
     order = permutation(len(lengths), seed)
     batch_tokens = 2 * seq_lens[-1]
     found = fill_batches(
-        np.array(lengths, dtype=np.int64), np.array(must_go, dtype=np.bool_), order,
-        np.array(seq_lens, dtype=np.int64), np.array(buckets, dtype=np.int8),
-        count, batch_tokens, threshold, final,
+        Waiting(np.array(lengths, dtype=np.int64), np.array(must_go, dtype=np.bool_), order),
+        np.array(seq_lens, dtype=np.int64), batch_tokens, np.array(buckets, dtype=np.int8),
+        count, threshold, final,
     )  # fmt: skip
     expected = scheduled_rows(
         lengths, must_go, order.tolist(), seq_lens, buckets,

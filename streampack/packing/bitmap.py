@@ -1,0 +1,120 @@
+"""Bitmap: a set of small integers in two levels, for compiled code.
+
+Bit i of `words` says that i is in the set, and bit w of `summary` that words[w] is not zero.
+Finding the next member takes a few instructions for sets below 4096, and one more per 4096 above.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+
+
+class Bitmap(NamedTuple):
+    """A set of integers; kernels change it in place."""
+
+    words: NDArray[np.uint64]
+    summary: NDArray[np.uint64]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _lowest_bit(typingctx: Any, word: Any) -> Any:
+    """Index of the lowest set bit of a non-zero uint64 (the machine's own instruction)."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _leading_zeros(typingctx: Any, word: Any) -> Any:
+    """Zeros above the highest set bit of a non-zero uint64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), codegen
+
+
+@kernel
+def _index_of_lowest_bit(word: np.uint64) -> int:
+    return np.int64(_lowest_bit(word))  # type: ignore[call-arg, return-value]
+
+
+@kernel
+def _index_of_highest_bit(word: np.uint64) -> int:
+    return 63 - np.int64(_leading_zeros(word))  # type: ignore[call-arg, return-value]
+
+
+@kernel
+def new_bitmap(size: int) -> Bitmap:
+    """The empty set of integers below `size`."""
+    words = np.zeros((size + 63) // 64, dtype=np.uint64)
+    return Bitmap(words, np.zeros(len(words) // 64 + 1, dtype=np.uint64))
+
+
+@kernel
+def set_bit(bitmap: Bitmap, i: int) -> None:
+    """Add i."""
+    bitmap.words[i >> 6] |= np.uint64(1) << np.uint64(i & 63)
+    bitmap.summary[i >> 12] |= np.uint64(1) << np.uint64((i >> 6) & 63)
+
+
+@kernel
+def clear_bit(bitmap: Bitmap, i: int) -> None:
+    """Remove i."""
+    words, summary = bitmap
+    words[i >> 6] &= ~(np.uint64(1) << np.uint64(i & 63))
+    if words[i >> 6] == 0:
+        summary[i >> 12] &= ~(np.uint64(1) << np.uint64((i >> 6) & 63))
+
+
+@kernel
+def next_set(bitmap: Bitmap, least: int) -> int:
+    """The smallest member >= least, or -1."""
+    words, summary = bitmap
+    w = least >> 6
+    if w >= len(words):
+        return -1
+    word = (words[w] >> np.uint64(least & 63)) << np.uint64(least & 63)
+    if word != 0:
+        return (w << 6) + _index_of_lowest_bit(word)
+    w += 1
+    s = w >> 6
+    if s >= len(summary):
+        return -1
+    word = (summary[s] >> np.uint64(w & 63)) << np.uint64(w & 63)
+    while word == 0:
+        s += 1
+        if s >= len(summary):
+            return -1
+        word = summary[s]
+    w = (s << 6) + _index_of_lowest_bit(word)
+    return (w << 6) + _index_of_lowest_bit(words[w])
+
+
+@kernel
+def previous_set(bitmap: Bitmap, most: int) -> int:
+    """The largest member <= most, or -1; `most` is below the bitmap's size."""
+    words, summary = bitmap
+    w = most >> 6
+    word = words[w] & (~np.uint64(0) >> np.uint64(63 - (most & 63)))
+    if word != 0:
+        return (w << 6) + _index_of_highest_bit(word)
+    s = w >> 6
+    word = summary[s] & ((np.uint64(1) << np.uint64(w & 63)) - np.uint64(1))
+    while word == 0:
+        s -= 1
+        if s < 0:
+            return -1
+        word = summary[s]
+    w = (s << 6) + _index_of_highest_bit(word)
+    return (w << 6) + _index_of_highest_bit(words[w])
