@@ -193,7 +193,9 @@ class Lane:
         self._first_epochs = int(started.mark.cursor.get("epoch", 0) > 0)
         config = self.config
         with self._times.measure("gather_s"):
-            self._batches = gather_rows(planned, config.batch_tokens, window, config.row_format)
+            self._batches = gather_rows(
+                planned, config.batch_tokens, window.buffer, config.row_format
+            )
         if config.row_format.sources:
             passes = self._stream.passes()
             self._batches = [with_passes(rows, passes) for rows in self._batches]
@@ -202,7 +204,7 @@ class Lane:
         self._lost += _lost_whole(planned, started.entries, config.packer.seq_lens[-1])
         if config.row_format.grouped:  # what is lost are groups
             lost = started.entries.serial[planned.dropped >= planned.lengths]
-            members = window.fields.member_lengths(lost)
+            members = window.buffer.fields.member_lengths(lost)
             more = 0 if members is None else len(members.lengths) - len(lost)
             self._lost += Composition(documents_cropped=more, documents_lost=more)
         self._unreported = True
@@ -311,7 +313,7 @@ class Lane:
         """Of the groups among these of the window's entries; None without groups."""
         if not self.config.row_format.grouped:
             return None
-        return self._window.fields.member_lengths(entries.serial)
+        return self._window.buffer.fields.member_lengths(entries.serial)
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Refill the window the state describes, plan it again and skip what was emitted."""

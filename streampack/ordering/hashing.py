@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.arguments import whole_number
 from streampack.documents.blocks import Documents, make_origin
+from streampack.packing.rng import mix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,7 @@ def _hash_ngrams(
             for first in range(len(ids) - n + 1):
                 h = np.uint64(n)
                 for token in ids[first : first + n]:
-                    h = _mix(h + np.uint64(token))
+                    h = mix(h + np.uint64(token) + np.uint64(0x9E3779B97F4A7C15))
                 slot = np.int64(h & np.uint64(slots - 1))
                 while counts[slot] > 0 and keys[slot] != h:
                     slot = (slot + 1) & (slots - 1)
@@ -115,15 +116,6 @@ def _hash_ngrams(
             if h >> np.uint64(63):
                 weight = -weight
             vector[np.int64(h % dimension)] += np.float32(weight)
-
-
-@kernel
-def _mix(z: np.uint64) -> np.uint64:
-    """One step of splitmix64; see `streampack.packing.rng`."""
-    z = z + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 def hash_words(

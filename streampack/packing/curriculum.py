@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.arguments import is_number, is_whole
 from streampack.errors import ConfigError
-from streampack.packing.rng import derive_seed
+from streampack.packing.rng import derive_seed, mix
 
 FINEST = 1 << 32  # units that one rotation has at most; shares are counted in these units
 HORIZON = 4096  # rotations; deadlines further ahead than this count as equal
@@ -231,10 +231,7 @@ def _take_turns(
                 seen[b] += _share(next_seen[b], b, at, sums, repeat)
                 next_seen[b] += 1
             deadline[b] = next_seen[b] - 1 if seen[b] >= need else r + HORIZON
-            z = seed + np.uint64(r * buckets + b + 1) * np.uint64(0x9E3779B97F4A7C15)
-            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            key[b] = z ^ (z >> np.uint64(31))
+            key[b] = mix(seed + np.uint64(r * buckets + b + 1) * np.uint64(0x9E3779B97F4A7C15))
             if earliest < 0 or deadline[b] < deadline[earliest]:
                 earliest = b
         chosen = earliest

@@ -8,6 +8,8 @@ Source: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Genera
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,28 +19,21 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-def _mix(z: int) -> int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
-
-
 def derive_seed(*parts: int) -> int:
     """One 64-bit seed from several integers, each of which changes it completely."""
     state = 0
     for part in parts:
-        state = _mix((state + _GOLDEN + (part & _MASK)) & _MASK)
+        z = (state + _GOLDEN + part) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        state = z ^ (z >> 31)
     return state
 
 
 def derive_seeds(seed: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """(N,) uint64: `derive_seed(seed, key)` for every key."""
-    state = np.uint64(derive_seed(seed))
-    with np.errstate(over="ignore"):
-        z = keys.astype(np.uint64) + (state + np.uint64(_GOLDEN))
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+    begin = np.uint64((derive_seed(seed) + _GOLDEN) & _MASK)
+    return np.asarray(mix(keys.astype(np.uint64) + begin))
 
 
 def permutation(n: int, seed: int) -> NDArray[np.int64]:
@@ -54,9 +49,13 @@ def shuffle(order: NDArray[np.int64], seed: np.uint64) -> None:
     state = np.uint64(seed)
     for i in range(len(order) - 1, 0, -1):
         state = state + np.uint64(0x9E3779B97F4A7C15)
-        z = state
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z = z ^ (z >> np.uint64(31))
-        j = np.int64(z % np.uint64(i + 1))
+        j = np.int64(mix(state) % np.uint64(i + 1))
         order[i], order[j] = order[j], order[i]
+
+
+@kernel
+def mix(z: Any) -> Any:
+    """The last step of splitmix64, of a uint64 or of an array of them."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

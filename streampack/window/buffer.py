@@ -78,11 +78,9 @@ class TokenBuffer:
         self._make_room(documents, int(held.sum()), len(held))
         if self.loss_mask is not None:
             self._append_mask(documents, documents.offsets[first : first + len(held)], held)
+        block = _Block(documents.tokens, documents.offsets, _words(documents.origin))
         into = _Columns(self.tokens, _NO_MASK, self._numbers, _words(self._origin))
-        self.used = _append(
-            documents.tokens, documents.offsets, _words(documents.origin), first, held,
-            serial, round, into, self.used, self.count,
-        )  # fmt: skip
+        self.used = _append(block, first, held, serial, round, into, self.used, self.count)
         self.count += len(held)
         self.fields.add(documents, first, range(serial, serial + len(held)))
 
@@ -197,6 +195,14 @@ def _words(origin: NDArray[np.void]) -> NDArray[np.int64]:
     return np.ascontiguousarray(origin).view(np.int64)
 
 
+class _Block(NamedTuple):
+    """What comes: a block's tokens and offsets, and origins as words."""
+
+    tokens: NDArray[np.generic]
+    offsets: NDArray[np.int64]
+    origin: NDArray[np.int64]
+
+
 class _Columns(NamedTuple):
     """What a buffer holds: tokens, their mask (or none), and entries, with origins as words."""
 
@@ -208,9 +214,7 @@ class _Columns(NamedTuple):
 
 @kernel
 def _append(
-    source: NDArray[np.generic],
-    offsets: NDArray[np.int64],
-    origin: NDArray[np.int64],
+    block: _Block,
     first: int,
     held: NDArray[np.int64],
     serial: int,
@@ -220,6 +224,7 @@ def _append(
     count: int,
 ) -> int:
     """Tokens and columns of documents that come; returns the tokens then held."""
+    source, offsets, origin = block
     tokens, _, numbers, origin_out = into
     for i in range(len(held)):
         begin = offsets[first + i]

@@ -1,13 +1,4 @@
-"""Entries: the documents a window holds, as columns of coordinates, with their fields.
-
-FieldStore: the token fields and document fields of the documents in a window.
-
-They stay in the blocks that documents came in, and each document is looked up by its running number
-when its pieces go into a batch. So a window without fields does nothing here, and a block lives as
-long as one of its documents is in the window.
-
-Cost: some microseconds of Python per document, and per piece that goes into a batch.
-"""
+"""Entries: the documents a window holds, as columns of coordinates; FieldStore: their fields."""
 
 from __future__ import annotations
 
@@ -19,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents.blocks import ORIGIN, Documents, Fields, offsets_of
+from streampack.documents.blocks import Documents, Fields, offsets_of
 from streampack.documents.fields import FieldTypes
 from streampack.packing.request import MemberLengths
+from streampack.packing.rng import mix
 
 #: Rows of `Entries.numbers`.
 SERIAL, START, HELD, LENGTH, ARRIVED, REPEATED, CUT = range(7)
@@ -34,6 +26,7 @@ class Entries:
     For example a window that holds eight tokens: the last one of a document of five, whose others
     went in round 0; a document of three; and the first four of one of nine tokens.
 
+    >>> from streampack.documents.blocks import ORIGIN
     >>> entries = Entries.of(
     ...     serial=np.array([0, 1, 2]),
     ...     start=np.array([4, 0, 0]),
@@ -72,11 +65,6 @@ class Entries:
     ) -> Entries:
         """From single columns, each (N,)."""
         return cls(np.stack([serial, start, held, length, arrived, repeated, cut]), origin)
-
-    @classmethod
-    def empty(cls) -> Entries:
-        """No documents."""
-        return cls(np.zeros((7, 0), dtype=np.int64), np.zeros(0, dtype=ORIGIN))
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -138,11 +126,9 @@ class Entries:
 
     def digest(self) -> str:
         """64 bits, in hexadecimal, over what the window holds, the same on any machine."""
-        value = _digest(
-            self.origin["source"], self.origin["shard"], self.origin["index"], self.length,
-            self.start, self.held, self.arrived, self.repeated, self.cut,
-        )  # fmt: skip
-        return f"{int(value):016x}"
+        origin = self.origin
+        numbers = np.ascontiguousarray(self.numbers)  # one layout, so that one kernel is compiled
+        return f"{int(_digest(origin['source'], origin['shard'], origin['index'], numbers)):016x}"
 
 
 @kernel
@@ -150,14 +136,11 @@ def _digest(
     source: NDArray[np.int32],
     shard: NDArray[np.int32],
     index: NDArray[np.int64],
-    length: NDArray[np.int64],
-    start: NDArray[np.int64],
-    held: NDArray[np.int64],
-    arrived: NDArray[np.int64],
-    repeated: NDArray[np.int64],
-    cut: NDArray[np.int64],
+    numbers: NDArray[np.int64],
 ) -> np.uint64:
     """The sum of every entry's hash with its place: splitmix64 over a sum with odd factors."""
+    length, start, held = numbers[LENGTH], numbers[START], numbers[HELD]
+    arrived, repeated, cut = numbers[ARRIVED], numbers[REPEATED], numbers[CUT]
     total = np.uint64(len(index))
     for i in range(len(index)):
         z = np.uint64(i + 1) * np.uint64(0x9E3779B97F4A7C15)
@@ -170,9 +153,7 @@ def _digest(
         z += np.uint64(arrived[i]) * np.uint64(0x589965CC75374CC3)
         z += np.uint64(repeated[i]) * np.uint64(0x1D8E4E27C47D124F)
         z += np.uint64(cut[i]) * np.uint64(0xEB44ACCAB455D165)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        total += z ^ (z >> np.uint64(31))
+        total += mix(z)
     return total
 
 
@@ -187,7 +168,12 @@ def lengths_of_members(documents: Documents) -> MemberLengths:
 
 
 class FieldStore:
-    """Fields of documents by their running numbers in the lane."""
+    """Fields of documents, and the documents of groups, by their running numbers in the lane.
+
+    They stay in the blocks that documents came in, and each is looked up when its pieces go into a
+    batch. So a window without fields does nothing here, and a block lives as long as one of its
+    documents is in the window. Cost: some microseconds of Python per document, and per piece.
+    """
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[Documents, int]] = {}

@@ -24,7 +24,6 @@ from streampack.window.entries import Entries
 from streampack.window.grouped_rows import split_groups
 from streampack.window.packed_rows import PROVENANCE, PackedRows, count_sources
 from streampack.window.planned import PlannedWindow
-from streampack.window.window import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class RowFormat:
 
 
 def gather_rows(
-    planned: PlannedWindow, batch_tokens: int, window: Window | TokenBuffer, layout: RowFormat
+    planned: PlannedWindow, batch_tokens: int, held: TokenBuffer, layout: RowFormat
 ) -> list[PackedRows]:
     """Gather the rows of a round from the window's arrays, all batches in one pass.
 
@@ -60,14 +59,14 @@ def gather_rows(
         planned: the plan, the rows that go, their batches (the rows of a batch have one seq_len),
             and where the documents lie.
         batch_tokens: a batch has ``batch_tokens // seq_len`` rows; what it lacks is padding.
-        window: or buffer, with the documents as planned.
+        held: the documents as planned.
         layout: how rows are written.
 
     Returns:
         The batches, in order; their arrays are views of arrays that hold the whole round.
     """
     plan, rows = planned.plan, planned.rows
-    entries, tokens, loss_mask = window.entries, window.tokens, window.loss_mask
+    entries, tokens, loss_mask = held.entries, held.tokens, held.loss_mask
     if len(rows) == 0:
         return []
     batches = len(planned.batches) - 1
@@ -123,7 +122,7 @@ def gather_rows(
             Composition(many[b], slots[b + 1] - slots[b], *numbers[b]),
         )
         if layout.fields:
-            packed = _with_fields(packed, segment[first:last], planned, window, layout)
+            packed = _with_fields(packed, segment[first:last], planned, held, layout)
         if layout.sources:
             own = segment[first:last]
             begin = entries.start[plan.document[own]] + plan.start[own] + plan.overlap[own]
@@ -152,12 +151,12 @@ def _with_fields(
     packed: PackedRows,
     segment: NDArray[np.int64],
     planned: PlannedWindow,
-    window: Window | TokenBuffer,
+    held: TokenBuffer,
     layout: RowFormat,
 ) -> PackedRows:
-    plan, entries = planned.plan, window.entries
+    plan, entries = planned.plan, held.entries
     document, start = plan.document[segment], plan.start[segment]
-    token_fields, document_fields = window.fields.fields_of(
+    token_fields, document_fields = held.fields.fields_of(
         serials=entries.serial[document],
         starts=entries.start[document] + start,
         sizes=plan.stop[segment] - start,
@@ -169,7 +168,7 @@ def _with_fields(
     if not layout.grouped:
         return packed
     sizes = plan.stop[segment] - start
-    groups = window.fields.groups(entries.serial[document], entries.start[document] + start, sizes)
+    groups = held.fields.groups(entries.serial[document], entries.start[document] + start, sizes)
     return split_groups(packed, groups, document, layout.fields, by_row=layout.attention_by_row)
 
 

@@ -30,7 +30,7 @@ from streampack.packing.request import WindowRequest
 from streampack.packing.rng import derive_seed
 from streampack.window.buffer import TokenBuffer
 from streampack.window.config import WindowConfig, sure_tokens
-from streampack.window.entries import HELD, LENGTH, START, Entries, FieldStore, lengths_of_members
+from streampack.window.entries import HELD, LENGTH, START, Entries, lengths_of_members
 from streampack.window.planned import (
     PlannedWindow,
     Room,
@@ -57,6 +57,10 @@ class Window:
         schedule_seed: the run's, for packers whose batches follow a schedule common to all lanes.
         balance: the schedule of costs that rows follow, measured; None for none.
         name: what a document is called that may not be there, by its origin.
+
+    Attributes:
+        round: number of the round that the window is at the start of, or in.
+        buffer: what it holds.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class Window:
         self._balance = balance
         self._name = name
         self.round = 0
-        self._buffer = TokenBuffer(self._window_tokens)
+        self.buffer = TokenBuffer(self._window_tokens)
         self._continued = False
 
     # ------------------------------------------------------------------ filling
@@ -92,34 +96,9 @@ class Window:
         return min(self._window_tokens, self._batch_tokens << min(self.round, 40))
 
     @property
-    def tokens(self) -> NDArray[np.generic]:
-        """(num_tokens or more,) uint16 or uint32; a plan's `position` says where an entry's lie."""
-        return self._buffer.tokens
-
-    @property
-    def loss_mask(self) -> NDArray[np.bool_] | None:
-        """Like `tokens`; None while every token counts."""
-        return self._buffer.loss_mask
-
-    @property
-    def fields(self) -> FieldStore:
-        """What else belongs to the documents."""
-        return self._buffer.fields
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens held."""
-        return self._buffer.used
-
-    @property
-    def num_documents(self) -> int:
-        """Documents held, in whole or in part."""
-        return self._buffer.count
-
-    @property
     def entries(self) -> Entries:
         """The documents held, in order of arrival."""
-        return self._buffer.entries
+        return self.buffer.entries
 
     @property
     def continued(self) -> bool:
@@ -129,9 +108,9 @@ class Window:
     @property
     def wants(self) -> bool:
         """True while this round's target is not reached."""
-        if self._buffer.used >= self.target_tokens:
+        if self.buffer.used >= self.target_tokens:
             return False
-        return self.num_documents < self._config.documents or self._buffer.used < self._enough
+        return self.buffer.count < self._config.documents or self.buffer.used < self._enough
 
     def admit(self, documents: Documents, serial: int) -> tuple[int, bool]:
         """Take documents in order, until the target is reached.
@@ -157,10 +136,10 @@ class Window:
         if self._packer.packs_members:
             offsets, limited = offsets_of(self.needed_of(documents)), False
         room = Room(
-            self._buffer.used,
+            self.buffer.used,
             self.target_tokens,
             self._window_tokens,
-            self._config.documents - self.num_documents,
+            self._config.documents - self.buffer.count,
             self._enough,
         )
         count = admitted(
@@ -171,7 +150,7 @@ class Window:
         following = first + count
         if following < len(documents) and self.wants:
             # The next one does not fit: take the tokens of some whole rows, if there is room.
-            part = (self._window_tokens - self._buffer.used) // self._longest * self._longest
+            part = (self._window_tokens - self.buffer.used) // self._longest * self._longest
             length = int(documents.offsets[following + 1] - documents.offsets[following])
             if overflow == "split" and 0 < part < length:
                 self._append(documents, following, np.array([part]), serial + count)
@@ -191,19 +170,19 @@ class Window:
     def _append(
         self, documents: Documents, first: int, held: NDArray[np.int64], serial: int
     ) -> None:
-        self._buffer.append(documents, first, held, serial=serial, round=self.round)
+        self.buffer.append(documents, first, held, serial=serial, round=self.round)
 
     def _continue(self, documents: Documents) -> bool:
         """Hold more of the partly held document; True once it is held to its end."""
         start, held, length = self.entries.numbers[[START, HELD, LENGTH], -1].tolist()
         done = start + held
         rest = length - done
-        more = min(rest, self._window_tokens - self._buffer.used)
+        more = min(rest, self._window_tokens - self.buffer.used)
         if more < rest:  # as long as more follows, what is held is a whole number of rows
             more = max((held + more) // self._longest * self._longest - held, 0)
         if more > 0:
             begin = int(documents.offsets[0]) + done
-            self._buffer.extend_last(documents, begin, more, round=self.round)
+            self.buffer.extend_last(documents, begin, more, round=self.round)
         self._continued = more < rest
         return bool(more == rest)
 
@@ -222,7 +201,7 @@ class Window:
         entries, longest = self.entries, self._longest
         held, members = entries.held, None
         if self._packer.packs_members:
-            members = self.fields.member_lengths(entries.serial)
+            members = self.buffer.fields.member_lengths(entries.serial)
         needed = needed_tokens(self._packer, entries.length, members, self._batch_tokens)
         lengths = remaining = np.maximum(needed - entries.start, 0)
         if self._continued and remaining[-1] > held[-1]:
@@ -319,12 +298,12 @@ class Window:
         stuck = count == len(entries) and not len(planned.rows)
         if stuck and not starved and self.target_tokens >= self._window_tokens:
             raise StreampackError(
-                f"A full window of {len(entries)} documents and {self.num_tokens} tokens gave no "
+                f"A full window of {len(entries)} documents and {self.buffer.used} tokens gave no "
                 f"batch: {type(self._packer).__name__} chose no rows.",
                 "Correct its `plan_window`, or report it if the packer is streampack's.",
             )
         kept, moved, repeated = stays[:, :count]
-        self._buffer.keep(kept, moved, repeated, planned.position)
+        self.buffer.keep(kept, moved, repeated, planned.position)
         self.round += 1
 
     # ------------------------------------------------------------------ restoring
@@ -335,5 +314,5 @@ class Window:
         A saved window is refilled with it, block by block, beginning with an empty window.
         """
         if len(entries):
-            self._buffer.restore(documents, entries)
+            self.buffer.restore(documents, entries)
         self._continued = continued
