@@ -13,34 +13,27 @@ its limit.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
-import io
 import logging
 import os
 import re
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from streampack.errors import StorageError
-from streampack.storage.failures import is_of_system
+from streampack.storage.growing import GrowingFile, NotMadeError, explain
+from streampack.storage.locks import Lock
 
 logger = logging.getLogger(__name__)
 
 ANY_SIZE = -1  # of a file that is made here; it is complete once it has its name
 MOST_TRIES = 3  # to download a file that somebody removes meanwhile
 _OURS = re.compile(r"(?:\.(?P<hidden>[0-9a-f]{24})\.(?:part|lock)|(?P<key>[0-9a-f]{24})-.*)\Z")
-
-#: Locks of this process, so that a forked child can close its copies. They would keep the locks of
-#: the parent for as long as the child lives.
-_held: set[_Lock] = set()
 
 
 def default_cache_dir() -> Path:
@@ -68,63 +61,6 @@ class _RemovedError(Exception):
     """A file of the cache was removed while it was downloaded."""
 
 
-class _Lock:
-    """A held `flock`. Made by `acquire`; `release` may be called more than once."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        _held.add(self)
-
-    @classmethod
-    def acquire(cls, path: Path, *, exclusive: bool, wait: bool = True) -> _Lock | None:
-        """The lock at `path`, created if missing; None if it is held and `wait` is False."""
-        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
-        while True:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
-                # Eviction removes the lock file too, and a lock on a removed file locks nothing.
-                if (lock := cls(fd)).is_of(path):
-                    return lock
-                lock.release()
-            except BlockingIOError:
-                os.close(fd)
-                return None
-            except BaseException:
-                os.close(fd)
-                raise
-
-    def is_of(self, path: Path) -> bool:
-        """True if the file at a path is the one that is locked."""
-        try:
-            return os.fstat(self._fd).st_ino == os.stat(path).st_ino
-        except FileNotFoundError:
-            return False
-
-    def release(self) -> None:
-        """Unlock, also for copies of the descriptor that a forked child may hold."""
-        fd, self._fd = self._fd, -1
-        _held.discard(self)
-        if fd >= 0:
-            fcntl.flock(fd, fcntl.LOCK_UN)
-            os.close(fd)
-
-    def forget(self) -> None:
-        """Close this process's copy, without unlocking the lock it is a copy of."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-def _forget_locks() -> None:
-    for lock in list(_held):
-        lock.forget()
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_forget_locks)
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One version of a file: its size, or `ANY_SIZE`, and its names in the cache."""
@@ -142,24 +78,6 @@ class Entry:
             return False
 
 
-class _Bounded(io.FileIO):
-    """A file that is written again from its beginning, with so many bytes at most.
-
-    It is not emptied first: if another process was given its name in the meantime, both write the
-    same bytes.
-    """
-
-    def __init__(self, path: Path, most_bytes: int) -> None:
-        super().__init__(path, "r+")
-        self._left = most_bytes
-
-    def write(self, data: Any) -> int:
-        self._left -= memoryview(data).nbytes
-        if self._left < 0:
-            raise OSError(errno.ENOSPC, "it has more bytes than there is room for")
-        return super().write(data)
-
-
 class Cache:
     """A directory of downloaded files; see the module.
 
@@ -174,7 +92,7 @@ class Cache:
         self.limit_bytes = limit_bytes
         self._is_over = False  # as of this process's last look
         self._has_warned = False
-        self._not_made: set[Path] = set()
+        self.not_made: set[Path] = set()  # what this process tried to make
 
     def entry(self, url: str, num_bytes: int, version: str) -> Entry:
         """Names for this version of a file; no part of a URL can lead out of the folder."""
@@ -204,42 +122,47 @@ class Cache:
             lock.release()
             if self._is_over:
                 with suppress(OSError):
-                    self._evict(0)
+                    self.evict(0)
 
     @contextmanager
-    def made(
+    def growing(
         self, entry: Entry, make: Callable[[IO[bytes]], None], name: str
-    ) -> Iterator[Path | None]:
-        """The same of a file that `make` writes; None if that is not possible, now or before.
+    ) -> Iterator[GrowingFile | None]:
+        """The same of a file that is made here and read as it grows; see `GrowingFile`.
 
-        Args:
-            entry: the file, of `ANY_SIZE`.
-            make: writes it. Whatever it raises, the file is not made again by this process.
-            name: of what it is made of, for the log.
+        None if it cannot be made, now or before.
         """
         with ExitStack() as stack:
             found = None
-            if entry.data not in self._not_made:
-                opened = self.open(entry, lambda part: self._make(part, make, name))
+            if entry.data not in self.not_made:
                 try:
-                    found = stack.enter_context(opened)
-                except Exception as error:
-                    self._not_made.add(entry.data)
-                    if is_of_system(error) or isinstance(error, StorageError):
-                        logger.warning(
-                            "%s is decoded again for every part of it that a lane reads, which may "
-                            "take many times as long: its content cannot be kept in the cache "
-                            "(%s). Raise cache_limit_bytes, or let cache_dir name a folder on a "
-                            "larger disk.", name, error,
-                        )  # fmt: skip
+                    stack.enter_context(self.keeping(entry))
+                    found = GrowingFile(self, entry, make, name)
+                    stack.callback(found.close)
+                except NotMadeError:
+                    pass
+                except StorageError as error:
+                    self.refuse(entry, name, error)
             yield found
 
-    def _make(self, part: Path, make: Callable[[IO[bytes]], None], name: str) -> None:
-        room = min(self.limit_bytes, shutil.disk_usage(part.parent).free * 9 // 10)
-        with io.BufferedWriter(_Bounded(part, room), 1 << 20) as out:
-            make(out)
-            out.truncate()
-        logger.info("%s was decoded into the cache: %d bytes", name, part.stat().st_size)
+    def refuse(self, entry: Entry, name: str, error: Exception) -> None:
+        """Make this file no more, and say what that costs."""
+        if entry.data not in self.not_made:
+            self.not_made.add(entry.data)
+            explain(name, error)
+
+    @contextmanager
+    def keeping(self, entry: Entry) -> Iterator[None]:
+        """A context in which an entry is not evicted."""
+        lock = self._lock(entry.lock, exclusive=False)
+        _touch(entry.data)
+        try:
+            yield
+        finally:
+            lock.release()
+            if self._is_over:
+                with suppress(OSError):
+                    self.evict(0)
 
     def ensure(self, entry: Entry, fetch: Callable[[Path], None]) -> bool:
         """Download the file unless it is in the cache; True if it was downloaded."""
@@ -258,7 +181,7 @@ class Cache:
             return False
         return True
 
-    def _hold(self, entry: Entry, fetch: Callable[[Path], None]) -> tuple[_Lock, bool]:
+    def _hold(self, entry: Entry, fetch: Callable[[Path], None]) -> tuple[Lock, bool]:
         """A shared lock on the complete file, and whether this call downloaded it."""
         downloaded = False
         lock = self._lock(entry.lock, exclusive=False)
@@ -280,15 +203,14 @@ class Cache:
         except BaseException:
             lock.release()
             raise
-        now = time.time_ns()
-        with suppress(OSError):  # the file of another user keeps its time
-            os.utime(entry.data, ns=(now, now))
+        _touch(entry.data)
         return lock, downloaded
 
-    def _lock(self, path: Path, *, exclusive: bool) -> _Lock:
+    def lock(self, path: Path, *, exclusive: bool, wait: bool = True) -> Lock | None:
+        """See `Lock.acquire`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = _Lock.acquire(path, exclusive=exclusive)
+            return Lock.acquire(path, exclusive=exclusive, wait=wait)
         except OSError as error:
             raise StorageError(
                 f"The cache directory {self.folder} cannot be used ({error}).",
@@ -296,6 +218,9 @@ class Cache:
                 setting="cache_dir",
                 path=str(self.folder),
             ) from error
+
+    def _lock(self, path: Path, *, exclusive: bool) -> Lock:
+        lock = self.lock(path, exclusive=exclusive)
         assert lock is not None
         return lock
 
@@ -305,7 +230,7 @@ class Cache:
         try:
             if entry.is_complete():
                 return False
-            self._evict(max(entry.num_bytes, 0))
+            self.evict(max(entry.num_bytes, 0))
             try:
                 fetch(entry.part)
             except OSError as error:
@@ -317,7 +242,7 @@ class Cache:
             with open(entry.part, "rb") as written:
                 os.fsync(written.fileno())  # or the bytes could be missing after a power failure
             os.replace(entry.part, entry.data)
-            self._evict(0)  # other processes may have downloaded at the same time
+            self.evict(0)  # other processes may have downloaded at the same time
             return True
         finally:
             if lock.is_of(entry.part):  # this failed, or was not needed
@@ -325,7 +250,7 @@ class Cache:
                     entry.part.unlink()
             lock.release()
 
-    def _evict(self, incoming: int) -> None:
+    def evict(self, incoming: int) -> None:
         """Remove what dead processes left, then files until there is room for `incoming` bytes."""
         total = 0
         files: list[tuple[int, int, os.DirEntry[str], str]] = []
@@ -367,7 +292,7 @@ class Cache:
         """Remove files and the lock of an entry, unless it is in use; the bytes that were freed."""
         path = self.folder / f".{key}.lock"
         try:
-            lock = _Lock.acquire(path, exclusive=True, wait=False)
+            lock = Lock.acquire(path, exclusive=True, wait=False)
         except OSError:
             return 0
         if lock is None:
@@ -384,3 +309,10 @@ class Cache:
         finally:
             lock.release()
         return freed
+
+
+def _touch(path: Path) -> None:
+    """Note that a file is opened now."""
+    now = time.time_ns()
+    with suppress(OSError):  # it is missing, or another user's
+        os.utime(path, ns=(now, now))

@@ -2,22 +2,26 @@
 
 A part of a compressed file that begins inside it would decompress all that comes before, for every
 part that some lane reads. So the first process that needs such a part writes the content into the
-cache (`Storage.decoded`), and all others read it there. Where that is not possible, or the file is
-damaged, each part is decoded from the beginning, with the same result.
+cache (`Storage.decoded`), and all others read it there, as far as it is there. Where that is not
+possible, or the file is damaged, each part is decoded from the beginning, with the same result.
 
-Content that is read forwards is kept in frames: a header (where in the stored file the decoder was,
-and the bytes that it gave), then these bytes; so parts lie where they lie in the stored file.
+Content that is read forwards is kept in pieces: a header; for each chunk, where in the stored file
+the decoder was and how many bytes it gave; then these bytes. So parts lie where they lie in the
+stored file, and who begins inside of it goes from header to header.
 
-Record batches are kept in an Arrow file that is not compressed, so reading one copies nothing.
+Record batches are kept as messages of Arrow that are not compressed, each after its size and
+aligned, so reading one copies nothing.
 """
 
 from __future__ import annotations
 
+import platform
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -28,16 +32,23 @@ from streampack.storage.decompression import (
     Content,
     DamagedError,
     decompress,
-    map_file,
     open_content,
     placed_chunks,
     unpack,
 )
+from streampack.storage.growing import GrowingFile, NotMadeError
 from streampack.storage.storage import Storage
+
+F = TypeVar("F")
 
 #: Smaller files are decompressed again: they are hardly cut.
 LEAST_BYTES = 1 << 20
-_HEADER = struct.Struct("<qq")
+_PIECE_BYTES = 1 << 20
+_HEADER = struct.Struct("<qqq")  # chunks of a piece, their bytes, the place of the last
+_PLACE = struct.Struct("<qq")  # of a chunk, and its bytes
+_SIZE = struct.Struct("<q56x")  # of a message
+#: Others may cut content otherwise.
+_MADE_BY = f"by Python {platform.python_version()} and pyarrow {pa.__version__}"
 
 
 @contextmanager
@@ -54,52 +65,111 @@ def shared_content(
         inside: reading is to begin inside of it.
     """
     with ExitStack() as stack:
-        chunks = None
+        copy = None
         if inside and codec and file.stat().st_size >= LEAST_BYTES:
-            make = _FrameWriter(file, codec)
-            copy = stack.enter_context(storage.decoded(path, f"{codec} frames", make))
-            chunks = None if copy is None else _frames(map_file(copy))
-        yield stack.enter_context(open_content(file, codec, chunks))
+            what = f"{codec} in pieces {_MADE_BY}"
+            copy = stack.enter_context(storage.decoded(path, what, _PieceWriter(codec)))
+        kept = None if copy is None else _Pieces(copy)
+        yield stack.enter_context(open_content(file, codec, kept))
 
 
-class _FrameWriter:
-    def __init__(self, file: Path, codec: str) -> None:
-        self.file, self.codec = file, codec
+class _PieceWriter:
+    def __init__(self, codec: str) -> None:
+        self.codec = codec
 
-    def __call__(self, out: IO[bytes]) -> None:
-        with open(self.file, "rb") as source:
+    def __call__(self, file: Path, out: IO[bytes]) -> None:
+        chunks: list[Chunk] = []
+        size = 0
+        with open(file, "rb") as source:
             for place, chunk in placed_chunks(source, self.codec):
-                out.write(_HEADER.pack(place, len(chunk)))
-                out.write(chunk)
+                chunks.append((place, chunk))
+                size += len(chunk)
+                if size >= _PIECE_BYTES or not chunk:
+                    places = [_PLACE.pack(place, len(chunk)) for place, chunk in chunks]
+                    header = _HEADER.pack(len(chunks), size, place)
+                    out.write(b"".join([header, *places, *(chunk for _, chunk in chunks)]))
+                    chunks, size = [], 0
 
 
-def _frames(data: NDArray[np.uint8]) -> Iterator[Chunk]:
-    content, at = data.data, 0
-    while at < len(content):
-        place, size = _HEADER.unpack_from(content, at)
-        at += _HEADER.size + size
-        yield place, content[at - size : at]
+class _Pieces:
+    """Chunks out of a file of pieces, and from the decoder if that file cannot be made."""
+
+    def __init__(self, file: GrowingFile) -> None:
+        self._file = file
+
+    def __call__(
+        self, decoded: Iterator[Chunk]
+    ) -> Callable[..., tuple[int, bytes, Iterator[Chunk]]]:
+        def chunks_from(offset: int, least: int) -> tuple[int, bytes, Iterator[Chunk]]:
+            at = content = passed = 0
+            try:
+                while True:
+                    chunks, size, last, end = self._header(at)
+                    is_there = content + size > offset and last >= least
+                    if is_there or not self._file.has(end + _HEADER.size):
+                        break
+                    at, content, passed = end, content + size, passed + chunks
+            except NotMadeError:
+                return 0, b"", decoded
+            before = bytes(self._file.view(at - 1, 1)) if at else b""
+            return content, before, self._chunks(at, passed, decoded)
+
+        return chunks_from
+
+    def _header(self, at: int) -> tuple[int, int, int, int]:
+        """Of the piece at a byte: its chunks, their bytes, the last place, and where it ends."""
+        if not self._file.has(at + _HEADER.size):
+            raise NotMadeError
+        chunks, size, last = _HEADER.unpack(self._file.view(at, _HEADER.size))
+        return chunks, size, last, at + _HEADER.size + chunks * _PLACE.size + size
+
+    def _chunks(self, at: int, passed: int, decoded: Iterator[Chunk]) -> Iterator[Chunk]:
+        """Chunks of the piece at a byte and of all that follow; `passed` lie before it."""
+        file = self._file
+        try:
+            while file.has(at + _HEADER.size):
+                chunks, size, _, end = self._header(at)
+                if not file.has(end):
+                    raise NotMadeError
+                table = file.view(at + _HEADER.size, chunks * _PLACE.size)
+                begin = end - size
+                for place, part in _PLACE.iter_unpack(table):
+                    yield place, file.view(begin, part)
+                    begin, passed = begin + part, passed + 1
+                at = end
+        except NotMadeError:
+            yield from islice(decoded, passed, None)
 
 
 def shared_bytes(
-    storage: Storage, path: str, file: Path, codec: str, *, partly: bool
+    storage: Storage,
+    path: str,
+    file: Path,
+    codec: str,
+    *,
+    partly: bool,
+    exact_bytes: int | None = None,
 ) -> tuple[NDArray[np.uint8], bool]:
     """The whole content of a file, mapped, and whether its compression ended; see `decompress`.
 
     Args:
         storage, path, file, codec: as for `shared_content`.
         partly: others read parts of it, too.
+        exact_bytes: as for `decompress`.
     """
 
-    def make(out: IO[bytes]) -> None:
-        if not unpack(file, codec, out):
+    def make(file: Path, out: IO[bytes]) -> None:
+        if not unpack(file, codec, out, exact_bytes=exact_bytes):
             raise DamagedError("it is cut short")
 
     if partly and file.stat().st_size >= LEAST_BYTES:
         with storage.decoded(path, f"{codec} content", make) as copy:
             if copy is not None:
-                return map_file(copy), True  # which stays readable if the file is removed
-    return decompress(file, codec, folder=storage.cache_dir)
+                try:
+                    return copy.whole(), True  # which stays readable if the file is removed
+                except NotMadeError:
+                    pass
+    return decompress(file, codec, folder=storage.cache_dir, exact_bytes=exact_bytes)
 
 
 def shared_batches(
@@ -108,9 +178,11 @@ def shared_batches(
     what: str,
     size: int,
     row: int,
-    decode: Callable[[], Iterator[pa.RecordBatch]],
+    decode: Callable[[F], Iterator[pa.RecordBatch]],
+    opened: F,
+    open_file: Callable[[Path], AbstractContextManager[F]],
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """What `decode` gives, from the cache if it was decoded before on this host.
+    """What `decode` gives, from the cache if it is decoded before or meanwhile on this host.
 
     Args:
         storage: whose cache is used.
@@ -118,32 +190,62 @@ def shared_batches(
         what: is decoded of it; "" if it is not to be kept.
         size: rows of each batch but the last.
         row: the first that is wanted; batches before it may be left out.
-        decode: gives batches of one schema.
+        decode: gives batches of one schema of an open file.
+        opened: this file.
+        open_file: opens it for another thread.
 
     Yields:
         Batches, each with the number of its first row.
     """
 
-    def write(out: IO[bytes]) -> None:
-        batches = decode()
-        batch = next(batches)
-        with pa.ipc.new_file(out, batch.schema) as writer:
-            writer.write_batch(batch)
+    def write(file: Path, out: IO[bytes]) -> None:
+        with open_file(file) as own:
+            batches = decode(own)
+            batch = next(batches)
+            _write_message(out, batch.schema.serialize())
+            _write_message(out, batch.serialize())
             for following in batches:
                 if batch.num_rows != size:
                     raise DamagedError(f"a batch has {batch.num_rows} rows, not {size}")
-                writer.write_batch(batch := following)
+                _write_message(out, following.serialize())
+                batch = following
 
+    number = row // size if what else 0
     if what:
-        with storage.decoded(path, what, write) as copy:
+        with storage.decoded(path, f"{what} {_MADE_BY}", write) as copy:
             if copy is not None:
-                # A mapping of Arrow's own would hand every opening to a thread.
-                options = pa.ipc.IpcReadOptions(use_threads=False)
-                reader = pa.ipc.open_file(pa.py_buffer(map_file(copy)), options=options)
-                for number in range(row // size, reader.num_record_batches):
-                    yield reader.get_batch(number), number * size
-                return
-    first = 0
-    for batch in decode():
+                try:
+                    for message in _messages(copy, number):
+                        yield message, number * size
+                        number += 1
+                    return
+                except NotMadeError:
+                    pass
+    first = number * size
+    for batch in islice(decode(opened), number, None):
         yield batch, first
         first += batch.num_rows
+
+
+def _write_message(out: IO[bytes], message: pa.Buffer) -> None:
+    out.write(_SIZE.pack(message.size))
+    out.write(message)
+    out.write(bytes(-message.size % _SIZE.size))
+
+
+def _messages(file: GrowingFile, number: int) -> Iterator[pa.RecordBatch]:
+    """Record batches of a file of messages, from one on."""
+    at = seen = 0
+    schema = None
+    while file.has(at + _SIZE.size):
+        (size,) = _SIZE.unpack(file.view(at, _SIZE.size))
+        begin, at = at + _SIZE.size, at + _SIZE.size + size + -size % _SIZE.size
+        if schema is None or seen > number:
+            if not file.has(at):
+                raise NotMadeError
+            message = pa.py_buffer(file.view(begin, size))
+            if schema is None:
+                schema = pa.ipc.read_schema(message)
+            else:
+                yield pa.ipc.read_record_batch(message, schema)
+        seen += 1

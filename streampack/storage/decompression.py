@@ -13,7 +13,7 @@ import os
 import tempfile
 import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
@@ -122,23 +122,30 @@ def unpack(path: Path, codec: str, out: IO[bytes], *, exact_bytes: int | None = 
 
 #: How much of the stored data had been read when the decoder gave some content, and this content.
 Chunk = tuple[int, "bytes | memoryview"]
+#: Called with an offset in the content and a byte of the stored data: where its chunks begin, not
+#: after both of them; the byte before (none at the beginning); and the chunks.
+ChunksFrom = Callable[[int, int], "tuple[int, bytes, Iterator[Chunk]]"]
 
 
 @contextmanager
 def open_content(
-    file: Path | bytes, codec: str | None, chunks: Iterator[Chunk] | None = None
+    file: Path | bytes,
+    codec: str | None,
+    kept: Callable[[Iterator[Chunk]], ChunksFrom] | None = None,
 ) -> Iterator[Content]:
     """The content of a file, or of bytes in memory.
 
     Args:
         file: the stored data.
         codec: "gz", "bz2", "zstd", "br", or None for data that is not compressed.
-        chunks: what `placed_chunks` gives of the file, if that is known; else it is decompressed.
+        kept: gives the chunks that somebody has kept. It is called with what decompresses them.
     """
     with io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb", _CHUNK) as source:
-        if chunks is None and codec is not None:
-            chunks = placed_chunks(source, codec)
-        yield Content(source, chunks)
+        if codec is None:
+            yield Content(source, None)
+            return
+        chunks = placed_chunks(source, codec)
+        yield Content(source, kept(chunks) if kept else lambda _offset, _least: (0, b"", chunks))
 
 
 def placed_chunks(source: IO[bytes], codec: str) -> Iterator[Chunk]:
@@ -164,15 +171,14 @@ class Content:
 
     Args:
         source: the stored data.
-        chunks: of the content, if that is compressed; see `placed_chunks`.
+        chunks: of the content, if that is compressed.
 
     Attributes:
         file: reads the content. It raises `DamagedError` where the data is corrupt or ends too
             early; what comes before that is read.
     """
 
-    def __init__(self, source: IO[bytes], chunks: Iterator[Chunk] | None) -> None:
-        self._source = source
+    def __init__(self, source: IO[bytes], chunks: ChunksFrom | None) -> None:
         self._chunks = None if chunks is None else _ChunkReader(chunks)
         self.file = source if self._chunks is None else io.BufferedReader(self._chunks, _CHUNK)
 
@@ -209,8 +215,9 @@ class Content:
 class _ChunkReader(io.RawIOBase):
     """Chunks of content as a raw stream, which knows where each came from."""
 
-    def __init__(self, chunks: Iterator[Chunk]) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: ChunksFrom) -> None:
+        self._from = chunks
+        self._chunks: Iterator[Chunk] | None = None
         self._rest = memoryview(b"")
         self.offset = 0  # of the content after `_rest`
         self._places: deque[tuple[int, int]] = deque()  # (offset, stored at) of recent chunks
@@ -229,6 +236,8 @@ class _ChunkReader(io.RawIOBase):
 
     def _next(self) -> int:
         """Take the next chunk, which is empty at the end; where it was stored."""
+        if self._chunks is None:
+            self.offset, _, self._chunks = self._from(0, 0)
         chunk = next(self._chunks, None)
         if chunk is None:
             return self._places[-1][1]
@@ -240,18 +249,18 @@ class _ChunkReader(io.RawIOBase):
 
     def skip(self, *, offset: int = 0, least: int = 0) -> tuple[int, bytes]:
         """Drop what lies before an offset, and what was stored before byte `least`."""
-        before = self._rest
-        while self.offset <= offset or self._places[-1][1] < least:
-            before = self._rest if len(self._rest) else before
+        self.offset, before, self._chunks = self._from(offset, least)
+        while True:
             place = self._next()
-            self.stored(self._places[-1][0])  # earlier ones are not asked for
             if not len(self._rest):
-                return self.offset, bytes(before[-1:])
+                return self.offset, before
             if place >= least and self.offset > offset:
-                break
-        start = max(self.offset - len(self._rest), offset)
-        self._rest = self._rest[len(self._rest) - (self.offset - start) :]
-        return start, bytes(before[-1:])
+                start = max(self.offset - len(self._rest), offset)
+                self._rest = self._rest[len(self._rest) - (self.offset - start) :]
+                return start, before
+            before = bytes(self._rest[-1:])
+            self._rest = self._rest[:0]
+            self.stored(self._places[-1][0])  # earlier ones are not asked for
 
     def stored(self, offset: int) -> int:
         while len(self._places) > 1 and self._places[1][0] <= offset:

@@ -19,6 +19,7 @@ from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError, ContentError, StateError, StorageError
 from streampack.storage.cache import ANY_SIZE, Cache, Entry, default_cache_dir
 from streampack.storage.filesystems import open_filesystem
+from streampack.storage.growing import GrowingFile
 from streampack.storage.listing import (
     expand_braces,
     list_remote,
@@ -198,18 +199,18 @@ class Storage:
 
     @contextmanager
     def decoded(
-        self, path: str, what: str, make: Callable[[IO[bytes]], None]
-    ) -> Iterator[Path | None]:
+        self, path: str, what: str, make: Callable[[Path, IO[bytes]], None]
+    ) -> Iterator[GrowingFile | None]:
         """A file in the cache that is made of another one, once for all processes of a host.
 
         Args:
             path: path or URL of the other one, which was opened with `local` before.
             what: is made of it; a name.
-            make: writes it; others wait for it meanwhile. It is called again if it was killed.
+            make: reads it and writes the file, in a thread, the same bytes whenever it is called.
 
         Yields:
-            The complete file, or None if it cannot be made: there is no room, the cache cannot be
-            written, or `make` raises. Then it is not tried again by this process.
+            The file, which may still grow, or None if it cannot be made: there is no room, the
+            cache cannot be written, or `make` raised before in this process.
         """
         process = self._process
         protocol, rest = split_url(path)
@@ -221,7 +222,12 @@ class Storage:
             remote = self._look_up(path)
             size, version, url = remote.num_bytes, remote.version, path
         entry = process.cache.entry(url, ANY_SIZE, f"{size}\0{version}\0{what}")
-        with process.cache.made(entry, make, shown(path)) as made:
+
+        def write(out: IO[bytes]) -> None:
+            with self.local(path) as file:
+                make(file, out)
+
+        with process.cache.growing(entry, write, shown(path)) as made:
             yield made
 
     def forget(self, path: str) -> bool:

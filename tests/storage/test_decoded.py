@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.storage.growing import THREAD_NAME, NotMadeError
 from streampack.storage.storage import Storage
 
 FORK = multiprocessing.get_context("fork")
@@ -92,7 +94,15 @@ def batches(dataset: PackedDataset | PackedLoader) -> Iterator[list[int]]:
         yield batch.input_ids.flatten().tolist()
 
 
+def finish() -> None:
+    """Wait until what is being decoded has its name."""
+    for thread in threading.enumerate():
+        if thread.name == THREAD_NAME:
+            thread.join(WAIT_S)
+
+
 def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
+    finish()
     return sum(words in message for message in caplog.messages)
 
 
@@ -154,12 +164,20 @@ def test_states_resume_with_the_cache_and_without_it(
 # One file, several processes
 
 
-def read(storage: Storage, path: Path, make: Callable[[IO[bytes]], None]) -> bytes | None:
+Make = Callable[[Path, IO[bytes]], None]
+
+
+def read(storage: Storage, path: Path, make: Make) -> bytes | None:
     with storage.decoded(str(path), "twice", make) as copy:
-        return None if copy is None else copy.read_bytes()
+        try:
+            found = None if copy is None else copy.whole().tobytes()
+        except NotMadeError:
+            found = None
+    finish()
+    return found
 
 
-def whole(out: IO[bytes]) -> None:
+def whole(_file: Path, out: IO[bytes]) -> None:
     out.write(CONTENT)
 
 
@@ -181,9 +199,8 @@ def test_who_is_killed_while_decoding_leaves_nothing_that_is_read(
 ) -> None:
     storage = Storage(cache_dir=tmp_path / "cache")
 
-    def half(out: IO[bytes]) -> None:
+    def half(_file: Path, out: IO[bytes]) -> None:
         out.write(b"y" * (len(CONTENT) * 2))
-        out.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert ended(FORK.Process(target=read, args=(storage, shard, half))) == -signal.SIGKILL
@@ -195,10 +212,10 @@ def test_who_is_killed_while_decoding_leaves_nothing_that_is_read(
 def test_processes_that_need_a_file_at_once_make_it_once(shard: Path, tmp_path: Path) -> None:
     storage = Storage(cache_dir=tmp_path / "cache")
 
-    def counted(out: IO[bytes]) -> None:
+    def counted(file: Path, out: IO[bytes]) -> None:
         with open(tmp_path / "made", "a") as made:
             made.write("once\n")
-        whole(out)
+        whole(file, out)
 
     def check() -> None:
         assert read(storage, shard, counted) == CONTENT
@@ -231,7 +248,7 @@ def test_a_file_that_is_replaced_is_decoded_again(shard: Path, tmp_path: Path) -
     other.write_bytes(b"z")
     other.rename(shard)
 
-    def new(out: IO[bytes]) -> None:
+    def new(_file: Path, out: IO[bytes]) -> None:
         out.write(b"new")
 
     assert read(storage, shard, new) == b"new"

@@ -173,9 +173,7 @@ class Parquet(ShardedSource):
         row = position or 0
         with self.open_shard(shard) as path:
             try:
-                with pq.ParquetFile(
-                    str(path), memory_map=True, page_checksum_verification=True
-                ) as opened:
+                with _opened(path) as opened:
                     places = self._places(opened, shard)
                     first_row, stop = places.row(low), places.row(high)
                     row = max(first_row, row)
@@ -260,15 +258,17 @@ class Parquet(ShardedSource):
             if first < stop and end > start:
                 size = self._batch_rows(group)
 
-                def decode(number: int = number, size: int = size) -> Iterator[pa.RecordBatch]:
+                def decode(
+                    file: pq.ParquetFile, number: int = number, size: int = size
+                ) -> Iterator[pa.RecordBatch]:
                     return file.iter_batches(size, [number], columns, use_threads=False)  # type: ignore[no-any-return]
 
                 inside = begin > first and group.total_byte_size >= LEAST_BYTES
                 what = f"row group {number} by {size} {columns}" if inside else ""
-                path = self.manifest.paths[shard]
+                path, skipped = self.manifest.paths[shard], max(start - first, 0)
                 reached = 0
                 for batch, at in shared_batches(
-                    self.storage, path, what, size, max(start - first, 0), decode
+                    self.storage, path, what, size, skipped, decode, file, _opened
                 ):
                     low, high = max(start - first - at, 0), min(stop - first - at, batch.num_rows)
                     if low < high:
@@ -353,6 +353,10 @@ class Parquet(ShardedSource):
     def _unreadable(self, shard: int, position: int, error: Exception) -> NoReturn:
         what = f"it cannot be read from row {position} on: {str(error).rstrip('.')}"
         raise self.broken_shard(shard, what, position) from error
+
+
+def _opened(path: Path) -> pq.ParquetFile:
+    return pq.ParquetFile(str(path), memory_map=True, page_checksum_verification=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,68 @@
+"""Locks between processes, which the operating system releases when a process dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+#: Locks of this process, so that a forked child can close its copies. They would keep the locks of
+#: the parent for as long as the child lives.
+_held: set[Lock] = set()
+
+
+class Lock:
+    """A held `flock`. Made by `acquire`; `release` may be called more than once."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        _held.add(self)
+
+    @classmethod
+    def acquire(cls, path: Path, *, exclusive: bool, wait: bool = True) -> Lock | None:
+        """The lock at `path`, created if missing; None if it is held and `wait` is False."""
+        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
+                # Eviction removes the lock file too, and a lock on a removed file locks nothing.
+                if (lock := cls(fd)).is_of(path):
+                    return lock
+                lock.release()
+            except BlockingIOError:
+                os.close(fd)
+                return None
+            except BaseException:
+                os.close(fd)
+                raise
+
+    def is_of(self, path: Path) -> bool:
+        """True if the file at a path is the one that is locked."""
+        try:
+            return os.fstat(self._fd).st_ino == os.stat(path).st_ino
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Unlock, also for copies of the descriptor that a forked child may hold."""
+        fd, self._fd = self._fd, -1
+        _held.discard(self)
+        if fd >= 0:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+            os.close(fd)
+
+    def forget(self) -> None:
+        """Close this process's copy, without unlocking the lock it is a copy of."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _forget_locks() -> None:
+    for lock in list(_held):
+        lock.forget()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
