@@ -85,7 +85,7 @@ def read(path: Path, kind: Any, lanes: int, cache: Path, limit: int) -> tuple[fl
     storage = sources.Storage(cache_dir=cache, cache_limit_bytes=limit)
     source = kind(path, tokens="npy" if kind is sources.WebDataset else "tokens", storage=storage)
     began, before, first, tokens = time.perf_counter(), sum(os.times()[:2]), 0.0, 0
-    dataset = PackedDataset(source, seq_len=4096, lanes=lanes, topology=Topology())
+    dataset = PackedDataset(source, seq_len=1024, lanes=lanes, topology=Topology())
     for batch in dataset:
         first = first or time.perf_counter() - began
         tokens += batch.num_tokens
