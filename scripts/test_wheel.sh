@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the wheel and the sdist, looks at what is in them, installs the wheel in a fresh environment,
-# as a user does, and makes a first batch with it. PYTHON chooses the interpreter; EXTRAS=[all] adds
-# extras.
+# as a user does, and runs the README's first lines: without extras, then with all of them. PYTHON
+# chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$(mktemp -d)
@@ -27,30 +27,41 @@ for name in LICENSE README.md CHANGELOG.md streampack/py.typed; do
     grep -qE "^[^/]*/$name\$" "$folder/sdist.txt" || { echo "The sdist has no $name." >&2 && exit 1; }
 done
 
+readme=$PWD/README.md
 cd "$folder" # so that the checkout cannot be imported
 unset PYTHONPATH
-began=$SECONDS
-user/bin/python -m pip install -qq --disable-pip-version-check "streampack${EXTRAS:-} @ file://$wheel"
-echo "installed streampack${EXTRAS:-} in $((SECONDS - began)) s"
-user/bin/python -m pip check
-user/bin/python - <<'EOF'
+for extras in "" "[all]"; do
+    began=$SECONDS
+    user/bin/python -m pip install -qq --disable-pip-version-check "streampack$extras @ file://$wheel"
+    echo "installed streampack$extras in $((SECONDS - began)) s"
+    user/bin/python -m pip check
+    user/bin/python - "$readme" <<'EOF'
+import contextlib
+import io
+import re
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import streampack
 
 assert "torch" not in sys.modules, "import streampack loads torch"
 assert streampack.__version__ == version("streampack"), "two versions"
-from streampack import PackedDataset, PackedLoader
-
-loader = PackedLoader(PackedDataset([[7] * 50] * 90, seq_len=64))
-print("first batch:", next(iter(loader)))
+page = Path(sys.argv[1]).read_text()
+snippet, printed = (
+    re.findall(rf"```{language}\n(.*?)```", page, re.S)[0] for language in ("python", "text")
+)
+with contextlib.redirect_stdout(io.StringIO()) as said:
+    exec(compile(snippet, "README.md", "exec"), {})
+assert said.getvalue() == printed, said.getvalue()
+print("the README's first lines print what it says")
 EOF
-if user/bin/python -c 'import typer' 2>/dev/null; then
-    user/bin/streampack --version
-elif user/bin/streampack --version 2>said; then
-    echo "The program runs without its extra?" >&2
-    exit 1
-else
-    grep -qF 'streampack[cli]' said # what to install
-fi
+    if [ -n "$extras" ]; then
+        user/bin/streampack --version
+    elif user/bin/streampack --version 2>said; then
+        echo "The program runs without its extra?" >&2
+        exit 1
+    else
+        grep -qF 'streampack[cli]' said # what to install
+    fi
+done

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -34,10 +35,17 @@ PAGES = [
         README.parent / "docs" / f"{name}.md"
         for name in (
             *("quickstart", "sources", "storage", "packers", "order", "loops"),
-            *("fields", "rollouts", "chat"),
+            *("fields", "rollouts", "chat", "balance"),
         )
     ),
 ]
+#: Pages whose snippets have tests of their own, in these files.
+OTHERS = {
+    "extending.md": "tests/test_readme.py",
+    "migration.md": "tests/test_migration.py",
+    "consumers.md": "tests/frameworks/test_consumers_page.py",
+    "monitoring.md": "tests/frameworks/test_monitoring.py",
+}
 
 
 def snippets(language: str, page: Path = README) -> list[str]:
@@ -74,6 +82,8 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     loader = PackedLoader(PackedDataset("texts.jsonl", seq_len=64, tokenizer="tokenizer.json"))
     next(iter(loader))
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    (tmp_path / "texts").mkdir()
+    pq.write_table(pa.table({"text": prose(20, 4)}), "texts/0.parquet")
     (tmp_path / "growing").mkdir()
     for name in ("00", "01", "10"):
         (tmp_path / "growing" / f"{name}.jsonl").write_text(lines)
@@ -144,6 +154,13 @@ def test_every_python_snippet_runs(page: Path, corpora: None) -> None:
         assert torch.isfinite(names["loss"])
 
 
+def test_every_page_with_code_has_a_test_that_runs_it() -> None:
+    found = {page.name for page in README.parent.glob("docs/**/*.md") if snippets("python", page)}
+    assert found == {page.name for page in PAGES if page != README} | OTHERS.keys()
+    for page, file in OTHERS.items():
+        assert f'"{page}"' in (README.parent / file).read_text()
+
+
 def test_the_first_lines_print_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(snippets("python")[0], "README.md", "exec"), {})
     assert capsys.readouterr().out == snippets("text")[0]
@@ -173,8 +190,9 @@ def test_the_snippets_about_parts_of_your_own_run_and_are_those_of_the_example(
 @pytest.mark.docs
 def test_the_commands_it_names_exist(corpora: None) -> None:
     root = README.parent
-    blocks = snippets("bash") + snippets("bash", README.parent / "docs" / "loops.md")
-    lines = [line.split("#")[0].split() for block in blocks for line in block.splitlines()]
+    pages = [README, *README.parent.glob("docs/**/*.md")]
+    blocks = [block for page in pages for block in snippets("bash", page)]
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
     for module in {command[2] for command in lines if command[:2] == ["python", "-m"]}:
         run = [sys.executable, "-m", module, "--help"]
         subprocess.run(run, check=True, cwd=root, capture_output=True)

@@ -45,6 +45,15 @@ def test_scripts_that_are_named_exist() -> None:
         assert (ROOT / script).is_file(), script
 
 
+def test_one_command_and_ci_run_every_other_command() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().split("## Where")[0]
+    named = {*re.findall(r"bash scripts/(\w+)\.sh", table)} - {"release_check"}
+    release = (ROOT / "scripts" / "release_check.sh").read_text()
+    assert len(named) == 9
+    assert named <= {*re.findall(r"\w+", release)}
+    assert named <= {*re.findall(r"\w+", CI)}
+
+
 def test_tests_that_a_script_runs_exist() -> None:
     for script in (ROOT / "scripts").glob("*.sh"):
         run = re.sub(r"#.*", "", script.read_text())
