@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.source import MOST_FOOTERS, Parquet
 from streampack.sources.records import DamagedFileError
 from streampack.sources.skips import Skips
+from streampack.storage.decoded import LEAST_BYTES, shared_batches
 from streampack.storage.failures import is_of_system
 from streampack.storage.listing import has_ending, in_threads
 from streampack.storage.remote import FileInfo, shown
@@ -42,12 +44,14 @@ class Batches:
         schema: of all.
         rows: K + 1 numbers, rows before each.
         ends: K numbers, the byte after each; begins: those at which they begin.
+        compressed: K booleans.
     """
 
     schema: pa.Schema
     rows: list[int]
     begins: list[int]
     ends: list[int]
+    compressed: list[bool]
 
     @classmethod
     def of(cls, file: Any) -> Batches:
@@ -59,7 +63,7 @@ class Batches:
         by_number = file.read_at(len(MAGIC), 0) == MAGIC
         file.seek(8 if by_number else 0)
         reader = pa.ipc.MessageReader.open_stream(file)
-        found = cls(pa.ipc.read_schema(reader.read_next_message()), [0], [], [])
+        found = cls(pa.ipc.read_schema(reader.read_next_message()), [0], [], [], [])
         while True:
             begin = file.tell()
             try:
@@ -67,7 +71,9 @@ class Batches:
             except StopIteration:
                 break
             if message.type == "record batch":
-                found.rows.append(found.rows[-1] + _rows(message))
+                rows, compressed = _head(message)
+                found.rows.append(found.rows[-1] + rows)
+                found.compressed.append(compressed)
                 found.begins.append(begin)
                 found.ends.append(file.tell())
             elif message.type != "dictionary":
@@ -96,20 +102,22 @@ class Batches:
         return self.begins[k] + (self.ends[k] - self.begins[k]) * (row - self.rows[k]) // rows
 
 
-def _rows(message: Any) -> int:
-    """The rows of a record batch.
+def _head(message: Any) -> tuple[int, bool]:
+    """The rows of a record batch, and whether its columns are compressed.
 
     The metadata is a flatbuffer: a table begins with the way back to the places of its fields.
     """
     data = message.metadata.to_pybytes()
     try:
-        at = _field(data, _follow(data, _field(data, _follow(data, 0), 2)), 0)
+        table = _follow(data, _field(data, _follow(data, 0), 2))
+        at = _field(data, table, 0)
         rows = int(struct.unpack_from("<q", data, at)[0]) if at else 0
+        compressed = _field(data, table, 3) > 0
     except struct.error as error:
         raise DamagedFileError(f"a batch cannot be followed ({error})") from error
     if rows < 0:
         raise DamagedFileError(f"a batch has {rows} rows")
-    return rows
+    return rows, compressed
 
 
 def _follow(data: bytes, at: int) -> int:
@@ -137,7 +145,8 @@ class Arrow(Parquet):
 
     Files are mapped into memory and cut at any row, by their bytes, among any number of lanes.
     Columns are read as they lie, without an object per row of token ids. Compressed batches are
-    unfolded one at a time. Arguments and columns are those of `Parquet`.
+    unfolded one at a time; one that several parts share, into the cache, once per host. Arguments
+    and columns are those of `Parquet`.
 
     Raises:
         ConfigError: arguments that do not go together; a folder with several splits.
@@ -202,7 +211,7 @@ class Arrow(Parquet):
                         stop = batches.row_at(high)
                     row = max(batches.row_at(low), row)
                     blocks = self._block_maker(shard, skips, batches.schema)
-                    decoded = self._decoded(file, batches, row, stop)
+                    decoded = self._decoded(shard, file, batches, row, stop)
                     for block, row, place in placed_blocks(
                         decoded, blocks, (low, high), stop, batches.byte_of
                     ):
@@ -226,14 +235,18 @@ class Arrow(Parquet):
         return None
 
     def _decoded(
-        self, file: Any, batches: Batches, start: int, stop: int
+        self, shard: int, file: Any, batches: Batches, start: int, stop: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """The rows [start, stop) in parts of batches, each with the number of its first row."""
         fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         by_number = file.read_at(len(MAGIC), 0) == MAGIC
-        file.seek(0)
-        reader = (pa.ipc.open_file if by_number else pa.ipc.open_stream)(file, options=options)
+
+        def opened(file: Any) -> Any:
+            file.seek(0)
+            return (pa.ipc.open_file if by_number else pa.ipc.open_stream)(file, options=options)
+
+        reader = opened(file)
         wanted = pa.schema([batches.schema.field(number) for number in sorted(set(fields))])
         if by_number and (
             reader.num_record_batches != len(batches.ends) or not reader.schema.equals(wanted)
@@ -245,7 +258,11 @@ class Arrow(Parquet):
                 return
             if by_number and (low > high or low == high < end - first):
                 continue
-            batch = reader.get_batch(k) if by_number else reader.read_next_batch()
+            inside = low > 0 and batches.ends[k] - batches.begins[k] >= LEAST_BYTES
+            if by_number and inside and batches.compressed[k]:
+                batch = self._unfolded(shard, f"batch {k} {fields}", file, opened, k)
+            else:
+                batch = reader.get_batch(k) if by_number else reader.read_next_batch()
             batch.validate()
             if batch.num_rows != end - first:
                 raise DamagedFileError(f"batch {k} has {batch.num_rows} rows, not {end - first}")
@@ -253,6 +270,22 @@ class Arrow(Parquet):
                 for column in batch.columns:
                     _validate(column)
                 yield batch.slice(low, high - low), first + low
+
+    def _unfolded(
+        self, shard: int, what: str, file: Any, opened: Callable[[Any], Any], number: int
+    ) -> pa.RecordBatch:
+        """A compressed batch of which others read parts, too."""
+
+        def decode(file: Any) -> Iterator[pa.RecordBatch]:
+            yield opened(file).get_batch(number)
+
+        path = self.manifest.paths[shard]
+        found = shared_batches(self.storage, path, what, 1, 0, decode, file, _mapped)
+        return next(found)[0]
+
+
+def _mapped(path: Path) -> Any:
+    return pa.memory_map(str(path))
 
 
 def _validate(column: pa.Array) -> None:

@@ -9,7 +9,7 @@ Content that is read forwards is kept in pieces: a header; for each chunk, where
 the decoder was and how many bytes it gave; then these bytes. So parts lie where they lie in the
 stored file, and who begins inside of it goes from header to header.
 
-Record batches are kept as messages of Arrow that are not compressed, each after its size and
+Record batches are kept as streams of Arrow that are not compressed, one each, after its size and
 aligned, so reading one copies nothing.
 """
 
@@ -46,7 +46,7 @@ LEAST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 _HEADER = struct.Struct("<qqq")  # chunks of a piece, their bytes, the place of the last
 _PLACE = struct.Struct("<qq")  # of a chunk, and its bytes
-_SIZE = struct.Struct("<q56x")  # of a message
+_SIZE = struct.Struct("<q56x")  # of a stream of Arrow
 #: Others may cut content otherwise.
 _MADE_BY = f"by Python {platform.python_version()} and pyarrow {pa.__version__}"
 
@@ -202,12 +202,11 @@ def shared_batches(
         with open_file(file) as own:
             batches = decode(own)
             batch = next(batches)
-            _write_message(out, batch.schema.serialize())
-            _write_message(out, batch.serialize())
+            _write_batch(out, batch)
             for following in batches:
                 if batch.num_rows != size:
                     raise DamagedError(f"a batch has {batch.num_rows} rows, not {size}")
-                _write_message(out, following.serialize())
+                _write_batch(out, following)
                 batch = following
 
     number = row // size if what else 0
@@ -215,8 +214,8 @@ def shared_batches(
         with storage.decoded(path, f"{what} {_MADE_BY}", write) as copy:
             if copy is not None:
                 try:
-                    for message in _messages(copy, number):
-                        yield message, number * size
+                    for batch in _batches(copy, number):
+                        yield batch, number * size
                         number += 1
                     return
                 except NotMadeError:
@@ -227,25 +226,28 @@ def shared_batches(
         first += batch.num_rows
 
 
-def _write_message(out: IO[bytes], message: pa.Buffer) -> None:
-    out.write(_SIZE.pack(message.size))
-    out.write(message)
-    out.write(bytes(-message.size % _SIZE.size))
+def _write_batch(out: IO[bytes], batch: pa.RecordBatch) -> None:
+    with pa.BufferOutputStream() as stream:
+        with pa.ipc.new_stream(stream, batch.schema) as writer:
+            writer.write_batch(batch)
+        data = stream.getvalue()
+    out.write(_SIZE.pack(data.size))
+    out.write(data)
+    out.write(bytes(-data.size % _SIZE.size))
 
 
-def _messages(file: GrowingFile, number: int) -> Iterator[pa.RecordBatch]:
-    """Record batches of a file of messages, from one on."""
-    at = seen = 0
-    schema = None
+def _batches(file: GrowingFile, number: int) -> Iterator[pa.RecordBatch]:
+    """Record batches of a file, from one on."""
+    options = pa.ipc.IpcReadOptions(use_threads=False)
+    at = 0
     while file.has(at + _SIZE.size):
         (size,) = _SIZE.unpack(file.view(at, _SIZE.size))
         begin, at = at + _SIZE.size, at + _SIZE.size + size + -size % _SIZE.size
-        if schema is None or seen > number:
-            if not file.has(at):
-                raise NotMadeError
-            message = pa.py_buffer(file.view(begin, size))
-            if schema is None:
-                schema = pa.ipc.read_schema(message)
-            else:
-                yield pa.ipc.read_record_batch(message, schema)
-        seen += 1
+        if number:
+            number -= 1
+            continue
+        if not file.has(at):
+            raise NotMadeError
+        yield pa.ipc.open_stream(
+            pa.py_buffer(file.view(begin, size)), options=options
+        ).read_next_batch()

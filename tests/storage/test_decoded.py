@@ -20,10 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.storage.growing import THREAD_NAME, NotMadeError
 from streampack.storage.storage import Storage
+from tests.support.corpora import write_mds as write_mds_shards
 
 FORK = multiprocessing.get_context("fork")
 CONTENT = bytes(range(256)) * 1000
@@ -61,17 +63,29 @@ def write_rows(path: Path, codec: str) -> None:
     assert pq.ParquetFile(path).num_row_groups == 1
 
 
+def write_batch(path: Path, codec: str) -> None:
+    table = pa.table({"tokens": pa.array(documents(), pa.list_(pa.int32()))})
+    feather.write_feather(table, path, compression=codec)
+
+
+def write_mds(path: Path, codec: str) -> None:
+    arrays = [np.array(ids, dtype=np.uint16) for ids in documents()]
+    write_mds_shards(path.parent, arrays, "tokens", size_limit=1 << 26, compression=codec)
+
+
 LAYOUTS: dict[str, tuple[Callable[..., None], Any, str]] = {
     "lines.jsonl.gz": (write_lines, sources.JSONL, "gzip"),
     "lines.jsonl.zst": (write_lines, sources.JSONL, "zstd"),
     "samples.tar.gz": (write_tar, sources.WebDataset, "gzip"),
+    "batch.feather": (write_batch, sources.Arrow, "zstd"),
+    "mds": (write_mds, sources.MDS, "zstd"),
     "rows.parquet": (write_rows, sources.Parquet, "zstd"),
 }
 
 
 @pytest.fixture(autouse=True)
 def _small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("storage.decoded", "sources.parquet.source"):
+    for module in ("storage.decoded", "sources.parquet.source", "sources.arrow"):
         monkeypatch.setattr(f"streampack.{module}.LEAST_BYTES", 1 << 16)
 
 
@@ -125,7 +139,10 @@ def test_without_room_the_batches_are_the_same_and_one_line_says_what_it_costs(
     expected = list(batches(layout(Storage(cache_dir=tmp_path / "cache"))))
     (tmp_path / "no-folder").touch()
     storages = [Storage(cache_dir=tmp_path / "small", cache_limit_bytes=1 << 18)]
-    if not [*tmp_path.glob("*.tar.gz")]:  # whose temporary file would have no folder
+    if not [
+        *tmp_path.glob("*.tar.gz"),
+        *tmp_path.glob("mds"),
+    ]:  # whose temporary file would have no folder
         storages.append(Storage(cache_dir=tmp_path / "no-folder"))
     for storage in storages:
         caplog.clear()
