@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.corpus_files import write_shards
 from streampack import PackedDataset, PackedLoader, Topology, sources
-from streampack.deals.board import MemoryBoard
 from streampack.deals.dealer import Dealer
+from streampack.deals.report_exchange import MemoryExchange
 from streampack.deals.rule import ONE, DealRule, Line
 from streampack.run.state import RunState, merge_states
 from streampack.sources.manifest import Manifest
@@ -109,14 +109,14 @@ def deals(lanes: int) -> None:
     rule = DealRule.of(
         {"": line}, lanes=lanes, batch_tokens=SEQ_LEN, window_tokens=0, run_tokens=TOKENS
     )
-    board = MemoryBoard(lanes, 1)
-    dealer = Dealer(rule, board)
+    exchange = MemoryExchange(lanes, 1)
+    dealer = Dealer(rule, exchange)
     timed(f"first deal of {lanes} lanes", lambda: dealer.make(1))
     until = np.diff(np.array([dealer.spans("", lane, 1)[0][1:] for lane in range(lanes)]))[:, 0]
     found = until * np.random.default_rng(0).lognormal(0, 0.3, lanes) / 2
     reports = np.stack([until, np.zeros(lanes), found], axis=1).astype(np.int64)[:, None] + 1
     show("what ranks exchange for a deal", mib(reports.astype(np.float32).nbytes))
-    timed("merged", lambda: board.merge(1, reports))
+    timed("merged", lambda: exchange.merge(1, reports))
     began = time.process_time()
     timed("dealt", lambda: dealer.make(2))
     show("of a processor", f"{1e3 * (time.process_time() - began):.1f} ms")

@@ -183,7 +183,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self.topology = topology
         self._plan: RunPlan | None = None
         self._start: RunState | None = None
-        self._board = uuid.uuid4().hex  # of the worker processes of a DataLoader
+        self._exchange = uuid.uuid4().hex  # of the worker processes of a DataLoader
         self._evaluates = False  # so that no step is taken after the batches of all ranks
         self._warned = False  # that ranks are not connected
 
@@ -375,7 +375,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
     def go_on(self, plan: RunPlan, start: RunState) -> None:
         """Start from here instead of the beginning."""
         self._plan, self._start = plan, start
-        self._board = uuid.uuid4().hex
+        self._exchange = uuid.uuid4().hex
 
     def start(self) -> RunState:
         """The state that iterating starts from."""
@@ -401,7 +401,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         if worker == 0:
             self._warn_alone()
         start = self.start()
-        name = f"{os.getppid()}-{self._board}" if info else None
+        name = f"{os.getppid()}-{self._exchange}" if info else None
         sharing = start.sharing(connected=False, name=name)
         return WorkerShare(self.plan, start, sharing, worker=worker, workers=workers)
 

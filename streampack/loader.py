@@ -16,14 +16,14 @@ from torch.utils.data import DataLoader
 from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.batch import BatchGroup, PackedBatch
 from streampack.dataset import PackedDataset
-from streampack.deals.board import Board
+from streampack.deals.report_exchange import ReportExchange
+from streampack.deals.sharing import Sharing
 from streampack.errors import ConfigError
 from streampack.job.ending import End, Ranks
 from streampack.job.exchange import LONGEST_S, TIMEOUT_S
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_lightning
 from streampack.lane.config import LaneShare
-from streampack.lane.rotation import Sharing
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
 from streampack.run.estimation import Estimate
@@ -299,7 +299,7 @@ class PackedLoader(DataLoader[Any]):
         return self._live
 
     def _feed(
-        self, share: LaneShare, sharing: Sharing, board: Board
+        self, share: LaneShare, sharing: Sharing, exchange: ReportExchange
     ) -> Iterable[PackedBatch | LaneEnd]:
         """Who makes the batches: worker processes, or this process."""
         if self.num_workers:
@@ -310,7 +310,7 @@ class PackedLoader(DataLoader[Any]):
                 context=self.multiprocessing_context,
             )
             return feed_from_workers(share, sharing, settings)
-        return feed_in_process(share, sharing, board)
+        return feed_in_process(share, sharing, exchange)
 
     def _transformed(self, batch: PackedBatch) -> Any:
         return batch if self.transform is None else self.transform(batch)

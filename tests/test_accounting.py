@@ -72,14 +72,14 @@ def test_broken_documents_are_counted_once_an_epoch_wherever_the_run_was_resumed
         window=WindowConfig(rows=20),
     )
     batches = run(Lane(config, 0))
-    end = Lane(config, 0, batches[-1].round.state(batches[-1].emitted)).next()
+    end = Lane(config, 0, batches[-1].start.state(batches[-1].emitted)).next()
     assert isinstance(end, LaneEnd)
-    assert end.round.skipped == 2 * 40
+    assert end.start.skipped == 2 * 40
     for batch in batches:
-        lane = Lane(config, 0, batch.round.state(batch.emitted))
+        lane = Lane(config, 0, batch.start.state(batch.emitted))
         rest = run(lane)
         last = (rest or [batch])[-1]
-        assert last.round.state(last.emitted) == batches[-1].round.state(batches[-1].emitted)
+        assert last.start.state(last.emitted) == batches[-1].start.state(batches[-1].emitted)
 
 
 class Broken(MemorySource):

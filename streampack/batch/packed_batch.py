@@ -164,7 +164,7 @@ class PackedBatch:
             lane=made.lane,
             step=made.step,
             has_next=made.has_next,
-            state=partial(made.round.state, made.emitted),
+            state=partial(made.start.state, made.emitted),
             spent=made.metrics,
             on_fields=on_fields,
         )

@@ -1,8 +1,7 @@
 """The deals of a run, made by each process, and the exchange of reports between ranks.
 
-The exchange of reports between the ranks of a job: one collective per deal, ordered by steps.
-
-Every rank starts it before the first step that begins after all lanes have given the batch that the
+Ranks exchange reports with one collective per deal, ordered by steps. Every rank starts it before
+the first step that begins after all lanes have given the batch that the
 deal goes by, and has its result before the next step. No lane needs it sooner (see `rule.LAG`).
 """
 
@@ -15,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.deals.board import Board
+from streampack.deals.report_exchange import ReportExchange
 from streampack.deals.rule import (
     ALIKE,
     FRACTION,
@@ -51,12 +50,12 @@ class Dealer:
 
     Args:
         rule: of the run.
-        board: where the lanes of this process report, and find what others do.
+        exchange: where the lanes of this process report, and find what others do.
     """
 
-    def __init__(self, rule: DealRule, board: Board) -> None:
+    def __init__(self, rule: DealRule, exchange: ReportExchange) -> None:
         self.rule = rule
-        self.board = board
+        self.exchange = exchange
         self._made = 0
         self._gave: set[tuple[int, int]] = set()  # numbers of a deal and of a line
         self._dealt = {name: _Dealt(line, rule.lanes) for name, line in rule.lines.items()}
@@ -103,7 +102,7 @@ class Dealer:
         """
         while self._made < deals and not self.is_over:
             number = self._made
-            self._deal(number, self.board.row(number) if number else None)
+            self._deal(number, self.exchange.row(number) if number else None)
             self._made = number + 1
 
     def _deal(self, number: int, row: list[NDArray[np.int64] | None] | None) -> None:
@@ -120,7 +119,7 @@ class Dealer:
             if dealt.place.epoch >= line.epochs or (number and reports is None):
                 continue
             if reports is not None:
-                left, rate, alike = _outlook(dealt.weight, *reports)
+                left, rate, alike = _found(dealt.weight, *reports)
                 # Over several epochs all lanes come near the mean, however they differ.
                 alike = alike and (dealt.alike or not dealt.place.epoch)
             cuts, dealt.place = deal(
@@ -134,7 +133,7 @@ class Dealer:
                 dealt.alike = alike or not number
 
 
-def _outlook(
+def _found(
     dealt: NDArray[np.int64],
     until: NDArray[np.int64],
     ahead: NDArray[np.int64],
@@ -160,11 +159,11 @@ def _outlook(
     return left, rate, alike
 
 
-class DealExchange:
-    """One rank's part in it.
+class RankExchange:
+    """One rank's part in the exchange of reports between ranks.
 
     Args:
-        dealer: whose board has what the lanes of this rank report.
+        dealer: whose exchange has what the lanes of this rank report.
         ranks: who takes part.
     """
 
@@ -181,8 +180,8 @@ class DealExchange:
         dealer = self._dealer
         dealer.make(1)
         while not dealer.is_over and self._is_due(first):
-            entries = dealer.board.filled(self._next)
-            # A board's entries are whole numbers of 24 bits, so nothing is lost.
+            entries = dealer.exchange.filled(self._next)
+            # Entries are whole numbers of 24 bits, so nothing is lost.
             sent = entries.astype(np.float32)
             self._waiting.append((self._next, self._ranks.highest(sent)))
             self._next += 1
@@ -198,5 +197,5 @@ class DealExchange:
         """Take over the results of what was started."""
         while self._waiting:
             number, wait = self._waiting.popleft()
-            self._dealer.board.merge(number, wait().astype(np.int64))
+            self._dealer.exchange.merge(number, wait().astype(np.int64))
             self._dealer.make(number + 1)

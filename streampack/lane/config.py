@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from streampack.deals.rule import DealRule
+from streampack.deals.settings import DealSettings
 from streampack.documents.blocks import Documents, make_origin
 from streampack.documents.fields import FieldTypes
 from streampack.job.topology import Topology
@@ -42,6 +43,18 @@ class LaneConfig(StreamConfig):
     row_format: RowFormat
     balance: Balance | None = None
     dealing: DealRule | None = None
+
+    @property
+    def deal_settings(self) -> DealSettings:
+        """What of it deals depend on."""
+        return DealSettings(
+            source=self.source,
+            epochs=self.epochs,
+            lanes=self.lanes,
+            batch_tokens=self.batch_tokens,
+            window_tokens=self.window.tokens(self.packer),
+            ordered=self.order is not None,
+        )
 
     def empty_batch(self, step: int) -> PackedRows:
         """Rows of padding, in the shape that batch number `step` of any lane has."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
-from streampack.deals.board import Board, MemoryBoard, SharedBoard
 from streampack.deals.dealer import Dealer
+from streampack.deals.report_exchange import ReportExchange
+from streampack.deals.sharing import Sharing
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig, LaneShare
 from streampack.lane.lane import Lane
-from streampack.lane.state import LaneBatch, LaneEnd, decode_reports
+from streampack.lane.state import LaneBatch, LaneEnd
 from streampack.metrics import Metrics
 
+logger = logging.getLogger(__name__)
 
-def rotate(share: LaneShare, dealer: Dealer | None = None) -> Iterator[LaneBatch | LaneEnd]:
+
+def rotate(
+    share: LaneShare, sharing: Sharing, exchange: ReportExchange
+) -> Iterator[LaneBatch | LaneEnd]:
     """Yield the rank's batches of some lanes in turn, each lane up to its last batch.
+
+    `sharing` and `exchange` say how the lanes take part in deals.
 
     A lane gives its end, once, if its last batch is another rank's or if it has none. What was
     lost in making another rank's batch is left to that rank to count. A lane starts when its turn
@@ -25,6 +30,8 @@ def rotate(share: LaneShare, dealer: Dealer | None = None) -> Iterator[LaneBatch
     together, batches of other ranks included: deals go by what all of them have reported.
     """
     config, states, topology, start = share.config, share.states, share.topology, share.start
+    dealer = sharing.dealer(config.dealing, exchange, states)
+    others = OtherLanes(config, dealer, sharing)
     running: dict[int, Lane | None] = dict.fromkeys(states)
     waited_for = set(states)  # those that have not given their last item
     ready: dict[int, LaneBatch | LaneEnd] = {}
@@ -34,6 +41,7 @@ def rotate(share: LaneShare, dealer: Dealer | None = None) -> Iterator[LaneBatch
         for number in range(following, own + 1):
             step, lane = divmod(number, config.lanes)
             if lane in running:
+                others.report_for(step + 1)  # a lane makes a round one batch ahead
                 running[lane] = started = running[lane] or Lane(config, lane, states[lane], dealer)
                 item = started.next()
                 while item.has_next and item.step < step:
@@ -58,96 +66,66 @@ def _end(item: LaneBatch | LaneEnd) -> LaneEnd:
     """The end of a lane whose last item is another rank's."""
     spent = Metrics() if item.metrics is None else Metrics(times=item.metrics.times)
     given = item.step + isinstance(item, LaneBatch)
-    return LaneEnd(item.lane, given, item.round, item.emitted, spent)
+    return LaneEnd(item.lane, given, item.start, item.emitted, spent)
 
 
-logger = logging.getLogger(__name__)
+class OtherLanes:
+    """The lanes of ranks that are not connected: this process runs them for what they report.
 
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """How a rank's lanes take part in deals.
-
-    Attributes:
-        name: of the board that its worker processes share; None if its lanes run in one process.
-        unknown: lanes of ranks that are not connected, with their states. This process runs them
-            too, as far as deals need their reports, and drops their batches.
-        missing: such lanes whose states are not there.
-        kept: whether a loader's process keeps the board's name until all workers have ended.
+    Args:
+        config: of the run.
+        dealer: of this process; None where lanes are dealt nothing.
+        sharing: says which lanes these are, and where they begin.
     """
 
-    name: str | None = None
-    unknown: Mapping[int, dict[str, Any] | None] | None = None
-    missing: Sequence[int] = ()
-    kept: bool = False
-
-    def board(self, config: LaneConfig) -> Board:
-        """The board of this process."""
-        lines = len(config.dealing.lines) if config.dealing else 0
-        if self.name is None:
-            return MemoryBoard(config.lanes, lines)
-        return SharedBoard(config.lanes, lines, self.name, kept=self.kept)
-
-    def dealer(
-        self, config: LaneConfig, board: Board, states: Mapping[int, dict[str, Any] | None]
-    ) -> Dealer | None:
-        """Who deals to the lanes of this process, which go on from these states."""
-        if config.dealing is None:
-            return None
-        dealer = Dealer(config.dealing, board)
-        unknown = self.unknown or {}
-        for lane, state in [*states.items(), *unknown.items()]:
-            if state is not None:
-                reports, last = decode_reports(state["reports"]), state["reported_deal"]
-                board.load(lane, reports, last)
-                if state["final"]:
-                    board.end(lane, last + 1)
-            else:
-                board.load(lane, config.dealing.before_first(), config.dealing.first)
-        if unknown or self.missing:
-            board.find = _Others(config, dealer, unknown, self.missing).find
-        return dealer
-
-
-class _Others:
-    """Lanes of other ranks, run for what they report."""
-
-    def __init__(
-        self,
-        config: LaneConfig,
-        dealer: Dealer,
-        states: Mapping[int, dict[str, Any] | None],
-        missing: Sequence[int],
-    ) -> None:
+    def __init__(self, config: LaneConfig, dealer: Dealer | None, sharing: Sharing) -> None:
         self._config = config
-        self._dealer = dealer
-        self._states = states
-        self._missing = missing
+        self._dealer = dealer if sharing.unknown or sharing.missing else None
+        self._sharing = sharing
         self._running: dict[int, Lane] = {}
+        self._done = 1  # deals; nobody reports for the first
 
-    def find(self, deal: int) -> None:
-        """Let those that have not reported for a deal run until they do."""
-        board = self._dealer.board
-        for number in board.missing(deal):
-            if number in self._missing:
-                raise StateError(
-                    f"Lane {number} is another rank's, and the state does not hold it.",
-                    "Load what merge_states makes of all ranks' states, or connect the ranks.",
-                )
-            if number not in self._states:
-                continue
-            lane = self._running.get(number)
-            if lane is None:
-                if not self._running:
-                    logger.warning(
-                        "%d lanes are those of other ranks, which are not connected with this "
-                        "process, so it reads their documents too. Initialise torch.distributed "
-                        "before the loader is built, and use PackedLoader. Where there are fewer "
-                        "lanes than ranks, it cannot be avoided.",
-                        len(self._states),
-                    )
-                lane = Lane(self._config, number, self._states[number], self._dealer)
-                self._running[number] = lane
-            while number in board.missing(deal):
-                if isinstance(lane.next(), LaneEnd):
-                    break
+    def report_for(self, step: int) -> None:
+        """Let them run until they have reported for all that a round from batch `step` may know.
+
+        Called before a lane of this process begins such a round. What they need of deals
+        themselves is older, and so made by then.
+
+        Raises:
+            StateError: the state of such a lane is not there.
+        """
+        dealer = self._dealer
+        if dealer is None:
+            return
+        deals = dealer.rule.known(step)
+        while self._done < deals:
+            dealer.make(self._done)
+            if dealer.is_over:
+                return
+            for lane in dealer.exchange.needed(self._done):
+                self._run(lane, self._done, dealer)
+            self._done += 1
+
+    def _run(self, number: int, deal: int, dealer: Dealer) -> None:
+        """Let a lane run until it has reported for a deal, if it is one of these."""
+        sharing = self._sharing
+        if number in sharing.missing:
+            raise StateError(
+                f"Lane {number} is another rank's, and the state does not hold it.",
+                "Load what merge_states makes of all ranks' states, or connect the ranks.",
+            )
+        if number not in sharing.unknown:
+            return
+        if not self._running:
+            logger.warning(
+                "%d lanes are those of other ranks, which are not connected with this process, so "
+                "it reads their documents too. Initialise torch.distributed before the loader is "
+                "built, and use PackedLoader. Where there are fewer lanes than ranks, it cannot "
+                "be avoided.",
+                len(sharing.unknown),
+            )
+        if number not in self._running:
+            self._running[number] = Lane(self._config, number, sharing.unknown[number], dealer)
+        lane = self._running[number]
+        while number in dealer.exchange.needed(deal) and lane.next().has_next:
+            pass  # its batches are the other rank's

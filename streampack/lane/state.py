@@ -1,6 +1,6 @@
 """What a lane gives, and its state: what its window held at the start of a round.
 
-`Round.state` writes it and `SavedEntries` reads it back while the documents are read again. It
+`RoundStart.state` writes it and `SavedEntries` reads it back while the documents are read again. It
 says which documents wait, how far each is delivered and since when it waits: a few kilobytes for
 ten thousand documents, and no tokens. Only `emitted` changes from batch to batch. The checksum of
 the run's state covers all of it.
@@ -17,7 +17,6 @@ The window's documents are columns of small numbers, mostly zero or constant, in
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.cached import cached_property
+from streampack.deals.sharing import encode_reports
 from streampack.documents.blocks import Documents
 from streampack.errors import StateError
 from streampack.metrics import Metrics
@@ -39,7 +39,7 @@ _COLUMNS = 5  # of `SavedEntries`
 
 
 @dataclass(frozen=True, eq=False)
-class Round:
+class RoundStart:
     """The lane as it was at the start of a round: what its state describes.
 
     Attributes:
@@ -51,8 +51,8 @@ class Round:
         continued: True if the last of them is held in part.
         entries: what the window holds.
         skipped: broken documents and shards since the beginning.
-        reports: what the lane has reported for deals, up to the last batch of the round, without
-            what gave nothing: the deal, the number of a line, and those of a `Report` of it.
+        reports: what the lane has reported for deals, up to the last batch of the round; see
+            `LaneReports`.
         reported_deal: number of the last deal that the lane has reported for.
     """
 
@@ -118,18 +118,6 @@ def decode_columns(text: str, columns: int, count: int) -> NDArray[np.int64]:
     for number, plane in enumerate(data.reshape(-1, columns, count) if count else ()):
         values |= plane.astype(np.int64) << 8 * number
     return values
-
-
-def encode_reports(reports: list[list[int]]) -> str:
-    """Reports as text: they are many and much alike."""
-    text = json.dumps(reports, separators=(",", ":"))
-    return base64.b64encode(zlib.compress(text.encode())).decode()
-
-
-def decode_reports(text: str) -> list[list[int]]:
-    """The reports that `encode_reports` wrote."""
-    reports: list[list[int]] = json.loads(zlib.decompress(base64.b64decode(text)))
-    return reports
 
 
 @dataclass(slots=True)
@@ -208,7 +196,8 @@ class LaneBatch(NamedTuple):
     Attributes:
         lane, step: it is batch number `step` of this lane.
         rows: the batch in compact form.
-        round, emitted: the lane's state is ``round.state(emitted)`` once this batch is consumed.
+        start, emitted: the lane's state is ``start.state(emitted)`` once this batch is consumed;
+            `start` is that of the batch's round.
         metrics: what was lost or spent since the batch before, as far as the rows do not say it;
             None if nothing, as for all but the first batch of a round.
         has_next: True if the lane has another batch. The last one's state is that of the end.
@@ -217,7 +206,7 @@ class LaneBatch(NamedTuple):
     lane: int
     step: int
     rows: PackedRows
-    round: Round | SavedRound
+    start: RoundStart | SavedStart
     emitted: int
     metrics: Metrics | None
     has_next: bool = True
@@ -228,13 +217,13 @@ class LaneEnd(NamedTuple):
 
     Attributes:
         lane: which lane; step: batches it has given.
-        round, emitted: the lane's state is ``round.state(emitted)``.
+        start, emitted: the lane's state is ``start.state(emitted)``.
         metrics: what was lost or spent since the last batch.
     """
 
     lane: int
     step: int
-    round: Round | SavedRound
+    start: RoundStart | SavedStart
     emitted: int
     metrics: Metrics
 
@@ -244,8 +233,8 @@ class LaneEnd(NamedTuple):
         return False
 
 
-class SavedRound(NamedTuple):
-    """A round as its state: what another process knows of it.
+class SavedStart(NamedTuple):
+    """The start of a round as its state: what another process knows of it.
 
     Attributes:
         start: the lane's state before any batch of the round.
@@ -254,5 +243,5 @@ class SavedRound(NamedTuple):
     start: dict[str, Any]
 
     def state(self, emitted: int) -> dict[str, Any]:
-        """As `Round.state`."""
+        """As `RoundStart.state`."""
         return {**self.start, "emitted": emitted}

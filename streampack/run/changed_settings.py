@@ -24,17 +24,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.deals.board import ENDED
 from streampack.deals.dealer import Dealer
+from streampack.deals.report_exchange import ENDED
 from streampack.deals.rule import DealRule, Report
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
-from streampack.lane.lane import Lane, held_by_source
-from streampack.lane.state import Round
+from streampack.lane.fill import Fill
+from streampack.lane.round import Round, held_by_source, round_start
+from streampack.lane.state import RoundStart
 from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
 from streampack.packing.rebuilding import rebuild_packer
-from streampack.run.dealt import epochs_before
 from streampack.sources.mixture import Mixture, earlier_mixture
 from streampack.streams.mixed_place import changed_cursor
 from streampack.window.config import WindowConfig
@@ -75,7 +75,7 @@ def previous_config(
     return replace(
         config,
         source=source,
-        epochs=epochs_before(config),
+        epochs=config.deal_settings.epochs_by(config.dealing),
         packer=packer,
         window=WindowConfig(**saved["window"]).resolve(packer, batch_tokens),
         batch_tokens=batch_tokens,
@@ -103,11 +103,12 @@ def carry_over(
     Raises:
         StateError: the documents are not those the state was made from.
     """
-    restored = Lane(before, lane, state, dealer)
-    place, planned, emitted = restored.place()
-    entries, mark = place.entries, place.mark
-    if planned is not None and emitted:
-        entries = _left(entries, planned, emitted, place.continued)
+    fill = Fill(before, lane, state, dealer)
+    current = Round.again(fill, state)
+    place = round_start(fill, state["step"], final=None) if current is None else current.start
+    entries, mark, emitted = place.entries, place.mark, state["emitted"]
+    if current is not None and emitted:
+        entries = _left(entries, current.planned, emitted, place.continued)
     if isinstance(config.source, Mixture) and before.source is not config.source:
         if place.final and not len(entries):
             raise StateError(
@@ -120,7 +121,7 @@ def carry_over(
     # What the next row would have repeated is delivered already.
     start = entries.start + entries.repeated
     packer = config.packer
-    members = restored.member_lengths(entries)
+    members = fill.member_lengths(entries)
     needed = needed_tokens(packer, entries.length, members, config.batch_tokens)
     held = np.maximum(needed - start, 0)
     continued = place.continued and packer.overflow in ("split", "error")
@@ -129,7 +130,7 @@ def carry_over(
         held[-1] = max(was, 0) // packer.seq_lens[-1] * packer.seq_lens[-1]
     entries = entries.changed(start=start, held=held, repeated=np.zeros_like(start))
     step = max(place.step + emitted, due)
-    following = Round(
+    following = RoundStart(
         lane=lane,
         number=place.number + 1,
         step=step,
@@ -144,7 +145,7 @@ def carry_over(
     )
     if dealer is not None and config.dealing is not None:
         room = _room(packer, entries.held - entries.repeated)
-        reports = _reports(restored, following, dealer, config.dealing, room)
+        reports = _reports(fill, following, dealer, config.dealing, room)
         following = replace(following, reports=reports, reported_deal=config.dealing.first)
     return following.state(0)
 
@@ -161,12 +162,12 @@ def _room(packer: Packer, lengths: NDArray[np.int64]) -> tuple[int, int]:
 
 
 def _reports(
-    restored: Lane, following: Round, dealer: Dealer, rule: DealRule, room: tuple[int, int]
+    fill: Fill, following: RoundStart, dealer: Dealer, rule: DealRule, room: tuple[int, int]
 ) -> list[list[int]]:
     """What a lane has reported for deals by other settings, and what it reports for the first one.
 
     Args:
-        restored: the lane under the settings of before, which `dealer` dealt by.
+        fill: of the lane under the settings of before, which `dealer` dealt by.
         following: its next round.
         rule: from now on.
         room: slots of its rows from now on, and the tokens in them.
@@ -176,8 +177,8 @@ def _reports(
     ended = range(following.reported_deal + 1, rule.first)  # it had, and now it goes on
     lines = range(len(dealer.rule.lines))
     reports += [[n, line, *ENDED] for n in ended for line in lines if dealer.gave(n, line)]
-    held = held_by_source(following)
-    for line, (source, until, ahead, tokens) in enumerate(restored.outlooks()):
+    held = held_by_source(following.entries, continued=following.continued)
+    for line, (source, until, ahead, tokens) in enumerate(fill.stream.remaining()):
         own = int(held[source]) if source < len(held) else 0
         numbers = ahead + own, tokens + ahead
         left, found = (number * slots // max(placed, 1) for number in numbers)

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.deals.sharing import decode_reports
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
-from streampack.lane.state import decode_reports
 from streampack.metrics import LaneTimes
 from streampack.run.dry_run import stream_plan
 from streampack.sources.base import Source

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
+from streampack.lane.rotation import OtherLanes
 from streampack.packing import Packer
 from streampack.packing.balancing import Balance, row_costs
 from streampack.packing.rng import permutation
 from streampack.run.changed_settings import carry_over, previous_config
-from streampack.run.dealt import as_dealt, dealt_anew, goes_on, with_dealing
 from streampack.run.dry_run import stream_plan
 from streampack.run.estimation import sample_lengths
 from streampack.run.fingerprint import changed_fields, fingerprint_of
@@ -203,7 +203,8 @@ def plan_run(config: LaneConfig, topology: Topology) -> RunPlan:
     """
     if not config.lanes:
         config = replace(config, lanes=choose_lanes(config, topology.world_size))
-    return RunPlan.of(with_dealing(measured(config)), topology)
+    config = measured(config)
+    return RunPlan.of(replace(config, dealing=config.deal_settings.rule()), topology)
 
 
 def resume_run(
@@ -214,20 +215,25 @@ def resume_run(
     saved = state["fingerprint"]
     if not config.lanes:
         config = replace(config, lanes=saved["lanes"])
-    config = as_dealt(measured(as_measured(config, saved)), saved)
+    config = measured(as_measured(config, saved))
+    config = replace(config, dealing=config.deal_settings.saved_rule(saved))
     current = fingerprint_of(config)
     changed = changed_fields(saved, current, allow)
     # Attention has no part in what rows hold.
-    replans = bool(set(changed) - {"attention"}) or not goes_on(config)
+    replans = bool(set(changed) - {"attention"}) or not config.deal_settings.keep(config.dealing)
     if replans:
         before = previous_config(config, saved, current, changed)
         given = state["next_batch"] // config.lanes
-        config = dealt_anew(config, before, given)
+        dealing = config.deal_settings.rule_after(before.dealing, before.deal_settings, given)
+        config = replace(config, dealing=dealing)
     plan = RunPlan.of(config, topology)
     run = RunState.of_rank(state, plan.fingerprint, topology)
     if replans:
-        sharing = run.sharing(connected=False)
-        dealer = sharing.dealer(before, sharing.board(before), run.states())
+        sharing, rule = run.sharing(connected=False), before.dealing
+        dealer = sharing.dealer(rule, sharing.exchange(rule), run.states())
+        OtherLanes(before, dealer, sharing).report_for(given)
+        if dealer is not None:
+            dealer.make(dealer.rule.known(given))
         run.replan(
             lambda lane, own: carry_over(
                 before,

@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.batch import PackedBatch
-from streampack.deals.board import Board
-from streampack.deals.dealer import DealExchange
+from streampack.deals.dealer import RankExchange
+from streampack.deals.report_exchange import ReportExchange
+from streampack.deals.sharing import Sharing
 from streampack.errors import ConfigError, StateError
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks
 from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
 from streampack.lane.config import LaneShare
-from streampack.lane.rotation import Sharing, rotate
+from streampack.lane.rotation import rotate
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
 from streampack.run.estimation import Estimate, estimate_steps, steps_as_found
@@ -36,17 +37,17 @@ from streampack.sources.mixture import Mixture
 
 logger = logging.getLogger(__name__)
 
-#: Begins a rank's batches of some lanes; how these take part in deals, and this process's board.
-OpenFeed = Callable[[LaneShare, Sharing, Board], Iterable[PackedBatch | LaneEnd]]
+#: Begins a rank's batches of some lanes; how these take part in deals, and exchange reports.
+OpenFeed = Callable[[LaneShare, Sharing, ReportExchange], Iterable[PackedBatch | LaneEnd]]
 
 REMEMBERED = 16  # batches that a loop may be ahead of the one whose state it asks for
 
 
 def feed_in_process(
-    share: LaneShare, sharing: Sharing, board: Board
+    share: LaneShare, sharing: Sharing, exchange: ReportExchange
 ) -> Iterable[PackedBatch | LaneEnd]:
     """A rank's batches of some lanes, made where they are asked for."""
-    for item in rotate(share, sharing.dealer(share.config, board, share.states)):
+    for item in rotate(share, sharing, exchange):
         yield item if isinstance(item, LaneEnd) else PackedBatch.of_lane(item)
 
 
@@ -143,10 +144,11 @@ class RankRun:
         connected = sharing is None and self._is_connected()
         name = f"{os.getpid()}-{uuid.uuid4().hex}" if processes else None
         own = sharing or self.state.sharing(connected=connected, name=name, kept=True)
-        board = own.board(plan.config)
-        dealer = own.dealer(plan.config, board, states) if connected else None
-        exchange = None if dealer is None else DealExchange(dealer, self.ranks)
-        feed = open_feed(LaneShare(plan.config, plan.topology, start, states), own, board)
+        rule = plan.config.dealing
+        exchange = own.exchange(rule)
+        dealer = own.dealer(rule, exchange, states) if connected else None
+        with_ranks = None if dealer is None else RankExchange(dealer, self.ranks)
+        feed = open_feed(LaneShare(plan.config, plan.topology, start, states), own, exchange)
         items = self._real(feed)
         # A DataLoader takes its workers' batches in turn, and so each has one.
         leaves_out, alone = sharing is None and not self._is_apart(), plan.topology.world_size == 1
@@ -164,8 +166,8 @@ class RankRun:
             )
             coming, first = iter(self._ending), start
             while True:
-                if exchange is not None:
-                    exchange.before_step(first)
+                if with_ranks is not None:
+                    with_ranks.before_step(first)
                 item = next(coming, None)
                 if item is None:
                     break
@@ -194,7 +196,7 @@ class RankRun:
                 if isinstance(feed, Generator):
                     feed.close()
             finally:  # a second Ctrl-C may come
-                board.close(remove=sharing is None)
+                exchange.close(remove=sharing is None)
 
     def _say_nothing_came(self) -> None:
         """Raise or warn at the end of a run in which no batch held a document."""
@@ -232,7 +234,7 @@ class RankRun:
             if isinstance(item, LaneEnd):
                 self.metrics += item.metrics
                 self._ending.end_lane(item.lane, item.step)
-                after = partial(item.round.state, item.emitted)
+                after = partial(item.start.state, item.emitted)
                 self._untaken.append((item.lane, item.step, after))
             else:
                 self._gave = self._gave or item.num_documents > 0

@@ -30,9 +30,9 @@ from typing import Any
 import torch.distributed as dist
 
 from streampack.arguments import type_in_words
+from streampack.deals.sharing import Sharing
 from streampack.errors import StateError
 from streampack.job.topology import Topology
-from streampack.lane.rotation import Sharing
 from streampack.run.fingerprint import changed_fields
 
 VERSION = 7
@@ -150,7 +150,7 @@ class RunState:
 
         Args:
             connected: whether the ranks tell each other.
-            name, kept: of the board of several processes; see `Sharing`.
+            name, kept: of the file of several processes; see `Sharing`.
         """
         if connected:
             return Sharing(name, kept=kept)

@@ -19,10 +19,10 @@ from dataclasses import replace
 from typing import Any
 
 from streampack.batch import PackedBatch
+from streampack.deals.sharing import Sharing
 from streampack.errors import StateError
 from streampack.job.ending import Alone
 from streampack.job.topology import Topology
-from streampack.lane.rotation import Sharing
 from streampack.run.fingerprint import changed_fields
 from streampack.run.plan import RunPlan
 from streampack.run.rank import RankRun, feed_in_process

@@ -33,11 +33,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from streampack.batch import PackedBatch
-from streampack.deals.board import Board
+from streampack.deals.report_exchange import ReportExchange
+from streampack.deals.sharing import Sharing
 from streampack.errors import ConfigError, StreampackError, WorkerError
 from streampack.lane.config import LaneShare, warm_up
-from streampack.lane.rotation import Sharing, rotate
-from streampack.lane.state import LaneBatch, LaneEnd, SavedRound
+from streampack.lane.rotation import rotate
+from streampack.lane.state import LaneBatch, LaneEnd, SavedStart
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ HELD_BACK: dict[str, tuple[signal.Signals, ...]] = {
     "spawn": (signal.SIGINT,),
     "forkserver": (),
 }
-_SENT = SavedRound({})  # in the place of a round, which crosses beside its first batch
+_SENT = SavedStart({})  # in the place of a start, which crosses beside its first batch
 
 
 class _Failed(NamedTuple):
@@ -128,12 +129,11 @@ class _Lanes(IterableDataset[bytes]):
         every = self._share.states
         lanes = list(every)[info.id :: info.num_workers]
         share = replace(self._share, states={lane: every[lane] for lane in lanes})
-        board = self._sharing.board(share.config)
-        _begin_worker(board)
+        exchange = self._sharing.exchange(share.config.dealing)
+        _begin_worker(exchange)
         try:
-            dealer = self._sharing.dealer(share.config, board, share.states)
             turns = -(-len(every) // info.num_workers)
-            yield from _messages(rotate(share, dealer), lanes, turns)
+            yield from _messages(rotate(share, self._sharing, exchange), lanes, turns)
         except Exception as error:
             yield pickle.dumps(_Failed(_picklable(error), traceback.format_exc()))
 
@@ -142,21 +142,21 @@ def _messages(
     items: Iterable[LaneBatch | LaneEnd], lanes: list[int], turns: int
 ) -> Iterator[bytes]:
     """Items as bytes, in so many turns per rotation, of which lanes that have ended use none."""
-    rounds: dict[int, Any] = {}
+    starts: dict[int, Any] = {}
     turn = 0
     for item in items:
         while turn % turns != lanes.index(item.lane):
             yield b""
             turn += 1
-        new = item.round is not rounds.get(item.lane)
-        rounds[item.lane] = item.round
-        state = item.round.state(0) if new else None
+        new = item.start is not starts.get(item.lane)
+        starts[item.lane] = item.start
+        state = item.start.state(0) if new else None
         # Protocol 5 copies arrays once, and gives arrays that are the loop's to write.
-        yield pickle.dumps((item._replace(round=_SENT), state), protocol=5)
+        yield pickle.dumps((item._replace(start=_SENT), state), protocol=5)
         turn += 1
 
 
-def _begin_worker(board: Board) -> None:
+def _begin_worker(exchange: ReportExchange) -> None:
     """Leave Ctrl-C to the loop, and end when its process is killed, which then cannot do it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK["fork"])
@@ -168,7 +168,7 @@ def _begin_worker(board: Board) -> None:
     def die_with_loop() -> None:
         while os.getppid() == parent and not wait(watched, 0.5):
             pass
-        board.close(remove=True)
+        exchange.close(remove=True)
         os._exit(0)
 
     threading.Thread(target=die_with_loop, daemon=True).start()
@@ -266,7 +266,7 @@ class _Receiver:
                 _end(self._batches)
 
     def _receive(self) -> None:
-        rounds: dict[int, SavedRound] = {}
+        starts: dict[int, SavedStart] = {}
         for sent in self._batches:
             if self._stopped:
                 return
@@ -278,8 +278,8 @@ class _Receiver:
                 return
             item, state = message
             if state is not None:
-                rounds[item.lane] = SavedRound(state)
-            item = item._replace(round=rounds[item.lane])
+                starts[item.lane] = SavedStart(state)
+            item = item._replace(start=starts[item.lane])
             if not isinstance(item, LaneEnd):
                 item = PackedBatch.of_lane(item, on_fields=self._wants_fields.set)
                 if self._wants_fields.is_set():

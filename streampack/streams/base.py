@@ -85,7 +85,7 @@ class LaneStream(ABC):
     def allow(self, step: int) -> None:  # noqa: B027
         """The next round to be filled begins with batch number `step` of the lane."""
 
-    def outlooks(self) -> list[Remaining]:
+    def remaining(self) -> list[Remaining]:
         """Of every source that the lane is dealt, in the order of the rule's lines."""
         return []
 

@@ -168,16 +168,16 @@ class MixedStream(LaneStream):
     def ended(self) -> bool:
         return not self._waits
 
-    def outlooks(self) -> list[Remaining]:
+    def remaining(self) -> list[Remaining]:
         members = {member.name: member for member in self._members}
-        outlooks = []
+        found: list[Remaining] = []
         for name in self._dealt:
             if name in members:
                 members[name].settle()
-                outlooks += members[name].stream.outlooks()
+                found += members[name].stream.remaining()
             else:  # it had ended everywhere, and was left out
-                outlooks.append(Remaining(len(members), 0, 0, 0))
-        return outlooks
+                found.append(Remaining(len(members), 0, 0, 0))
+        return found
 
     def passes(self) -> list[int]:
         return [

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streampack.deals.dealer import Dealer
+from streampack.deals.spans import DealtSpans, EqualParts, Part, Parts
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.metrics import LaneTimes
@@ -22,7 +23,6 @@ from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.streams.base import BEGINNING, LaneStream, Remaining, StreamPosition
 from streampack.streams.preparation import BlockPreparer, Preparation
-from streampack.streams.supply import DealtParts, EqualParts, Part, Supply
 
 #: Texts are tokenized in slices of at most so many documents or characters, so that the first
 #: window waits for little more than it needs.
@@ -91,7 +91,7 @@ class DocumentStream(LaneStream):
         first = mark.cursor["part"] if mark else 0
         start = mark.cursor["at"] if mark else None
         self.preparer = BlockPreparer(config.preparation, config.source, number, config.seed, skips)
-        self._supply = _supply(config, lane, dealer, line)
+        self._parts = _parts_of(config, lane, dealer, line)
         # The place after the block at hand, and of the block the place before it and the share of
         # its documents that are not prepared yet.
         self._after = self._before = (first, start)
@@ -118,20 +118,20 @@ class DocumentStream(LaneStream):
         return self._marks[0]
 
     def allow(self, step: int) -> None:
-        self._supply.allow(step)
+        self._parts.allow(step)
 
     @property
     def ended(self) -> bool:
-        return self._supply.ended
+        return self._parts.ended
 
-    def outlooks(self) -> list[Remaining]:
-        supply = self._supply
-        assert isinstance(supply, DealtParts)
+    def remaining(self) -> list[Remaining]:
+        parts = self._parts
+        assert isinstance(parts, DealtSpans)
         ahead = 0 if self._pending is None else self._pending.num_tokens
         tokens = self._tokens - ahead
-        before, size, unread = supply.weights(*self._after)
+        before, size, unread = parts.weights(*self._after)
         if self._unprepared:
-            unread += int(self._unprepared * (supply.weights(*self._before)[2] - unread))
+            unread += int(self._unprepared * (parts.weights(*self._before)[2] - unread))
         if unread == size:  # nothing is known of this part
             return [Remaining(self._number, before, ahead, tokens)]
         ahead += unread * (self._tokens - self._tokens_before) // (size - unread)
@@ -145,7 +145,7 @@ class DocumentStream(LaneStream):
         if part is not None:
             epoch = part.epoch
         else:  # between two parts
-            epoch = number if isinstance(self._supply, EqualParts) else self.epoch
+            epoch = number if isinstance(self._parts, EqualParts) else self.epoch
         cursor = {"part": number, "epoch": epoch, "at": at}
         cursor |= {"tokens": self._tokens, "before": self._tokens_before}
         if part is not None and part.span is not None:
@@ -155,9 +155,9 @@ class DocumentStream(LaneStream):
     def _read(self, number: int, start: Any) -> Iterator[Documents | None]:
         config = self._config
         while True:
-            part = self._supply.part(number)
+            part = self._parts.part(number)
             if part is None:
-                if self._supply.ended:
+                if self._parts.ended:
                     return
                 yield None
                 continue
@@ -201,12 +201,12 @@ class DocumentStream(LaneStream):
             self._mark(number, None, None)
 
 
-def _supply(config: StreamConfig, lane: int, dealer: Dealer | None, line: str) -> Supply:
+def _parts_of(config: StreamConfig, lane: int, dealer: Dealer | None, line: str) -> Parts:
     source = config.source
     if dealer is None or line not in dealer.rule.lines:
         return EqualParts(source, lane, config.lanes, config.seed, config.shuffle, config.epochs)
     assert isinstance(source.inner, ShardedSource)
-    return DealtParts(source.inner, lane, config.seed, config.shuffle, dealer, line)
+    return DealtSpans(source.inner, lane, config.seed, config.shuffle, dealer, line)
 
 
 def _chunks(block: Block) -> Iterator[Block]:

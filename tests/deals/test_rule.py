@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.deals.board import MemoryBoard, SharedBoard
 from streampack.deals.dealer import Dealer
+from streampack.deals.report_exchange import MemoryExchange, SharedExchange
 from streampack.deals.rule import FRACTION, LAG, UNENDING, DealRule, Line, Place, Report, deal
 
 
@@ -84,11 +84,11 @@ def test_a_late_deal_gives_every_lane_parts_from_several_places() -> None:
 @pytest.mark.parametrize(("most", "parts"), [(1000, 1), (1110, 1), (1300, 4)])
 def test_lanes_that_found_the_same_get_one_part_of_a_late_deal(most: int, parts: int) -> None:
     rule = _rule(lanes=2, reserve=10, lines={"": _line(weight=400)})
-    board = MemoryBoard(2, 1)
-    dealer = Dealer(rule, board)
+    exchange = MemoryExchange(2, 1)
+    dealer = Dealer(rule, exchange)
     dealer.make(1)
     for lane, found in enumerate((1000, most)):
-        board.put(1, lane, 0, Report(until=2000, ahead=0, found=found))
+        exchange.put(1, lane, 0, Report(until=2000, ahead=0, found=found))
     dealer.make(2)
     assert dealer.count("", 2) - dealer.count("", 1) == parts
 
@@ -133,14 +133,14 @@ def test_deals_give_the_line_once_whatever_lanes_are_said_to_have_reported(
     until: int, tokens: int
 ) -> None:
     weight, lanes = 1 << 40, 4
-    board = MemoryBoard(lanes, 1)
-    dealer = Dealer(_rule(lanes=lanes, lines={"": _line(weight=weight)}), board)
+    exchange = MemoryExchange(lanes, 1)
+    dealer = Dealer(_rule(lanes=lanes, lines={"": _line(weight=weight)}), exchange)
     for number in range(1, 300):
         for lane in range(lanes):
-            board.put(number, lane, 0, Report(until, lane, tokens))
-    board.put(300, 0, 0, Report(0, tokens, 0))
+            exchange.put(number, lane, 0, Report(until, lane, tokens))
+    exchange.put(300, 0, 0, Report(0, tokens, 0))
     for lane in range(lanes):
-        board.end(lane, 300)
+        exchange.end(lane, 300)
     spans = sorted(span for lane in range(lanes) for span in dealer.spans("", lane, 400))
     ends = [0, *(span.high for span in spans)]
     assert [span.low for span in spans] == ends[:-1]
@@ -164,27 +164,27 @@ def test_every_process_makes_the_same_deals_and_a_saved_lane_leaves_out_empty_on
 ) -> None:
     rule = _rule(reserve=1_000, lines={"": _line(weight=100_000)})
     name = f"streampack-test-{uuid.uuid4().hex}"
-    boards = (
-        [MemoryBoard(4, 1), MemoryBoard(4, 1)]
+    exchanges = (
+        [MemoryExchange(4, 1), MemoryExchange(4, 1)]
         if kind == "memory"
-        else [SharedBoard(4, 1, name), SharedBoard(4, 1, name)]
+        else [SharedExchange(4, 1, name), SharedExchange(4, 1, name)]
     )
-    dealers = [Dealer(rule, board) for board in boards]
+    dealers = [Dealer(rule, exchange) for exchange in exchanges]
     for lane in range(4):
-        for board in boards if kind == "memory" else [boards[lane % 2]]:
-            board.put(1, lane, 0, Report(100, 500, 510))  # more than the reserve
-            board.put(2, lane, 0, Report(6_250, lane, 6_250))
+        for exchange in exchanges if kind == "memory" else [exchanges[lane % 2]]:
+            exchange.put(1, lane, 0, Report(100, 500, 510))  # more than the reserve
+            exchange.put(2, lane, 0, Report(6_250, lane, 6_250))
     assert dealers[0].spans("", 3, 3) == dealers[1].spans("", 3, 3)
     assert not dealers[0].gave(1, 0)
     assert dealers[0].gave(2, 0)
-    again = Dealer(rule, MemoryBoard(4, 1))
+    again = Dealer(rule, MemoryExchange(4, 1))
     for lane in range(4):  # some remember the deal that gave nothing, one does not
         reports = [[1, 0, 100, 500, 510], [2, 0, 6_250, lane, 6_250]]
         if not lane:
             del reports[0]
-        again.board.load(lane, reports, 2)
+        again.exchange.load(lane, reports, 2)
     assert [again.spans("", lane, 3) for lane in range(4)] == [
         dealers[0].spans("", lane, 3) for lane in range(4)
     ]
-    for board in boards:
-        board.close()
+    for exchange in exchanges:
+        exchange.close()

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, Topology, merge_states
+from streampack.deals.sharing import decode_reports
 from streampack.errors import StateError
-from streampack.lane.state import decode_reports
 from streampack.run.plan import RunPlan
 from streampack.sources import Iterable, Mixture
 from tests.support.dealt_runs import (
@@ -141,6 +141,14 @@ def test_a_state_that_was_dealt_by_another_revision_of_the_rule_is_refused() -> 
     del state["fingerprint"]["dealing"]["revision"]
     with pytest.raises(StateError, match="dealt by revision 1 "):
         PackedLoader(dealt()).load_state_dict(sign(state))
+
+
+def test_a_lane_that_goes_on_from_a_state_reports_for_each_deal_once() -> None:
+    loader = PackedLoader(dealt())
+    states = [loader.state_dict() for _ in islice(loader, 200)]
+    again = PackedLoader(dealt())
+    again.load_state_dict(states[150])
+    assert [again.state_dict() for _ in islice(again, 49)] == states[151:]
 
 
 def test_ranks_that_are_not_connected_run_the_lanes_of_others_too(caplog: Any) -> None:

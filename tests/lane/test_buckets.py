@@ -69,7 +69,7 @@ def test_any_window_delivers_once_on_schedule_and_resumes_anywhere(
     assert seq_lens_of(batches) == scheduled(packer, len(batches))
     assert all(batch.rows.composition.placed for batch in batches)
     for i in range(0, len(batches), 3):
-        state = batches[i].round.state(batches[i].emitted)
+        state = batches[i].start.state(batches[i].emitted)
         assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
 
 
@@ -90,7 +90,7 @@ def test_nobody_waits_beyond_the_age_limit_whatever_the_shares(shares: Any) -> N
     packer = Buckets(seq_lens=SEQ_LENS, shares=shares)
     config = lane_config(heavy_tailed(2000, seed=4), packer, window=window)
     batches = run(Lane(config, 0))
-    rounds = {batch.round.number: batch.round for batch in batches}
+    rounds = {batch.start.number: batch.start for batch in batches}
     assert max(r.entries.held.sum() for r in rounds.values()) <= 20 * SEQ_LEN
     assert max((r.number - r.entries.arrived).max() for r in rounds.values()) <= 3
     assert composition_of(batches).utilisation > 0.98

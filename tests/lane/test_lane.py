@@ -50,7 +50,7 @@ def test_restoring_after_every_batch_gives_the_same_rest(packer: Packer) -> None
     batches = run(Lane(config, 0))
     assert len(batches) > 20
     for i, batch in enumerate(batches):
-        state = json.loads(json.dumps(batch.round.state(batch.emitted)))
+        state = json.loads(json.dumps(batch.start.state(batch.emitted)))
         assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
 
 
@@ -87,7 +87,7 @@ def test_any_window_delivers_once_and_resumes_anywhere(
     batches = run(Lane(config, 0))
     assert_delivered(batches, sum(lengths), times=2)
     for i in range(0, len(batches), 3):
-        state = batches[i].round.state(batches[i].emitted)
+        state = batches[i].start.state(batches[i].emitted)
         assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
 
 
@@ -98,9 +98,9 @@ def test_a_document_longer_than_the_window_streams_through_it(packer: Packer) ->
     batches = run(Lane(config, 0))
     assert_delivered(batches, sum(lengths))
     most = config.window.tokens(config.packer)
-    assert all(batch.round.entries.held.sum() <= most for batch in batches)
+    assert all(batch.start.entries.held.sum() <= most for batch in batches)
     for i, batch in enumerate(batches):
-        assert_equal(run(Lane(config, 0, batch.round.state(batch.emitted))), batches[i + 1 :])
+        assert_equal(run(Lane(config, 0, batch.start.state(batch.emitted))), batches[i + 1 :])
 
 
 @pytest.mark.parametrize("packer", [p for p in PACKERS if "overflow" in vars(p)], **by_name)
@@ -122,7 +122,7 @@ def test_the_window_stays_within_its_bounds_and_nobody_waits_too_long() -> None:
     window = WindowConfig(rows=20, documents=40, max_carries=3)
     packer = BestFitDecreasing(seq_len=SEQ_LEN)
     config = lane_config(heavy_tailed(2000, seed=4), packer, window=window)
-    rounds = {batch.round.number: batch.round for batch in run(Lane(config, 0))}
+    rounds = {batch.start.number: batch.start for batch in run(Lane(config, 0))}
     assert max(r.entries.held.sum() for r in rounds.values()) <= 20 * SEQ_LEN
     assert max(len(r.entries) for r in rounds.values()) <= 40 + 1
     assert max((r.number - r.entries.arrived).max() for r in rounds.values()) <= 3
@@ -136,8 +136,8 @@ def test_the_first_batch_needs_only_a_small_window() -> None:
     )
     held = []
     for batch in run(Lane(config, 0)):
-        if not held or batch.round.number == len(held):
-            held.append(int(batch.round.entries.held.sum()))
+        if not held or batch.start.number == len(held):
+            held.append(int(batch.start.entries.held.sum()))
     assert held[0] < 2 * SEQ_LEN + 2000
     assert max(held[:3]) < max(held[3:10])
 
@@ -152,8 +152,8 @@ def test_the_state_is_small_and_holds_no_tokens() -> None:
         block_documents=256,
     )
     batches = run(Lane(config, 0))
-    assert max(len(batch.round.entries) for batch in batches) >= 9_000
-    sizes = [len(json.dumps(batch.round.state(batch.emitted))) for batch in batches]
+    assert max(len(batch.start.entries) for batch in batches) >= 9_000
+    sizes = [len(json.dumps(batch.start.state(batch.emitted))) for batch in batches]
     assert max(sizes) < 16 * 1024
 
 
@@ -163,16 +163,16 @@ def test_another_number_of_epochs_is_refused_only_where_the_end_was_packed_alrea
     batches = run(Lane(lane_config(lengths, packer), 0))
     longer = lane_config(lengths, packer, epochs=2)
     early = batches[10]
-    assert_equal(run(Lane(longer, 0, early.round.state(early.emitted))), run(Lane(longer, 0))[11:])
+    assert_equal(run(Lane(longer, 0, early.start.state(early.emitted))), run(Lane(longer, 0))[11:])
     with pytest.raises(StateError):
-        Lane(longer, 0, batches[-1].round.state(batches[-1].emitted))
+        Lane(longer, 0, batches[-1].start.state(batches[-1].emitted))
 
 
 def test_changed_documents_are_refused_on_resume() -> None:
     packer = BestFitDecreasing(seq_len=SEQ_LEN)
     lengths = heavy_tailed(200, seed=8)
     batch = run(Lane(lane_config(lengths, packer), 0))[10]
-    state = batch.round.state(batch.emitted)
+    state = batch.start.state(batch.emitted)
     changed = lane_config([n + 1 for n in lengths], packer)
     with pytest.raises(StateError):
         Lane(changed, 0, state)

@@ -98,7 +98,7 @@ def test_concat_gives_the_stream_in_order_but_for_the_shuffling_of_atoms() -> No
         config = lane_config(lengths, packer, rows=4, shuffle=False, open_shards=1)
         rounds: dict[int, list[np.ndarray]] = {}
         for batch in run(Lane(config, 0)):
-            rounds.setdefault(batch.round.number, []).append(batch.rows.tokens)
+            rounds.setdefault(batch.start.number, []).append(batch.rows.tokens)
         done = 0
         for number, parts in rounds.items():
             tokens = np.concatenate(parts)

@@ -106,5 +106,5 @@ def test_restoring_after_every_batch_gives_the_same_rest() -> None:
     batches = run(Lane(config, 0))
     assert len(batches) > 20
     for i, batch in enumerate(batches):
-        state = json.loads(json.dumps(batch.round.state(batch.emitted)))
+        state = json.loads(json.dumps(batch.start.state(batch.emitted)))
         assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])

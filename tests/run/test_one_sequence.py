@@ -11,8 +11,8 @@ import pytest
 from torch.utils.data import DataLoader
 
 from streampack import Hook, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
+from streampack.deals.sharing import Sharing
 from streampack.documents import Documents
-from streampack.lane.rotation import Sharing
 from streampack.packing import Buckets
 from streampack.run.worker_share import WorkerShare
 from tests.support import grouped_runs

@@ -88,7 +88,7 @@ def assert_equal(left: list[LaneBatch], right: list[LaneBatch]) -> None:
         for name in ("tokens", "boundaries", "piece", "cu_seqlens", "provenance"):
             np.testing.assert_array_equal(getattr(a.rows, name), getattr(b.rows, name))
         assert a.rows.composition == b.rows.composition
-        assert a.round.state(a.emitted) == b.round.state(b.emitted)
+        assert a.start.state(a.emitted) == b.start.state(b.emitted)
 
 
 def assert_delivered(batches: list[LaneBatch], num_tokens: int, times: int = 1) -> None:

@@ -37,7 +37,7 @@ FORKED_BESIDE = """
     from streampack.lane import state
     begun, go_on, asked = threading.Event(), threading.Event(), []
 
-    class Busy(state.Round):  # a loop in another thread that is asked for its state just now
+    class Busy(state.RoundStart):  # a loop in another thread that is asked for its state just now
         def __init__(self):
             pass
         @property

@@ -1,7 +1,7 @@
-"""Supply: which parts of a source a lane reads, one after the other.
+"""Which parts of a source a lane reads, one after the other.
 
 Either the lanes divide every epoch equally, or they are dealt parts of its line as they need them
-(`streampack.deals`). A lane that has read all that it was dealt, while there is more to deal, has
+A lane that has read all that it was dealt, while there is more to deal, has
 to wait: it is not at its end.
 """
 
@@ -32,7 +32,7 @@ class Part:
     span: Span | None = None
 
 
-class Supply(ABC):
+class Parts(ABC):
     """The parts of one lane, by their numbers."""
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Supply(ABC):
 
 
 @dataclass(slots=True)
-class EqualParts(Supply):
+class EqualParts(Parts):
     """The lane's share of every epoch; a part is an epoch."""
 
     source: Source
@@ -60,13 +60,14 @@ class EqualParts(Supply):
     epochs: int | None
 
     def part(self, number: int) -> Part | None:
+        """See `Parts`."""
         if self.epochs is not None and number >= self.epochs:
             return None
         readers = self.source.lanes(self.lanes, seed=self.seed, epoch=number, shuffle=self.shuffle)
         return Part(number, readers[self.lane])
 
 
-class DealtParts(Supply):
+class DealtSpans(Parts):
     """What the lane is dealt.
 
     Args:
@@ -94,6 +95,7 @@ class DealtParts(Supply):
         self._last: tuple[Span, LinePart] | None = None  # asked for again and again
 
     def allow(self, step: int) -> None:
+        """See `Parts`."""
         deals = self._dealer.rule.known(step)
         if deals > self._deals:
             self._deals = deals
@@ -103,6 +105,7 @@ class DealtParts(Supply):
                 self._spans = self._dealer.spans(self._name, self._lane, deals)
 
     def part(self, number: int) -> Part | None:
+        """See `Parts`."""
         if number >= len(self._spans):
             return None
         span = self._spans[number]
@@ -110,6 +113,7 @@ class DealtParts(Supply):
 
     @property
     def ended(self) -> bool:
+        """See `Parts`."""
         return self._dealer.used_up(self._deals, self._name)
 
     def weights(self, number: int, cursor: dict[str, Any] | None) -> tuple[int, int, int]:

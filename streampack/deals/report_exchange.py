@@ -1,7 +1,7 @@
-"""Board: what the lanes of a run report for each deal, as far as this process knows it.
+"""ReportExchange: what the lanes of a run report for each deal, as far as this process knows it.
 
 What a lane reports follows from the run alone, so whoever writes an entry, and however often, it is
-the same. Lanes of one process share a board in memory; those of several worker processes share a
+the same. Lanes of one process exchange reports in memory, those of several worker processes in a
 file that each of them maps.
 """
 
@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from streampack.deals.rule import Report
 from streampack.errors import WorkerError
 
-#: How names of the files of shared boards begin.
-BOARD = "streampack-board-"
+#: How the names of shared files begin.
+PREFIX = "streampack-reports-"
 
 #: Stands for an entry of which a lane no longer knows more than that the deal gave nothing.
 NOTHING = np.int64(1) << 62
@@ -33,7 +33,7 @@ NOTHING = np.int64(1) << 62
 ENDED = Report(until=0, ahead=(1 << 40) - 1, found=0)
 
 
-class Board(ABC):
+class ReportExchange(ABC):
     """Entries of every lane for every deal: a `Report` of each line, as numbers.
 
     They are stored plus one, so 0 is an entry that is not known, and cut to their first 24 bits, so
@@ -46,8 +46,6 @@ class Board(ABC):
     def __init__(self, lanes: int, lines: int) -> None:
         self.lanes = lanes
         self.lines = lines
-        #: Called with a deal of which entries are missing, to find some of them.
-        self.find: Callable[[int], None] | None = None
 
     def close(self, *, remove: bool = False) -> None:  # noqa: B027
         """Give back what it holds; with `remove`, for the other processes too."""
@@ -94,10 +92,7 @@ class Board(ABC):
         Waits until all lanes have reported.
         """
         while not _is_whole(entries := self.filled(deal)):
-            if self.find is not None:
-                self.find(deal)
-            if not _is_whole(self.filled(deal)):
-                self.wait(deal)
+            self.wait(deal)
         return [
             None if gave_nothing else entries[:, line].T - 1
             for line, gave_nothing in enumerate(_gave_nothing(entries))
@@ -114,29 +109,33 @@ class Board(ABC):
         found: list[int] = np.flatnonzero((self.filled(deal) == 0).any(axis=(1, 2))).tolist()
         return found
 
+    def needed(self, deal: int) -> list[int]:
+        """Of these, those without which the deal cannot be made."""
+        return [] if _is_whole(self.filled(deal)) else self.missing(deal)
+
     def wait(self, deal: int) -> None:
         """Wait a while for entries of a deal; raises where nobody can give them."""
         missing = self.missing(deal)[:10]
         raise AssertionError(f"deal {deal} is needed before lanes {missing} have reported")
 
 
-class MemoryBoard(Board):
-    """A board of this process."""
+class MemoryExchange(ReportExchange):
+    """That of one process."""
 
     def __init__(self, lanes: int, lines: int) -> None:
         super().__init__(lanes, lines)
         self._rows: dict[int, NDArray[np.int64]] = {}
 
     def entries(self, deal: int) -> NDArray[np.int64]:
-        """See `Board`."""
+        """See `ReportExchange`."""
         found = self._rows.get(deal)
         if found is None:
             found = self._rows[deal] = np.zeros((self.lanes, self.lines, 3), dtype=np.int64)
         return found
 
 
-class SharedBoard(Board):
-    """A board of several processes of one machine: a file without holes filled, mapped by each.
+class SharedExchange(ReportExchange):
+    """That of several processes of one machine: a file without holes filled, mapped by each.
 
     All of them hold a lock on it. Files that nobody holds are those of jobs that were killed, and
     are removed.
@@ -144,7 +143,7 @@ class SharedBoard(Board):
     Args:
         lanes: of the run; lines: of its rule.
         name: of the file, the same in all processes and in no other run.
-        kept: True if a process that outlives the others removes the name when it closes its board.
+        kept: True if a process that outlives the others removes the name when it closes its own.
             Otherwise it is removed as soon as an entry of every lane is there: each of them comes
             from the process that runs the lane, so then all have the file open.
     """
@@ -153,14 +152,14 @@ class SharedBoard(Board):
 
     def __init__(self, lanes: int, lines: int, name: str, *, kept: bool = False) -> None:
         super().__init__(lanes, lines)
-        self._path = Path(tempfile.gettempdir()) / f"{BOARD}{name}"
+        self._path = Path(tempfile.gettempdir()) / f"{PREFIX}{name}"
         self._file: int | None = None
         self._maps: dict[int, NDArray[np.int64]] = {}
         self._removes = not kept
         self._parent = os.getppid()
 
     def entries(self, deal: int) -> NDArray[np.int64]:
-        """See `Board`."""
+        """See `ReportExchange`."""
         part, row = divmod(deal, self.ROWS)
         found = self._maps.get(part)
         if found is None:
@@ -169,7 +168,7 @@ class SharedBoard(Board):
         return entries
 
     def row(self, deal: int) -> list[NDArray[np.int64] | None]:
-        """See `Board`."""
+        """See `ReportExchange`."""
         found = super().row(deal)
         if self._removes and not self.missing(deal):
             self._path.unlink(missing_ok=True)
@@ -187,7 +186,7 @@ class SharedBoard(Board):
         count = self.ROWS * self.lanes * self.lines * 3
         size = (count * 8 // page + 1) * page  # its last byte is no entry's
         if self._file is None:
-            remove_left_boards()
+            remove_left_files()
             self._file = _open_held(self._path)
         os.pwrite(self._file, b"\0", (part + 1) * size - 1)  # it only ever grows, to whole parts
         mapped = mmap.mmap(self._file, size, offset=part * size)
@@ -203,9 +202,9 @@ class SharedBoard(Board):
             self._file = None
 
 
-def remove_left_boards() -> None:
-    """Remove the files of boards that no process holds any more."""
-    for path in Path(tempfile.gettempdir()).glob(f"{BOARD}*"):
+def remove_left_files() -> None:
+    """Remove the files that no process holds any more."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # held, another user's, or removed by another process
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -216,7 +215,7 @@ def remove_left_boards() -> None:
 
 
 def _open_held(path: Path) -> int:
-    """The board's file, locked; it has its name only once its maker holds it."""
+    """The file, locked; it has its name only once its maker holds it."""
     while True:
         with suppress(FileNotFoundError):
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.deals.board import MemoryBoard, SharedBoard
+from streampack.deals.report_exchange import MemoryExchange, SharedExchange
 from streampack.deals.rule import Report
 
 NUMBER = st.integers(0, 1 << 61)
 
 
 @given(st.builds(Report, NUMBER, NUMBER, NUMBER))
-def test_ranks_exchange_exactly_what_the_board_has(report: Report) -> None:
-    board, other = MemoryBoard(3, 1), MemoryBoard(3, 1)
-    board.load(0, [], 4)  # a deal that gave nothing
-    board.put(4, 1, 0, report)
-    board.end(2, 3)
-    known = board.filled(4)
+def test_ranks_exchange_exactly_what_the_exchange_has(report: Report) -> None:
+    exchange, other = MemoryExchange(3, 1), MemoryExchange(3, 1)
+    exchange.load(0, [], 4)  # a deal that gave nothing
+    exchange.put(4, 1, 0, report)
+    exchange.end(2, 3)
+    known = exchange.filled(4)
     other.merge(4, known.astype(np.float32).astype(np.int64))
     assert (other.entries(4) == known).all()
     close = np.array(report) + 1
@@ -34,26 +34,26 @@ def test_ranks_exchange_exactly_what_the_board_has(report: Report) -> None:
 KILLED = """
 import os, signal, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from streampack.deals.board import SharedBoard
-SharedBoard(3, 1, "killed").entries(0)
+from streampack.deals.report_exchange import SharedExchange
+SharedExchange(3, 1, "killed").entries(0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_the_board_that_a_killed_job_left_is_removed_by_the_next_and_live_ones_stay(
+def test_the_exchange_that_a_killed_job_left_is_removed_by_the_next_and_live_ones_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    live = SharedBoard(3, 1, "live")
+    live = SharedExchange(3, 1, "live")
     live.entries(0)
     subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
     assert len(list(tmp_path.iterdir())) == 2
-    new = SharedBoard(3, 1, "new")
+    new = SharedExchange(3, 1, "new")
     new.entries(0)
     assert {path.name.rpartition("-")[2] for path in tmp_path.iterdir()} == {"live", "new"}
-    other = SharedBoard(3, 1, "live")
+    other = SharedExchange(3, 1, "live")
     live.put(1, 2, 0, Report(5, 6, 7))
     assert other.entries(1)[2, 0].tolist() == [6, 7, 8]
-    for board in (live, new, other):
-        board.close(remove=True)
+    for exchange in (live, new, other):
+        exchange.close(remove=True)
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,175 @@
+"""Which sources of a run are dealt to its lanes, and by which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from streampack.deals.rule import FRACTION, ONE, REVISION, SETTINGS, UNENDING, DealRule, Line
+from streampack.errors import StateError
+from streampack.sources.base import Source
+from streampack.sources.credits import ONE as WHOLE
+from streampack.sources.mixture import Mixture
+from streampack.sources.sharded import ShardedSource
+
+RUNS = -1  # stands for the epochs of the run
+
+
+class _Dealable(NamedTuple):
+    """A source of a run: what is read, its epochs (None: endless), its share of tokens."""
+
+    source: Source
+    epochs: int | None
+    share: int  # up to `ONE`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DealSettings:
+    """The settings of a run that its deals depend on.
+
+    Finite sources in shards are dealt, where there are several lanes, unless documents are ordered
+    by similarity first, whose windows would depend on the deals.
+
+    Attributes:
+        source: prepared; epochs: of the run.
+        lanes: how many.
+        batch_tokens, window_tokens: of a lane.
+        ordered: whether documents are ordered by similarity.
+    """
+
+    source: Source
+    epochs: int | None
+    lanes: int
+    batch_tokens: int
+    window_tokens: int
+    ordered: bool
+
+    def rule(self) -> DealRule | None:
+        """The rule by which lanes are dealt their sources; None if they are not."""
+        return self._rule({}, ())
+
+    def saved_rule(self, fingerprint: Mapping[str, Any]) -> DealRule | None:
+        """The rule of a saved fingerprint.
+
+        Raises:
+            StateError: it was dealt by another revision of the rule.
+        """
+        saved = fingerprint.get("dealing")
+        if saved is None or not self._may_be_dealt:
+            return None
+        if saved.get("revision") != REVISION:
+            raise StateError(
+                f"The state's lanes were dealt by revision {saved.get('revision', 1)!r:.20} of the "
+                f"rule, and this streampack deals by revision {REVISION}.",
+                "Go on with the version of streampack that saved the state, or start a new run.",
+            )
+        return self._saved_rule(saved)
+
+    def keep(self, rule: DealRule | None) -> bool:
+        """Whether lanes go on by the rule by which they were dealt, for batches and epochs."""
+        if rule is None:
+            return True
+        now = self._rule(rule.lines, self._sources())
+        assert now is not None
+        return rule.batch_tokens == self.batch_tokens and all(
+            line.epochs == rule.lines[name].epochs for name, line in now.lines.items()
+        )
+
+    def rule_after(
+        self, rule: DealRule | None, before: DealSettings, given: int
+    ) -> DealRule | None:
+        """The rule by these settings once every lane has given so many batches by another one.
+
+        Args:
+            rule: of the run so far; before: its settings.
+            given: batches of every lane.
+        """
+        if rule is None:
+            return None
+        now = self._rule(rule.lines, before._sources())
+        return now and now.after(rule, given)
+
+    def epochs_by(self, rule: DealRule | None) -> int | None:
+        """The epochs of the run that has this rule, as far as that says them."""
+        lines = {} if rule is None else rule.lines
+        names = [name for name, found in self._sources(RUNS).items() if found.epochs == RUNS]
+        known = {lines[name].epochs for name in names if name in lines}
+        if not known:
+            return self.epochs
+        return None if UNENDING in known else max(known)
+
+    def _rule(self, dealt: Mapping[str, Line], known: Collection[str]) -> DealRule | None:
+        """The rule for these settings.
+
+        Args:
+            dealt: lines by which the run was dealt before; they stay.
+            known: names of sources that it had before; of these no other is dealt.
+        """
+        if not self._may_be_dealt:
+            return None
+        lines, run_tokens, run_share = dict(dealt), 0, 0
+        sources = self._sources()
+        # What is finite and not dealt may end at any time; others share its weight from then on.
+        lasting = sum(
+            found.share
+            for found in sources.values()
+            if isinstance(found.source, ShardedSource) or found.epochs is None
+        )
+        for name, (source, epochs, share) in sources.items():
+            fresh = epochs is not None and name not in known
+            if not isinstance(source, ShardedSource) or not (fresh or name in dealt):
+                continue
+            tokens = source.estimate_tokens() or 0
+            lines[name] = Line(
+                weight=source.weight,
+                epochs=UNENDING if epochs is None else epochs,
+                rate=max((tokens << FRACTION) // source.weight, 1),
+                share=max(share * ONE // lasting, 1),
+            )
+            run_tokens, run_share = run_tokens + tokens, run_share + share
+        if not lines:
+            return None
+        return DealRule.of(
+            lines,
+            lanes=self.lanes,
+            batch_tokens=self.batch_tokens,
+            window_tokens=self.window_tokens,
+            run_tokens=run_tokens * ONE // max(run_share, 1),
+        )
+
+    def _saved_rule(self, saved: Mapping[str, Any]) -> DealRule:
+        """The rule that `DealRule.describe` gave, for the weights that sources have now."""
+        sources, before = self._sources(), saved.get("before")
+        weights = {
+            name: found.source.weight
+            for name, found in sources.items()
+            if isinstance(found.source, ShardedSource)
+        }
+        return DealRule(
+            lanes=self.lanes,
+            **{name: int(saved.get(name, 0)) for name in SETTINGS},
+            lines={
+                # Of what had ended, and was left out, the weight is that of before.
+                name: Line(weight=weights.get(name, weight), epochs=epochs, rate=rate, share=share)
+                for name, (weight, epochs, rate, share) in saved["lines"].items()
+            },
+            before=None if before is None else self._saved_rule(before),
+        )
+
+    @property
+    def _may_be_dealt(self) -> bool:
+        return self.lanes > 1 and not self.ordered
+
+    def _sources(self, run_epochs: int | None = None) -> dict[str, _Dealable]:
+        """Every source by name, with `run_epochs` in the place of the run's epochs."""
+        source, run_epochs = self.source, self.epochs if run_epochs is None else run_epochs
+        if not isinstance(source, Mixture):
+            return {"": _Dealable(source.inner, run_epochs, ONE)}
+        knots = [shares for _, shares in source.shares.knots]
+        most = [max(shares) for shares in zip(*knots, strict=True)]
+        epochs, total = source.source_epochs(run_epochs), max(sum(most), WHOLE)
+        return {
+            name: _Dealable(part.inner, own, max(share * ONE // total, 1))
+            for (name, part), own, share in zip(source.sources.items(), epochs, most, strict=True)
+        }

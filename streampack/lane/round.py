@@ -1,0 +1,203 @@
+"""Round: a window is planned, and the rows that go are gathered into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.deals.rule import Report
+from streampack.lane.fill import Fill
+from streampack.lane.state import RoundStart
+from streampack.metrics import LaneTimes
+from streampack.packing.plan import Composition
+from streampack.window.entries import Entries
+from streampack.window.gather import gather_rows
+from streampack.window.packed_rows import PackedRows, with_passes
+from streampack.window.planned import PlannedWindow
+
+
+class Round:
+    """One round of a lane: the window as it is, its plan, and the batches that go.
+
+    A lane that is dealt more later and has no batch until then gives an empty one.
+
+    Args:
+        fill: of the lane, whose window is full, or has all there is.
+        step: number of the first batch.
+        starved: whether the window wanted more than there was.
+
+    Attributes:
+        final: nothing comes after what the window holds.
+        planned: the window's plan.
+        batches: in order; emitted: how many of them the lane has given.
+        lost: counts of what no row holds.
+        start: what the lane's state describes.
+    """
+
+    def __init__(self, fill: Fill, step: int, starved: bool) -> None:
+        config, window, stream = fill.config, fill.window, fill.stream
+        self.starved = starved
+        self.final = starved and stream.ended
+        with fill.times.measure("pack_s"):
+            self.planned = window.plan(final=self.final, step=step)
+        with fill.times.measure("gather_s"):
+            batches = gather_rows(
+                self.planned, config.batch_tokens, window.buffer, config.row_format
+            )
+        if config.row_format.sources:
+            passes = stream.passes()
+            batches = [with_passes(rows, passes) for rows in batches]
+        if starved and not self.final and not batches:
+            batches = [config.empty_batch(step)]
+        self.batches = batches
+        self.emitted = 0
+        self.lost = _lost(fill, self.planned)
+        report_deals(fill, step, batches, final=self.final)
+        self.start = round_start(fill, step, final=self.final)
+
+    @classmethod
+    def again(cls, fill: Fill, state: Mapping[str, Any]) -> Round | None:
+        """The round of a state, whose window `fill` has read again; None if it is to be filled.
+
+        Raises:
+            StateError: the documents are not those the state was made from.
+        """
+        if state["final"] is None:
+            return None
+        # The round had read on until its window was full.
+        starved = fill.window.wants and fill.stream.peek() is None
+        fill.stream.skips.count = state["skipped"]
+        if (starved and fill.stream.ended) != state["final"]:
+            raise fill.changed(
+                "there is more to read than when the end of the run was packed"
+                if state["final"]
+                else "the source ends where it went on"
+            )
+        made = cls(fill, state["step"], starved)
+        made.emitted = state["emitted"]
+        if made.emitted > len(made.batches):
+            raise fill.changed(
+                f"the round has {len(made.batches)} batches, of which {made.emitted} were given"
+            )
+        return made
+
+
+def round_start(fill: Fill, step: int, *, final: bool | None) -> RoundStart:
+    """What the state of a lane describes whose next batch is `step`; `final` as in `RoundStart`."""
+    window, stream = fill.window, fill.stream
+    entries, continued = window.entries, window.continued
+    mark = stream.mark_before(int(entries.serial[0]) if len(entries) else stream.serial)
+    return RoundStart(
+        lane=fill.lane,
+        number=window.round,
+        step=step,
+        final=final,
+        mark=mark,
+        admitted=stream.serial + continued - mark.serial,
+        continued=continued,
+        entries=entries,
+        skipped=stream.skips.count,
+        reports=list(fill.reports.entries),
+        reported_deal=fill.reports.last,
+    )
+
+
+def report_deals(fill: Fill, step: int, batches: list[PackedRows], *, final: bool) -> None:
+    """For batches that deals go by, report how far the lane sees, in tokens too.
+
+    Args:
+        fill: of the lane, which has read for a round.
+        step: number of the round's first batch; batches: those of the round.
+        final: whether the lane ends with them.
+    """
+    reports, window = fill.reports, fill.window
+    due = reports.due(step, step + len(batches))
+    if due:
+        held = held_by_source(window.entries, continued=window.continued)
+        total = max(int(held.sum()), 1)
+        sizes = [rows.composition.placed - rows.composition.repeated for rows in batches]
+        after = (total - np.cumsum(sizes, dtype=np.int64)).tolist()
+        # Tokens count as the room that they take, in rows as full as those of this round.
+        placed = sum(sizes)
+        slots = sum(rows.composition.slots for rows in batches) if placed else 1
+        remaining = fill.stream.remaining()
+        waits = not placed and not final  # for a deal, whatever it holds
+        for number, at in due:
+            waiting = max(after[at], 0)
+            for line, (source, until, ahead, tokens) in enumerate(remaining):
+                own = int(held[source]) if source < len(held) and not waits else 0
+                numbers = ahead + own * waiting // total, tokens + ahead
+                left, found = (number * slots // max(placed, 1) for number in numbers)
+                reports.put(number, line, Report(until, left, found))
+    if final:
+        reports.end()
+
+
+def held_by_source(entries: Entries, *, continued: bool) -> NDArray[np.int64]:
+    """Tokens in a window by source, as far as the last source that has any.
+
+    If the last document is held in part (`continued`), all of it counts.
+    """
+    tokens = entries.held - entries.repeated
+    if continued:
+        tokens[-1] += entries.length[-1] - entries.start[-1] - entries.held[-1]
+    return np.bincount(entries.origin["source"], weights=tokens).astype(np.int64)
+
+
+def _lost(fill: Fill, planned: PlannedWindow) -> Composition:
+    """Counts of the documents that the plan drops whole.
+
+    Of some of them earlier rows hold a part; where that is more than one row, they are cut too.
+    """
+    lost = planned.dropped >= planned.lengths  # the packer sees a length of 0
+    if not lost.any():
+        return Composition()
+    entries = fill.window.entries
+    rest = entries.length - entries.start
+    found = Composition(
+        dropped=int(rest[lost].sum()),
+        documents_cut=int((lost & (entries.start > fill.config.packer.seq_lens[-1])).sum()),
+        documents_cropped=int(lost.sum()),
+        documents_lost=int((lost & (entries.start == 0)).sum()),
+    )
+    members = fill.member_lengths(entries.pick(np.flatnonzero(lost)))
+    if members is None:
+        return found
+    more = len(members.lengths) - int(lost.sum())  # what is lost are groups
+    return found + Composition(documents_cropped=more, documents_lost=more)
+
+
+class Totals(NamedTuple):
+    """What a lane has met and spent up to a round; fields as in `Metrics`."""
+
+    empty_documents: int = 0
+    eos_in_texts: int = 0
+    skipped: int = 0
+    duplicates: int = 0
+    duplicate_tokens: int = 0
+    first_epochs: int = 0
+    times: LaneTimes = LaneTimes()
+
+    @classmethod
+    def of(cls, fill: Fill, made: Round | None) -> Totals:
+        """Those of a lane after it has made a round."""
+        stream = fill.stream
+        # The epoch of the oldest document; marks of mixtures and orders have none.
+        epoch = 0 if made is None else made.start.mark.cursor.get("epoch", 0)
+        return cls(
+            empty_documents=stream.empty_documents,
+            eos_in_texts=stream.eos_in_texts,
+            skipped=stream.skips.count,
+            duplicates=stream.duplicates,
+            duplicate_tokens=stream.duplicate_tokens,
+            first_epochs=int(epoch > 0),
+            times=fill.times + LaneTimes(),
+        )
+
+    def since(self, before: Totals) -> dict[str, Any]:
+        """What was met and spent between two rounds, as arguments of `Metrics`."""
+        then = before._asdict()
+        return {name: now - then[name] for name, now in self._asdict().items()}
