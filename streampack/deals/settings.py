@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from streampack.deals.rule import FRACTION, ONE, REVISION, SETTINGS, UNENDING, DealRule, Line
-from streampack.errors import StateError
+from streampack.deals.rule import FRACTION, ONE, SETTINGS, UNENDING, DealRule, Line
 from streampack.sources.base import Source
 from streampack.sources.credits import ONE as WHOLE
 from streampack.sources.mixture import Mixture
@@ -50,20 +49,10 @@ class DealSettings:
         return self._rule({}, ())
 
     def saved_rule(self, fingerprint: Mapping[str, Any]) -> DealRule | None:
-        """The rule of a saved fingerprint.
-
-        Raises:
-            StateError: it was dealt by another revision of the rule.
-        """
-        saved = fingerprint.get("dealing")
+        """The rule of a saved fingerprint."""
+        saved = fingerprint["dealing"]
         if saved is None or not self._may_be_dealt:
             return None
-        if saved.get("revision") != REVISION:
-            raise StateError(
-                f"The state's lanes were dealt by revision {saved.get('revision', 1)!r:.20} of the "
-                f"rule, and this streampack deals by revision {REVISION}.",
-                "Go on with the version of streampack that saved the state, or start a new run.",
-            )
         return self._saved_rule(saved)
 
     def keep(self, rule: DealRule | None) -> bool:
@@ -140,7 +129,7 @@ class DealSettings:
 
     def _saved_rule(self, saved: Mapping[str, Any]) -> DealRule:
         """The rule that `DealRule.describe` gave, for the weights that sources have now."""
-        sources, before = self._sources(), saved.get("before")
+        sources, before = self._sources(), saved["before"]
         weights = {
             name: found.source.weight
             for name, found in sources.items()
@@ -148,7 +137,7 @@ class DealSettings:
         }
         return DealRule(
             lanes=self.lanes,
-            **{name: int(saved.get(name, 0)) for name in SETTINGS},
+            **{name: saved[name] for name in SETTINGS},
             lines={
                 # Of what had ended, and was left out, the weight is that of before.
                 name: Line(weight=weights.get(name, weight), epochs=epochs, rate=rate, share=share)

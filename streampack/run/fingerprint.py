@@ -70,7 +70,8 @@ def changed_fields(
     differing = {
         name: name.partition(".")[0]
         for name in sorted(before.keys() | now.keys(), key=_cause_first)
-        if before.get(name) != now.get(name) and not name.startswith("dealing")
+        if before.get(name) != now.get(name)
+        and (name == _REVISION or not name.startswith("dealing"))
     }
     allowed = set[str]().union(*(CHANGEABLE[name] for name in allow))
     for name, field in differing.items():
@@ -99,6 +100,7 @@ _JOINED = (
 
 
 _SHARES = "source.shares"
+_REVISION = "dealing.revision"  # of the rule
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:

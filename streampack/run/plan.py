@@ -112,14 +112,11 @@ def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
     """`config` with what the run of a saved fingerprint had measured, as far as it fits.
 
     Costs of rows fit if the rows have the same length.
-
-    Raises:
-        StateError: no packer can have measured what `saved` says.
     """
-    packer, balance = config.packer, saved.get("balance")
+    packer, balance = config.packer, saved["balance"]
     if packer.needs_sample:
         config = replace(config, packer=packer.with_saved(saved["packer"]))
-    if config.balance is None or not isinstance(balance, Mapping):
+    if config.balance is None or balance is None:
         return config
     if saved["packer"].get("seq_len") != packer.seq_lens[-1]:
         return config

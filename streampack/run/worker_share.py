@@ -203,61 +203,47 @@ def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
             "Use snapshot_every_n_steps=1, or save after a step that it divides.",
             setting="snapshot_every_n_steps",
         )
-    workers = [_iterator_state(worker) for worker in _workers(state)]
-    first = workers[0]
-    workers = workers[: first["workers"]]  # the others had nothing to do
-    topology = Topology(first["rank"], first["world_size"])
+    workers = _used_workers(state)
+    topology = Topology(workers[0]["rank"], workers[0]["world_size"])
     parts = [run_state(worker) for worker in workers]
     for part in parts:
         check_state(part)
-    following = _next_batch(workers, parts, topology)
     if any(part["fingerprint"] != parts[0]["fingerprint"] for part in parts):
         raise damaged_loader("Its workers are of different runs.")
     lanes = {int(lane): own for part in parts for lane, own in part["lanes"].items()}
-    run = RunState(
-        parts[0]["fingerprint"], topology, following, lanes, parts[0]["stepped_over"]
+    return RunState(
+        parts[0]["fingerprint"],
+        topology,
+        _next_batch(workers, parts, topology),
+        lanes,
+        parts[0]["stepped_over"],
     ).as_dict()
-    check_state(run)
-    return run
 
 
-def _workers(state: Mapping[str, Any]) -> list[Any]:
-    """States of the workers, or of the one that the loop's process is."""
+def _used_workers(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What `WorkerShare.state_dict` gave in each worker that had lanes, in their order."""
     try:
-        if "_snapshot" not in state:
-            return [state]
-        saved = state["_snapshot"]["_worker_snapshots"]
-        return [saved[f"worker_{number}"] for number in range(len(saved))] or [None]
-    except (KeyError, TypeError) as error:
-        raise damaged_loader("It has no states of workers.") from error
-
-
-def _iterator_state(worker: Any) -> dict[str, Any]:
-    try:
-        found = worker["fetcher_state"]["dataset_iter_state"]
-        numbers = [found[name] for name in ("rank", "world_size", "worker", "workers")]
-    except (KeyError, TypeError) as error:
-        raise damaged_loader("Its dataset is no PackedDataset.") from error
-    if not all(isinstance(number, int) for number in numbers):
-        raise damaged_loader(f"A worker's place is {numbers!r:.80}.")
-    state: dict[str, Any] = found
-    return state
+        workers = [state]  # of the loop's process
+        if "_snapshot" in state:
+            saved = state["_snapshot"]["_worker_snapshots"]
+            workers = [saved[f"worker_{number}"] for number in range(len(saved))]
+        found = [worker["fetcher_state"]["dataset_iter_state"] for worker in workers]
+        return found[: found[0]["workers"]]
+    except (KeyError, IndexError, TypeError) as error:
+        raise damaged_loader("It has no states of the workers of a PackedDataset.") from error
 
 
 def _next_batch(
     workers: list[dict[str, Any]], parts: list[dict[str, Any]], topology: Topology
 ) -> int:
     """Number of the first batch that the ranks have not taken, which the workers agree on."""
-    ranks, count = topology.world_size, len(workers)
-    places = [(w["rank"], w["world_size"], w["worker"], w["workers"]) for w in workers]
-    if places != [(topology.rank, ranks, number, count) for number in range(count)]:
-        raise damaged_loader(f"Its workers are, by rank and number, {places!r:.200}.")
+    ranks = topology.world_size
     # A worker's own place in the run is that of a rank among ranks x workers.
     coming = [part["next_batch"] + i * ranks for i, part in enumerate(parts)]
-    going = [at for at, worker in zip(coming, workers, strict=True) if worker["ended"] is not True]
+    going = [at for at, worker in zip(coming, workers, strict=True) if not worker["ended"]]
     if not going:  # all lanes are dry; the last rotation counts
         return int(max(part["next_batch"] for part in parts))
-    if max(going) - min(going) >= ranks * count:
+    if max(going) - min(going) >= ranks * len(workers):
         raise StateError(
             f"The next batches of the workers are {coming} of the run.",
             "Use in_order=True, and pass what `StatefulDataLoader.state_dict()` returned.",

@@ -206,24 +206,30 @@ class _Receiver:
                 "This process was forked inside a loop, whose workers are its parent's.",
                 remedy="Let the child leave the loop, or iterate its own loader.",
             )
+        try:
+            received = self._wait()
+        except RuntimeError as error:  # torch's handler of a process's death interrupts any line
+            known = isinstance(error, StreampackError)
+            raise (error if known else self._death(1) or error) from None
+        if isinstance(received, BaseException):
+            raise received
+        self._room.release()
+        return received
+
+    def _wait(self) -> PackedBatch | LaneEnd | BaseException:
         began, timeout_s = time.monotonic(), self._settings.timeout_s or threading.TIMEOUT_MAX
         while True:
             try:
-                received = self._received.get(timeout=min(LOOK_S, timeout_s))
+                return self._received.get(timeout=min(LOOK_S, timeout_s))
             except queue.Empty:
                 if (error := self._death()) is not None:
                     raise error from None
-                if time.monotonic() - began < timeout_s:
-                    continue
-                raise WorkerError(
-                    f"Workers gave nothing for {timeout_s:g} s.",
-                    remedy="Look at storage and tokenizer, or raise timeout.",
-                    setting="timeout",
-                ) from None
-            if isinstance(received, BaseException):
-                raise received
-            self._room.release()
-            return received
+                if time.monotonic() - began >= timeout_s:
+                    raise WorkerError(
+                        f"Workers gave nothing for {timeout_s:g} s.",
+                        remedy="Look at storage and tokenizer, or raise timeout.",
+                        setting="timeout",
+                    ) from None
 
     def stop(self) -> None:
         """End the processes, even if they are blocked in I/O, and the thread."""

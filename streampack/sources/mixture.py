@@ -229,20 +229,18 @@ def earlier_mixture(
     Raises:
         StateError: the state is not that of a mixture, or one of its sources has changed.
     """
-    try:
-        then, now = dict(saved["sources"]), dict(current["sources"])
-        names = [name for name in then if name in now]
-        earlier = copy.copy(mixture)
-        earlier.at_end, earlier.quantum_documents = saved["at_end"], int(saved["quantum_documents"])
-        kept = [i for i, name in enumerate(then) if name in now]
-        fields = {name: sorted(map(str, {**then[name], **now[name]})) for name in names}
-        knots = [(int(at), tuple(int(shares[i]) for i in kept)) for at, shares in saved["shares"]]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    if saved["kind"] != current["kind"]:
         raise StateError(
             f"The state was saved with the source {dict(saved)!r:.200}, and now it is a Mixture.",
-            "Name the source of the state first, as it was and with the files that it had, and the "
-            "others after it.",
-        ) from error
+            "Begin a run to which sources may be added with a Mixture.",
+        )
+    then, now = saved["sources"], current["sources"]
+    names = [name for name in then if name in now]
+    earlier = copy.copy(mixture)
+    earlier.at_end, earlier.quantum_documents = saved["at_end"], saved["quantum_documents"]
+    kept = [i for i, name in enumerate(then) if name in now]
+    fields = {name: sorted(map(str, {**then[name], **now[name]})) for name in names}
+    knots = [(at, tuple(shares[i] for i in kept)) for at, shares in saved["shares"]]
     for name in names:
         for field in fields[name]:
             before, value = then[name].get(field), now[name].get(field)

@@ -138,8 +138,8 @@ def test_a_state_that_was_dealt_by_another_revision_of_the_rule_is_refused() -> 
     loader = PackedLoader(dealt())
     next(iter(loader))
     state = loader.state_dict()
-    del state["fingerprint"]["dealing"]["revision"]
-    with pytest.raises(StateError, match="dealt by revision 1 "):
+    state["fingerprint"]["dealing"]["revision"] = 1
+    with pytest.raises(StateError, match=r"`dealing\.revision` was 1"):
         PackedLoader(dealt()).load_state_dict(sign(state))
 
 
