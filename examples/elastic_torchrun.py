@@ -1,22 +1,23 @@
-"""Stop on 4 ranks, go on with 2: the losses by global step are those of a run never stopped.
+"""Kill a job on 4 ranks, go on with 3, then with 8: the losses are those of a run never stopped.
 
     python examples/elastic_torchrun.py
 
-trains a tiny model three times under torchrun, on this machine's processors: on 4 ranks without a
-stop; on 4 ranks again, stopped half way; and from there on 2 ranks with twice the accumulation and
-another number of workers. Then it compares the losses.
+trains a tiny model twice on this machine's processors: on 4 ranks without a stop; and on 4 ranks
+that are killed (SIGKILL) between two checkpoints, on 3 that go on from the last one and are killed
+too, and on 8 to the end. Then it compares the losses of every step. The ranks are started as
+torchrun starts them.
 
-What makes it so: batch g of the run does not depend on the number of ranks, so 4 ranks x 2 batches
-and 2 ranks x 4 batches are the same 8 batches per step; losses are summed over tokens and divided
-by the step's loss tokens on all ranks; and the state is that of the batches that were trained on.
-Each rank writes one file of state, and `merge_states` makes them one that any number of ranks that
-divides the lanes can load.
+What makes it so: batch g of the run does not depend on the number of ranks, so 4 ranks x 6 batches,
+3 x 8 and 8 x 3 are the same 24 batches per step; losses are summed over tokens and divided by the
+step's loss tokens on all ranks; and the state is that of the batches that were trained on. The
+state of `DistributedState` is one for all ranks, and any number of ranks can load it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -29,18 +30,12 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
-from streampack import (
-    PackedBatch,
-    PackedDataset,
-    PackedLoader,
-    TokenRules,
-    merge_states,
-)
+from streampack import DistributedState, PackedBatch, PackedDataset, PackedLoader, TokenRules
 
-SEQ_LEN = 256
-STEPS = 12
-STOP = 6
-BATCHES_PER_STEP = 8
+SEQ_LEN = 128
+STEPS, SAVED_EVERY = 60, 8
+BATCHES_PER_STEP = 24
+LEGS = {4: 21, 3: 43, 8: STEPS}  # ranks, and the step after which they are killed
 
 
 class TinyModel(nn.Module):
@@ -69,8 +64,8 @@ def byte_documents() -> list[list[int]]:
     return [[*file.read_bytes()[:4000], 256] for file in files]
 
 
-def train(folder: Path, *, accumulate: int, workers: int, stop: int, save: bool) -> None:
-    """One rank's part: from the checkpoint in `folder`, if there is one, to step `stop`."""
+def train(folder: Path) -> None:
+    """One rank's part: from the checkpoint in `folder`, if there is one, to the last step."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -80,21 +75,20 @@ def train(folder: Path, *, accumulate: int, workers: int, stop: int, save: bool)
         seq_len=SEQ_LEN,
         batch_size=1,
         token_rules=TokenRules(eos_id=256),
-        lanes=8,
+        lanes=BATCHES_PER_STEP,
         epochs=None,
     )
-    loader = PackedLoader(dataset, num_workers=workers)
+    loader = PackedLoader(dataset)
     model = DistributedDataParallel(TinyModel().double())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    step = 0
-    if (folder / "model.pt").exists():
-        saved = torch.load(folder / "model.pt")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    step, checkpoint = 0, folder / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
+        DistributedState(loader).load_state_dict(saved["data"])
         step = saved["step"]
-        states = [json.loads(file.read_text()) for file in folder.glob("data-*.json")]
-        loader.load_state_dict(merge_states(states))
-    for group in loader.accumulate(accumulate):
+    for group in loader.accumulate(BATCHES_PER_STEP // ranks):
         optimizer.zero_grad()
         total = torch.zeros(1, dtype=torch.float64)
         for batch in group:
@@ -104,69 +98,71 @@ def train(folder: Path, *, accumulate: int, workers: int, stop: int, save: bool)
         optimizer.step()
         step += 1
         dist.all_reduce(total)
+        if step % SAVED_EVERY == 0:
+            parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+            parts["data"] = DistributedState(loader).state_dict()  # on all ranks
+            if rank == 0:
+                torch.save(parts, folder / "new.pt")
+                (folder / "new.pt").replace(checkpoint)
         if rank == 0:
             print(json.dumps({"step": step, "loss": total.item()}), flush=True)
-        if step == stop:
+        if step == STEPS:
             break
-    if save:
-        (folder / f"data-{rank}.json").write_text(json.dumps(loader.state_dict()))
-        if rank == 0:
-            parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-            torch.save(parts, folder / "model.pt")
     dist.destroy_process_group()
 
 
-def torchrun(folder: Path, ranks: int, **options: int) -> dict[int, float]:
-    """Run this file on `ranks` processes; the losses by step."""
-    arguments = [f"--{name}={value}" for name, value in options.items()]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}", __file__, f"--folder={folder}", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode:
-        raise SystemExit(f"torchrun failed:\n{run.stderr}")
-    lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
-    return {line["step"]: line["loss"] for line in lines}
+def job(folder: Path, ranks: int, until: int) -> dict[int, float]:
+    """Run `ranks` processes, and kill all of them after step `until`; the losses by step."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in range(ranks):
+        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
+        environment = shared | {name: str(number) for name, number in numbers.items()}
+        command = [sys.executable, __file__, str(folder)]
+        processes.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE if not rank else None)
+        )
+    losses: dict[int, float] = {}
+    assert processes[0].stdout is not None
+    for line in processes[0].stdout:
+        found = json.loads(line)
+        losses[found["step"]] = found["loss"]
+        if found["step"] == until < STEPS:
+            for process in processes:
+                process.kill()
+    for process in processes:
+        process.wait()
+    if max(losses, default=0) < until:
+        raise SystemExit(f"The job on {ranks} ranks failed.")
+    return losses
 
 
-def compare() -> None:
-    """The three runs, and what they have lost."""
-    with tempfile.TemporaryDirectory() as scratch:
-        whole, parts = Path(scratch, "whole"), Path(scratch, "parts")
-        whole.mkdir()
-        parts.mkdir()
-        accumulate = BATCHES_PER_STEP // 4
-        straight = torchrun(whole, 4, accumulate=accumulate, workers=2, stop=STEPS)
-        first = torchrun(parts, 4, accumulate=accumulate, workers=2, stop=STOP, save=1)
-        rest = torchrun(parts, 2, accumulate=2 * accumulate, workers=3, stop=STEPS)
-    print("step  4 ranks   4, then 2 ranks")
-    for step, loss in straight.items():
-        print(f"{step:4}  {loss:.6f}  {(first | rest)[step]:.6f}")
-    apart = max(abs(loss - (first | rest)[step]) for step, loss in straight.items())
-    print(f"largest difference: {apart:.1e}")
-    if apart > 1e-9:
-        raise SystemExit("The losses differ.")
+def runs() -> tuple[dict[int, float], dict[int, dict[int, float]]]:
+    """The losses of a run never stopped, and those of the run in legs, by ranks."""
+    with tempfile.TemporaryDirectory() as whole, tempfile.TemporaryDirectory() as parts:
+        straight = job(Path(whole), 4, STEPS)
+        return straight, {ranks: job(Path(parts), ranks, until) for ranks, until in LEGS.items()}
 
 
 def main() -> None:
-    """Compare, or be one of the processes that torchrun starts."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--stop", type=int, default=STEPS)
-    parser.add_argument("--save", type=int, default=0)
-    options = parser.parse_args()
-    if options.folder is None:
-        compare()
+    """Compare, or be one of the processes of a job."""
+    if len(sys.argv) > 1:
+        torch.set_num_threads(1)
+        train(Path(sys.argv[1]))
         return
-    torch.set_num_threads(1)
-    train(
-        options.folder,
-        accumulate=options.accumulate,
-        workers=options.workers,
-        stop=options.stop,
-        save=bool(options.save),
-    )
+    straight, legs = runs()
+    print("step  never stopped  in legs")
+    apart = 0.0
+    for ranks, losses in legs.items():
+        for step, loss in losses.items():
+            print(f"{step:4}  {straight[step]:.10f}   {loss:.10f} on {ranks} ranks")
+            apart = max(apart, abs(loss - straight[step]))
+    print(f"largest difference: {apart:.1e}")
+    if apart > 1e-9:
+        raise SystemExit("The losses differ.")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "llms.txt")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "skills").rglob("*.md")),
+]
 COLUMNS = 88
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def train(make_loader: Any, folder: Path) -> tuple[list[float], list[float]]:
 
 def losses(make_loader: Any, folder: Path, *, resume: Path | bool) -> list[float]:
     """Of one run, as litgpt logs them."""
+    sys.argv[1:] = ["tiny"]  # litgpt saves its settings as its command line gives them
     setup(
         "tiny",
         Config(
