@@ -141,6 +141,9 @@ class PackedLoader(DataLoader[Any]):
         self._finished = False
         self._live: Prefetcher | None = None
 
+    def check_worker_number_rationality(self) -> None:
+        """Nothing: torch warns when workers start, of which there are no more than lanes."""
+
     def state_dict(self, *, after: PackedBatch | None = None) -> dict[str, Any]:
         """JSON-able state of what the loop has taken so far, the batch at hand included.
 

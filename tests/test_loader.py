@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import warnings
 from dataclasses import astuple
 from typing import Any
 
@@ -82,6 +83,13 @@ def test_no_worker_outlives_its_loop() -> None:
         assert len(child_processes()) == 3
         break
     assert child_processes() == []
+
+
+def test_torch_warns_of_the_workers_that_start_and_not_of_those_asked_for() -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        next(iter(PackedLoader(make_dataset(lanes=1), num_workers=200)))
+    assert "This DataLoader will create" not in "".join(str(one.message) for one in found)
 
 
 def _reject(documents: Any, seeds: Any) -> Any:
