@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import multiprocessing
 import os
 import resource
 import shutil
 import signal
-import tarfile
 import threading
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from pyarrow import feather
 
-from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack import PackedDataset, PackedLoader, Topology
 from streampack.storage.growing import THREAD_NAME, NotMadeError
 from streampack.storage.storage import Storage
-from tests.support.corpora import write_mds as write_mds_shards
+from tests.support.whole_files import LAYOUTS, small_files_count
 
 FORK = multiprocessing.get_context("fork")
 CONTENT = bytes(range(256)) * 1000
@@ -33,60 +26,9 @@ WAIT_S = 60
 LANES = 6
 
 
-def documents() -> list[list[int]]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(1, 60_000, n).tolist() for n in rng.integers(1, 500, 600)]
-
-
-def write_lines(path: Path, codec: str | None) -> None:
-    data = "".join(json.dumps({"tokens": ids}) + "\n" for ids in documents()).encode()
-    with pa.output_stream(str(path), compression=codec) as file:
-        file.write(data)
-
-
-def write_tar(path: Path, codec: str | None) -> None:
-    with (
-        pa.output_stream(str(path), compression=codec) as file,
-        tarfile.open(fileobj=file, mode="w|") as tar,
-    ):
-        for i, ids in enumerate(documents() * 2):
-            data = BytesIO()
-            np.save(data, np.array(ids, dtype=np.uint16))
-            member = tarfile.TarInfo(f"{i:05d}.npy")
-            member.size = len(data.getvalue())
-            tar.addfile(member, BytesIO(data.getvalue()))
-
-
-def write_rows(path: Path, codec: str) -> None:
-    table = pa.table({"tokens": pa.array(documents(), pa.list_(pa.int32()))})
-    pq.write_table(table, path, compression=codec)
-    assert pq.ParquetFile(path).num_row_groups == 1
-
-
-def write_batch(path: Path, codec: str) -> None:
-    table = pa.table({"tokens": pa.array(documents(), pa.list_(pa.int32()))})
-    feather.write_feather(table, path, compression=codec)
-
-
-def write_mds(path: Path, codec: str) -> None:
-    arrays = [np.array(ids, dtype=np.uint16) for ids in documents()]
-    write_mds_shards(path.parent, arrays, "tokens", size_limit=1 << 26, compression=codec)
-
-
-LAYOUTS: dict[str, tuple[Callable[..., None], Any, str]] = {
-    "lines.jsonl.gz": (write_lines, sources.JSONL, "gzip"),
-    "lines.jsonl.zst": (write_lines, sources.JSONL, "zstd"),
-    "samples.tar.gz": (write_tar, sources.WebDataset, "gzip"),
-    "batch.feather": (write_batch, sources.Arrow, "zstd"),
-    "mds": (write_mds, sources.MDS, "zstd"),
-    "rows.parquet": (write_rows, sources.Parquet, "zstd"),
-}
-
-
 @pytest.fixture(autouse=True)
 def _small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("storage.decoded", "sources.parquet.source", "sources.arrow"):
-        monkeypatch.setattr(f"streampack.{module}.LEAST_BYTES", 1 << 16)
+    small_files_count(monkeypatch.setattr)
 
 
 @pytest.fixture(params=LAYOUTS)
@@ -224,6 +166,31 @@ def test_who_is_killed_while_decoding_leaves_nothing_that_is_read(
     assert len([*(tmp_path / "cache").glob(".*.part")]) == 1
     assert read(storage, shard, whole) == CONTENT
     assert not [*(tmp_path / "cache").glob(".*.part")]
+
+
+def test_a_file_is_read_as_it_grows_and_its_maker_may_be_killed_meanwhile(
+    shard: Path, tmp_path: Path
+) -> None:
+    storage, half = Storage(cache_dir=tmp_path / "cache"), len(CONTENT) // 2
+
+    def stopped(_file: Path, out: IO[bytes]) -> None:
+        out.write(CONTENT[:half])
+        signal.pause()  # for ever: what is read now was there before it is complete
+
+    maker = FORK.Process(target=read, args=(storage, shard, stopped))
+    maker.start()
+    while not any(path.stat().st_size for path in (tmp_path / "cache").glob(".*.part")):
+        maker.join(0.01)
+        assert maker.is_alive()
+    with storage.decoded(str(shard), "twice", whole) as copy:
+        assert copy is not None
+        assert copy.has(half)
+        assert copy.view(0, half) == CONTENT[:half]
+        os.kill(maker.pid or 0, signal.SIGKILL)
+        assert copy.has(len(CONTENT))
+        assert not copy.has(len(CONTENT) + 1)
+        assert copy.view(0, len(CONTENT)) == CONTENT
+    maker.join(WAIT_S)
 
 
 def test_processes_that_need_a_file_at_once_make_it_once(shard: Path, tmp_path: Path) -> None:
