@@ -127,20 +127,26 @@ def write_corpus(options: argparse.Namespace, file: Path) -> None:
     part.rename(file)
 
 
-class PeakMemory(Thread):
-    """The most private memory of this process and all that it started, in each stage.
+class Watch(Thread):
+    """Of each stage: its time, the files it left, and the most private memory of all processes.
 
-    What the system keeps of files, which it may drop, is not counted.
+    What the system keeps of files, which it may drop, does not count as memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
-        self.stage, self.peak = "", dict[str, int]()
+        self.folder, self.stage, self.since = folder, "", time.monotonic()
+        self.seconds, self.disk, self.peak = dict[str, float](), dict[str, int](), dict[str, int]()
 
     def report(self, stage: str, done: int, total: int) -> None:
         """Called by the job."""
-        self.stage = stage
+        now = time.monotonic()
+        before = self.seconds.get(self.stage, 0)
+        self.seconds[self.stage] = before + now - self.since
+        self.stage, self.since = stage, now
         if done == total:
+            left = (self.folder / ".streampack" / "order" / stage).glob("*")
+            self.disk[stage] = sum(file.stat().st_size for file in left)
             print(f"{time.strftime('%H:%M:%S')} {stage} {done}/{total}", flush=True)
 
     def run(self) -> None:
@@ -169,7 +175,7 @@ def private_bytes() -> int:
     return total
 
 
-def report(summary: Summary, seconds: float, peak: dict[str, int]) -> None:
+def report(summary: Summary, seconds: float, watch: Watch) -> None:
     """Print what came of it."""
     print(
         f"{summary.documents:,} documents, {summary.units:,} tokens or bytes; "
@@ -182,9 +188,9 @@ def report(summary: Summary, seconds: float, peak: dict[str, int]) -> None:
         f"{summary.without_neighbours:,} documents without neighbours"
     )
     print("| stage | seconds | MB on disk | MB of memory at most |\n|---|---|---|---|")
-    for stage, took in summary.seconds.items():
-        disk = summary.num_bytes.get(stage, 0)
-        print(f"| {stage} | {took:.0f} | {disk / 1e6:,.0f} | {peak.get(stage, 0) / 1e6:,.0f} |")
+    for stage, disk in watch.disk.items():
+        took, peak = watch.seconds.get(stage, 0), watch.peak.get(stage, 0)
+        print(f"| {stage} | {took:.0f} | {disk / 1e6:,.0f} | {peak / 1e6:,.0f} |")
 
 
 def judge_planted(folder: Path, file: Path, embedder: HashedNgrams) -> None:
@@ -248,11 +254,11 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         search=options.search,
     )
     print(f"{job.num_parts} parts", flush=True)
-    memory = PeakMemory()
-    memory.start()
+    watch = Watch(out)
+    watch.start()
     began = time.monotonic()
-    summary = run_job(job, workers=options.workers, report=memory.report)
-    report(summary, time.monotonic() - began, memory.peak)
+    summary = run_job(job, workers=options.workers, report=watch.report)
+    report(summary, time.monotonic() - began, watch)
     if options.corpus == "planted":
         judge_planted(out, file, hashed)
 

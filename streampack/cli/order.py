@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from streampack.cli.convert import named_tokenizer, parse_bytes
 from streampack.cli.options import (
@@ -63,7 +62,6 @@ def order(
     search: Annotated[
         Literal["auto", "exact", "faiss"], typer.Option(help="auto: exact up to 65,536.")
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="Of the sample that trains the index.")] = 0,
     parts: Annotated[
         int | None,
         typer.Option(min=1, help="Pieces in which the source is read; default: by its size."),
@@ -108,7 +106,6 @@ def order(
         duplicate_threshold=duplicate_threshold,
         first_tokens=first_tokens,
         search=search,
-        seed=seed,
         parts=parts,
         shard_bytes=parse_bytes(shard_size),
         compression=compression,
@@ -136,7 +133,6 @@ def order(
         return
     for line in _words(summary, destination):
         say(console, line)
-    console.print(_stages(summary))
 
 
 def _words(found: Summary, destination: str) -> list[str]:
@@ -148,27 +144,3 @@ def _words(found: Summary, destination: str) -> list[str]:
         f"within rows, {found.random_pairs:.3f} in random order. {found.runs:,} runs; "
         f"{found.without_neighbours:,} documents are like no other, {found.empty:,} are empty.",
     ]
-
-
-def _stages(found: Summary) -> Table:
-    table = Table("stage", "time", "on disk")
-    for stage in STAGES:
-        size = _size(found.num_bytes.get(stage, 0))
-        table.add_row(stage, _time(found.seconds.get(stage, 0.0)), size)
-    return table
-
-
-def _time(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    if seconds < 3 * 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:,.0f} h"
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:,.1f} TB"

@@ -21,8 +21,6 @@ from streampack.conversion.shards import (
     OVERHEAD,
     Destination,
     Payload,
-    check_content,
-    check_shards,
     no_documents,
     payloads_of,
     write_shard,
@@ -33,6 +31,7 @@ from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer
 
 _NOTE = f"{HIDDEN}/progress.json"
+_COMPRESSIONS = ("zstd", "gzip", "brotli", "snappy", "lz4")
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,24 @@ class Conversion:
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
-        check_shards(self.shard_bytes, self.compression)
-        check_content(self.source, self.tokenizer)
+        if self.shard_bytes < 1:
+            raise ConfigError(
+                f"A shard is to hold {self.shard_bytes} bytes.",
+                "Pass a size such as 64MiB.",
+                setting="shard_bytes",
+            )
+        if self.compression not in (None, *_COMPRESSIONS):
+            raise ConfigError(
+                f'Parquet knows no compression "{self.compression}".',
+                f"Use {', '.join(_COMPRESSIONS)}, or leave it out.",
+                setting="compression",
+            )
+        if self.tokenizer is not None and self.source.tokenized:
+            raise ConfigError(
+                "A tokenizer was given for documents that are tokenized already.",
+                "Leave --tokenizer out, or name a column of text with --text.",
+                setting="tokenizer",
+            )
         if self.dtype not in (None, "uint16", "uint32"):
             raise ConfigError(
                 f'Ids are to be stored as "{self.dtype}".',

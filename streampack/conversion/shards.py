@@ -29,7 +29,6 @@ Payload = NDArray[np.generic] | str
 #: Bytes a document takes besides its content, for cutting shards to size.
 OVERHEAD = 16
 ROW_GROUP_DOCUMENTS = 4096
-COMPRESSIONS = ("zstd", "gzip", "brotli", "snappy", "lz4")
 
 
 def masked_ids(ids: NDArray[np.generic], loss_mask: NDArray[np.bool_]) -> NDArray[np.generic]:
@@ -37,22 +36,6 @@ def masked_ids(ids: NDArray[np.generic], loss_mask: NDArray[np.bool_]) -> NDArra
     both = np.empty(len(ids), dtype=[("tokens", ids.dtype), ("loss_mask", np.uint8)])
     both["tokens"], both["loss_mask"] = ids, loss_mask
     return both
-
-
-def check_shards(shard_bytes: int, compression: str | None) -> None:
-    """Raise `ConfigError` unless shards can be so large, and Parquet knows the compression."""
-    if shard_bytes < 1:
-        raise ConfigError(
-            f"A shard is to hold {shard_bytes} bytes.",
-            "Pass a size such as 64MiB.",
-            setting="shard_bytes",
-        )
-    if compression not in (None, *COMPRESSIONS):
-        raise ConfigError(
-            f'Parquet knows no compression "{compression}".',
-            f"Use {', '.join(COMPRESSIONS)}, or leave it out.",
-            setting="compression",
-        )
 
 
 def write_shard(
@@ -73,16 +56,6 @@ def write_shard(
         table, file, row_group_size=ROW_GROUP_DOCUMENTS, compression=compression or "none"
     )
     return file
-
-
-def check_content(source: Source, tokenizer: Tokenizer | None) -> None:
-    """Raise `ConfigError` if there is a tokenizer and no text for it."""
-    if tokenizer is not None and source.tokenized:
-        raise ConfigError(
-            "A tokenizer was given for documents that are tokenized already.",
-            "Leave --tokenizer out, or name a column of text with --text.",
-            setting="tokenizer",
-        )
 
 
 def no_documents() -> ConfigError:

@@ -1,22 +1,11 @@
-"""The embedded corpus in parts on the disk, and the work folder of finished stages.
-
-The work folder: what stages have finished, in files that are whole or missing.
-
-A file is written under another name and renamed, so a killed process leaves nothing that could be
-taken for a result.
-"""
+"""The embedded corpus in parts on the disk."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,99 +13,9 @@ from numpy.typing import NDArray
 
 from streampack.cached import cached_property
 from streampack.conversion.shards import Payload
+from streampack.corpus_order.work import Work
 from streampack.documents.blocks import Documents, gather_ragged, make_origin, offsets_of
-from streampack.errors import StorageError
 from streampack.ordering.hashing import hash_words
-from streampack.storage.failures import is_of_system
-
-
-@dataclass(frozen=True)
-class Work:
-    """A folder that all processes of the job see.
-
-    Attributes:
-        folder: it may not exist yet.
-    """
-
-    folder: Path
-
-    def path(self, name: str) -> Path:
-        """Of the file with this name, a relative path."""
-        return self.folder / name
-
-    def has(self, name: str) -> bool:
-        """Whether the file is there, and so whole."""
-        return self.path(name).exists()
-
-    @contextmanager
-    def writing(self, name: str) -> Iterator[Path]:
-        """A path to write to; it takes its name where the block ends well.
-
-        Raises:
-            StorageError: see `telling`.
-        """
-        path = self.path(name)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        with self.telling(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                yield part
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
-
-    @contextmanager
-    def telling(self, path: Path) -> Iterator[None]:
-        """Says what is wrong with the disk where something is written to `path`.
-
-        Raises:
-            StorageError: it cannot be written: the disk is full, for example.
-        """
-        try:
-            yield
-        except OSError as error:
-            if not is_of_system(error):
-                raise
-            raise StorageError(
-                f"{path} cannot be written: {os.strerror(error.errno or 0)}.",
-                "Make room and repeat the command: it goes on from there.",
-                path=str(path),
-            ) from error
-
-    def save(self, name: str, values: NDArray[Any]) -> None:
-        """Write an array as .npy."""
-        with self.writing(name) as path, path.open("wb") as file:
-            np.save(file, values, allow_pickle=False)
-
-    def load(self, name: str, *, in_memory: bool = False) -> NDArray[Any]:
-        """An array; left on the disk unless it is wanted in memory."""
-        mode: Literal["r"] | None = None if in_memory else "r"
-        return np.asarray(np.load(self.path(name), mmap_mode=mode, allow_pickle=False))
-
-    def note(self, name: str, content: dict[str, Any]) -> None:
-        """Write a small file of JSON."""
-        with self.writing(name) as path:
-            path.write_text(json.dumps(content, sort_keys=True))
-
-    def read(self, name: str) -> dict[str, Any]:
-        """What was noted; {} if nothing was."""
-        if not self.has(name):
-            return {}
-        found: dict[str, Any] = json.loads(self.path(name).read_text())
-        return found
-
-    def num_bytes(self, stage: str) -> int:
-        """Of the files of a stage."""
-        return sum(f.stat().st_size for f in self.path(stage).rglob("*") if f.is_file())
-
-    def clear(self) -> None:
-        """Remove it, and the folder above it if that is empty then."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        try:
-            self.folder.parent.rmdir()
-        except OSError:
-            pass
-
 
 NOTES = "embed/parts.json"
 BATCH_DOCUMENTS = 2048

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.engine import Engine, opened
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
-from streampack.errors import StorageError
 from streampack.ordering.approximate import require_faiss
 from streampack.sources.base import Reading, Source
 from streampack.sources.infer import open as open_source
@@ -92,11 +89,11 @@ def run_job(
 
 def _begin(job: CorpusOrder) -> None:
     found, what = job.files.read(SETTINGS), "order"
-    if found and any(map(job.files.num_bytes, STAGES)):
-        job.destination.refuse_other(what, found, job.describe())
+    if found and any(job.files.path("embed").glob("*.json")):  # a part is finished
+        job.destination.refuse_other(what, found, job.settings())
     else:
         job.destination.refuse_filled(what)
-        job.files.note(SETTINGS, job.describe())
+        job.files.note(SETTINGS, job.settings())
 
 
 class _Run:
@@ -110,78 +107,58 @@ class _Run:
         """All stages; returns the number of shards."""
         job, parts = self.job, range(self.job.num_parts)
         each_part = [(p,) for p in parts]
-        with self._timed("embed"):
-            self._tasks(embed.embed_part, each_part, "embed/{0:05}.json")
-            corpus = Corpus.gather_notes(job.files, job.num_parts)
-            embed.check_dimensions(job)
+        self._tasks("embed", embed.embed_part, each_part, "embed/{0:05}.json")
+        corpus = Corpus.gather_notes(job.files, job.num_parts)
+        embed.check_dimensions(job)
         if not len(corpus):
             self.files.clear()
             raise no_documents()
         shards = 1
-        with self._timed("index"):
-            if not job.exact(len(corpus)):
-                shards = len(search.index_shards(corpus))
-                self._here(search.train_index, search.TRAINED)
-                tasks = [(s,) for s in range(shards)]
-                self._tasks(search.fill_shard, tasks, "index/{0:05}.faiss")
+        if not job.exact(len(corpus)):
+            shards = len(search.index_shards(corpus))
+            self._here("index", search.train_index, search.TRAINED)
+            of_index = [(s,) for s in range(shards)]
+            self._tasks("index", search.fill_shard, of_index, "index/{0:05}.faiss")
+        self.report("index", 1, 1)
         with_shards = [(shards, p) for p in parts]
-        with self._timed("search"):
-            pairs = [(s, p) for s in range(shards) for p in parts]
-            self._tasks(search.search_part, pairs, "search/{0:05}.{1:05}.npy")
-        with self._timed("duplicates"):
-            self._tasks(duplicates.find_pairs, with_shards, "duplicates/{1:05}.pairs.npy")
-            self._here(duplicates.gather_wanted, "duplicates/wanted.npy")
-            self._tasks(duplicates.embed_whole, each_part, "duplicates/{0:05}.whole.npy")
-            self._here(duplicates.choose_duplicates, "duplicates/duplicate_of.npy")
-        with self._timed("path"):
-            self._tasks(search.search_again, with_shards, "path/{1:05}.again.npy")
-            self._here(lambda job: write.find_path(job, shards), "path/note.json")
-        with self._timed("write"):
-            self._here(write.plan_shards, "write/starts.npy")
-            count = len(self.files.load("write/starts.npy")) - 1
-            self._tasks(write.write_part, [(s,) for s in range(count)], "write/{0:05}.json")
+        pairs = [(s, p) for s in range(shards) for p in parts]
+        self._tasks("search", search.search_part, pairs, "search/{0:05}.{1:05}.npy")
+        stage = "duplicates"
+        self._tasks(stage, duplicates.find_pairs, with_shards, "duplicates/{1:05}.pairs.npy")
+        self._here(stage, duplicates.gather_wanted, "duplicates/wanted.npy")
+        self._tasks(stage, duplicates.embed_whole, each_part, "duplicates/{0:05}.whole.npy")
+        self._here(stage, duplicates.choose_duplicates, "duplicates/duplicate_of.npy")
+        self._tasks("path", search.search_again, with_shards, "path/{1:05}.again.npy")
+        self._here("path", lambda job: write.find_path(job, shards), "path/note.json")
+        self._here("write", write.plan_shards, "write/starts.npy")
+        count = len(self.files.load("write/starts.npy")) - 1
+        self._tasks("write", write.write_part, [(s,) for s in range(count)], "write/{0:05}.json")
         return count
 
     def _tasks(
-        self, function: Callable[..., None], tasks: Sequence[tuple[int, ...]], result: str
+        self,
+        stage: str,
+        function: Callable[..., None],
+        tasks: Sequence[tuple[int, ...]],
+        result: str,
     ) -> None:
         """Run the tasks of a stage whose last file, `result`, is not there yet."""
         left = [task for task in tasks if not self.files.has(result.format(*task))]
         done = len(tasks) - len(left)
-        self.report(self.stage, done, len(tasks))
-        self.engine(
-            function, self.job, left, lambda n: self.report(self.stage, done + n, len(tasks))
-        )
+        self.report(stage, done, len(tasks))
+        self.engine(function, self.job, left, lambda n: self.report(stage, done + n, len(tasks)))
 
-    def _here(self, function: Callable[[CorpusOrder], Any], result: str) -> None:
+    def _here(self, stage: str, function: Callable[[CorpusOrder], Any], result: str) -> None:
+        """Do it in this process, unless `result` is there."""
+        self.report(stage, 0, 1)
         if not self.files.has(result):
             function(self.job)
-
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        """Add the time of a stage to what stopped runs took for it."""
-        self.stage = stage
-        self.report(stage, 0, 1)
-        began = time.monotonic()
-        try:
-            yield
-        except BaseException:
-            with suppress(StorageError):  # a full disk stopped the stage, and stops this as well
-                self._note_time(stage, began)
-            raise
-        self._note_time(stage, began)
         self.report(stage, 1, 1)
-
-    def _note_time(self, stage: str, began: float) -> None:
-        seconds = self.files.read("seconds.json")
-        took = seconds.get(stage, 0) + round(time.monotonic() - began, 3)
-        self.files.note("seconds.json", {**seconds, stage: took})
 
 
 def _finish(job: CorpusOrder, shards: int) -> Summary:
     """Check that nothing is lost, and leave the results only."""
-    seconds = job.files.read("seconds.json")
-    summary = summarise(job, shards, {stage: seconds[stage] for stage in STAGES})
+    summary = summarise(job, shards)
     with job.files.telling(job.files.folder):
         _put_results(job, summary)
     job.files.path(SETTINGS).unlink()  # from here on there is nothing to go on with

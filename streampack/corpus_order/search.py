@@ -35,8 +35,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.corpus_order.corpus import Corpus, Work
+from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.settings import CorpusOrder
+from streampack.corpus_order.work import Work
 from streampack.ordering.approximate import MARGIN, compute_cosines, require_faiss
 from streampack.ordering.neighbours import NONE, squared_norms
 from streampack.packing.rng import permutation
@@ -107,12 +108,12 @@ def train_index(job: CorpusOrder) -> None:
     faiss = require_faiss()
     corpus = Corpus(job.files, job.num_parts)
     shape = shape_of(len(corpus), corpus.dimension)
-    chosen = np.sort(permutation(len(corpus), job.seed)[: shape.sample])
+    chosen = np.sort(permutation(len(corpus), 0)[: shape.sample])
     index = empty_index(faiss, shape.lists, shape.dimension)
     for clustering in (index.cp, index.pq.cp):
         clustering.min_points_per_centroid = 1  # small corpora are no reason to warn
     index.cp.max_points_per_centroid = SAMPLE_PER_LIST
-    index.cp.seed = index.pq.cp.seed = 1 + job.seed % (1 << 30)
+    index.cp.seed = index.pq.cp.seed = 1
     index.train(padded(corpus.vectors(chosen), shape.dimension))
     _save(job.files, TRAINED, index)
 

@@ -1,4 +1,4 @@
-"""What came of it: counts, how alike the documents side by side are, time and bytes of stages."""
+"""What came of it: counts, and how alike the documents side by side are."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ class Summary:
         shards, runs: how many; a shard begins where a run does, unless the run is larger.
         neighbours: mean cosine of documents that follow one another, within_rows: of all pairs in
             rows of 8,192 tokens, and random_pairs: of any two documents; from samples, as embedded.
-        seconds, num_bytes: of each stage: time it took when it was last run to its end, and the
-            files that it left.
     """
 
     documents: int
@@ -51,15 +49,13 @@ class Summary:
     neighbours: float
     within_rows: float
     random_pairs: float
-    seconds: dict[str, float]
-    num_bytes: dict[str, int]
 
     def as_json(self) -> bytes:
         """For a file."""
         return json.dumps(asdict(self), indent=1).encode()
 
 
-def summarise(job: CorpusOrder, shards: int, seconds: dict[str, float]) -> Summary:
+def summarise(job: CorpusOrder, shards: int) -> Summary:
     """The figures, after all stages.
 
     Raises:
@@ -80,11 +76,6 @@ def summarise(job: CorpusOrder, shards: int, seconds: dict[str, float]) -> Summa
     lengths = corpus.lengths()
     note = job.files.read("path/note.json")
     along, random = sampled_cosines(job)
-    stages = [path.name for path in sorted(job.files.folder.iterdir()) if path.is_dir()]
-    num_bytes = {stage: job.files.num_bytes(stage) for stage in stages}
-    num_bytes["write"] = sum(
-        int(job.files.read(f"write/{s:05}.json")["bytes"]) for s in range(shards)
-    )
     return Summary(
         documents=len(corpus),
         skipped=sum(int(part["skipped"]) for part in corpus.notes),
@@ -99,8 +90,6 @@ def summarise(job: CorpusOrder, shards: int, seconds: dict[str, float]) -> Summa
         neighbours=float(along.mean()) if len(along) else 0.0,
         within_rows=_within_rows(corpus, order, lengths),
         random_pairs=float(random.mean()) if len(random) else 0.0,
-        seconds=seconds,
-        num_bytes=num_bytes,
     )
 
 
@@ -110,7 +99,7 @@ def sampled_cosines(job: CorpusOrder) -> tuple[NDArray[np.float64], NDArray[np.f
     order = np.asarray(job.files.load("path/order.npy"), dtype=np.int64)
     sampled = np.linspace(0, max(len(order) - 2, 0), min(PAIRS, max(len(order) - 1, 0)))
     at = np.unique(sampled.astype(np.int64))
-    mixed = order[permutation(len(order), job.seed)]
+    mixed = order[permutation(len(order), 0)]
     return (
         cosines_of_pairs(corpus, order[at], order[at + 1]),
         cosines_of_pairs(corpus, mixed[at], mixed[at + 1]),

@@ -1,13 +1,11 @@
 """Stages 5 and 6: the path through the neighbours, and the shards along it.
 
+The k nearest kept documents of each kept document are a graph; `ordering.traversal` walks it and
+merges short runs, in one process. Memory: 8 bytes per neighbour for the lists and up to 16 for the
+graph, and 80 bytes per document.
+
 A shard ends at the last run that it can hold whole; a run that is larger than a shard is cut. So
 a reader that shuffles shards, and no documents, keeps related ones together.
-
-Stage 5: the path through the graph of neighbours, in one process.
-
-The k nearest kept documents of each kept document are the graph; `ordering.traversal` walks it and
-merges short runs. Memory: 8 bytes per neighbour for the lists and up to 16 for the graph, and 80
-bytes per document.
 """
 
 from __future__ import annotations
@@ -85,10 +83,8 @@ def write_part(job: CorpusOrder, shard: int) -> None:
     folder = job.files.folder
     with job.files.telling(folder), TemporaryDirectory(prefix=".shard-", dir=folder) as scratch:
         file = write_shard(Path(scratch), shard, payloads, job.compression)
-        num_bytes = file.stat().st_size
         job.destination.put(file, file.name)
-    note = {"bytes": num_bytes, "documents": len(ids)}
-    job.files.note(f"write/{shard:05}.json", note)
+    job.files.note(f"write/{shard:05}.json", {"documents": len(ids)})
 
 
 def write_documents(job: CorpusOrder, file: Path) -> None:

@@ -1,0 +1,76 @@
+"""Embedders by name: a model is loaded in the process that uses it, once.
+
+"wordllama" is the static embedding that comes with that package; "sentence-transformers:NAME" a
+model of that library, by name or path; "package.module:function" a function from N texts to
+(N, D) numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from streampack.errors import ConfigError
+from streampack.ordering.embedding import TextEmbedder
+
+Decode = Callable[[Sequence[list[int]]], Sequence[str]]
+
+
+def named_embedder(name: str, decode: Decode | None) -> TextEmbedder:
+    """The embedder of a name, for texts, or for ids that `decode` makes texts of.
+
+    Raises:
+        ConfigError: there is no such name, or what it needs is not installed.
+    """
+    _load(name)
+    return TextEmbedder(name, _Named(name), decode)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Pickled by its name alone."""
+
+    name: str
+
+    def __call__(self, texts: list[str]) -> Any:
+        return _load(self.name)(texts)
+
+
+@lru_cache(maxsize=1)
+def _load(name: str) -> Callable[[list[str]], Any]:
+    kind, _, rest = name.partition(":")
+    try:
+        if name == "wordllama":
+            root = logging.getLogger()
+            before = root.level, root.handlers[:]
+            package = import_module("wordllama")  # sets up the whole process's log
+            root.setLevel(before[0])
+            root.handlers[:] = before[1]
+            folder = Path(str(package.__file__)).parent
+            model = package.WordLlama.load(cache_dir=folder, disable_download=True)
+            return lambda texts: model.embed(texts)
+        if kind == "sentence-transformers" and rest:
+            library = import_module("sentence_transformers")
+            encoder = library.SentenceTransformer(rest)
+            return lambda texts: encoder.encode(texts, show_progress_bar=False)
+        if rest:
+            function = getattr(import_module(kind), rest, None)
+            if callable(function):
+                return function  # type: ignore[no-any-return]
+    except ImportError as error:
+        raise ConfigError(
+            f'The embedder "{name}" needs {error.name}, which cannot be imported.',
+            "Install it or put it on PYTHONPATH, on every machine of a cluster.",
+            setting="embedder",
+        ) from error
+    raise ConfigError(
+        f'"{name}" names no embedder.',
+        'Use "wordllama", "sentence-transformers:NAME" or "package.module:function"; leave it out '
+        "for the n-grams of tokens.",
+        setting="embedder",
+    )
