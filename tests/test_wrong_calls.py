@@ -306,16 +306,19 @@ def test_what_is_no_corpus_is_refused_before_the_first_batch(name: str) -> None:
             CORPORA[name](), seq_len=8, tokenizer="tokenizer.json", topology=Topology()
         ).plan
 
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         made()
+    assert caught.value.setting or caught.value.path is not None
 
 
 @pytest.mark.usefixtures("_folder")
 @pytest.mark.parametrize("name", WITHOUT_NAMES)
 def test_a_call_that_cannot_work_raises_the_class_that_is_documented(name: str) -> None:
     call, kind = WITHOUT_NAMES[name]
-    with pytest.raises(kind):
+    with pytest.raises(kind) as caught:
         call()
+    if isinstance(caught.value, ConfigError):
+        assert caught.value.setting or caught.value.document
 
 
 @pytest.mark.parametrize(

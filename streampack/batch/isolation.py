@@ -176,6 +176,7 @@ def _segments(batch: Any) -> Tensor:
         raise ConfigError(
             "The batch has fewer than two attention segments with tokens.",
             'Pass a batch with several documents, packed with attention="document".',
+            setting="batch",
         )
     return numbers
 
@@ -185,7 +186,9 @@ def _exchanged(ids: Tensor) -> Tensor:
     used, place = torch.unique(ids, return_inverse=True)
     if len(used) < 2:
         raise ConfigError(
-            "All tokens of the batch are the same.", "Pass a batch of real documents."
+            "All tokens of the batch are the same.",
+            "Pass a batch of real documents.",
+            setting="batch",
         )
     changed: Tensor = used[(place + 1) % len(used)]
     return changed
@@ -234,6 +237,7 @@ def largest_movement(base: Tensor, changed: Tensor) -> Tensor:
             "The model gives outputs that are not finite numbers.",
             "Look for slots whose attention mask hides everything, or pass call= with finite "
             "outputs.",
+            setting="model",
         )
     return moved
 
@@ -244,6 +248,7 @@ def _check_context(scale: float) -> None:
             "Changing the first token of the longest document moves no output after it.",
             "Check a model with random or trained weights, on a batch with a document of several "
             "tokens.",
+            setting="model",
         )
 
 
@@ -252,6 +257,7 @@ def _check_repeats(movement: float, tolerance: float) -> None:
         raise ConfigError(
             "The model gives other outputs for the same batch when it is called again.",
             "Check it without state between calls, and with no random numbers but torch's.",
+            setting="model",
         )
 
 

@@ -181,6 +181,7 @@ def _pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], 
             f'The batch has {len(group)} documents, and "{chosen}" is true for '
             f"{int(better.sum())} of them; some group is not one chosen and one rejected document.",
             "Filter such records out, or use the document field `group_ids` for larger groups.",
+            setting="chosen",
         )
     chosen_pieces, rejected_pieces = np.flatnonzero(better), np.flatnonzero(~better)
     return (  # by group: the two may lie in different rows, in any order

@@ -42,6 +42,7 @@ def numpy(batch: PackedBatch) -> dict[str, Any]:
         raise ConfigError(
             "This batch was moved to a device or pinned.",
             "Call numpy() on the batch as the loader gives it without device= and pin_memory=.",
+            setting="device",
         )
     (ids, positions, labels), _ = derive_fields(packed)
     following = np.full(labels.size, -100, dtype=np.int64)

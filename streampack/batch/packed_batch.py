@@ -174,6 +174,7 @@ class PackedBatch:
             raise ConfigError(
                 "This batch has left its first device or was pinned, and is being pickled.",
                 "Send it before `.to()` or `.pin_memory()`.",
+                setting="device",
             )
         again = partial(
             PackedBatch,

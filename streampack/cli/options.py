@@ -87,7 +87,9 @@ def object_at(named: str) -> Any:
     """
     place, _, name = named.rpartition(":")
     if not place or not name:
-        raise ConfigError(f'"{named}" names no object.', "Pass FILE.py:NAME or MODULE:NAME.")
+        raise ConfigError(
+            f'"{named}" names no object.', "Pass FILE.py:NAME or MODULE:NAME.", setting="source"
+        )
     sys.path.insert(0, str(Path(place).parent if place.endswith(".py") else Path.cwd()))
     try:
         found = (
@@ -99,10 +101,13 @@ def object_at(named: str) -> Any:
         raise ConfigError(
             f"{place} cannot be loaded: {error}.",
             "Name a file that exists, or a module that can be imported from here.",
+            setting="source",
         ) from error
     if name not in found:
         raise ConfigError(
-            f'{place} has no "{name}".', "Name an object or a function at the top of that file."
+            f'{place} has no "{name}".',
+            "Name an object or a function at the top of that file.",
+            setting="source",
         )
     made = found[name]
     return made() if callable(made) and not isinstance(made, type) else made
@@ -137,6 +142,7 @@ def dataset_of(
             raise ConfigError(
                 f"{source} is a PackedDataset, and options say how documents are read.",
                 "Leave out --tokenizer, --eos-id and the names of fields, or name its source.",
+                setting="source",
             )
         if seq_len is None:
             return made

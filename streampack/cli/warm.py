@@ -61,6 +61,7 @@ def warm() -> None:
         raise ConfigError(
             "The compiled kernels could not be kept.",
             "Set NUMBA_CACHE_DIR to a folder that can be written.",
+            setting="NUMBA_CACHE_DIR",
         )
     took, cpu = time.perf_counter() - began, time.process_time() - used
     say(console, f"The kernels are compiled ({took:.0f} s, {cpu:.0f} s of processor) and kept in")

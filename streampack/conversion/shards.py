@@ -61,7 +61,9 @@ def write_shard(
 def no_documents() -> ConfigError:
     """The error for a source that holds none."""
     return ConfigError(
-        "The source holds no document.", "Check the path and the name of the column."
+        "The source holds no document.",
+        "Check the path and the name of the column.",
+        setting="source",
     )
 
 
@@ -96,6 +98,7 @@ def payloads_of(
         raise ConfigError(
             "The documents are conversations.",
             "Pass them to PackedDataset as they are, in their files; they need no shards.",
+            setting="source",
         )
     if block.loss_mask is not None and not masks:
         raise ConfigError(

@@ -130,6 +130,7 @@ class Documents:
             raise ConfigError(
                 f"A block was sliced with step {step}.",
                 "Use `block.take(order)` to pick or reorder documents.",
+                setting="index",
             )
         stop = max(start, stop)
         if stop - start == len(self):

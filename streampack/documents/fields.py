@@ -17,8 +17,8 @@ DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float3
 
 #: What to do with texts, such as names of prompts.
 TEXT_REMEDY = (
-    "Texts, such as ids, become numbers before: add a field with "
-    "int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)."
+    "a text, such as an id, becomes a number by "
+    "int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)"
 )
 
 Types = Mapping[str, np.dtype[Any]]
@@ -48,6 +48,7 @@ class FieldTypes:
             ConfigError: they are not by name, a name is no name, is used twice, or its dtype is
                 none of `DTYPES`.
         """
+        made: list[dict[str, np.dtype[Any]]] = []
         for what, given in (("token_fields", token_fields), ("document_fields", document_fields)):
             if given is not None and not isinstance(given, Mapping):
                 name = next(iter(given), "r") if isinstance(given, (list, tuple, set)) else "r"
@@ -56,15 +57,15 @@ class FieldTypes:
                     f'Pass a dict of dtypes by name: {what}={{"{name}": "float32"}}.',
                     setting=what,
                 )
-        token, document = (
-            {_checked_name(name): _checked_dtype(name, dtype) for name, dtype in given.items()}
-            for given in (token_fields or {}, document_fields or {})
-        )
+            pairs = (given or {}).items()
+            made.append({_checked(what, name): _dtype(what, name, dtype) for name, dtype in pairs})
+        token, document = made
         twice = sorted({*token} & {*document})
         if twice:
             raise ConfigError(
                 f'The field "{twice[0]}" has a value per token and one per document.',
                 "Declare it in one of token_fields= and document_fields=.",
+                setting="document_fields",
             )
         return cls(token, document)
 
@@ -103,6 +104,7 @@ class FieldTypes:
                         f'The documents have no {kind} field "{name}"; they have '
                         f"{_listed([*documents.token_fields, *documents.document_fields])}.",
                         "Name the column as the field, add it in the map, or leave it out.",
+                        setting=f"{kind}_fields",
                     )
         problems: dict[int, str] = {}
         held = slice(int(documents.offsets[0]), int(documents.offsets[-1]))
@@ -147,15 +149,14 @@ def cast_values(
     return made, np.flatnonzero(wrong) + start
 
 
-def _checked_name(name: Any) -> str:
-    if name == GROUP:
-        raise ConfigError(f'A field is named "{GROUP}".', "Give it another name.")
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"A field is named {name!r}.", "Use the name of a column or key.")
+def _checked(setting: str, name: Any) -> str:
+    if name == GROUP or not isinstance(name, str) or not name:
+        remedy = "Use the name of a column or key, and another one than that of groups."
+        raise ConfigError(f"A field is named {name!r}.", remedy, setting=setting)
     return name
 
 
-def _checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:
+def _dtype(setting: str, name: str, dtype: Any) -> np.dtype[Any]:
     found = None
     try:
         if dtype is not None:  # which numpy takes for float64
@@ -165,7 +166,8 @@ def _checked_dtype(name: str, dtype: Any) -> np.dtype[Any]:
     if found is None or found.name not in DTYPES:
         raise ConfigError(
             f'The field "{name}" is declared as {dtype!r}.',
-            f"Use one of {', '.join(DTYPES)}. {TEXT_REMEDY}",
+            f"Use one of {', '.join(DTYPES)}; {TEXT_REMEDY}.",
+            setting=setting,
         )
     return found.newbyteorder("=")
 

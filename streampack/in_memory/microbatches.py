@@ -62,7 +62,11 @@ class Given:
             {name: _dtype(name, values, own) for name, values in (document_fields or {}).items()},
         )
         for taken in {_IDS, _MASK} & {*columns}:
-            raise ConfigError(f'A field is named "{taken}".', "Rename it.")
+            raise ConfigError(
+                f'A field is named "{taken}".',
+                "Rename it.",
+                setting="token_fields" if taken in (token_fields or {}) else "document_fields",
+            )
         columns[_IDS] = ids
         if loss_mask is not None:
             columns[_MASK] = loss_mask
@@ -98,6 +102,7 @@ class Given:
             raise ConfigError(
                 f"Document {numbers[i]} {what}.",
                 "Pass the documents and fields in the order of the lengths that were planned.",
+                document=f"document {numbers[i]}",
             )
         return block
 

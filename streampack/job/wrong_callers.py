@@ -41,6 +41,7 @@ def refuse_resharding() -> None:
                 "would split its batches over ranks a second time.",
                 "Iterate PackedLoader(dataset) itself, or pass it as loader= to a class of "
                 "streampack.trainers.TrainerMixin and Trainer.",
+                setting="dataset",
             )
 
 
@@ -54,6 +55,7 @@ def refuse_lightning() -> None:
                 "Lightning trains on this PackedLoader, and would save its state a batch too late.",
                 "Pass datamodule= with a class of streampack.trainers.DataModuleMixin and "
                 "LightningDataModule.",
+                setting="loader",
             )
 
 

@@ -52,6 +52,7 @@ def require_faiss() -> Any:
             "faiss is not installed, which finds neighbours among many documents.",
             "Install streampack[ordering], streampack[order] for a whole corpus, or use "
             'search="exact".',
+            setting="search",
         ) from None
     return faiss
 

@@ -95,7 +95,9 @@ def explain(
     lengths = sample_lengths(config, documents=documents)
     if not len(lengths) or not lengths.any():
         raise ConfigError(
-            "The sample holds no token.", "Check the path and the name of the column that is read."
+            "The sample holds no token.",
+            "Check the path and the name of the column that is read.",
+            setting="source",
         )
     packed = stream_plan(lengths, config.packer, config.window, batch_tokens=config.batch_tokens)
     found = forecast(config, topology)

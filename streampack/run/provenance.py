@@ -67,6 +67,7 @@ def locate(source: Source, batch: Any) -> list[Piece]:
             raise ConfigError(
                 f"A piece is of source number {number}, and there are {len(members)}.",
                 "Ask the dataset that made the batch.",
+                setting="batch",
             )
         if (number, shard) not in shards:
             shards[number, shard] = members[number].shard_name(shard)
@@ -78,7 +79,9 @@ def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
     """The whole document that a piece is of, as its shard holds it; see `PackedDataset.text_of`."""
     if not isinstance(piece, Piece):
         raise ConfigError(
-            f"The piece is {piece!r:.80}.", "Pass one of those that dataset.locate(batch) returns."
+            f"The piece is {piece!r:.80}.",
+            "Pass one of those that dataset.locate(batch) returns.",
+            setting="piece",
         )
     found = source.sources.get(str(piece.source)) if isinstance(source, Mixture) else source
     found = found and found.inner

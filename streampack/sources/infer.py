@@ -155,6 +155,7 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Any]) -> An
             f"({shown_files}).",
             'Use a pattern that names one kind, such as "folder/*.jsonl", or a sources.Mixture of '
             "several sources.",
+            setting="source",
         )
     (known,) = first
     return known
@@ -288,6 +289,7 @@ def _names_files(items: Sequence[Any]) -> bool:
         raise ConfigError(
             f"The source is a list, and {str(mixed[0])!r:.200} in it is a corpus by itself.",
             "Pass paths only, or sources.Mixture({name: source, ...}, weights={...}).",
+            setting="source",
         )
     return False
 

@@ -174,6 +174,7 @@ class Mixture(Source):
         raise ConfigError(
             "A Mixture itself cannot be read.",
             "Pass it to PackedDataset, or read its `sources` one by one.",
+            setting="source",
         )
 
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
@@ -181,7 +182,13 @@ class Mixture(Source):
             try:
                 source.check_lanes(n, seed=source_seed(seed, number), shuffle=shuffle)
             except ConfigError as error:
-                raise ConfigError(f'In source "{name}": {error.fact}', error.remedy) from error
+                raise ConfigError(
+                    f'In source "{name}": {error.fact}',
+                    error.remedy,
+                    setting=error.setting,
+                    path=error.path,
+                    document=error.document,
+                ) from error
 
     def max_lanes(self) -> int | None:
         most = [source.max_lanes() for source in self.sources.values()]

@@ -408,7 +408,7 @@ def _number(value: Any, name: str) -> Any:
     if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, str):
-        raise BrokenDocumentError(f'has a text in "{name}", not a number. {TEXT_REMEDY[:-1]}')
+        raise BrokenDocumentError(f'has a text in "{name}", not a number; {TEXT_REMEDY}')
     if not isinstance(value, Real):
         raise BrokenDocumentError(f'has {type_in_words(value)} in "{name}", not a number')
     value = value if isinstance(value, int | float) else float(value)

@@ -170,6 +170,7 @@ class ShardedSource(Source):
                 raise ConfigError(
                     f"{self.kind} found {len(manifest)} shards and no document in them.",
                     "Check the path or pattern, and that the shards are complete.",
+                    setting="paths",
                 )
             self._manifest = manifest
         return self._manifest

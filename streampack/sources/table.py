@@ -132,6 +132,7 @@ def table_of_ragged(tokens: Any, offsets: Any) -> pa.Table:
         raise ConfigError(
             f"The source is a pair of arrays that numpy does not take ({error}).",
             "Pass the ids as the tokenizer gave them; floats have rounded some of them.",
+            setting="data",
         ) from error
     return pa.table({"tokens": _lists(ids, _checked(ids, bounds))})
 
@@ -159,6 +160,7 @@ def _checked(tokens: NDArray[Any], offsets: NDArray[Any]) -> NDArray[np.int64]:
         f"The source is a pair of arrays, {tokens.dtype} {tokens.shape} and {offsets.dtype} "
         f"{offsets.shape}, and the second does not hold the offsets of the first.",
         "Correct them; if each array is one document, pass a list of both.",
+        setting="data",
     )
 
 

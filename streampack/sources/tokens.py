@@ -158,6 +158,7 @@ class Tokens(FlatSource):
             raise ConfigError(
                 f"{shown(infos[0].path)} and {shown(infos[-1].path)} are files of two kinds.",
                 "Name files of one kind, or mix two sources with sources.Mixture.",
+                setting="paths",
             )
         indexes: list[FileInfo | None] = [None] * len(infos)
         if indexed[0]:

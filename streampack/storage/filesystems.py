@@ -42,6 +42,7 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
         raise ConfigError(
             f"{protocol}:// cannot be opened: {error}.",
             "Use a local path or a URL that fsspec knows, such as s3://, https:// or gs://.",
+            setting="paths",
         ) from error
     # fsspec shares instances between callers and keeps listings; both would hide changes.
     merged = {"skip_instance_cache": True, "use_listings_cache": False, **options}
@@ -71,6 +72,7 @@ def _not_installed(protocol: str, error: ImportError) -> ConfigError:
     return ConfigError(
         f"{protocol}:// needs a package that is not installed: {error}.",
         f"Run `{_EXTRAS.get(protocol, 'pip install fsspec[' + protocol + ']')}`.",
+        setting="paths",
     )
 
 

@@ -45,9 +45,9 @@ def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigError(
                 f"A path was expected, and {path!r:.80} is {type_in_words(path)}.",
-                "Pass paths. Texts, ids or records in memory go to PackedDataset themselves, "
-                "conversations to sources.Chat(records).",
-                setting="path",
+                "Pass paths; texts, ids or records in memory go to PackedDataset, conversations to "
+                "sources.Chat(records).",
+                setting="paths",
             )
     return list(map(str, listed))
 
@@ -324,6 +324,7 @@ def run_pipe(url: str, target: Path) -> None:
         raise ConfigError(
             "webdataset is not installed.",
             'Install it with `pip install "streampack[webdataset]"`.',
+            path=url,
         ) from error
     try:
         with gopen(url, "rb") as stream, open(target, "wb") as out:

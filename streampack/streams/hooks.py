@@ -231,6 +231,7 @@ def _called(
         raise ConfigError(
             f'The {kind} "{hook.name}" raised {type(error).__name__}: {error} ({where}).',
             "Correct its function, or let a filter leave such documents out before a map.",
+            setting=kind,
         ) from error
 
 

@@ -64,7 +64,9 @@ class ChatTemplate:
             from streampack.tokenization._jinja import compile_template
         except ImportError as error:
             raise ConfigError(
-                "jinja2 is not installed.", 'Install it with `pip install "streampack[chat]"`.'
+                "jinja2 is not installed.",
+                'Install it with `pip install "streampack[chat]"`.',
+                setting="template",
             ) from error
         return compile_template(self.source)
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.documents.blocks import ORIGIN, Documents
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, StateError
 from streampack.packing.rng import derive_seed
 from streampack.streams.hooks import Hook, apply_filter, apply_map, document_seeds
 
@@ -105,6 +107,54 @@ def loads(folder: Path, **options: Any) -> PackedLoader:
     return PackedLoader(
         PackedDataset(source, seq_len=64, topology=Topology(), lanes=2, shuffle=False, **options)
     )
+
+
+def even(documents: Documents, seeds: NDArray[np.uint64]) -> Any:
+    return documents.lengths % 2 == 0
+
+
+def odd(documents: Documents, seeds: NDArray[np.uint64]) -> Any:
+    return documents.lengths % 2 == 1
+
+
+def mirrored(documents: Documents, seeds: NDArray[np.uint64]) -> Any:
+    return replace(documents, tokens=100 - documents.tokens)
+
+
+def test_plain_functions_filter_and_map_and_a_state_knows_them_by_module_and_name(
+    tmp_path: Path,
+) -> None:
+    loader = loads(tmp_path, filter=even, map=mirrored)
+    batches = iter(loader)
+    first, state = next(batches), loader.state_dict()
+    kept = np.concatenate([first.input_ids.numpy(), *(b.input_ids.numpy() for b in batches)])
+    assert (kept == 99).sum() == 29  # the first tokens of documents of 2, 4, ... and 58 tokens
+    assert np.count_nonzero(kept) == sum(range(2, 60, 2))
+    named = Hook(f"{__name__}.even", even), Hook(f"{__name__}.mirrored", mirrored)
+    loads(tmp_path, filter=named[0], map=named[1]).load_state_dict(state)
+    for others in ({"filter": odd, "map": mirrored}, {"filter": even}):
+        with pytest.raises(StateError):
+            loads(tmp_path, **others).load_state_dict(state)
+
+
+class _Callable:
+    def __call__(self, documents: Documents, seeds: NDArray[np.uint64]) -> Any:
+        return documents
+
+
+@pytest.mark.parametrize("setting", ["filter", "map"])
+@pytest.mark.parametrize(
+    "nameless", [lambda documents, seeds: documents, partial(odd), _Callable(), "even"]
+)
+def test_a_hook_without_a_name_is_refused_and_hook_names_it(
+    tmp_path: Path, setting: str, nameless: Any
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loads(tmp_path, **{setting: nameless})
+    assert caught.value.setting == setting
+    assert f'{setting}=Hook("a-name", function)' in caught.value.remedy
+    hook = Hook("a-name", nameless if callable(nameless) else odd)
+    loads(tmp_path, **{setting: hook})
 
 
 def fails_at_forty(documents: Documents, seeds: NDArray[np.uint64]) -> Any:

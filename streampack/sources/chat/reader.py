@@ -57,6 +57,7 @@ class ChatReader:
                 f"{where} {str(reason).partition(';')[0]}.",
                 'Pass shape="messages" or "sharegpt" for conversations, or shape="preference" for '
                 "pairs.",
+                document=where,
             ) from None
         if _IDS in names:
             return True
@@ -65,6 +66,7 @@ class ChatReader:
         raise ConfigError(
             f"{where} has the fields {there}.",
             f'Bring the records into a form of Chat: {known_shapes()}; or "{_IDS}" with {masks}.',
+            document=where,
         )
 
     def size(self, record: Any, tokenized: bool) -> int:

@@ -88,8 +88,8 @@ class Items(InMemory):
         self,
         data: Any,
         *,
-        tokens: str | None = None,
         text: str | None = None,
+        tokens: str | None = None,
         loss_mask: str | Sequence[str] | None = None,
         reading: Reading | None = None,
     ) -> None:

@@ -127,6 +127,7 @@ def own_copy(items: Any, *, made_new: bool) -> Any:
         raise ConfigError(
             f"{kind_name(items)} has a state and cannot be copied: {error}.",
             "Pass a function (lane, lanes) -> iterable that makes a new one.",
+            setting="data",
         ) from error
 
 
@@ -192,6 +193,7 @@ def check_state(state: Any, items: Any) -> None:
         raise ConfigError(
             f"The state_dict() of {kind_name(items)} holds more than JSON can.",
             "Let it return numbers, strings, lists and dicts only.",
+            setting="data",
         )
 
 
@@ -214,6 +216,7 @@ def takes_lanes(function: Callable[..., Any]) -> bool:
     raise ConfigError(
         f"The function {getattr(function, '__name__', kind_name(function))} takes {signature}.",
         "Pass a function with one of these signatures, or the iterable itself.",
+        setting="data",
     )
 
 

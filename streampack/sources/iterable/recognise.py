@@ -23,6 +23,7 @@ def refuse_no_corpus(data: Any) -> None:
             f"data is {with_article(kind_name(data))}{keys and f' with the keys {keys}'}.",
             remedy="Pass one corpus: paths, or a list of texts, token ids or records; a table to "
             "sources.Table, several corpora in a sources.Mixture.",
+            setting="data",
         )
 
 
@@ -71,6 +72,7 @@ def no_items(kind: str) -> ConfigError:
     return ConfigError(
         f"There are no items in data ({kind}).",
         "Pass data that holds documents, or name their field with text= or tokens=.",
+        setting="data",
     )
 
 
@@ -95,6 +97,7 @@ def _holds_ids(value: Any, where: str) -> bool:
         raise ConfigError(
             f"{where} {reason}, so it is neither text nor token ids.",
             remedy="Pass texts, lists of token ids, or records (dicts) with a field of either.",
+            setting="data",
         ) from reason
     return True
 
@@ -130,4 +133,5 @@ def arrow_table(data: Any) -> Any:
         raise ConfigError(
             f"The table is none for Arrow: {error}.",
             remedy="Leave the column out or make it text, or pass the rows as records.",
+            setting="data",
         ) from error

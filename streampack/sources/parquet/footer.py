@@ -140,8 +140,8 @@ def check_schema(
             raise ConfigError(
                 f'{shown(name)} has {f"{found} in the" if found else "no"} column "{field}", which '
                 f"should hold {expected}.",
-                remedy=f"Name another one in {setting}=. The columns are {columns}."
-                + (f" {TEXT_REMEDY}" if fits is is_number and found and is_text(found) else ""),
+                remedy=f"Name another one of the columns {columns} in {setting}="
+                + (f"; {TEXT_REMEDY}." if fits is is_number and found and is_text(found) else "."),
                 setting=setting,
                 path=shown(name),
             )
