@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -23,6 +24,7 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
+from streampack.packing.overflow import Overflow
 from streampack.run.dry_run import stream_plan
 from streampack.run.estimation import Draw, Estimate, forecast, sample_lengths
 
@@ -127,11 +129,18 @@ def explain(
 def _others(packer: Packer, lengths: NDArray[np.int64]) -> list[Packer]:
     """What else is usual: other packers for the same rows, the default one for others."""
     size = packer.seq_lens[-1]
-    kinds = (BestFitDecreasing, FirstFitDecreasing, Seamless, Concat, Pad)
-    found: list[Packer] = [kind(seq_len=size) for kind in kinds]
+    overflow: Overflow = "split" if packer.overflow == "error" else packer.overflow
+    fit = partial(BestFitDecreasing, overflow=overflow)
+    found: list[Packer] = [
+        fit(seq_len=size),
+        FirstFitDecreasing(seq_len=size, overflow=overflow),
+        Seamless(seq_len=size),
+        Concat(seq_len=size),
+        Pad(seq_len=size, overflow=overflow),
+    ]
     if size >= 8:
         found.append(Buckets(seq_lens=(size // 4, size // 2, size)).with_sample(lengths))
-    found += [BestFitDecreasing(seq_len=n) for n in (size // 2, 2 * size) if n > 1]
+    found += [fit(seq_len=n) for n in (size // 2, 2 * size) if n > 1]
     return [other for other in found if repr(other) != repr(packer)]
 
 

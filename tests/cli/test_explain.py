@@ -70,6 +70,9 @@ def test_what_is_lost_and_what_carries_loss_is_counted() -> None:
     assert found.composition.dropped_ratio == 500 / 1400
     assert found.loss_share == pytest.approx(4 / 18, abs=0.05)
     assert "35.71% lost" in str(found)
+    others = [other for other, _ in found.choices if isinstance(other, BestFitDecreasing)]
+    assert {other.overflow for other in others} == {"truncate"}
+    assert packer not in others
 
 
 def test_a_mixture_says_what_it_draws() -> None:
