@@ -138,6 +138,11 @@ class Metrics:
         return self.composition.placed
 
     @property
+    def shared_tokens(self) -> int:
+        """In trees (``layout="tree"``), tokens of sequences whose slot is another one's too."""
+        return self.composition.shared
+
+    @property
     def documents(self) -> int:
         """Documents of which the batches hold something."""
         return self.composition.documents
@@ -157,6 +162,7 @@ class Metrics:
             "empty_batches": self.empty_batches,
             "tokens": self.tokens,
             "documents": self.documents,
+            "shared_tokens": self.shared_tokens,
             "tokens_dropped": composition.dropped,
             "documents_cropped": composition.documents_cropped,
             "documents_lost": composition.documents_lost,
@@ -187,7 +193,7 @@ class Metrics:
 
 #: What `Metrics` shows of itself, as paths of attributes.
 _COUNTS = (
-    "batches", "empty_batches", "tokens", "documents", "composition.dropped",
+    "batches", "empty_batches", "tokens", "shared_tokens", "documents", "composition.dropped",
     "composition.documents_cropped", "composition.documents_lost", "left.placed", "left.documents",
     "stepped_over.placed", "stepped_over.documents", "empty_documents", "eos_in_texts", "skipped",
     "duplicates", "duplicate_tokens",

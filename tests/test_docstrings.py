@@ -12,6 +12,7 @@ import pytest
     "module",
     [
         "packing.plan",
+        "trees.build",
         "window.entries",
         "window.packed_rows",
         "in_memory.pack",

@@ -7,7 +7,7 @@ loss tokens of everything that one optimiser step sees.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -48,6 +48,14 @@ def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -
     Raises:
         ConfigError: `logits` are not those of every slot, in the order of the batch.
     """
+    check_logits(batch, logits)
+    count = batch.num_items_in_batch
+    count = batch.num_loss_tokens if count is None else count
+    return token_mean_loss(logits, batch.labels, count, weights=weights)
+
+
+def check_logits(batch: PackedBatch, logits: Any) -> None:
+    """Raise `ConfigError` unless these are logits of every slot, in the order of the batch."""
     if not isinstance(logits, Tensor):
         raise ConfigError(
             f"logits is {type_in_words(logits)}.",
@@ -70,9 +78,6 @@ def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -
             "vocabulary).",
             setting="logits",
         )
-    count = batch.num_items_in_batch
-    count = batch.num_loss_tokens if count is None else count
-    return token_mean_loss(logits, batch.labels, count, weights=weights)
 
 
 def token_mean_loss(

@@ -38,6 +38,8 @@ def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:
     }
     if packed.uncut is not None:
         tensors["uncut"] = torch.from_numpy(packed.uncut)
+    if packed.tree is not None:
+        tensors |= {name: torch.from_numpy(own) for name, own in packed.tree._asdict().items()}
     if packed.loss_mask is not None:
         tensors["loss_mask"] = torch.from_numpy(packed.loss_mask)
     for kind, fields in (

@@ -169,7 +169,7 @@ class Documents:
     def take(self, order: NDArray[np.int64]) -> Documents:
         """The documents `order` (M,), copied in that order into a compact block."""
         order = np.asarray(order, dtype=np.int64)
-        if self.members is not None:
+        if self.members is not None and not self.members.planted:
             return self.members.take(order)
         offsets = offsets_of(self.lengths[order])
         starts = self.offsets[order]
@@ -186,6 +186,7 @@ class Documents:
             None if self.loss_mask is None else gathered(self.loss_mask),
             {name: gathered(values) for name, values in self.token_fields.items()},
             part_of(self.document_fields, order),
+            self.members and self.members.picked(order),
         )
 
     @classmethod
@@ -254,20 +255,28 @@ class Members:
     Attributes:
         documents: those of all groups, which lie side by side.
         offsets: (N + 1,) int64 into `documents`, where each group begins.
+        planted: the block's tokens are the slots of trees (`trees.build`), not those of `documents`
+            end to end.
     """
 
     documents: Documents
     offsets: NDArray[np.int64]
+    planted: bool = False
 
     def part(self, start: int, stop: int) -> Members:
         """Those of the groups [start, stop)."""
-        return Members(self.documents, self.offsets[start : stop + 1])
+        return Members(self.documents, self.offsets[start : stop + 1], self.planted)
+
+    def picked(self, order: NDArray[np.int64]) -> Members:
+        """Those of the groups `order` (M,), copied."""
+        sizes = np.diff(self.offsets)[order]
+        documents = self.documents.take(ranges_of(self.offsets[order], sizes))
+        return Members(documents, offsets_of(sizes), self.planted)
 
     def take(self, order: NDArray[np.int64]) -> Documents:
         """The groups `order` (M,), copied, as a block."""
-        sizes = np.diff(self.offsets)[order]
-        documents = self.documents.take(ranges_of(self.offsets[order], sizes))
-        return joined_groups(documents, offsets_of(sizes))
+        picked = self.picked(order)
+        return joined_groups(picked.documents, picked.offsets)
 
 
 def joined_groups(documents: Documents, offsets: NDArray[np.int64]) -> Documents:

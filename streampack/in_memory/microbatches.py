@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from streampack.arguments import type_in_words, whole_number
 from streampack.batch import PackedBatch
+from streampack.batch.kinds import kind_of
 from streampack.documents.blocks import Documents, make_origin, offsets_of
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
@@ -176,8 +177,8 @@ class MicrobatchPlan:
 
     @property
     def tokens(self) -> NDArray[np.int64]:
-        """(ranks, microbatches) int64 tokens."""
-        return np.asarray(self._sums(self.lengths), dtype=np.int64)
+        """(ranks, microbatches) int64 tokens; of trees the slots that they take."""
+        return np.asarray(self._sums(self._slots()), dtype=np.int64)
 
     @property
     def costs(self) -> NDArray[np.float64]:
@@ -194,7 +195,18 @@ class MicrobatchPlan:
     def padding_ratio(self) -> float:
         """Share of slots without a token, in rows of seq_len."""
         slots = self.ranks * self.microbatches * self.seq_len
-        return 1 - int(self.lengths.sum()) / slots if slots else 0.0
+        return 1 - int(self._slots().sum()) / slots if slots else 0.0
+
+    def _slots(self) -> NDArray[np.int64]:
+        """(N,) slots that each document takes."""
+        return self.lengths
+
+    def _format(self, pad_id: int, fields: FieldTypes) -> RowFormat:
+        return RowFormat(pad_id=pad_id, eos_id=-1, provenance=True, fields=fields)
+
+    def _block(self, block: Documents, numbers: NDArray[np.int64]) -> Documents:
+        """The documents of a row with these numbers (D,), as they stand in it."""
+        return block
 
     def _sums(self, values: NDArray[Any]) -> NDArray[Any]:
         sums = np.zeros(len(self._offsets) - 1, dtype=values.dtype)
@@ -248,25 +260,28 @@ class MicrobatchPlan:
         pad_id = whole_number("pad_id", pad_id, least=0, most=(1 << 32) - 1)
         if pad_to is not None:
             pad_to = whole_number("pad_to", pad_to)
-        layout = RowFormat(pad_id=pad_id, eos_id=-1, provenance=True, fields=given.types)
+        layout = self._format(pad_id, given.types)
         made = (
             self._rows(self.documents(rank, number), given, layout, pad_to)
             for number in range(self.microbatches)
         )
-        return (PackedBatch(rows, step=number) for number, rows in enumerate(made))
+        return (kind_of(rows)(rows, step=number) for number, rows in enumerate(made))
 
     def _rows(
         self, numbers: NDArray[np.int64], given: Given, layout: RowFormat, pad_to: int | None
     ) -> PackedRows:
-        lengths = self.lengths[numbers]
+        block = None
+        if len(numbers):
+            block = self._block(given.read(numbers, self.lengths[numbers]), numbers)
+        lengths = np.zeros(0, dtype=np.int64) if block is None else block.lengths
         gaps = -lengths % self.align
         width = self.seq_len
         if pad_to is not None:
             step = int(np.lcm(pad_to, self.align))
             width = min(width, max(-(-int((lengths + gaps).sum()) // step), 1) * step)
-        if not len(numbers):
+        if block is None:
             return empty_rows(layout, 1, width)
-        return _packed_row(given.read(numbers, lengths), gaps, width, layout)
+        return _packed_row(block, gaps, width, layout)
 
 
 def _packed_row(

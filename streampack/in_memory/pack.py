@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -28,6 +29,9 @@ def pack(
     microbatches: int | Literal["equal"] = "equal",
     align: int | Sequence[int] = 1,
     seed: int = 0,
+    layout: Literal["documents", "tree"] = "documents",
+    ids: Sequence[Any] | None = None,
+    prefix: ArrayLike | None = None,
 ) -> MicrobatchPlan:
     """Divide documents among ranks, in micro-batches of nearly equal cost; none is ever cut.
 
@@ -55,6 +59,13 @@ def pack(
         align: a document takes up a multiple of so many slots, as context parallelism wants; of
             several numbers, of their least common multiple.
         seed: of the order of micro-batches, and of which rank gets which.
+        layout: "tree" lays out once what the documents of a group begin with alike, as a prompt of
+            many answers (docs/trees.md). A group is in one row then, and its length is that of its
+            slots. The batches are of `TreeBatch`.
+        ids: of trees: the documents, as for `MicrobatchPlan.batches`, from which what they share is
+            found; or
+        prefix: how many tokens the documents of a group begin with alike, one number for all or for
+            each document (N,).
 
     Raises:
         ConfigError: an argument makes no sense.
@@ -75,20 +86,26 @@ def pack(
     if not equal:
         wanted = whole_number("microbatches", microbatches, most=1 << 20)
     one_of("within", within, ("rank", "row"))
+    one_of("layout", layout, ("documents", "tree"))
     sizes = checked_lengths(lengths).copy()  # the plan's own, whatever becomes of the caller's
     _check_sizes(sizes, seq_len)
-    costs = _costs(cost or Cost.of_width(4096), sizes)
+    costs_of = partial(_costs, cost or Cost.of_width(4096))
+    costs = costs_of(sizes)
     group, names = _numbered(groups, len(sizes))
-    slots = -(-sizes // multiple) * multiple
-    units = Units.of(slots, costs, group if within == "row" else None)
-    if group is not None and within == "row" and units.sizes.max(initial=0) > seq_len:
-        i = int(np.argmax(units.sizes))
-        raise PlanError(
-            f"The documents of group {names[i]!r} have {units.sizes[i]} tokens together, a row "
-            f"has {seq_len}.",
-            f'Pass seq_len={units.sizes[i]} or more, or within="rank".',
-            setting="seq_len",
-        )
+    tree = layout == "tree"
+    if tree:
+        from streampack.in_memory import trees
+
+        within, group = "row", np.arange(len(sizes)) if group is None else group
+        shared = trees.shared_tokens(sizes, group, ids, prefix)
+        costs -= np.where(shared > 0, costs_of(np.maximum(shared, 1)), 0)
+        units = Units.of(sizes - shared, costs, group)
+        units = units._replace(sizes=-(-units.sizes // multiple) * multiple)
+    else:
+        slots = -(-sizes // multiple) * multiple
+        units = Units.of(slots, costs, group if within == "row" else None)
+    if within == "row":
+        _check_groups(units, names, seq_len, tree=tree)
     count, row = place_in_rows(
         units,
         seq_len,
@@ -98,7 +115,21 @@ def pack(
         seed=whole_number("seed", seed, least=None),
     )
     offsets, documents = grouped_rows(row, units.unit, ranks * count)
-    return MicrobatchPlan(seq_len, ranks, count, multiple, sizes, costs, offsets, documents)
+    plan = MicrobatchPlan(seq_len, ranks, count, multiple, sizes, costs, offsets, documents)
+    return trees.as_trees(plan, units.unit, shared) if tree else plan
+
+
+def _check_groups(units: Units, names: Sequence[Any], seq_len: int, *, tree: bool) -> None:
+    if not names or units.sizes.max(initial=0) <= seq_len:
+        return
+    i = int(np.argmax(units.sizes))
+    raise PlanError(
+        f"The documents of group {names[i]!r} have {units.sizes[i]} "
+        f"{'slots' if tree else 'tokens'} together, a row has {seq_len}.",
+        f"Pass seq_len={units.sizes[i]} or more, or "
+        + ("make the group smaller." if tree else 'within="rank".'),
+        setting="seq_len",
+    )
 
 
 def _check_sizes(sizes: NDArray[np.int64], seq_len: int) -> None:

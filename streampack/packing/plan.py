@@ -27,6 +27,7 @@ class Composition:
         documents_cut: those in more than one segment; documents_cropped: those that lost tokens
             (lost whole ones included); documents_lost: those lost whole.
         context_sum: for every placed token, the tokens of its document before it in its segment.
+        shared: in trees, tokens of sequences whose slot is another one's too.
     """
 
     rows: int = 0
@@ -41,6 +42,7 @@ class Composition:
     documents_cropped: int = 0
     documents_lost: int = 0
     context_sum: int = 0
+    shared: int = 0
 
     def __add__(self, other: Composition) -> Composition:
         return Composition(*map(add, _counts(self), _counts(other)))

@@ -37,6 +37,7 @@ class RowFormat:
         provenance: record where each piece came from.
         fields: what else rows have for each token and document piece.
         grouped: documents are groups, and pieces the documents that these consist of.
+        tree: groups are trees, and what they begin with alike stands there once.
         sources: of a mixture, how many; each is counted. 0 if there is only one.
     """
 
@@ -47,6 +48,7 @@ class RowFormat:
     provenance: bool = False
     fields: FieldTypes = field(default_factory=FieldTypes)
     grouped: bool = False
+    tree: bool = False
     sources: int = 0
 
 
@@ -123,7 +125,7 @@ def gather_rows(
         )
         if layout.fields:
             packed = _with_fields(packed, segment[first:last], planned, held, layout)
-        if layout.sources:
+        if layout.sources and not layout.tree:
             own = segment[first:last]
             begin = entries.start[plan.document[own]] + plan.start[own] + plan.overlap[own]
             begins = np.ones(len(packed.source_ids), bool) if layout.grouped else begin == 0
@@ -156,19 +158,24 @@ def _with_fields(
 ) -> PackedRows:
     plan, entries = planned.plan, held.entries
     document, start = plan.document[segment], plan.start[segment]
+    types = replace(layout.fields, document={}) if layout.grouped else layout.fields
     token_fields, document_fields = held.fields.fields_of(
         serials=entries.serial[document],
         starts=entries.start[document] + start,
         sizes=plan.stop[segment] - start,
         places=packed.boundaries[:-1][packed.piece >= 0].astype(np.int64),
         slots=len(packed.tokens),
-        types=replace(layout.fields, document={}) if layout.grouped else layout.fields,
+        types=replace(types, token={}) if layout.tree else types,
     )
     packed = packed._replace(token_fields=token_fields, document_fields=document_fields)
     if not layout.grouped:
         return packed
     sizes = plan.stop[segment] - start
     groups = held.fields.groups(entries.serial[document], entries.start[document] + start, sizes)
+    if layout.tree:
+        from streampack.window.tree_rows import tree_rows
+
+        return tree_rows(packed, groups, layout.fields, sources=layout.sources)
     return split_groups(packed, groups, document, layout.fields, by_row=layout.attention_by_row)
 
 

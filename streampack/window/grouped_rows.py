@@ -39,7 +39,7 @@ def split_groups(
         PlanError: a piece holds only a part of a document.
     """
     count = np.array([len(group) for group in groups], dtype=np.int64)
-    lengths = _concatenated([group.lengths for group in groups], np.int64)
+    lengths = concatenated([group.lengths for group in groups], np.int64)
     runs, is_group = np.diff(packed.boundaries).astype(np.int64), packed.piece >= 0
     ends = offsets_of(lengths)[offsets_of(count)]
     if not np.array_equal(np.diff(ends), runs[is_group]):
@@ -55,21 +55,6 @@ def split_groups(
     piece = np.full(len(sizes), -1, dtype=np.int32)
     piece[real] = np.arange(len(lengths), dtype=np.int32)
     boundaries = offsets_of(sizes).astype(np.int32)
-    origin = _concatenated([group.origin for group in groups], ORIGIN)
-    provenance = packed.provenance
-    if provenance is not None:
-        provenance = np.zeros(len(lengths), dtype=PROVENANCE)
-        for name in ("source", "shard", "index"):
-            provenance[name] = origin[name]
-        provenance["stop"] = lengths
-    fields = {
-        name: _concatenated([group.document_fields[name] for group in groups], dtype)
-        for name, dtype in types.document.items()
-        if name != GROUP
-    }
-    _, first, own = np.unique(number, return_index=True, return_inverse=True)
-    in_order = np.argsort(np.argsort(first)).astype(np.int32)  # groups by their first pieces
-    fields[GROUP] = np.repeat(in_order[own], count)
     composition = replace(
         packed.composition,
         segments=len(lengths),
@@ -80,12 +65,43 @@ def split_groups(
     split = packed._replace(
         boundaries=boundaries,
         piece=piece,
-        source_ids=origin["source"].astype(np.int32),
-        provenance=provenance,
-        document_fields=fields,
         composition=composition,
+        **columns_of(packed, groups, number, lengths, types),
     )
     return split if by_row else _apart(split, sizes, real)
+
+
+def columns_of(
+    packed: PackedRows,
+    groups: Sequence[Documents],
+    number: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    types: FieldTypes,
+) -> dict[str, Any]:
+    """Columns of `PackedRows` with one entry per document of the groups; see `split_groups`.
+
+    `lengths` are those of the documents.
+    """
+    origin = concatenated([group.origin for group in groups], ORIGIN)
+    provenance = packed.provenance
+    if provenance is not None:
+        provenance = np.zeros(len(lengths), dtype=PROVENANCE)
+        for name in ("source", "shard", "index"):
+            provenance[name] = origin[name]
+        provenance["stop"] = lengths
+    fields = {
+        name: concatenated([group.document_fields[name] for group in groups], dtype)
+        for name, dtype in types.document.items()
+        if name != GROUP
+    }
+    _, first, own = np.unique(number, return_index=True, return_inverse=True)
+    in_order = np.argsort(np.argsort(first)).astype(np.int32)  # groups by their first pieces
+    fields[GROUP] = np.repeat(in_order[own], [len(group) for group in groups])
+    return {
+        "source_ids": origin["source"].astype(np.int32),
+        "provenance": provenance,
+        "document_fields": fields,
+    }
 
 
 def _apart(packed: PackedRows, sizes: NDArray[np.int64], real: NDArray[np.bool_]) -> PackedRows:
@@ -104,5 +120,6 @@ def _apart(packed: PackedRows, sizes: NDArray[np.int64], real: NDArray[np.bool_]
     )
 
 
-def _concatenated(arrays: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+def concatenated(arrays: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    """The arrays end to end in a dtype; there may be none."""
     return np.concatenate([np.zeros(0, dtype=dtype), *arrays], dtype=dtype, casting="unsafe")

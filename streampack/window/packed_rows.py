@@ -25,6 +25,20 @@ PROVENANCE = np.dtype(
 )
 
 
+class TreeColumns(NamedTuple):
+    """The sequences of a batch of trees: S with N tokens in all.
+
+    Attributes:
+        slot: (N,) int32, the slot of each token of the sequences.
+        ends: (S + 1,) int32, 0 and the ends of the sequences in `slot`.
+        counted: (N,) bool, True where a token counts in the loss.
+    """
+
+    slot: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    counted: NDArray[np.bool_]
+
+
 class PackedRows(NamedTuple):
     """A batch in compact form: R rows of seq_len, flattened to T slots.
 
@@ -71,6 +85,8 @@ class PackedRows(NamedTuple):
             of which the lane has read all its part; or None.
         uncut: `cu_seqlens` as it was before `limit_context` cut segments, int32; the first token of
             these has no label. None if it is `cu_seqlens`.
+        tree: of rows of trees, their sequences. Then the runs are trees; `token_fields` are those
+            of the sequences' tokens, (N,); and what else has D entries is of the sequences.
     """
 
     seq_len: int
@@ -89,6 +105,7 @@ class PackedRows(NamedTuple):
     document_fields: Fields = NO_FIELDS
     by_source: NDArray[np.int64] | None = None
     uncut: NDArray[np.int32] | None = None
+    tree: TreeColumns | None = None
 
 
 def count_sources(packed: PackedRows, begins: NDArray[np.bool_], sources: int) -> NDArray[np.int64]:

@@ -1,0 +1,15 @@
+"""kind_of: the class of a batch, so that who has no trees never imports theirs."""
+
+from __future__ import annotations
+
+from streampack.batch.packed_batch import PackedBatch
+from streampack.window.packed_rows import PackedRows
+
+
+def kind_of(rows: PackedRows) -> type[PackedBatch]:
+    """`PackedBatch`, or `TreeBatch` for rows of trees."""
+    if rows.tree is None:
+        return PackedBatch
+    from streampack.batch.tree_batch import TreeBatch
+
+    return TreeBatch

@@ -1,0 +1,87 @@
+"""tree_rows: rows of trees with what the sequences of the trees have.
+
+Cost: some numpy calls per batch, over the tokens of its sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from streampack.documents.blocks import Documents, offsets_of
+from streampack.documents.fields import FieldTypes
+from streampack.trees.build import SLOT
+from streampack.window.grouped_rows import columns_of, concatenated
+from streampack.window.packed_rows import PackedRows, TreeColumns
+
+
+def tree_rows(
+    packed: PackedRows, trees: Sequence[Documents], types: FieldTypes, *, sources: int
+) -> PackedRows:
+    """The same rows, with the sequences of trees as pieces.
+
+    Args:
+        packed: D pieces, each of which is a tree.
+        trees: the sequences of each (D,).
+        types: of the fields.
+        sources: of a mixture, how many; 0 if there is only one.
+    """
+    count = np.array([len(tree) for tree in trees], dtype=np.int64)
+    lengths = concatenated([tree.lengths for tree in trees], np.int64)
+    ends = offsets_of(lengths)
+    held = [slice(int(tree.offsets[0]), int(tree.offsets[-1])) for tree in trees]
+    start = packed.boundaries[:-1][packed.piece >= 0].astype(np.int64)
+    slot = concatenated(
+        [tree.token_fields[SLOT][own] for tree, own in zip(trees, held, strict=True)], np.int32
+    )
+    slot += np.repeat(start, np.diff(ends[offsets_of(count)])).astype(np.int32)
+    counted = concatenated(
+        [
+            np.ones(own.stop - own.start, np.bool_) if tree.loss_mask is None
+            else tree.loss_mask[own]
+            for tree, own in zip(trees, held, strict=True)
+        ],
+        np.bool_,
+    )  # fmt: skip
+    counted[ends[:-1]] = False  # nothing is before the first token of a sequence
+    depth = np.zeros(len(packed.tokens), dtype=np.int64)
+    depth[slot] = np.arange(len(slot)) - np.repeat(ends[:-1], lengths)
+    placed, above = packed.composition.placed, int(depth.sum())
+    columns = columns_of(packed, trees, np.arange(len(trees)), lengths, types)
+    by_source = None
+    if sources:
+        of_sequence = columns["source_ids"]
+        of_tree = of_sequence[offsets_of(count)[:-1]]
+        sizes = np.diff(packed.boundaries)[packed.piece >= 0]
+        learnt = np.diff(np.append(0, np.cumsum(counted))[ends])
+        by_source = np.column_stack(
+            [
+                np.bincount(of_tree, sizes, sources),
+                np.bincount(of_sequence, minlength=sources),
+                np.bincount(of_sequence, learnt, sources),
+            ]
+        ).astype(np.int64)
+    return packed._replace(
+        **columns,
+        loss_mask=None,
+        num_loss_tokens=int(counted.sum()),
+        sum_squared_lengths=2 * above + placed,
+        composition=replace(
+            packed.composition,
+            segments=len(lengths),
+            documents=len(lengths),
+            documents_cut=0,
+            context_sum=above,
+            shared=len(slot) - placed,
+        ),
+        token_fields={
+            name: concatenated(
+                [tree.token_fields[name][own] for tree, own in zip(trees, held, strict=True)], dtype
+            )
+            for name, dtype in types.token.items()
+        },
+        by_source=by_source,
+        tree=TreeColumns(slot, ends.astype(np.int32), counted),
+    )
