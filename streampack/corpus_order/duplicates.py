@@ -64,7 +64,7 @@ def embed_whole(job: CorpusOrder, part: int) -> None:
         documents = content.documents(own[chosen])
         wholes = Wholes(documents, embedder)
         wholes.embed(np.ones(len(documents), dtype=np.bool_))
-        vectors.append(wholes.vectors)
+        vectors.append(wholes.made.vectors)
     job.files.save(f"duplicates/{part:05}.whole.npy", np.concatenate(vectors))
 
 

@@ -25,10 +25,11 @@ from streampack._jit import kernel
 from streampack.errors import ConfigError
 from streampack.ordering.neighbours import (
     NONE,
+    Found,
     Neighbours,
     Wholes,
+    WholeVectors,
     alike,
-    compact,
     cosine,
     offer,
     on_grid,
@@ -79,21 +80,18 @@ def find_neighbours_approximately(
     index.nprobe = min(LISTS_SEARCHED, lists)
     _, candidates = index.search(unit, min(MARGIN * k + 1, count))
     candidates = np.sort(candidates.astype(np.int64), axis=1)  # offers come in order of arrival
-    duplicate_of = np.full(count, -1, dtype=np.int64)
-    ids = np.full((count, k), -1, dtype=np.int64)
-    similarity = np.full((count, k), NONE, dtype=np.float64)
     cosines = np.full(candidates.shape, NONE, dtype=np.float64)
     threshold = on_grid(duplicate_threshold)
     compute_cosines(vectors, norms, candidates, cosines)
     wholes = Wholes(None) if wholes is None else wholes
-    if threshold < 1 and len(wholes.row):
+    if threshold < 1 and len(wholes.made.row):
         over = cosines > threshold
         wanted = over.any(axis=1)
         wanted[candidates[over]] = True
         wholes.embed(wanted)
-    whole = (wholes.row, wholes.vectors, wholes.norms)
-    _choose(candidates, threshold, whole, cosines, duplicate_of, ids, similarity)
-    return compact(duplicate_of, ids, similarity)
+    found = Found.nothing(count, k)
+    _choose(candidates, cosines, threshold, wholes.made, found)
+    return found.of_kept()
 
 
 @kernel
@@ -121,14 +119,13 @@ def compute_cosines(
 @kernel
 def _choose(
     candidates: NDArray[np.int64],
-    threshold: float,
-    whole: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]],
     cosines: NDArray[np.float64],
-    duplicate_of: NDArray[np.int64],
-    ids: NDArray[np.int64],
-    similarity: NDArray[np.float64],
+    threshold: float,
+    made: WholeVectors,
+    out: Found,
 ) -> None:
     """Duplicates, then the k nearest kept."""
+    duplicate_of, ids, similarity = out
     count, width = candidates.shape
     for i in range(count):
         for c in range(width):
@@ -137,7 +134,7 @@ def _choose(
                 0 <= j < i
                 and cosines[i, c] > threshold
                 and duplicate_of[j] < 0
-                and alike(i, j, *whole, threshold)
+                and alike(i, j, made, threshold)
             ):
                 duplicate_of[i] = j
                 break

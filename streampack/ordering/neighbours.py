@@ -55,8 +55,8 @@ from streampack.ordering.hashing import HashedNgrams
 PIECE = 1 << 18  # tokens embedded at once: the memory of the hash table grows with them
 
 
-class Wholes:
-    """Vectors of whole documents, made when they are candidates.
+class WholeVectors(NamedTuple):
+    """Vectors of whole documents, for kernels.
 
     Attributes:
         row: (N,) int64, where a document's vector is; -1 before it is made. Empty if
@@ -64,22 +64,37 @@ class Wholes:
         vectors: (C, D) int32; norms: (C,) float64, their squared lengths.
     """
 
+    row: NDArray[np.int64]
+    vectors: NDArray[np.int32]
+    norms: NDArray[np.float64]
+
+
+class Wholes:
+    """Vectors of whole documents, made when they are candidates.
+
+    Attributes:
+        made: those made so far.
+    """
+
     def __init__(self, documents: Documents | None, embedder: HashedNgrams | None = None) -> None:
         self._documents = documents
         self._embedder = embedder or HashedNgrams()
-        self.row = np.full(0 if documents is None else len(documents), -1, dtype=np.int64)
-        self.vectors = np.zeros((0, self._embedder.dimension), dtype=np.int32)
-        self.norms = np.zeros(0, dtype=np.float64)
+        self.made = WholeVectors(
+            np.full(0 if documents is None else len(documents), -1, dtype=np.int64),
+            np.zeros((0, self._embedder.dimension), dtype=np.int32),
+            np.zeros(0, dtype=np.float64),
+        )
 
     def embed(self, wanted: NDArray[np.bool_]) -> None:
         """Make the vectors of the documents `wanted` (N,) that have none yet."""
-        new = np.flatnonzero(wanted & (self.row < 0)) if len(self.row) else self.row
+        row, vectors, norms = self.made
+        new = np.flatnonzero(wanted & (row < 0)) if len(row) else row
         if not len(new):
             return
-        self.row[new] = len(self.vectors) + np.arange(len(new))
-        vectors = self._vectors(new)
-        self.vectors = np.concatenate([self.vectors, vectors])
-        self.norms = np.concatenate([self.norms, whole_norms(vectors)])
+        row[new] = len(vectors) + np.arange(len(new))
+        more = self._vectors(new)
+        vectors = np.concatenate([vectors, more])
+        self.made = WholeVectors(row, vectors, np.concatenate([norms, whole_norms(more)]))
 
     def _vectors(self, chosen: NDArray[np.int64]) -> NDArray[np.int32]:
         assert self._documents is not None
@@ -103,15 +118,9 @@ def whole_norms(vectors: NDArray[np.int32]) -> NDArray[np.float64]:
 
 
 @kernel
-def alike(
-    i: int,
-    j: int,
-    row: NDArray[np.int64],
-    vectors: NDArray[np.int32],
-    norms: NDArray[np.float64],
-    threshold: float,
-) -> bool:
+def alike(i: int, j: int, made: WholeVectors, threshold: float) -> bool:
     """Whether the cosine of the whole documents exceeds the threshold; true of those not made."""
+    row, vectors, norms = made
     if len(row) == 0 or row[i] < 0 or row[j] < 0:
         return True
     mine, other = vectors[row[i]], vectors[row[j]]
@@ -145,6 +154,27 @@ class Neighbours(NamedTuple):
     similarity: NDArray[np.float64]
 
 
+class Found(NamedTuple):
+    """What a search fills in for all N documents, numbered by arrival; see `Neighbours`."""
+
+    duplicate_of: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    similarity: NDArray[np.float64]
+
+    @classmethod
+    def nothing(cls, count: int, k: int) -> Found:
+        """Nothing yet, for so many documents and neighbours of each."""
+        ids = np.full((count, k), -1, dtype=np.int64)
+        return cls(np.full(count, -1, dtype=np.int64), ids, np.full((count, k), NONE))
+
+    def of_kept(self) -> Neighbours:
+        """The neighbours of the kept documents, by their positions among these."""
+        kept = np.flatnonzero(self.duplicate_of < 0)
+        position = np.full(len(self.duplicate_of) + 1, -1, dtype=np.int64)  # the last: "none"
+        position[kept] = np.arange(len(kept))
+        return Neighbours(kept, self.duplicate_of, position[self.ids[kept]], self.similarity[kept])
+
+
 def squared_norms(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
     """(N,) float64 squared lengths of (N, D) vectors; 1 for a zero vector, whose products are 0."""
     norms = np.asarray(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64))
@@ -172,33 +202,20 @@ def find_neighbours(
     factors: NDArray[Any] = vectors.astype(np.float32 if exact else np.float64, copy=False)
     threshold = on_grid(duplicate_threshold)
     wholes = Wholes(None) if wholes is None else wholes
-    duplicate_of = np.full(count, -1, dtype=np.int64)
-    ids = np.full((count, k), -1, dtype=np.int64)
-    similarity = np.full((count, k), NONE, dtype=np.float64)
+    found = Found.nothing(count, k)
     least = np.full(count, NONE, dtype=np.float64)
     for first in range(0, count, BLOCK):
         stop = min(first + BLOCK, count)
         products = factors[first:stop] @ factors[:stop].T
-        if threshold < 1 and len(wholes.row):
+        if threshold < 1 and len(wholes.made.row):
             wholes.embed(_candidates(products, first, norms, threshold))
-        whole = (wholes.row, wholes.vectors, wholes.norms)
-        _compare(products, first, norms, threshold, whole, duplicate_of, ids, similarity, least)
-    return compact(duplicate_of, ids, similarity)
+        _compare(products, first, norms, threshold, wholes.made, found, least)
+    return found.of_kept()
 
 
 def on_grid(threshold: float) -> float:
     """A threshold rounded like cosines, so that a cosine equal to it does not exceed it."""
     return float(np.rint(threshold * ONE) / ONE)
-
-
-def compact(
-    duplicate_of: NDArray[np.int64], ids: NDArray[np.int64], similarity: NDArray[np.float64]
-) -> Neighbours:
-    """From neighbours of all N documents (N, k), numbered by arrival, to those of the kept ones."""
-    kept = np.flatnonzero(duplicate_of < 0)
-    position = np.full(len(duplicate_of) + 1, -1, dtype=np.int64)  # the last stands for "none"
-    position[kept] = np.arange(len(kept))
-    return Neighbours(kept, duplicate_of, position[ids[kept]], similarity[kept])
 
 
 def _candidates(
@@ -220,17 +237,16 @@ def _compare(
     first: int,
     norms: NDArray[np.float64],
     threshold: float,
-    whole: tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float64]],
-    duplicate_of: NDArray[np.int64],
-    ids: NDArray[np.int64],
-    similarity: NDArray[np.float64],
+    made: WholeVectors,
+    out: Found,
     least: NDArray[np.float64],
 ) -> None:
     """Compare documents `first` on, a row of `products` each, with all before them.
 
-    `whole` is what `alike` takes; it has every candidate.
+    `made` has every candidate.
     `least` (N,) is what an offer must exceed: a document's last similarity, infinity if dropped.
     """
+    duplicate_of, ids, similarity = out
     cosines = np.empty(first + len(products), dtype=np.float64)
     for r in range(len(products)):
         i = first + r
@@ -242,7 +258,7 @@ def _compare(
         for j in range(i):
             found[j] = cosine(row[j], mine, before[j])
         for j in range(i):
-            if found[j] > threshold and duplicate_of[j] < 0 and alike(i, j, *whole, threshold):
+            if found[j] > threshold and duplicate_of[j] < 0 and alike(i, j, made, threshold):
                 duplicate_of[i] = j
                 least[i] = np.inf
                 break

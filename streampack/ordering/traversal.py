@@ -37,7 +37,7 @@ so. Choosing the side is ours.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,21 +47,29 @@ from streampack._jit import kernel
 SHORTEST = 21
 
 
+class Graph(NamedTuple):
+    """Undirected edges of M documents.
+
+    Attributes:
+        offsets: (M + 1,) int64, where the edges of each document begin.
+        neighbour, weight: (E,) the other document of each edge, and their similarity.
+    """
+
+    offsets: NDArray[np.int64]
+    neighbour: NDArray[Any]
+    weight: NDArray[Any]
+
+
 @kernel
 def merge_runs(
-    path: NDArray[np.int64],
-    run: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    neighbour: NDArray[Any],
-    weight: NDArray[Any],
-    shortest: int,
+    path: NDArray[np.int64], run: NDArray[np.int64], graph: Graph, shortest: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The path (M,) int64 with its short runs dissolved, and the run (M,) of each document now.
 
     Args:
         path: (M,) a permutation of the documents.
         run: (M,) the number of each document's run, from 0 up along the path.
-        offsets: (M + 1,) int64; neighbour, weight: the undirected graph, see `traversal`.
+        graph: that was walked.
         shortest: runs of fewer documents are dissolved.
     """
     count = len(path)
@@ -87,10 +95,10 @@ def merge_runs(
             members[m] = i
             i = after[i]
         for i in members[: size[own]]:
-            target = _nearest(i, run, offsets, neighbour, weight)
+            target = _nearest(i, run, graph)
             if target >= 0:
                 after[before[i]], before[after[i]] = after[i], before[i]
-                left = _left_of(i, target, before, after, run, offsets, neighbour, weight)
+                left = _left_of(i, target, before, after, run, graph)
                 right = after[left]
                 before[i], after[i], after[left], before[right] = left, right, i, i
                 run[i] = run[target]
@@ -104,14 +112,9 @@ def merge_runs(
 
 
 @kernel
-def _nearest(
-    i: int,
-    run: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    neighbour: NDArray[Any],
-    weight: NDArray[Any],
-) -> int:
+def _nearest(i: int, run: NDArray[np.int64], graph: Graph) -> int:
     """The most similar neighbour of i in another run, -1 if there is none."""
+    offsets, neighbour, weight = graph
     best = -1
     highest = -np.inf
     for e in range(offsets[i], offsets[i + 1]):
@@ -129,11 +132,10 @@ def _left_of(
     before: NDArray[np.int64],
     after: NDArray[np.int64],
     run: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    neighbour: NDArray[Any],
-    weight: NDArray[Any],
+    graph: Graph,
 ) -> int:
     """Behind which document i is put so that it lies beside its target and in the same run."""
+    offsets, neighbour, weight = graph
     left = before[target]
     if run[left] != run[target]:
         return target
@@ -167,18 +169,14 @@ def walk_runs(
 
     The graph is held in the dtypes of `ids` and `similarity`: int32 and float32 halve its memory.
     """
-    offsets, neighbour, weight = _build_graph(ids, similarity)
-    starts = np.argsort(np.diff(offsets), kind="stable")
-    path, run = _follow(offsets, neighbour, weight, starts)
-    path, run = merge_runs(path, run, offsets, neighbour, weight, shortest_run)
+    graph = _build_graph(ids, similarity)
+    starts = np.argsort(np.diff(graph.offsets), kind="stable")
+    path, run = merge_runs(*_follow(graph, starts), graph, shortest_run)
     return path, np.flatnonzero(np.diff(run[path], prepend=-1))
 
 
 @kernel
-def _build_graph(
-    ids: NDArray[Any], similarity: NDArray[Any]
-) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
-    """Undirected edges by document: offsets (M + 1,), neighbours and their similarities."""
+def _build_graph(ids: NDArray[Any], similarity: NDArray[Any]) -> Graph:
     count, k = ids.shape
     mutual = np.zeros((count, k), dtype=np.bool_)
     offsets = np.zeros(count + 1, dtype=np.int64)
@@ -211,20 +209,16 @@ def _build_graph(
                 neighbour[end[j]] = i
                 weight[end[j]] = similarity[i, n]
                 end[j] += 1
-    return offsets, neighbour, weight
+    return Graph(offsets, neighbour, weight)
 
 
 @kernel
-def _follow(
-    offsets: NDArray[np.int64],
-    neighbour: NDArray[Any],
-    weight: NDArray[Any],
-    starts: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _follow(graph: Graph, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Visit every document; `starts` holds them all by number of edges, ties by arrival.
 
     Returns the path and the number of each document's run.
     """
+    offsets, neighbour, weight = graph
     visited = np.zeros(len(starts), dtype=np.bool_)
     path = np.empty(len(starts), dtype=np.int64)
     run = np.empty(len(starts), dtype=np.int64)

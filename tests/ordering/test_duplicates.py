@@ -85,5 +85,5 @@ def test_long_documents_are_embedded_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     for i, array in enumerate(arrays):
         parts = [array[p : p + 16].tolist() for p in range(0, len(array), 16)]
         expected = np.sum([reference.hashed(p, 1024, 2) for p in parts] or [[0] * 1024], axis=0)
-        np.testing.assert_array_equal(wholes.vectors[wholes.row[i]], expected)
-        assert wholes.norms[wholes.row[i]] == max((expected**2).sum(), 1)
+        np.testing.assert_array_equal(wholes.made.vectors[wholes.made.row[i]], expected)
+        assert wholes.made.norms[wholes.made.row[i]] == max((expected**2).sum(), 1)
