@@ -66,12 +66,13 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=3, help="processes of each version")
     parser.add_argument("--passes", type=int, default=8, help="of each process")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the documents")
     options = parser.parse_args()
     folders = [*map(Path.resolve, options.folders), HERE]
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for name, seq_len in CASES:
-            workload = Workload(name, Path(temporary))
+            workload = Workload(name, Path(temporary), options.scale)
             workload.make()
             lengths = Path(temporary) / name / "lengths.npy"
             times = [

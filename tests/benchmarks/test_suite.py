@@ -130,6 +130,7 @@ COMMANDS = {
     "dealing": "--ranks 1 --batches 2 --only shards_alike",
     "fields": "--documents 200 --repeats 1",
     "layouts": "--tokens 1e4",
+    "memory": "--scale 0.01 --rounds 1 --passes 1",
     "resume": "--scale 0.01",
     "rollouts": "--small",
     "scale": "--shards 1000 --lanes 64 --ranks 4 --documents 3000",
