@@ -17,7 +17,6 @@ from .packing import Concat as Concat
 from .packing import Pad as Pad
 from .run.state import DistributedState as DistributedState
 from .run.state import merge_states as merge_states
-from .run.worker_share import extract_state as extract_state
 from .streams.hooks import Hook as Hook
 from .tokenization import Tokenizer as Tokenizer
 from .tokenization import TokenRules as TokenRules

@@ -1,14 +1,8 @@
-"""WorkerShare: the batches of one DataLoader worker; and its state, as torchdata saves it.
+"""WorkerShare: the batches of one DataLoader worker, and the state that torchdata saves of it.
 
 A DataLoader takes batches from its workers in turn. So a worker is a rank in a finer division of
 the run: with empty batches where its lanes have no more, the turns keep the rank's order. Workers
 that would not divide the lanes of the rank stay idle.
-
-From the state of a torchdata `StatefulDataLoader` to ours, for elastic resume.
-
-torchdata keeps a state of each worker's iterator, as of the last batch of it that the loop has
-taken, and goes on with as many workers. `extract_state` puts them together into the state of the
-rank, which `merge_states`, `PackedDataset` and `PackedLoader` take.
 """
 
 from __future__ import annotations
@@ -22,7 +16,6 @@ from streampack.batch import PackedBatch
 from streampack.deals.sharing import Sharing
 from streampack.errors import StateError
 from streampack.job.ending import Alone
-from streampack.job.topology import Topology
 from streampack.run.fingerprint import changed_fields
 from streampack.run.plan import RunPlan
 from streampack.run.rank import RankRun, feed_in_process
@@ -118,7 +111,7 @@ class WorkerShare(Iterator[PackedBatch]):
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state of what this iterator has given; see `extract_state`.
+        """JSON-able state of what this iterator has given.
 
         torchdata sends what changes between two batches. It takes dicts apart for that and leaves
         lists whole, so each lane's state is in a list.
@@ -150,103 +143,15 @@ class WorkerShare(Iterator[PackedBatch]):
                 raise StateError(
                     f"The loader's state has {name} {state.get(name)!r:.80}, and here it is "
                     f"{value}.",
-                    "Keep their numbers, or load `extract_state` of it into a PackedDataset or "
-                    "PackedLoader, with `merge_states` over all ranks.",
+                    "Keep the numbers of ranks and workers, or use PackedLoader(dataset), whose "
+                    "state any number of them goes on from.",
                 )
         if self._place["worker"] < self._place["workers"]:
-            saved = run_state(state)
+            (head,) = state["head"]
+            saved = {**head, "lanes": {lane: own for lane, (own,) in state["lanes"].items()}}
             check_state(saved)
             changed_fields(saved["fingerprint"], self._plan.fingerprint)
             start = RunState.of_rank(saved, self._plan.fingerprint, self._plan.topology)
             self._run = self._begin(start)
-            self._ended = state.get("ended") is True
-        if self._batches is not None:
-            self._batches.close()
-            self._batches = None
-
-
-def run_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of the lanes of one worker, from what `WorkerShare.state_dict` gave.
-
-    Raises:
-        StateError: it gave something else.
-    """
-    try:
-        (head,) = state["head"]
-        lanes = {lane: own for lane, (own,) in state["lanes"].items()}
-        return {**head, "lanes": lanes}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise damaged_loader(f"Of the dataset it holds {state!r:.80}.") from error
-
-
-def damaged_loader(fact: str) -> StateError:
-    """The error for what no `StatefulDataLoader` over a `PackedDataset` can have saved."""
-    return StateError(fact, "Pass what `StatefulDataLoader.state_dict()` returned, unchanged.")
-
-
-def extract_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of this rank, from that of its `StatefulDataLoader` over a `PackedDataset`.
-
-    Args:
-        state: what ``StatefulDataLoader.state_dict()`` returned.
-
-    Returns:
-        What a `PackedLoader` whose loop had taken the same batches would have returned.
-
-    Raises:
-        StateError: it is of another dataset, damaged, or older than what the loop has taken.
-    """
-    missing = state.get("_steps_since_snapshot", 0)
-    if missing:
-        raise StateError(
-            f"The state is as of {missing} batches before the last one that the loop took.",
-            "Use snapshot_every_n_steps=1, or save after a step that it divides.",
-            setting="snapshot_every_n_steps",
-        )
-    workers = _used_workers(state)
-    topology = Topology(workers[0]["rank"], workers[0]["world_size"])
-    parts = [run_state(worker) for worker in workers]
-    for part in parts:
-        check_state(part)
-    if any(part["fingerprint"] != parts[0]["fingerprint"] for part in parts):
-        raise damaged_loader("Its workers are of different runs.")
-    lanes = {int(lane): own for part in parts for lane, own in part["lanes"].items()}
-    return RunState(
-        parts[0]["fingerprint"],
-        topology,
-        _next_batch(workers, parts, topology),
-        lanes,
-        parts[0]["stepped_over"],
-    ).as_dict()
-
-
-def _used_workers(state: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What `WorkerShare.state_dict` gave in each worker that had lanes, in their order."""
-    try:
-        workers = [state]  # of the loop's process
-        if "_snapshot" in state:
-            saved = state["_snapshot"]["_worker_snapshots"]
-            workers = [saved[f"worker_{number}"] for number in range(len(saved))]
-        found = [worker["fetcher_state"]["dataset_iter_state"] for worker in workers]
-        return found[: found[0]["workers"]]
-    except (KeyError, IndexError, TypeError) as error:
-        raise damaged_loader("It has no states of the workers of a PackedDataset.") from error
-
-
-def _next_batch(
-    workers: list[dict[str, Any]], parts: list[dict[str, Any]], topology: Topology
-) -> int:
-    """Number of the first batch that the ranks have not taken, which the workers agree on."""
-    ranks = topology.world_size
-    # A worker's own place in the run is that of a rank among ranks x workers.
-    coming = [part["next_batch"] + i * ranks for i, part in enumerate(parts)]
-    going = [at for at, worker in zip(coming, workers, strict=True) if not worker["ended"]]
-    if not going:  # all lanes are dry; the last rotation counts
-        return int(max(part["next_batch"] for part in parts))
-    if max(going) - min(going) >= ranks * len(workers):
-        raise StateError(
-            f"The next batches of the workers are {coming} of the run.",
-            "Use in_order=True, and pass what `StatefulDataLoader.state_dict()` returned.",
-            setting="in_order",
-        )
-    return int(min(going))
+            self._ended = state["ended"]
+        self._batches = None
