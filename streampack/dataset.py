@@ -123,12 +123,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         provenance: bool = False,
     ) -> None:
         super().__init__()
-        check_kinds(
-            window=window,
-            topology=topology,
-            token_rules=token_rules,
-            order=order,
-        )
+        check_kinds(window=window, topology=topology, token_rules=token_rules, order=order)
         seed, epochs, lanes = checked_counts(seed, epochs, lanes)
         check_switches(shuffle=shuffle, provenance=provenance)
         source = as_source(source)
@@ -249,16 +244,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
             f"seed={config.seed}, rank={place.rank} of {place.world_size})"
         )
 
-    def check_topology(self) -> None:
+    def _check_topology(self) -> None:
         """Raise `ConfigError` if a rank that was detected is no longer this process's."""
-        now = Topology.detect() if self._detected else self.topology
-        if now != self.topology:
-            raise ConfigError(
-                f"The dataset was built when this process was rank {self.topology.rank} of "
-                f"{self.topology.world_size}, and now it is rank {now.rank} of {now.world_size}.",
-                "Build it after torch.distributed.init_process_group(), or pass topology=.",
-                setting="topology",
-            )
+        if self._detected:
+            self.topology.check_still_detected()
 
     @property
     def plan(self) -> RunPlan:
@@ -298,7 +287,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         Example:
             >>> print(PackedDataset([[1, 2, 3]] * 100, seq_len=8).explain())  # doctest: +SKIP
         """
-        alone = self.alone(lanes=1, epochs=1)
+        alone = self._alone(lanes=1, epochs=1)
         return explain(self.plan.config, self.topology, alone, documents, tokenizer)
 
     def with_provenance(self) -> PackedDataset:
@@ -309,7 +298,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             other._plan = replace(self._plan, config=_traced(self._plan.config))
         return other
 
-    def alone(self, **settings: Any) -> PackedDataset:
+    def _alone(self, **settings: Any) -> PackedDataset:
         """The same documents in another run, of one rank, with other fields of `LaneConfig`."""
         other = copy.copy(self)
         other._config, other.topology = replace(self._config, **settings), Topology()
@@ -360,9 +349,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             StateError: the state is of another run (the message names the field and both values),
                 damaged, or lacks lanes of this rank.
         """
-        self.go_on(*self.resumed(state, allow=allow))
+        self._go_on(*self._resumed(state, allow=allow))
 
-    def resumed(
+    def _resumed(
         self, state: Mapping[str, Any], *, allow: Collection[str] = ()
     ) -> tuple[RunPlan, RunState]:
         """The plan of a saved run and where it goes on, for a loader, which keeps its state itself.
@@ -372,12 +361,12 @@ class PackedDataset(IterableDataset[PackedBatch]):
         """
         return resume_run(self._config, self.topology, copy.deepcopy(state), allow)
 
-    def go_on(self, plan: RunPlan, start: RunState) -> None:
+    def _go_on(self, plan: RunPlan, start: RunState) -> None:
         """Start from here instead of the beginning."""
         self._plan, self._start = plan, start
         self._exchange = uuid.uuid4().hex
 
-    def start(self) -> RunState:
+    def _begins(self) -> RunState:
         """The state that iterating starts from."""
         return self.plan.start() if self._start is None else self._start.copy()
 
@@ -396,11 +385,11 @@ class PackedDataset(IterableDataset[PackedBatch]):
         refuse_resharding()
         info = get_worker_info()
         if info is None:
-            self.check_topology()
+            self._check_topology()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         if worker == 0:
             self._warn_alone()
-        start = self.start()
+        start = self._begins()
         name = f"{os.getppid()}-{self._exchange}" if info else None
         sharing = start.sharing(connected=False, name=name)
         return WorkerShare(self.plan, start, sharing, worker=worker, workers=workers)

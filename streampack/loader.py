@@ -135,7 +135,7 @@ class PackedLoader(DataLoader[Any]):
         self._pin_memory = pin_memory and torch.cuda.is_available()
         timeout_s = real_number("rank_timeout_s", rank_timeout_s, least=0.001, most=LONGEST_S)
         self._run = RankRun(
-            dataset.plan, dataset.start(), ranks=ranks, end=end, timeout_s=timeout_s
+            dataset.plan, dataset._begins(), ranks=ranks, end=end, timeout_s=timeout_s
         )
         self._trains = not dataset._evaluates  # the batches of all ranks together are a step
         self._finished = False
@@ -166,7 +166,7 @@ class PackedLoader(DataLoader[Any]):
         Raises:
             StateError: the state is of another run; the message names the field.
         """
-        self._run.go_on(*self.dataset.resumed(state, allow=allow))
+        self._run.go_on(*self.dataset._resumed(state, allow=allow))
         self._finished = False
         self._stop()
 
@@ -284,7 +284,7 @@ class PackedLoader(DataLoader[Any]):
     # ------------------------------------------------------------------ one iterator at a time
 
     def _open(self) -> Prefetcher:
-        self.dataset.check_topology()
+        self.dataset._check_topology()
         refuse_lightning()
         if self._finished:
             config = self._run.plan.config

@@ -173,8 +173,8 @@ def packed_by(
     rows = batch_size or config.batch_tokens // config.packer.seq_lens[-1]
     batch_tokens = rows * packer.seq_lens[-1]
     if (packer, batch_tokens) == (config.packer, config.batch_tokens):
-        return dataset.alone(**others)
-    return dataset.alone(
+        return dataset._alone(**others)
+    return dataset._alone(
         packer=packer,
         batch_tokens=batch_tokens,
         window=WindowConfig().resolve(packer, batch_tokens),

@@ -59,6 +59,17 @@ class Topology:
                 setting="topology",
             ) from None
 
+    def check_still_detected(self) -> None:
+        """Raise `ConfigError` if this was detected and is no longer this process's place."""
+        now = self.detect()
+        if now != self:
+            raise ConfigError(
+                f"The dataset was built when this process was rank {self.rank} of "
+                f"{self.world_size}, and now it is rank {now.rank} of {now.world_size}.",
+                "Build it after torch.distributed.init_process_group(), or pass topology=.",
+                setting="topology",
+            )
+
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh, dims: str | Sequence[str]) -> Topology:
         """From a torch `DeviceMesh`: this process's place in its data-parallel dimensions.

@@ -92,7 +92,7 @@ def test_workers_of_a_dataloader_that_do_not_divide_the_lanes_stay_idle(caplog: 
     for workers in (5, 14):
         loader = DataLoader(dataset, batch_size=None, num_workers=workers)
         assert identities(loader) == expected
-    share = WorkerShare(dataset.plan, dataset.start(), Sharing(), worker=0, workers=5)
+    share = WorkerShare(dataset.plan, dataset._begins(), Sharing(), worker=0, workers=5)
     assert "4 get some, the rest none" in caplog.text
     assert share.state_dict()["workers"] == 4
 
