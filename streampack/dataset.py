@@ -29,6 +29,7 @@ from streampack.run.options import (
     check_balance,
     check_eos,
     check_kinds,
+    check_layout,
     check_switches,
     checked_counts,
     choose_packer,
@@ -70,6 +71,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         token_rules: end-of-document and padding ids and the size of the vocabulary, where they are
             not to be taken from the tokenizer.
         attention: "document" keeps documents apart; "row" lets a row attend across them.
+        layout: "tree" lays out once what the documents of a record begin with alike; batches are of
+            `TreeBatch` (docs/trees.md). A record is in one row then, and takes its slots.
         filter: a function that says which documents stay; it sees them before `map`. A saved state
             knows it by its module and name; a lambda is given one by `Hook`, which says what it
             takes and returns.
@@ -108,6 +111,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         tokenizer: Any = None,
         token_rules: TokenRules | None = None,
         attention: Literal["document", "row"] = "document",
+        layout: Literal["documents", "tree"] = "documents",
         filter: Hook | HookFunction | None = None,
         map: Hook | HookFunction | None = None,
         token_fields: Mapping[str, Any] | None = None,
@@ -130,7 +134,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         fields = FieldTypes.of(token_fields, document_fields)
         if fields:
             source = source.with_fields(replace(fields, optional=map is not None))
-        packer = choose_packer(seq_len, packer, order, source)
+        packer = choose_packer(seq_len, packer, order, source, layout)
         batch_tokens = tokens_per_batch(batch_size, packer)
         schedule = check_balance(attention, packer)
         say_if_kept_apart(order, attention)
@@ -142,7 +146,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         check_eos(packer, row_format)
         if isinstance(source, Mixture):
             source.check_epochs(epochs)
-        grouped = packer.packs_members
+        tree = check_layout(layout, attention, packer, source)
+        grouped = tree or packer.packs_members
         config = LaneConfig(
             source=source,
             lanes=lanes or 0,
@@ -152,6 +157,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 map=as_hook("map", map),
                 fields=fields,
                 grouped=grouped,
+                tree=tree,
             ),
             packer=packer,
             window=(window or WindowConfig()).resolve(packer, batch_tokens),
@@ -163,6 +169,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 provenance=provenance,
                 fields=fields.with_groups() if grouped else fields,
                 grouped=grouped,
+                tree=tree,
                 sources=len(source.sources) if isinstance(source, Mixture) else 0,
             ),
             seed=seed,
@@ -193,6 +200,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         tokenizer: Any = None,
         token_rules: TokenRules | None = None,
         attention: Literal["document", "row"] = "document",
+        layout: Literal["documents", "tree"] = "documents",
         filter: Hook | HookFunction | None = None,
         map: Hook | HookFunction | None = None,
         token_fields: Mapping[str, Any] | None = None,

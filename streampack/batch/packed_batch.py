@@ -177,7 +177,7 @@ class PackedBatch:
                 setting="device",
             )
         again = partial(
-            PackedBatch,
+            type(self),
             lane=self.lane,
             step=self.step,
             has_next=self.has_next,
@@ -188,7 +188,7 @@ class PackedBatch:
 
     def __repr__(self) -> str:
         return (
-            f"PackedBatch(rows={self.rows}, seq_len={self.seq_len}, "
+            f"{type(self).__name__}(rows={self.rows}, seq_len={self.seq_len}, "
             f"num_documents={self.num_documents}, num_tokens={self.num_tokens}, "
             f"lane={self.lane}, step={self.step}, device={str(self.device)!r})"
         )

@@ -97,7 +97,7 @@ def warm_up(config: LaneConfig) -> None:
         )
         window.admit(documents, 0)
         planned = window.plan(final=True)
-        layout = replace(config.row_format, fields=FieldTypes(), grouped=False)
+        layout = replace(config.row_format, fields=FieldTypes(), grouped=False, tree=False)
         rows = gather_rows(planned, config.batch_tokens, window.buffer, layout)
         derive_fields(rows[0])
         window.advance(planned)

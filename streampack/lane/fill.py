@@ -148,10 +148,11 @@ class Fill:
             self._dropped += 1
             if self._dropped <= NAMED_DOCUMENTS:
                 logger.warning(
-                    "dropped: %s%s has %d tokens and a %s%d%s",
+                    "dropped: %s%s has %d %s and a %s%d%s",
                     "the group that begins with " if config.row_format.grouped else "",
                     config.source.document_name(entries.origin[i]),
                     entries.length[i],
+                    "slots" if config.row_format.tree else "tokens",
                     f"batch has {config.batch_tokens // longest} rows of "
                     if config.packer.packs_members
                     else "row has ",

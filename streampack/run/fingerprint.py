@@ -36,6 +36,7 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
         "map": preparation.map.name if preparation.map else None,
         "fields": preparation.fields.describe(),
         "grouped": preparation.grouped,
+        "layout": "tree" if preparation.tree else "documents",
         "order": config.order.describe() if config.order else None,
         "packer": config.packer.describe(),
         "attention": "row" if config.row_format.attention_by_row else "document",

@@ -34,8 +34,9 @@ def choose_packer(
     packer: Packer | None,
     order: DocumentOrder | None,
     source: Source,
+    layout: str = "documents",
 ) -> Packer:
-    """The packer of a run, from what is given of row length, packer and order."""
+    """The packer of a run, from what is given of row length, packer, order and layout."""
     if packer is not None:
         packer = require_packer(packer)
     if (seq_len is None) == (packer is None):
@@ -48,7 +49,7 @@ def choose_packer(
         )
     if packer is None:
         usual = _usual_packer(seq_len or 0, order, source)
-        return _of_groups(usual) if source.grouped else usual
+        return _of_groups(usual) if source.grouped and layout != "tree" else usual
     if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
         logger.warning(
             "%s cuts conversations, and what is cut off is learnt without what was said before; "
@@ -64,7 +65,7 @@ def choose_packer(
             f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
             setting="order",
         )
-    return _of_groups(packer) if source.grouped else packer
+    return _of_groups(packer) if source.grouped and layout != "tree" else packer
 
 
 def _usual_packer(seq_len: int, order: DocumentOrder | None, source: Source) -> Packer:
@@ -118,6 +119,35 @@ def check_balance(attention: str, packer: Packer) -> Balance | None:
             setting="balance",
         )
     return Balance()
+
+
+def check_layout(layout: str, attention: str, packer: Packer, source: Source) -> bool:
+    """Whether records are trees.
+
+    Raises:
+        ConfigError: they cannot be: records have one document each, or trees would be cut, or their
+            branches would see one another.
+    """
+    one_of("layout", layout, ["documents", "tree"])
+    if layout == "documents":
+        return False
+    wrong = None
+    if not source.grouped:
+        wrong = "the records have one document each", 'leave out layout="tree"'
+    elif attention == "row":
+        wrong = 'attention is "row"', "leave out attention="
+    elif packer.overflow not in ("drop", "error") or not packer.keeps_whole:
+        size = packer.seq_lens[-1]
+        wrong = (
+            f"{type(packer).__name__} with overflow={packer.overflow!r} cuts documents",
+            f'use packer=BestFitDecreasing(seq_len={size}, overflow="drop"), or "error"',
+        )
+    if wrong is not None:
+        fact, remedy = wrong
+        raise ConfigError(
+            f'layout is "tree", and {fact}.', f"{remedy[0].upper()}{remedy[1:]}.", setting="layout"
+        )
+    return True
 
 
 def check_eos(packer: Packer, row_format: RowFormat) -> None:

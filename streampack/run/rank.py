@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.batch import PackedBatch
+from streampack.batch.kinds import kind_of
 from streampack.deals.dealer import RankExchange
 from streampack.deals.report_exchange import ReportExchange
 from streampack.deals.sharing import Sharing
@@ -48,7 +49,7 @@ def feed_in_process(
 ) -> Iterable[PackedBatch | LaneEnd]:
     """A rank's batches of some lanes, made where they are asked for."""
     for item in rotate(share, sharing, exchange):
-        yield item if isinstance(item, LaneEnd) else PackedBatch.of_lane(item)
+        yield item if isinstance(item, LaneEnd) else kind_of(item.rows).of_lane(item)
 
 
 class RankRun:
@@ -226,7 +227,7 @@ class RankRun:
     def empty_batch(self, lane: int, step: int) -> PackedBatch:
         """A batch of padding only, in the place of one that the lane does not have."""
         rows = self.plan.config.empty_batch(step)
-        return PackedBatch(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
+        return kind_of(rows)(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
 
     def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Generator[PackedBatch, None, None]:
         """The batches that hold documents; the ends of lanes that none of them carries are kept."""

@@ -33,6 +33,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from streampack.batch import PackedBatch
+from streampack.batch.kinds import kind_of
 from streampack.deals.report_exchange import ReportExchange
 from streampack.deals.sharing import Sharing
 from streampack.errors import ConfigError, StreampackError, WorkerError
@@ -287,7 +288,7 @@ class _Receiver:
                 starts[item.lane] = SavedStart(state)
             item = item._replace(start=starts[item.lane])
             if not isinstance(item, LaneEnd):
-                item = PackedBatch.of_lane(item, on_fields=self._wants_fields.set)
+                item = kind_of(item.rows).of_lane(item, on_fields=self._wants_fields.set)
                 if self._wants_fields.is_set():
                     item.make_fields()
             self._room.acquire()

@@ -59,6 +59,7 @@ class Preparation:
         filter, map: the user's hooks; the filter sees documents first.
         fields: what travels with tokens and documents.
         grouped: the documents of a record are a group.
+        tree: groups are trees.
     """
 
     tokenizers: tuple[Tokenizer | ChatTokenizer | None, ...] = (None,)
@@ -69,6 +70,7 @@ class Preparation:
     map: Hook | None = None
     fields: FieldTypes = field(default_factory=FieldTypes)
     grouped: bool = False
+    tree: bool = False
 
     @property
     def any_tokenizer(self) -> Any:
@@ -106,6 +108,8 @@ class BlockPreparer:
     def prepare(self, block: Block, epoch: int) -> Documents:
         """Tokenize, check, drop empty documents, filter and map."""
         preparation = self._preparation
+        if isinstance(block, Documents):
+            block = apart(block)
         if self._number and len(block):  # before hooks, whose seeds depend on it
             origin = block.origin.copy()
             origin["source"] = self._number
@@ -114,7 +118,7 @@ class BlockPreparer:
             self._check_sides(block)
         tokenized = isinstance(block, Documents)
         if isinstance(block, Documents):
-            documents = self._checked(apart(block))
+            documents = self._checked(block)
         else:
             documents = _with_fields_of(block, self._encoded(block))
         documents = self._without_empty(documents)
@@ -133,7 +137,13 @@ class BlockPreparer:
             documents = self._fielded(documents)
         if documents.tokens.dtype == np.int32:  # checked: no id is negative
             documents = replace(documents, tokens=documents.tokens.view(np.uint32))
-        return together(documents) if preparation.grouped else documents
+        if preparation.grouped:
+            documents = together(documents)
+        if preparation.tree and len(documents):
+            from streampack.trees.build import planted
+
+            documents = planted(documents)
+        return documents
 
     def _check_sides(self, block: Conversations) -> None:
         """Raise `ConfigError` for pairs of which nothing would tell the rejected side."""

@@ -270,7 +270,9 @@ class Window:
             name = self._name(documents.origin[i])
             name = f"the group that begins with {name}" if documents.members else name
             raise PlanError(
-                f"{name[0].upper()}{name[1:]} has {int(lengths[i])} tokens, {room}.",
+                f"{name[0].upper()}{name[1:]} has {int(lengths[i])} "
+                f"{'slots' if documents.members and documents.members.planted else 'tokens'}, "
+                f"{room}.",
                 'Filter them out, or use overflow="drop".'
                 if documents.members
                 else 'Filter such documents out, or use overflow="split", "truncate" or "drop".',
