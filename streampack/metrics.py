@@ -15,7 +15,8 @@ class LaneTimes:
     """Seconds that lanes spent, by stage. Add two with ``+``.
 
     Attributes:
-        read_s: waiting for the source (storage, decompression, parsing).
+        read_s: waiting for storage, or for what another thread or process decodes.
+        decode_s: processor time in the source: decompressing, decoding and parsing.
         prepare_s: tokenizing, checks and hooks.
         order_s: ordering windows of documents by similarity.
         pack_s: filling and planning the window.
@@ -23,6 +24,7 @@ class LaneTimes:
     """
 
     read_s: float = 0.0
+    decode_s: float = 0.0
     prepare_s: float = 0.0
     order_s: float = 0.0
     pack_s: float = 0.0
@@ -38,8 +40,14 @@ class LaneTimes:
         """A context that adds the time of its block to `stage`."""
         return _Measured(self, stage)
 
+    def reading(self) -> _Reading:
+        """A context whose time is that of reading and decoding."""
+        return _Reading(self, "read_s")
+
 
 class _Measured:
+    """Adds the time of a block to a stage."""
+
     __slots__ = ("_began", "_stage", "_times")
 
     def __init__(self, times: LaneTimes, stage: str) -> None:
@@ -52,6 +60,20 @@ class _Measured:
     def __exit__(self, *error: object) -> None:
         spent = getattr(self._times, self._stage) + time.perf_counter() - self._began
         setattr(self._times, self._stage, spent)
+
+
+class _Reading(_Measured):
+    __slots__ = ("_cpu",)
+
+    def __enter__(self) -> None:
+        self._cpu = time.thread_time()
+        super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        spent = time.thread_time() - self._cpu
+        self._times.read_s -= spent
+        self._times.decode_s += spent
 
 
 class SourceCounts(NamedTuple):

@@ -98,10 +98,15 @@ def _stages(loader: Any, seconds: float) -> dict[str, float]:
         count, _, spent, fields = taken(batches, seconds)
         after = asdict(loader.metrics().times)
     per = 1e9 / (count * ROWS * SEQ_LEN)
-    names = {"read": "read_s", "check or tokenize": "prepare_s", "pack": "pack_s"}
+    stages = {
+        "read": ("read_s", "decode_s"),
+        "check or tokenize": ("prepare_s",),
+        "pack": ("pack_s",),
+        "gather": ("gather_s",),
+    }
     costs = {
-        stage: (after[name] - before[name]) * per
-        for stage, name in {**names, "gather": "gather_s"}.items()
+        stage: sum(after[name] - before[name] for name in names) * per
+        for stage, names in stages.items()
     }
     rest = max(spent * per - sum(costs.values()) - fields * per, 0.0)
     return {**costs, "fields": fields * per, "hand over": rest}

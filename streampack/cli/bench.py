@@ -27,13 +27,16 @@ from streampack.cli.options import (
 )
 
 ROOM = 1.25  # of a step over what a batch takes, so that the loop does not wait
+#: What limits a loader, by the times of lanes. The rest of the time is that of sending batches, or,
+#: without workers, of making their fields.
 STAGES = {
-    "read_s": "reading",
-    "prepare_s": "tokenizing and checking",
-    "order_s": "ordering",
-    "pack_s": "planning",
-    "gather_s": "copying rows",
+    "reading": ("read_s",),
+    "decoding": ("decode_s",),
+    "tokenizing": ("prepare_s",),
+    "ordering": ("order_s",),
+    "packing": ("pack_s", "gather_s"),
 }
+ENOUGH = 0.05  # of the time, in which a loop may wait and still be the limit
 
 
 def bench(
@@ -81,11 +84,13 @@ def bench(
     for number in dict.fromkeys(min(number, lanes) for number in workers):  # each runs one
         with console.status(f"{number} workers"):
             found.append(measure(dataset, number, seconds=seconds, step_s=step_ms / 1000))
+    layout = dataset.plan.config.source.slow_layout()
     if as_json:
         head = {"lanes": lanes, "step_s": step_ms / 1000}
-        print(json.dumps({**head, "runs": [asdict(own) for own in found]}))
+        runs = [{**asdict(own), "shares": own.shares} for own in found]
+        print(json.dumps({**head, "layout": layout, "runs": runs}))
         return
-    _say(Console(), found, step_ms)
+    _say(Console(), found, step_ms, layout)
     if max(workers) > lanes:
         say(
             Console(),
@@ -115,6 +120,21 @@ class Rate:
     batches_per_s: float
     waiting: float
     stage_s: dict[str, float]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of the time of the processes that make batches, 0 to 1, by what they did; sums to 1.
+
+        What is left is "sending" with workers, in which they wait for the loop, too, and "fields"
+        without.
+        """
+        spent = {
+            name: sum(self.stage_s[stage] for stage in stages) for name, stages in STAGES.items()
+        }
+        total = max(self.seconds * max(self.workers, 1), sum(spent.values()), 1e-9)
+        rest = total - sum(spent.values())
+        spent["sending" if self.workers else "fields"] = rest
+        return {name: seconds / total for name, seconds in spent.items()}
 
 
 def measure(
@@ -160,7 +180,7 @@ def _use(batch: streampack.PackedBatch, step_s: float) -> None:
         time.sleep(step_s)
 
 
-def _say(console: Console, found: list[Rate], step_ms: float) -> None:
+def _say(console: Console, found: list[Rate], step_ms: float, layout: str) -> None:
     table = plain_table(2)
     for name in ("workers", "first batch", "batches/s", "tokens/s", *["loop waits"][: step_ms > 0]):
         table.add_column(name, justify="right", no_wrap=True)
@@ -182,8 +202,13 @@ def _say(console: Console, found: list[Rate], step_ms: float) -> None:
             f"With {with_them} a loop that takes {1000 * ROOM / best.batches_per_s:.3g} ms or more "
             f"for a batch of {size:,.0f} tokens does not wait; --step-ms measures it with yours.",
         )
-    total = sum(best.stage_s.values())
-    if total:
-        shares = sorted(best.stage_s.items(), key=lambda own: -own[1])
-        named = ", ".join(f"{STAGES[name]} {own / total:.0%}" for name, own in shares if own)
-        say(console, f"Of the time in which batches are made: {named}.")
+    shares = sorted(best.shares.items(), key=lambda own: -own[1])
+    named = ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
+    say(console, f"Of the time in which batches are made: {named}.")
+    limit = shares[0][0]
+    if step_ms and best.waiting < ENOUGH:
+        say(console, "The loop is the limit: it does not wait.")
+    elif limit in ("reading", "decoding") and layout:
+        say(console, f"{limit.capitalize()} is the limit. The layout may be the reason: {layout}.")
+    else:
+        say(console, f"{limit.capitalize()} is the limit.")

@@ -26,6 +26,7 @@ from streampack.sources.parquet.columns import kinds_of, placed_blocks
 from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.source import MOST_FOOTERS, Parquet
 from streampack.sources.records import DamagedFileError
+from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
 from streampack.storage.failures import is_of_system
@@ -195,6 +196,9 @@ class Arrow(Parquet):
     def estimate_tokens(self) -> int:
         """A rough number of tokens: all bytes are ids, or four of them a token of text."""
         return int(self.manifest.num_bytes.sum()) // int(self.manifest.details["item_bytes"])
+
+    def slow_layout(self) -> str:
+        return ShardedSource.slow_layout(self)
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips

@@ -215,6 +215,10 @@ class Source(ABC):
         """A rough number of tokens in one epoch, or None if nothing is known."""
         return None
 
+    def slow_layout(self) -> str:
+        """How its files are made, as a clause, if that may make reading slow; else ""."""
+        return ""
+
     def shard_name(self, shard: int) -> str:
         """Where a shard is found, by its number in `Documents.origin`."""
         return f"shard {shard}"

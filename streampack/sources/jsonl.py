@@ -51,6 +51,7 @@ from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
 _BUFFER = 1 << 20
+_FEW_FILES, _LARGE_BYTES = 8, 64 << 20  # which several workers would wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,15 @@ class JSONL(ShardedSource):
     def estimate_tokens(self) -> int:
         """A rough number of tokens: ids take about six bytes."""
         return self.weight // (6 if self.tokenized else 4)
+
+    def slow_layout(self) -> str:
+        if self.tokenized:
+            return "token ids written as JSON; `streampack convert` writes them as Parquet"
+        codec = _codec_of(self.manifest.paths[0])
+        large = self.manifest.num_bytes[0] >= _LARGE_BYTES and codec is not None
+        if large and len(self.manifest) < _FEW_FILES:
+            return f"few large files in {codec}, each decoded by one process; use more of them"
+        return super().slow_layout()
 
     def document_name(self, origin: np.void) -> str:
         path = self.manifest.paths[int(origin["shard"])]

@@ -31,6 +31,7 @@ from streampack.storage.storage import Storage
 logger = logging.getLogger(__name__)
 
 USUAL_BYTES = 4096  # of a document
+_MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # of which opening them may take longer than reading
 
 
 class ShardedSource(Source):
@@ -216,6 +217,12 @@ class ShardedSource(Source):
 
     def estimate_tokens(self) -> int | None:
         return int(self.manifest.num_bytes.sum()) // (2 if self.tokenized else 4)
+
+    def slow_layout(self) -> str:
+        files, size = len(self.manifest), float(np.mean(self.manifest.num_bytes))
+        if files < _MANY_FILES or size > _SMALL_BYTES:
+            return ""
+        return f"{files:,} files of {size / 1000:,.1f} KB on average; larger ones take less time"
 
     def shard_name(self, shard: int) -> str:
         return self.manifest.paths[shard]

@@ -164,7 +164,7 @@ class DocumentStream(LaneStream):
             found = start is not None
             blocks = part.reader.read(start, self.skips)
             while True:
-                with self._times.measure("read_s"):
+                with self._times.reading():
                     item = next(blocks, None)
                 if item is None:
                     break

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.corpora import byte_tokenizer
@@ -35,7 +37,25 @@ def test_rates_belong_together(corpus: list[str]) -> None:
         assert own["batches_per_s"] == pytest.approx(own["batches"] / own["seconds"])
         assert 0 <= own["waiting"] <= 1
         assert own["first_batch_s"] > 0
-        assert set(own["stage_s"]) == {"read_s", "prepare_s", "order_s", "pack_s", "gather_s"}
+        stages = {"read_s", "decode_s", "prepare_s", "order_s", "pack_s", "gather_s"}
+        assert set(own["stage_s"]) == stages
+        assert sum(own["shares"].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("rows", "is_slow"), [(10, True), (4096, False)])
+def test_a_layout_that_makes_reading_slow_is_named(
+    rows: int, is_slow: bool, tmp_path: Path
+) -> None:
+    table = pa.table({"tokens": [[i % 100] * 20 for i in range(4096)]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=rows)
+    given = ("--workers", 0, "--seconds", 0.05, "--seq-len", 128)
+    found = json.loads(output_of("bench", str(tmp_path / "a.parquet"), *given, "--json"))
+    assert bool(found["layout"]) == is_slow
+    said = output_of("bench", str(tmp_path / "a.parquet"), *given)
+    limit = max(found["runs"][0]["shares"], key=found["runs"][0]["shares"].get)
+    if is_slow:
+        assert limit in ("reading", "decoding")
+        assert "10 rows" in said
 
 
 def test_with_a_step_the_loop_waits_less_than_without(corpus: list[str]) -> None:

@@ -56,6 +56,8 @@ _LOOKED_AT = 8  # files, for one whose columns can be read
 #: Short rows are decoded so many at once: fewer take more time, more take memory.
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 256 << 10
+#: Row groups that are small, and those that several lanes wait for.
+_FEW_ROWS, _LARGE_GROUP = 512, 128 << 20
 _PAGE_BYTES = 1 << 20  # of a column, as writers cut it by default
 
 #: Files whose footers are read when they are listed. If there are more, the footers of so many are
@@ -162,6 +164,19 @@ class Parquet(ShardedSource):
     def estimate_tokens(self) -> int:
         """A rough number of tokens: 2 bytes per id, 4 per token of text, no other columns."""
         return int(self.manifest.details["encoded_bytes"]) // (2 if self.tokenized else 4)
+
+    def slow_layout(self) -> str:
+        with self.open_shard(0) as path, _opened(path) as file:
+            groups = row_groups(file.metadata)
+        rows, size = groups[0].num_rows, groups[0].total_byte_size
+        if len(groups) > 1 and rows < _FEW_ROWS and size < LEAST_BYTES:
+            return f"row groups of {rows:,} rows; row_group_size=4096 takes less time"
+        if size >= _LARGE_GROUP:
+            return (
+                f"row groups of {size >> 20:,} MiB, each decoded into the cache by one process; "
+                "use row_group_size=4096"
+            )
+        return super().slow_layout()
 
     def document_name(self, origin: np.void) -> str:
         return f"row {int(origin['index'])} of {shown(self.manifest.paths[int(origin['shard'])])}"
