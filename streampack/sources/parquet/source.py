@@ -13,17 +13,15 @@ group is cut, its column is decoded once more, to find the row at which a part b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from streampack.arguments import explained
-from streampack.documents.blocks import make_origin, offsets_of
+from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import ATTENTION_MASK, Fields
@@ -42,6 +40,7 @@ from streampack.sources.parquet.footer import (
     read_footer,
     row_groups,
 )
+from streampack.sources.parquet.places import Footers, Places, open_file
 from streampack.sources.records import DamagedFileError, block_of
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
@@ -106,6 +105,7 @@ class Parquet(ShardedSource):
         super().__init__(reading=reading, storage=storage)
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask)
         self.paths = paths
+        self._footers = Footers()
 
     @property
     def column(self) -> str:
@@ -166,7 +166,7 @@ class Parquet(ShardedSource):
         return int(self.manifest.details["encoded_bytes"]) // (2 if self.tokenized else 4)
 
     def slow_layout(self) -> str:
-        with self.open_shard(0) as path, _opened(path) as file:
+        with self.open_shard(0) as path, open_file(path) as file:
             groups = row_groups(file.metadata)
         rows, size = groups[0].num_rows, groups[0].total_byte_size
         if len(groups) > 1 and rows < _FEW_ROWS and size < LEAST_BYTES:
@@ -188,12 +188,13 @@ class Parquet(ShardedSource):
         row = position or 0
         with self.open_shard(shard) as path:
             try:
-                with _opened(path) as opened:
-                    places = self._places(opened, shard)
+                footer = self._footers.of(path)
+                with open_file(path, footer) as opened:
+                    places = self._places(footer, opened.schema_arrow, shard)
                     first_row, stop = places.row(low), places.row(high)
                     row = max(first_row, row)
                     blocks = self._block_maker(shard, skips, opened.schema_arrow)
-                    batches = self._batches(opened, shard, first_row, row, stop)
+                    batches = self._batches(opened, shard, places, first_row, row, stop)
                     for block, row, place in placed_blocks(
                         batches, blocks, (low, high), stop, places.about
                     ):
@@ -246,13 +247,13 @@ class Parquet(ShardedSource):
                 path=shown(name),
             )
 
-    def _places(self, file: pq.ParquetFile, shard: int) -> _Places:
+    def _places(self, footer: pq.FileMetaData, schema: pa.Schema, shard: int) -> Places:
         """Where the row groups of a file lie, after the file is compared with the listing."""
         listed = self.manifest.details["documents"]
-        if listed is not None and file.metadata.num_rows != listed[shard]:
+        if listed is not None and footer.num_rows != listed[shard]:
             raise DamagedFileError("the number of rows is not what it was when listed")
-        self._check_listed(shard, file.schema_arrow)
-        return _Places.of(row_groups(file.metadata), int(self.manifest.weights[shard]))
+        self._check_listed(shard, schema)
+        return self._footers.places(footer, int(self.manifest.weights[shard]))
 
     def _check_listed(self, shard: int, schema: pa.Schema) -> None:
         """Compare a file with what was listed, since not all schemas were seen."""
@@ -264,36 +265,34 @@ class Parquet(ShardedSource):
             raise DamagedFileError("its ids are of a wider type than those of other files")
 
     def _batches(
-        self, file: pq.ParquetFile, shard: int, begin: int, start: int, stop: int
+        self, file: pq.ParquetFile, shard: int, places: Places, begin: int, start: int, stop: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Batches of the rows [start, stop) of a part, each with the number of its first row."""
-        first, columns = 0, self._columns(file.schema_arrow)
-        for number, group in enumerate(row_groups(file.metadata)):
-            end = first + group.num_rows
-            if first < stop and end > start:
-                size = self._batch_rows(group)
+        columns, path = self._columns(file.schema_arrow), self.manifest.paths[shard]
+        for number in places.groups(start, stop):
+            first, end = int(places.rows[number]), int(places.rows[number + 1])
+            num_bytes = int(places.sizes[number])
+            size = self._batch_rows(end - first, num_bytes)
 
-                def decode(
-                    file: pq.ParquetFile, number: int = number, size: int = size
-                ) -> Iterator[pa.RecordBatch]:
-                    return file.iter_batches(size, [number], columns, use_threads=False)  # type: ignore[no-any-return]
+            def decode(
+                file: pq.ParquetFile, number: int = number, size: int = size
+            ) -> Iterator[pa.RecordBatch]:
+                return file.iter_batches(size, [number], columns, use_threads=False)  # type: ignore[no-any-return]
 
-                inside = begin > first and group.total_byte_size >= LEAST_BYTES
-                what = f"row group {number} by {size} {columns}" if inside else ""
-                path, skipped = self.manifest.paths[shard], max(start - first, 0)
-                reached = 0
-                for batch, at in shared_batches(
-                    self.storage, path, what, size, skipped, decode, file, _opened
-                ):
-                    low, high = max(start - first - at, 0), min(stop - first - at, batch.num_rows)
-                    if low < high:
-                        yield batch.slice(low, high - low), first + at + low
-                    reached = first + at + batch.num_rows
-                    if reached >= stop:
-                        return
-                if reached != end:
-                    raise DamagedFileError(f"row group {number} is too short")
-            first = end
+            inside = begin > first and num_bytes >= LEAST_BYTES
+            what = f"row group {number} by {size} {columns}" if inside else ""
+            skipped, reached = max(start - first, 0), 0
+            for batch, at in shared_batches(
+                self.storage, path, what, size, skipped, decode, file, open_file
+            ):
+                low, high = max(start - first - at, 0), min(stop - first - at, batch.num_rows)
+                if low < high:
+                    yield batch.slice(low, high - low), first + at + low
+                reached = first + at + batch.num_rows
+                if reached >= stop:
+                    return
+            if reached != end:
+                raise DamagedFileError(f"row group {number} is too short")
 
     def _columns(self, schema: pa.Schema) -> list[str]:
         """The columns that are read from a file of this schema."""
@@ -309,9 +308,9 @@ class Parquet(ShardedSource):
     def _token_fields(self) -> Sequence[str]:
         return list(self.field_types.token) if self.tokenized else []
 
-    def _batch_rows(self, group: pq.RowGroupMetaData) -> int:
+    def _batch_rows(self, rows: int, num_bytes: int) -> int:
         """Rows to decode at once: a block, or several of short rows, or a part of long ones."""
-        row_bytes: int = max(group.total_byte_size // max(group.num_rows, 1), 1)
+        row_bytes = max(num_bytes // max(rows, 1), 1)
         reading = self.reading
         block = max(1, min(reading.documents_per_block, 2 * reading.block_bytes // row_bytes))
         return block * max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes) // block)
@@ -368,50 +367,3 @@ class Parquet(ShardedSource):
     def _unreadable(self, shard: int, position: int, error: Exception) -> NoReturn:
         what = f"it cannot be read from row {position} on: {str(error).rstrip('.')}"
         raise self.broken_shard(shard, what, position) from error
-
-
-def _opened(path: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(str(path), memory_map=True, page_checksum_verification=True)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Places:
-    """Where the row groups of a file lie on its weight, and their rows, as if those were equal.
-
-    Attributes:
-        rows: (G + 1,) int64, rows before each group.
-        weights: (G + 1,) int64, the weight before each.
-    """
-
-    rows: NDArray[np.int64]
-    weights: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, groups: Sequence[pq.RowGroupMetaData], weight: int) -> _Places:
-        """Each group has its part of the file's weight, by its bytes."""
-        kept = [(group.num_rows, max(group.total_byte_size, 1)) for group in groups]
-        before, total = [0], max(sum(size for _, size in kept), 1)
-        for _, size in kept:
-            before.append(before[-1] + size)
-        weights = np.array([weight * size // total for size in before], dtype=np.int64)
-        if not kept:
-            weights[-1] = weight
-        return cls(offsets_of(np.array([rows for rows, _ in kept], dtype=np.int64)), weights)
-
-    def row(self, at: int) -> int:
-        """The first row that begins at a place of the weight or after it."""
-        if at <= 0 or len(self.rows) == 1:
-            return 0
-        group = int(np.searchsorted(self.weights, at, side="right")) - 1
-        row, inside = int(self.rows[group]), at - int(self.weights[group])
-        if inside == 0 or group == len(self.rows) - 1:
-            return row
-        weight = int(self.weights[group + 1] - self.weights[group])
-        return row - -inside * (int(self.rows[group + 1]) - row) // weight
-
-    def about(self, row: int) -> int:
-        """Where a row begins."""
-        group = max(int(np.searchsorted(self.rows, row, side="left")) - 1, 0)
-        rows = max(int(self.rows[group + 1] - self.rows[group]), 1)
-        weight = int(self.weights[group + 1] - self.weights[group])
-        return int(self.weights[group]) + weight * (row - int(self.rows[group])) // rows
