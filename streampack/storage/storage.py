@@ -22,6 +22,7 @@ from streampack.storage.filesystems import open_filesystem
 from streampack.storage.growing import GrowingFile
 from streampack.storage.listing import (
     expand_braces,
+    has_ending,
     list_remote,
     local_files,
     local_names,
@@ -161,7 +162,8 @@ class Storage:
                 )
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
-                    kinds = f" that ends in {' or '.join(endings)}" if endings else ""
+                    said = not endings or has_ending(name, endings)
+                    kinds = "" if said else f" that ends in {' or '.join(endings)}"
                     raise ConfigError(
                         f'No file{kinds} matches "{shown(name)}".',
                         remedy="Check the path or URL.",

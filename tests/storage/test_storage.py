@@ -102,8 +102,9 @@ def test_local_patterns_are_listed_sorted_and_once(tmp_path: Path, storage: Stor
 @pytest.mark.parametrize("pattern", ["nothing/*.txt", "nothing", "nothing{,/}", "file://nothing"])
 def test_a_pattern_that_matches_nothing_is_named(storage: Storage, pattern: str) -> None:
     with pytest.raises(ConfigError, match="No file") as caught:
-        storage.list(pattern)
+        storage.list(pattern, endings=(".txt", ".text"))
     assert "nothing" in str(caught.value)
+    assert (".text" in str(caught.value)) == (not pattern.endswith(".txt"))
 
 
 def test_an_object_store_is_listed_with_sizes(s3: S3Server, storage: Storage) -> None:
