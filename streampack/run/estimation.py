@@ -46,8 +46,26 @@ SAMPLE_DOCUMENTS = 1024  # at each place, unless a number is given
 SAMPLE_TOKENS = 4 << 20  # at each place, in case documents are very long; more for larger samples
 
 
+class Sample(NamedTuple):
+    """Documents that a sample has read.
+
+    Attributes:
+        lengths: (N,) int64, their tokens.
+        empty: others without a token, which are left out; skipped: others that are broken.
+    """
+
+    lengths: NDArray[np.int64]
+    empty: int
+    skipped: int
+
+
 def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArray[np.int64]:
-    """(N,) int64: tokens of some thousand documents, the same on every rank and at every start.
+    """(N,) int64: the lengths of `sample`."""
+    return sample(config, documents=documents).lengths
+
+
+def sample(config: LaneConfig, *, documents: int | None = None) -> Sample:
+    """Some thousand documents, the same on every rank and at every start.
 
     They are read from up to four places of the first epoch and prepared as in the run. The number
     of lanes and the topology do not matter.
@@ -63,8 +81,8 @@ def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArr
     source = config.source
     if source.once:
         raise ConfigError(
-            "The source can be read only once, and the packer measures shares on a sample.",
-            "Pass the packer shares=, or a source that can be read again.",
+            "The source can be read only once, and a sample would be lost to the run.",
+            "Pass a source that can be read again; to Buckets also shares=.",
             setting="shares",
         )
     lanes = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
@@ -72,11 +90,13 @@ def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArr
     most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
     once = replace(config, lanes=lanes, epochs=1, order=None)
     lengths = [np.zeros(0, dtype=np.int64)]
+    empty = skipped = 0
     for lane in range(lanes):
-        _, blocks, _ = begun(once, lane, documents=share, tokens=most_tokens)
+        stream, blocks, _ = begun(once, lane, documents=share, tokens=most_tokens)
         own = [block.lengths for block in blocks]
         lengths.append(np.concatenate([*lengths[:1], *own])[:share])
-    return np.concatenate(lengths)
+        empty, skipped = empty + stream.empty_documents, skipped + stream.skips.count
+    return Sample(np.concatenate(lengths), empty, skipped)
 
 
 def begun(
@@ -115,17 +135,22 @@ class Estimate(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Of a source: its name in a mixture, tokens of one epoch of it, and tokens a run draws."""
+    """Of a source: its name in a mixture, tokens of one epoch of it, and tokens a run draws.
+
+    `weight` is the share that the mixture asks for at its beginning, 0 to 1.
+    """
 
     name: str | None
     epoch_tokens: float
     drawn: float
+    weight: float
 
 
 class Forecast(NamedTuple):
-    """Steps of a run, and what it draws from each source."""
+    """Steps of a run, rows of all its ranks, and what it draws from each source."""
 
     steps: Estimate
+    rows: int
     draws: tuple[Draw, ...]
 
 
@@ -148,10 +173,9 @@ class _Size:
 def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     """Steps of a whole run, those with empty batches at its end included, from a sample.
 
-    None for an endless run, and where the size of a source is not known.
+    An endless run is followed for one epoch, or for as many tokens as the sources of its mixture
+    hold. None where the size of a source is not known.
     """
-    if config.epochs is None:
-        return None
     sizes = []
     for number, source in enumerate(sources_of(config.source)):
         size = _size_of(config, source, number)
@@ -166,7 +190,8 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     chance = math.hypot(*(share * size.chance for share, size in zip(shares, sizes, strict=True)))
     lengths = np.concatenate([size.lengths for size in sizes])
     plan = stream_plan(lengths, config.packer, config.window, batch_tokens=config.batch_tokens)
-    slots_per_token = int(plan.seq_len.sum()) / max(int(lengths.sum()), 1)
+    sampled = max(int(lengths.sum()), 1)
+    slots_per_token = int(plan.seq_len.sum()) / sampled
     of_lane = total * (1 + chance / 2) * slots_per_token / config.batch_tokens / config.lanes
     turns = config.lanes / topology.world_size
     relative = error / total if total else 0.0
@@ -175,14 +200,19 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
         # Packing the last rows of a lane, and of a sample, goes one way or the other.
         math.ceil((2 * relative + chance + 0.01) * of_lane * turns + turns),
     )
-    names = list(config.source.sources) if isinstance(config.source, Mixture) else [None]
-    held = [size.tokens for size in sizes]
-    return Forecast(steps, tuple(map(Draw, names, held, drawn)))
+    names: list[str | None] = [None]
+    weights = [1]
+    if isinstance(config.source, Mixture):
+        names = list(config.source.sources)
+        weights = config.source.shares.rates(0, [True] * len(names))
+    held, asked = [size.tokens for size in sizes], [weight / sum(weights) for weight in weights]
+    rows = round(total * plan.num_rows / sampled)
+    return Forecast(steps, rows, tuple(map(Draw, names, held, drawn, asked)))
 
 
 def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
-    """The steps of `forecast`."""
-    found = forecast(config, topology)
+    """The steps of `forecast`; None for an endless run."""
+    found = None if config.epochs is None else forecast(config, topology)
     return None if found is None else found.steps
 
 
@@ -231,16 +261,17 @@ def _drawn(config: LaneConfig, sizes: list[float]) -> list[float]:
     """Tokens that a run draws from each source of so many tokens per epoch."""
     mixture = config.source
     if not isinstance(mixture, Mixture):
-        return [(config.epochs or 0) * sizes[0]]
+        return [(config.epochs or 1) * sizes[0]]
     epochs = mixture.source_epochs(config.epochs)
     wanted = [math.inf if n is None else n * size for n, size in zip(epochs, sizes, strict=True)]
     finite = [tokens for tokens in wanted if tokens < math.inf]
     drawn, at = [0.0] * len(sizes), 0.0
-    step = max(sum(finite) / STEPS, 1.0)
-    while True:
+    step = max((sum(finite) or sum(sizes)) / STEPS, 1.0)
+    while config.epochs is not None or at < sum(sizes):
         active = [has < most for has, most in zip(drawn, wanted, strict=True)]
         waited_for = [on for on, most in zip(active, wanted, strict=True) if most < math.inf]
-        if not any(waited_for) or (mixture.at_end == "stop" and not all(active)):
+        ended = config.epochs is not None and not any(waited_for)
+        if ended or (mixture.at_end == "stop" and not all(active)):
             return drawn
         rates = mixture.shares.rates(int(at), active)
         if not any(rates):
@@ -248,6 +279,7 @@ def _drawn(config: LaneConfig, sizes: list[float]) -> list[float]:
         for i, rate in enumerate(rates):
             drawn[i] = min(drawn[i] + step * rate / sum(rates), wanted[i])
         at += step
+    return drawn
 
 
 # ------------------------------------------------------------------ one source

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
@@ -19,18 +19,21 @@ from streampack.packing import (
     Buckets,
     Composition,
     Concat,
-    FirstFitDecreasing,
     Packer,
     Pad,
     Seamless,
 )
 from streampack.packing.overflow import Overflow
 from streampack.run.dry_run import stream_plan
-from streampack.run.estimation import Draw, Estimate, forecast, sample_lengths
+from streampack.run.estimation import Forecast, Sample, forecast, sample
+from streampack.sources.iterable.indexed import InMemory
+from streampack.sources.mixture import sources_of
+from streampack.sources.sharded import ShardedSource
+from streampack.window.config import WindowConfig
 
 BATCHES = 8  # that are packed to count loss tokens
-ROW_CHARACTERS = 1200  # of the row that is shown
-WIDTH = 100
+WIDTH = 160  # columns of the lines that are shown of a row
+LINES = 10  # of a row
 #: Columns of the table of choices: their heads, and shares of `Composition`.
 SHARES = {
     "used %": "utilisation",
@@ -45,27 +48,29 @@ class Explanation:
     """What `PackedDataset.explain` found; `str` of it is one screen of text.
 
     Attributes:
-        source: what is read, as its `repr`.
-        lengths: (N,) int64, tokens of the documents of the sample.
+        source: what is read, as its `repr`; files: how many that are, 0 in memory.
+        sample: tokens of some documents, and how many were left out before packing.
         packer: of the run; batch_size: its longest rows in a batch; lanes: of the run.
         ranks: that share the batches.
+        epochs: of the run; None is endless.
         composition: of the sample, packed with the run's window.
-        steps: of each rank, with an error; None if that is not known.
-        draws: tokens of an epoch of each source and tokens drawn from it; [] if not known.
+        forecast: rows and steps of the run, of an epoch if it is endless, and what is drawn from
+            each source; None if the source does not know its size.
         loss_share: tokens with loss over tokens, of the first batches, 0 to 1.
-        choices: other packers and row lengths, and what they make of the sample planned at once.
+        choices: other packers, overflows and row lengths, and what they make of the sample.
         row: the first row as text.
     """
 
     source: str
-    lengths: NDArray[np.int64]
+    files: int
+    sample: Sample
     packer: Packer
     batch_size: int
     lanes: int
     ranks: int
+    epochs: int | None
     composition: Composition
-    steps: Estimate | None
-    draws: tuple[Draw, ...]
+    forecast: Forecast | None
     loss_share: float
     choices: tuple[tuple[Packer, Composition], ...]
     row: str
@@ -75,73 +80,89 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """The numbers by name, JSON-able; shares from 0 to 1, lengths in tokens."""
+        lengths, found = self.sample.lengths, self.forecast
         return {
             "source": self.source,
-            "documents": len(self.lengths),
-            "mean_length": float(self.lengths.mean()),
-            "longest": int(self.lengths.max()),
+            "files": self.files,
+            "documents": len(lengths),
+            "empty_documents": self.sample.empty,
+            "skipped": self.sample.skipped,
+            "mean_length": float(lengths.mean()),
+            "longest": int(lengths.max()),
             "lanes": self.lanes,
-            "steps": None if self.steps is None else self.steps.steps,
-            "steps_error": None if self.steps is None else self.steps.error,
+            "epochs": self.epochs,
+            "rows": None if found is None else found.rows,
+            "steps": None if found is None else found.steps.steps,
+            "steps_error": None if found is None else found.steps.error,
             "loss_share": self.loss_share,
+            "truncated": self.composition.documents_cropped - self.composition.documents_lost,
+            "dropped": self.composition.documents_lost,
             **_figures(self.packer, self.composition),
-            "sources": {str(draw.name): [draw.epoch_tokens, draw.drawn] for draw in self.draws},
+            "sources": {str(draw.name): draw._asdict() for draw in (found.draws if found else ())},
             "choices": [_figures(*choice) for choice in self.choices],
         }
 
 
 def explain(
-    config: LaneConfig, topology: Topology, batches: Iterable[Any], documents: int, tokenizer: Any
+    config: LaneConfig,
+    topology: Topology,
+    batches: Iterable[PackedBatch],
+    documents: int,
+    tokenizer: Any,
 ) -> Explanation:
     """See `PackedDataset.explain`; `batches` are the first ones of the corpus, as one rank's."""
-    lengths = sample_lengths(config, documents=documents)
-    if not len(lengths) or not lengths.any():
+    found = sample(config, documents=documents)
+    lengths, packer = found.lengths, config.packer
+    if not lengths.any():
         raise ConfigError(
             "The sample holds no token.",
             "Check the path and the name of the column that is read.",
             setting="source",
         )
-    packed = stream_plan(lengths, config.packer, config.window, batch_tokens=config.batch_tokens)
-    found = forecast(config, topology)
+    planned = stream_plan(lengths, packer, config.window, batch_tokens=config.batch_tokens)
     first = list(islice(batches, BATCHES))
     tokens = sum(batch.num_tokens for batch in first)
-    named = config.preparation.any_tokenizer if tokenizer is None else tokenizer
-    shown = str(first[0].show(named)).split("\nrow 1")[0]
+    sources = [part.inner for part in sources_of(config.source)]
+    files = [s for s in sources if isinstance(s, ShardedSource) and not isinstance(s, InMemory)]
     return Explanation(
         source=repr(config.source),
-        lengths=lengths,
-        packer=config.packer,
-        batch_size=config.batch_tokens // config.packer.seq_lens[-1],
+        files=sum(len(own.manifest) for own in files),
+        sample=found,
+        packer=packer,
+        batch_size=config.batch_tokens // packer.seq_lens[-1],
         lanes=config.lanes,
         ranks=topology.world_size,
-        composition=packed.metrics(lengths),
-        steps=None if found is None else found.steps,
-        draws=() if found is None else found.draws,
+        epochs=config.epochs,
+        composition=planned.metrics(lengths),
+        forecast=forecast(config, topology),
         loss_share=sum(batch.num_loss_tokens for batch in first) / max(tokens, 1),
-        choices=tuple(
-            (packer, packer.plan(lengths, final=True, seed=0).metrics(lengths))
-            for packer in _others(config.packer, lengths)
-        ),
-        row=shown if len(shown) <= ROW_CHARACTERS else shown[:ROW_CHARACTERS] + " ...",
+        choices=tuple((other, _made(other, config, lengths)) for other in _others(packer, lengths)),
+        row=_row(first[0].show(tokenizer or config.preparation.any_tokenizer, color=False)),
     )
 
 
 def _others(packer: Packer, lengths: NDArray[np.int64]) -> list[Packer]:
-    """What else is usual: other packers for the same rows, the default one for others."""
+    """What else is usual: other overflows, packers for the same rows, and rows of other lengths."""
     size = packer.seq_lens[-1]
-    overflow: Overflow = "split" if packer.overflow == "error" else packer.overflow
-    fit = partial(BestFitDecreasing, overflow=overflow)
-    found: list[Packer] = [
-        fit(seq_len=size),
-        FirstFitDecreasing(seq_len=size, overflow=overflow),
-        Seamless(seq_len=size),
-        Concat(seq_len=size),
-        Pad(seq_len=size, overflow=overflow),
-    ]
+    ways: dict[Overflow, None] = {packer.overflow: None, "split": None}
+    if lengths.max() > size:
+        ways |= {"truncate": None, "drop": None}
+    ways.pop("error", None)
+    own = next(iter(ways))
+    found: list[Packer] = [BestFitDecreasing(seq_len=size, overflow=way) for way in ways]
+    found += [Seamless(seq_len=size), Concat(seq_len=size), Pad(seq_len=size, overflow=own)]
     if size >= 8:
         found.append(Buckets(seq_lens=(size // 4, size // 2, size)).with_sample(lengths))
-    found += [fit(seq_len=n) for n in (size // 2, 2 * size) if n > 1]
+    found += [BestFitDecreasing(seq_len=n, overflow=own) for n in (size // 2, 2 * size) if n > 1]
     return [other for other in found if repr(other) != repr(packer)]
+
+
+def _made(packer: Packer, config: LaneConfig, lengths: NDArray[np.int64]) -> Composition:
+    """What another packer makes of the sample, in batches of about as many tokens."""
+    longest = packer.seq_lens[-1]
+    batch_tokens = max(config.batch_tokens // longest, 1) * longest
+    plan = stream_plan(lengths, packer, WindowConfig(), batch_tokens=batch_tokens)
+    return plan.metrics(lengths)
 
 
 def _figures(packer: Packer, made: Composition) -> dict[str, Any]:
@@ -149,6 +170,7 @@ def _figures(packer: Packer, made: Composition) -> dict[str, Any]:
     return {
         "packer": type(packer).__name__,
         "seq_lens": list(packer.seq_lens),
+        "overflow": packer.overflow,
         **shares,
         "documents_per_row": made.concatenation_ratio,
         "mean_context": made.mean_context,
@@ -156,40 +178,66 @@ def _figures(packer: Packer, made: Composition) -> dict[str, Any]:
 
 
 def _lines(found: Explanation) -> Iterator[str]:
-    lengths, made = found.lengths, found.composition
+    lengths, made = found.sample.lengths, found.composition
     middle, many = np.percentile(lengths, (50, 99)).astype(int).tolist()
-    yield f"reads      {found.source:.{WIDTH}}"
+    files = f"{found.files:,} file{_s(found.files)}, " if found.files else ""
+    yield f"reads      {files}{found.source:.{WIDTH}}"
     yield (
         f"documents  {len(lengths):,} in the sample: {lengths.mean():,.0f} tokens on average, half "
         f"up to {middle:,}, 99 % up to {many:,}, the longest {int(lengths.max()):,}"
     )
+    if found.sample.empty or found.sample.skipped:
+        yield f"left out   {found.sample.empty:,} without a token, {found.sample.skipped:,} broken"
     rows = " or ".join(f"{size:,}" for size in found.packer.seq_lens)
     yield (
         f"rows       of {rows} tokens by {type(found.packer).__name__}, {found.batch_size} in a "
         f"batch; {made.concatenation_ratio:.1f} documents in a row, {made.utilisation:.2%} of the "
         "slots used, the rest is padding"
     )
-    steps = "unknown: the run is endless, or its source does not know its size"
-    if found.steps is not None:
-        steps = (
-            f"about {found.steps.steps:,} steps (within {found.steps.error:,}) on "
-            f"{found.ranks} rank{'s'[found.ranks == 1 :]}, from {found.lanes} "
-            f"lane{'s'[found.lanes == 1 :]} (parts of the corpus that are read side by side)"
-        )
-    yield f"run        {steps}"
+    yield f"run        {_run(found)}"
     yield (
-        f"tokens     {made.dropped_ratio:.2%} lost, {made.repetition_ratio:.2%} given twice; "
-        f"{made.truncation_ratio:.1%} of the documents cut into pieces; {found.loss_share:.1%} of "
-        "the tokens carry loss"
+        f"tokens     {made.dropped_ratio:.2%} lost ("
+        f"{made.documents_cropped - made.documents_lost:,} documents truncated, "
+        f"{made.documents_lost:,} dropped), {made.repetition_ratio:.2%} given twice; "
+        f"{made.truncation_ratio:.1%} of the documents cut into pieces"
     )
-    total = sum(draw.drawn for draw in found.draws)
-    for draw in found.draws if len(found.draws) > 1 and total else ():
-        epochs = draw.drawn / max(draw.epoch_tokens, 1)
-        yield f"source     {draw.name}: {draw.drawn / total:.1%} of the tokens, {epochs:.3g} epochs"
+    yield f"loss       on {found.loss_share:.1%} of the tokens; in the row below between « and »"
+    draws = found.forecast.draws if found.forecast else ()
+    total = sum(draw.drawn for draw in draws)
+    for draw in draws if len(draws) > 1 and total else ():
+        yield (
+            f"source     {draw.name}: {draw.drawn / total:.1%} of the tokens, {draw.weight:.1%} by "
+            f"its weight; {draw.drawn / max(draw.epoch_tokens, 1):.3g} of its epochs"
+        )
     yield ""
     yield from _table([(found.packer, made), *found.choices])
     yield ""
     yield found.row
+
+
+def _run(found: Explanation) -> str:
+    epochs = "endless; an epoch" if found.epochs is None else f"{found.epochs} epoch"
+    head = f"{epochs}{_s(found.epochs or 1)}: "
+    if found.forecast is None:
+        return f"{head}unknown steps, for the source does not know its size"
+    steps, error = found.forecast.steps
+    return (
+        f"{head}about {found.forecast.rows:,} rows in {steps:,} steps (within {error:,}) on "
+        f"{found.ranks} rank{_s(found.ranks)}, from {found.lanes} lane{_s(found.lanes)} "
+        "(parts of the corpus that are read side by side)"
+    )
+
+
+def _s(number: int) -> str:
+    return "s"[number == 1 :]
+
+
+def _row(shown: str) -> str:
+    """The first row of a batch that is shown, in few and short lines."""
+    lines = shown.split("\nrow 1")[0].splitlines()
+    lines = [line if len(line) <= WIDTH else f"{line[:WIDTH]} ..." for line in lines]
+    more = [f"  and {len(lines) - LINES} more"] if len(lines) > LINES else []
+    return "\n".join(lines[:LINES] + more)
 
 
 def _table(rows: Sequence[tuple[Packer, Composition]]) -> Iterator[str]:
@@ -197,7 +245,8 @@ def _table(rows: Sequence[tuple[Packer, Composition]]) -> Iterator[str]:
     yield f"{'what a choice would change':<42}" + "".join(f"{head:>10}" for head in heads)
     for number, (packer, made) in enumerate(rows):
         sizes = packer.seq_lens
-        name = f"{type(packer).__name__}({sizes[0] if len(sizes) == 1 else sizes})"
+        name = f"{type(packer).__name__}({sizes[0] if len(sizes) == 1 else sizes}"
+        name += ")" if packer.overflow == "split" else f", {packer.overflow})"
         name += "" if number else ", this run"
         cells = [f"{100 * getattr(made, share):.2f}" for share in SHARES.values()]
         cells += [f"{made.concatenation_ratio:.1f}", f"{made.mean_context:,.0f}"]

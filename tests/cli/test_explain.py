@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import PackedDataset, PackedLoader, sources
+from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.cli import main
 from streampack.errors import ConfigError
-from streampack.packing import BestFitDecreasing
+from streampack.metrics import Metrics
+from streampack.packing import BestFitDecreasing, Buckets, Packer, Seamless
 from tests.support.chats import CHATML, messages, write_lines
 from tests.support.corpora import byte_tokenizer
 from tests.support.program import output_of
@@ -55,36 +57,107 @@ def test_the_screen_says_what_the_run_then_does(folder: Path) -> None:
     loss = sum(batch.num_loss_tokens for batch in batches) / sum(b.num_tokens for b in batches)
     assert said["loss_share"] == pytest.approx(loss, abs=0.01)
     screen = run(path, "--tokens", "ids", *sizes(512))
-    assert f"about {said['steps']:,} steps (within {said['steps_error']:,})" in screen
+    assert f"in {said['steps']:,} steps (within {said['steps_error']:,})" in screen
     assert len(screen.splitlines()) < 40
     for choice in said["choices"]:
         assert f"{choice['packer']}(" in screen
         assert f"{100 * choice['utilisation']:.2f}" in screen
 
 
-def test_what_is_lost_and_what_carries_loss_is_counted() -> None:
-    records = [{"ids": [1] * n, "m": [0] * (n // 2) + [1] * (n - n // 2)} for n in (8, 20) * 50]
-    packer = BestFitDecreasing(seq_len=10, overflow="truncate")
-    dataset = PackedDataset(sources.Items(records, tokens="ids", loss_mask="m"), packer=packer)
-    found = dataset.explain()
-    assert found.composition.dropped_ratio == 500 / 1400
-    assert found.loss_share == pytest.approx(4 / 18, abs=0.05)
-    assert "35.71% lost" in str(found)
-    others = [other for other, _ in found.choices if isinstance(other, BestFitDecreasing)]
-    assert {other.overflow for other in others} == {"truncate"}
-    assert packer not in others
+def epoch_of(source: Any, packer: Packer, **options: Any) -> tuple[Metrics, list[PackedBatch]]:
+    """What a whole run of one lane, unshuffled, counts and gives."""
+    loader = PackedLoader(in_order(source, packer, **options))
+    batches = list(loader)
+    return loader.metrics(), batches
+
+
+def in_order(source: Any, packer: Packer, **options: Any) -> PackedDataset:
+    return PackedDataset(
+        source, packer=packer, lanes=1, shuffle=False, topology=Topology(), **options
+    )
+
+
+@pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
+def test_an_epoch_that_the_sample_holds_is_told_to_the_last_token(overflow: Any) -> None:
+    records = [{"ids": one, "m": one % 2} for one in ids(3.0, 1.0, 700)]
+    for record in records[::9]:
+        record["m"] = np.zeros_like(record["ids"])
+    empty = [{"ids": [], "m": []}] * 5
+    source = sources.Items([*records, *empty], tokens="ids", loss_mask="m")
+    packer = BestFitDecreasing(seq_len=50, overflow=overflow)
+    found = in_order(source, packer).explain()
+    metrics, batches = epoch_of(source, packer)
+    told, then = found.composition, metrics.composition
+    for name in ("placed", "dropped", "documents_cut", "documents_cropped", "documents_lost"):
+        assert getattr(told, name) == getattr(then, name), name
+    lost = {"split": "documents_cut", "truncate": "dropped", "drop": "documents_lost"}
+    assert getattr(told, lost[overflow])
+    assert -(-told.rows // 8) * 8 == then.rows == 8 * len(batches)  # the last one is filled up
+    assert found.sample.empty == metrics.empty_documents == 5
+    assert found.forecast is not None
+    assert found.forecast.rows == told.rows
+    assert found.forecast.draws[0].epoch_tokens == then.placed + then.dropped
+    assert abs(found.forecast.steps.steps - len(batches)) <= found.forecast.steps.error
+    loss = sum(batch.num_loss_tokens for batch in batches)
+    assert found.loss_share == pytest.approx(loss / then.placed, abs=0.05)
+    assert f"{then.dropped_ratio:.2%} lost" in str(found)
+
+
+@pytest.mark.parametrize("overflow", ["split", "drop"])
+def test_a_choice_does_what_the_table_says(overflow: Any) -> None:
+    documents = ids(3.0, 1.0, 400)
+    found = in_order(documents, BestFitDecreasing(seq_len=64, overflow=overflow)).explain()
+    ways = {p.overflow for p, _ in found.choices if p.seq_lens == (64,)}
+    assert ways >= {"split", "truncate", "drop"} - {overflow}
+    for packer, told in found.choices:
+        size = 8 * 64 // packer.seq_lens[-1]
+        metrics, _ = epoch_of(documents, packer, batch_size=size, token_rules=TokenRules(eos_id=9))
+        then = metrics.composition
+        for name in ("placed", "dropped", "repeated", "documents_cut"):
+            off = abs(getattr(told, name) - getattr(then, name))
+            # These two plan the last rows with those that fill up the last batch.
+            assert off <= (30 if isinstance(packer, Seamless | Buckets) else 0), (packer, name)
+        last = then.slots - told.slots  # the last batch of each length is filled up
+        assert 0 <= last < 8 * 64 * len(packer.seq_lens), packer
+
+
+def test_broken_documents_are_counted_before_the_run(folder: Path) -> None:
+    lines = ['{"ids": [1, 2, 3]}'] * 40 + ['{"ids": "x"}'] * 3
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    source = sources.open(str(folder / "a.jsonl"), tokens="ids")
+    found = PackedDataset(source, seq_len=8, on_error="skip").explain()
+    assert (len(found.sample.lengths), found.sample.skipped, found.files) == (40, 3, 1)
+    assert "0 without a token, 3 broken" in str(found)
+
+
+def few_and_many(**options: Any) -> sources.Mixture:
+    documents = {"few": [[1] * 10] * 200, "many": [[2] * 10] * 2000}
+    return sources.Mixture(documents, weights={"few": 1, "many": 3}, **options)
 
 
 def test_a_mixture_says_what_it_draws() -> None:
-    mixed = sources.Mixture(
-        {"few": [[1] * 10] * 20, "many": [[2] * 10] * 200}, weights={"few": 1, "many": 1}
-    )
-    found = PackedDataset(mixed, seq_len=20).explain()
-    assert {draw.name: round(draw.epoch_tokens) for draw in found.draws} == {
-        "few": 200,
-        "many": 2000,
-    }
-    assert "few: " in str(found)
+    dataset = PackedDataset(few_and_many(), seq_len=20)
+    found, loader = dataset.explain(), PackedLoader(dataset)
+    for _ in loader:
+        pass
+    assert found.forecast is not None
+    tokens = {row.name: row.tokens for row in loader.by_source()}
+    assert {draw.name: round(draw.drawn) for draw in found.forecast.draws} == tokens
+    assert [draw.weight for draw in found.forecast.draws] == [0.25, 0.75]
+    assert "few: 9.1% of the tokens, 25.0% by its weight; 1 of its epochs" in str(found)
+
+
+def test_of_an_endless_mixture_an_epoch_is_as_many_tokens_as_its_sources_hold() -> None:
+    endless = few_and_many(epochs={"few": None, "many": None})
+    dataset = PackedDataset(endless, seq_len=20, epochs=None)
+    found, loader = dataset.explain(), PackedLoader(dataset)
+    assert found.forecast is not None
+    for _ in islice(loader, found.forecast.steps.steps):
+        pass
+    for draw, row in zip(found.forecast.draws, loader.by_source(), strict=True):
+        assert draw.drawn == pytest.approx(row.tokens, rel=0.1)
+    assert dataset.estimate_steps() is None
+    assert "endless; an epoch: about 1,100 rows" in str(found)
 
 
 def test_texts_are_counted_in_tokens(folder: Path) -> None:
