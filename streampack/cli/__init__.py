@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the program; exits with 1 and the three parts of a `StreampackError` on standard error.
+    """Run the program; exits with 1 and the two parts of a `StreampackError` on standard error.
 
     Without the `[cli]` extra it says how to install it and exits with 1.
     """
@@ -23,12 +23,10 @@ def main() -> None:
             'run `pip install "streampack[cli]"`.'
         )
     from streampack.cli.app import app
-    from streampack.cli.options import wrapped
 
     try:
         app()
     except StreampackError as error:
-        message = f"streampack: {error}"
-        sys.exit(wrapped(message) if sys.stderr.isatty() else message)
+        sys.exit(f"streampack: {error}")
     except KeyboardInterrupt:
         sys.exit(130)

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 import streampack  # whose names are imported when they are used: torch takes a second
 from streampack.cli.options import (
@@ -22,7 +24,6 @@ from streampack.cli.options import (
     TokensField,
     dataset_of,
     packed_by,
-    plain_table,
     say,
 )
 
@@ -181,7 +182,7 @@ def _use(batch: streampack.PackedBatch, step_s: float) -> None:
 
 
 def _say(console: Console, found: list[Rate], step_ms: float, layout: str) -> None:
-    table = plain_table(2)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
     for name in ("workers", "first batch", "batches/s", "tokens/s", *["loop waits"][: step_ms > 0]):
         table.add_column(name, justify="right", no_wrap=True)
     for own in found:

@@ -203,7 +203,7 @@ def _alone(named: str) -> streampack.PackedDataset:
         raise ConfigError(
             f"{named} is {type_in_words(made)}, not a PackedDataset.",
             "Name a PackedDataset, or a function without arguments that returns one.",
-            setting=named,
+            setting="dataset",
         )
     if made.topology.world_size != 1:
         raise ConfigError(
