@@ -75,7 +75,7 @@ class Fill:
             lane,
             skips=Skips(config.on_error, config.skip_limit),
             times=self.times,
-            mark=None if state is None else StreamPosition(state["serial"], state["cursor"]),
+            position=None if state is None else StreamPosition(state["serial"], state["cursor"]),
             dealer=dealer,
         )
         self._dropped = 0

@@ -89,14 +89,14 @@ def round_start(fill: Fill, step: int, *, final: bool | None) -> RoundStart:
     """What the state of a lane describes whose next batch is `step`; `final` as in `RoundStart`."""
     window, stream = fill.window, fill.stream
     entries, continued = window.entries, window.continued
-    mark = stream.mark_before(int(entries.serial[0]) if len(entries) else stream.serial)
+    position = stream.position_before(int(entries.serial[0]) if len(entries) else stream.serial)
     return RoundStart(
         lane=fill.lane,
         number=window.round,
         step=step,
         final=final,
-        mark=mark,
-        admitted=stream.serial + continued - mark.serial,
+        position=position,
+        admitted=stream.serial + continued - position.serial,
         continued=continued,
         entries=entries,
         skipped=stream.skips.count,
@@ -185,8 +185,8 @@ class Totals(NamedTuple):
     def of(cls, fill: Fill, made: Round | None) -> Totals:
         """Those of a lane after it has made a round."""
         stream = fill.stream
-        # The epoch of the oldest document; marks of mixtures and orders have none.
-        epoch = 0 if made is None else made.start.mark.cursor.get("epoch", 0)
+        # The epoch of the oldest document; positions of mixtures and orders have none.
+        epoch = 0 if made is None else made.start.position.cursor.get("epoch", 0)
         return cls(
             empty_documents=stream.empty_documents,
             eos_in_texts=stream.eos_in_texts,

@@ -46,7 +46,7 @@ class RoundStart:
         lane: its number.
         number: of the round; step: batches the lane had given before it.
         final: nothing comes after what the window holds; None if the round has still to read.
-        mark: from where the window's documents are read again.
+        position: from where the window's documents are read again.
         admitted: documents read from there on that the window has taken, wholly or in part.
         continued: True if the last of them is held in part.
         entries: what the window holds.
@@ -60,7 +60,7 @@ class RoundStart:
     number: int
     step: int
     final: bool | None
-    mark: StreamPosition
+    position: StreamPosition
     admitted: int
     continued: bool
     entries: Entries
@@ -77,7 +77,7 @@ class RoundStart:
         entries = self.entries
         columns = np.stack(
             [
-                np.diff(entries.serial, prepend=self.mark.serial - 1),
+                np.diff(entries.serial, prepend=self.position.serial - 1),
                 entries.start,
                 entries.repeated,
                 entries.cut,
@@ -89,8 +89,8 @@ class RoundStart:
             "round": self.number,
             "step": self.step,
             "final": self.final,
-            "cursor": self.mark.cursor,
-            "serial": self.mark.serial,
+            "cursor": self.position.cursor,
+            "serial": self.position.serial,
             "admitted": self.admitted,
             "documents": len(entries),
             "entries": encode_columns(columns),

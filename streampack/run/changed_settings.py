@@ -106,7 +106,7 @@ def carry_over(
     fill = Fill(before, lane, state, dealer)
     current = Round.again(fill, state)
     place = round_start(fill, state["step"], final=None) if current is None else current.start
-    entries, mark, emitted = place.entries, place.mark, state["emitted"]
+    entries, position, emitted = place.entries, place.position, state["emitted"]
     if current is not None and emitted:
         entries = _left(entries, current.planned, emitted, place.continued)
     if isinstance(config.source, Mixture) and before.source is not config.source:
@@ -116,8 +116,8 @@ def carry_over(
                 "Add sources before the first one ends, or start a new run.",
             )
         assert isinstance(before.source, Mixture)
-        until = mark.serial + place.admitted
-        mark = replace(mark, cursor=changed_cursor(mark.cursor, before.source, until))
+        until = position.serial + place.admitted
+        position = replace(position, cursor=changed_cursor(position.cursor, before.source, until))
     # What the next row would have repeated is delivered already.
     start = entries.start + entries.repeated
     packer = config.packer
@@ -135,7 +135,7 @@ def carry_over(
         number=place.number + 1,
         step=step,
         final=None,
-        mark=mark,
+        position=position,
         admitted=place.admitted,
         continued=continued,
         entries=entries,

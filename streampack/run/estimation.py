@@ -325,10 +325,10 @@ def _place(config: LaneConfig, place: int, finer: int) -> tuple[float, bool, NDA
     stream, blocks, ended = begun(config, place, **most)
     if ended or stream.peek() is None:
         return _read(config, place, None), True, _lengths(config, blocks, stream.serial)
-    mark = stream.mark_before(stream.serial)
-    cursor = mark.cursor.get("at")
+    position = stream.position_before(stream.serial)
+    cursor = position.cursor.get("at")
     units = 0.0 if cursor is None else _read(config, place, cursor)
-    return units, False, _lengths(config, blocks, mark.serial)
+    return units, False, _lengths(config, blocks, position.serial)
 
 
 def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:

@@ -47,9 +47,9 @@ class LaneStream(ABC):
         duplicates: near-duplicates that were dropped; duplicate_tokens: their tokens.
     """
 
-    def __init__(self, skips: Skips, mark: StreamPosition | None) -> None:
+    def __init__(self, skips: Skips, position: StreamPosition | None) -> None:
         self.skips = skips
-        self.serial = mark.serial if mark else 0
+        self.serial = position.serial if position else 0
         self.duplicates = 0
         self.duplicate_tokens = 0
         self._pending: Documents | None = None
@@ -104,7 +104,7 @@ class LaneStream(ABC):
         """Ends of documents inside texts, which wrote that special token."""
 
     @abstractmethod
-    def mark_before(self, serial: int) -> StreamPosition:
+    def position_before(self, serial: int) -> StreamPosition:
         """The latest known place from which document `serial` is read; earlier ones are dropped."""
 
     @abstractmethod

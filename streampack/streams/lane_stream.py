@@ -11,7 +11,7 @@ window ends with its epoch, because the documents of the next epoch are the same
 near-duplicates. The first windows of a lane may be smaller than the later ones, so that its first
 batch comes early.
 
-A place is where the other stream is read again from: a mark of it, at or before the start of an
+A place is where the other stream is read again from: a position of it, at or before the start of an
 ordering window, and how many documents are between the two. Documents that are read again are
 ordered again; an order that may differ on another machine is part of the place.
 
@@ -90,9 +90,6 @@ def write_duplicates(
 
 _BEGINNING: dict[str, Any] = {"offset": 0, "number": 0, "windows": 0, "orders": []}
 
-#: Of a saved order, unpacked; states are not trusted, and no window has 16 million documents.
-_MOST_ORDER_BYTES = 1 << 26
-
 logger = logging.getLogger(__name__)
 
 
@@ -103,15 +100,15 @@ class _Place:
     Attributes:
         number: of the window in the lane, from 0.
         serial: number of its first document.
-        mark: of the other stream, at or before the window.
-        offset: documents between the mark and the window.
+        position: of the other stream, at or before the window.
+        offset: documents between the position and the window.
         count: documents in it.
         order: (M,) their order, M of `count`; None before they are read.
     """
 
     number: int
     serial: int
-    mark: StreamPosition
+    position: StreamPosition
     offset: int
     count: int = 0
     order: NDArray[np.int64] | None = None
@@ -121,13 +118,13 @@ class OrderedStream(LaneStream):
     """The documents of another stream, in order.
 
     Args:
-        stream: the documents, from ``inner_mark(mark)`` on if there is a mark.
+        stream: the documents, from ``inner_position(position)`` on if there is a position.
         order: what orders them.
         source: names the documents that are dropped.
         lane: its number.
         seed: of the lane.
         times: where ordering adds up its seconds.
-        mark: where to start; None is the beginning.
+        position: where to start; None is the beginning.
 
     Raises (while reading):
         StateError: a saved order does not fit the documents.
@@ -143,27 +140,27 @@ class OrderedStream(LaneStream):
         lane: int,
         seed: int,
         times: LaneTimes,
-        mark: StreamPosition | None = None,
+        position: StreamPosition | None = None,
     ) -> None:
-        super().__init__(stream.skips, mark)
+        super().__init__(stream.skips, position)
         self._stream = stream
         self._order = order
         self._source = source
         self._lane = lane
         self._seed = seed
         self._times = times
-        saved: dict[str, Any] = mark.cursor if mark else _BEGINNING
+        saved: dict[str, Any] = position.cursor if position else _BEGINNING
         # Counted and named before the state was saved:
         self._known: int = saved["windows"]
         self._orders: deque[list[Any]] = deque(saved["orders"])
         self._unread: int = saved["offset"]
         number = saved["number"]
-        self._places = deque([_Place(number, self.serial, stream.mark_before(0), self._unread)])
+        self._places = deque([_Place(number, self.serial, stream.position_before(0), self._unread)])
 
     @staticmethod
-    def inner_mark(mark: StreamPosition | None) -> StreamPosition | None:
-        """The mark that the other stream has to start from."""
-        return None if mark is None else StreamPosition(0, mark.cursor["at"])
+    def inner_position(position: StreamPosition | None) -> StreamPosition | None:
+        """The position that the other stream has to start from."""
+        return None if position is None else StreamPosition(0, position.cursor["at"])
 
     @property
     def empty_documents(self) -> int:
@@ -174,7 +171,7 @@ class OrderedStream(LaneStream):
     def eos_in_texts(self) -> int:
         return self._stream.eos_in_texts
 
-    def mark_before(self, serial: int) -> StreamPosition:
+    def position_before(self, serial: int) -> StreamPosition:
         """The start of the ordering window of document `serial`; earlier ones are dropped."""
         while len(self._places) > 1 and self._places[1].serial <= serial:
             self._places.popleft()
@@ -184,7 +181,7 @@ class OrderedStream(LaneStream):
         return StreamPosition(
             first.serial,
             {
-                "at": first.mark.cursor,
+                "at": first.position.cursor,
                 "offset": first.offset,
                 "number": first.number,
                 "windows": len(read),
@@ -200,9 +197,11 @@ class OrderedStream(LaneStream):
         stream = self._stream
         self._unread = stream.step_over(self._unread)
         if self._places[-1].order is not None:
-            mark = stream.mark_before(stream.serial)
+            position = stream.position_before(stream.serial)
             number = self._places[-1].number + 1
-            self._places.append(_Place(number, self.serial, mark, stream.serial - mark.serial))
+            self._places.append(
+                _Place(number, self.serial, position, stream.serial - position.serial)
+            )
         parts: list[Documents] = []
         wanted = self._window_documents(self._places[-1].number)
         epoch: int | None = None
@@ -275,23 +274,23 @@ def open_stream(
     *,
     skips: Skips,
     times: LaneTimes,
-    mark: StreamPosition | None = None,
+    position: StreamPosition | None = None,
     dealer: Dealer | None = None,
 ) -> LaneStream:
-    """The documents of one lane, from `mark` on (None: from the beginning).
+    """The documents of one lane, from `position` on (None: from the beginning).
 
     Args:
         config: of the run.
         lane: number of the lane.
         skips: what to do with broken content.
         times: where the streams add up their seconds.
-        mark: what `mark_before` of such a stream returned.
+        position: what `position_before` of such a stream returned.
         dealer: deals the lanes their parts of the sources; None divides these equally.
     """
-    inner = mark if config.order is None else OrderedStream.inner_mark(mark)
+    inner = position if config.order is None else OrderedStream.inner_position(position)
     kind = MixedStream if isinstance(config.source, Mixture) else DocumentStream
     stream: MixedStream | DocumentStream = kind(
-        config, lane, skips=skips, times=times, mark=inner, dealer=dealer
+        config, lane, skips=skips, times=times, position=inner, dealer=dealer
     )
     if config.order is None:
         return stream
@@ -302,5 +301,5 @@ def open_stream(
         lane=lane,
         seed=derive_seed(config.seed, 3, lane),
         times=times,
-        mark=mark,
+        position=position,
     )

@@ -17,14 +17,14 @@ class SourcePlace:
     """Where a source is at the start of a quantum.
 
     Attributes:
-        mark: a mark of its stream, at or before this place.
-        offset: documents between the mark and this place.
+        position: a position of its stream, at or before this place.
+        offset: documents between the position and this place.
         tokens: drawn from it.
         epoch: of the last document drawn.
         ended: True if it has no more documents.
     """
 
-    mark: StreamPosition
+    position: StreamPosition
     offset: int = 0
     tokens: int = 0
     epoch: int = 0
@@ -78,7 +78,7 @@ def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> di
     """A cursor of the mixture `before`, for a stream that continues with another mixture.
 
     Args:
-        cursor: of a mark of `MixedStream`.
+        cursor: of a position of `MixedStream`.
         before: the mixture it was made with.
         until: serial of the first document that the other mixture gives (a quantum that has begun
             by then is drawn to its end).
@@ -105,11 +105,11 @@ class MixedPlace:
     places: tuple[SourcePlace, ...]
     before: tuple[Rules, ...]
 
-    def mark(self, names: Sequence[str]) -> StreamPosition:
-        """The place as a mark of the stream; `names` are those of the sources."""
+    def position(self, names: Sequence[str]) -> StreamPosition:
+        """The place as a position of the stream; `names` are those of the sources."""
         sources = {
             name: {
-                "at": place.mark.cursor,
+                "at": place.position.cursor,
                 "offset": place.offset,
                 "tokens": place.tokens,
                 "credit": credit,
@@ -127,15 +127,15 @@ class MixedPlace:
         return StreamPosition(self.serial, cursor)
 
     @classmethod
-    def read(cls, mark: StreamPosition | None, mixture: Mixture) -> MixedPlace:
-        """The place of a saved mark; None is before the first document.
+    def read(cls, position: StreamPosition | None, mixture: Mixture) -> MixedPlace:
+        """The place of a saved position; None is before the first document.
 
         Raises:
             StateError: the mixture lacks a source of it that had not ended.
         """
-        if mark is None:
-            mark = StreamPosition(0, {"tokens": 0, "quantum": 0, "before": [], "sources": {}})
-        cursor = mark.cursor
+        if position is None:
+            position = StreamPosition(0, {"tokens": 0, "quantum": 0, "before": [], "sources": {}})
+        cursor = position.cursor
         saved = cursor["sources"]
         for name, source in saved.items():
             if name not in mixture.sources and not source["ended"]:
@@ -158,7 +158,7 @@ class MixedPlace:
                 )
         names = list(mixture.sources)
         return cls(
-            mark.serial,
+            position.serial,
             cursor["tokens"],
             cursor["quantum"],
             tuple(credits),

@@ -4,9 +4,9 @@ Every source has its own `DocumentStream`, so tokens are counted as they come in
 tokenizer, filter and map. Documents are drawn in quanta: some dozen documents of one source, up to
 `QUANTUM_TOKENS` and no further than the end of its current block. `Credits` chooses the source.
 
-A place is the start of a quantum: for each source a mark of its stream at or before it, how many
-documents are between the two, and its credit. From there on the same quanta follow, because the
-choice depends on nothing but credits. A source is read again only once it is chosen.
+A place is the start of a quantum: for each source a position of its stream at or before it, how
+many documents are between the two, and its credit. From there on the same quanta follow, because
+the choice depends on nothing but credits. A source is read again only once it is chosen.
 
 Where lanes are dealt a source, it may have nothing for now when it is chosen. Then the lane waits,
 so that the order of draws does not depend on when deals are known.
@@ -46,7 +46,7 @@ class _Member:
     name: str
     stream: DocumentStream
     place: SourcePlace
-    unread: int  # documents after the mark that are still to be stepped over
+    unread: int  # documents after the position that are still to be stepped over
     at_end: bool  # it was asked for more documents and had none
 
     def peek(self) -> Documents | None:
@@ -72,9 +72,9 @@ class _Member:
     def arrive(self, tokens: int) -> None:
         """Set `place` to the end of a quantum of so many tokens."""
         stream = self.stream
-        mark = stream.mark_before(stream.serial)
-        offset = stream.serial - mark.serial
-        self.place = SourcePlace(mark, offset, self.place.tokens + tokens, stream.epoch)
+        position = stream.position_before(stream.serial)
+        offset = stream.serial - position.serial
+        self.place = SourcePlace(position, offset, self.place.tokens + tokens, stream.epoch)
 
 
 class MixedStream(LaneStream):
@@ -85,12 +85,12 @@ class MixedStream(LaneStream):
         lane: which part of each source this is.
         skips: what to do with broken content.
         times: where reading and preparing add up their seconds.
-        mark: where to start; None is the beginning. Sources that are not in it start at their
+        position: where to start; None is the beginning. Sources that are not in it start at their
             beginning, with a credit of 0.
         dealer: deals the lanes their parts of some sources; the others are divided equally.
 
     Raises:
-        StateError: the mark has a source that the mixture lacks and that had not ended.
+        StateError: the position has a source that the mixture lacks and that had not ended.
     """
 
     def __init__(
@@ -100,22 +100,22 @@ class MixedStream(LaneStream):
         *,
         skips: Skips,
         times: LaneTimes,
-        mark: StreamPosition | None = None,
+        position: StreamPosition | None = None,
         dealer: Dealer | None = None,
     ) -> None:
         assert isinstance(config.source, Mixture)
-        super().__init__(skips, mark)
+        super().__init__(skips, position)
         self._mixture = mixture = config.source
         self._epochs = mixture.source_epochs(config.epochs)
         self._endless = config.epochs is None
-        start = MixedPlace.read(mark, mixture)
+        start = MixedPlace.read(position, mixture)
         self._members = []
         for number, (name, source) in enumerate(mixture.sources.items()):
             place = start.places[number]
             epochs = self._epochs[number]
-            if place.ended and place.mark.cursor.get("epoch") != epochs:
+            if place.ended and place.position.cursor.get("epoch") != epochs:
                 raise StateError(
-                    f'Source "{name}" had ended after {place.mark.cursor.get("epoch")} epochs, '
+                    f'Source "{name}" had ended after {place.position.cursor.get("epoch")} epochs, '
                     f"and now it is to have {'no end' if epochs is None else epochs}.",
                     "Resume with the same number of epochs, or start a new run.",
                     setting="epochs",
@@ -127,7 +127,7 @@ class MixedStream(LaneStream):
                 lane,
                 skips=skips.of_source(name),
                 times=times,
-                mark=place.mark,
+                position=place.position,
                 number=number,
                 dealer=dealer,
                 line=name,
@@ -201,11 +201,11 @@ class MixedStream(LaneStream):
             self._pending, self._drawn = None, 0
             self._starts.append(self._start())
 
-    def mark_before(self, serial: int) -> StreamPosition:
+    def position_before(self, serial: int) -> StreamPosition:
         """The start of the quantum of document `serial`; earlier ones are dropped."""
         while len(self._starts) > 1 and self._starts[1].serial <= serial:
             self._starts.popleft()
-        return self._starts[0].mark([member.name for member in self._members])
+        return self._starts[0].position([member.name for member in self._members])
 
     def _start(self) -> MixedPlace:
         credits = self._credits
@@ -243,9 +243,9 @@ class MixedStream(LaneStream):
             member.at_end = not self._waits
             if self._waits or self._mixture.at_end == "stop":
                 break
-            mark = stream.mark_before(stream.serial)
-            mark = replace(mark, cursor={**mark.cursor, "epoch": self._epochs[chosen]})
-            member.place = replace(member.place, mark=mark, offset=0, ended=True)
+            position = stream.position_before(stream.serial)
+            position = replace(position, cursor={**position.cursor, "epoch": self._epochs[chosen]})
+            member.place = replace(member.place, position=position, offset=0, ended=True)
             self._credits.end(chosen)
         return None
 

@@ -64,7 +64,7 @@ class DocumentStream(LaneStream):
         lane: which part of the source this is.
         skips: what to do with broken content.
         times: where reading and preparing add up their seconds.
-        mark: where to start; None is the beginning.
+        position: where to start; None is the beginning.
         number: of the source in a mixture; documents carry it in their origin.
         dealer: deals the lanes their parts; None divides every epoch equally.
         line: the source's name among the lines of the dealer's rule.
@@ -77,28 +77,28 @@ class DocumentStream(LaneStream):
         *,
         skips: Skips,
         times: LaneTimes,
-        mark: StreamPosition | None = None,
+        position: StreamPosition | None = None,
         number: int = 0,
         dealer: Dealer | None = None,
         line: str = "",
     ) -> None:
-        super().__init__(skips, mark)
+        super().__init__(skips, position)
         self._config = config
         self._lane = lane
         self._number = number
         self._times = times
         self.epoch = 0  # of the documents that come next
-        first = mark.cursor["part"] if mark else 0
-        start = mark.cursor["at"] if mark else None
+        first = position.cursor["part"] if position else 0
+        start = position.cursor["at"] if position else None
         self.preparer = BlockPreparer(config.preparation, config.source, number, config.seed, skips)
         self._parts = _parts_of(config, lane, dealer, line)
         # The place after the block at hand, and of the block the place before it and the share of
         # its documents that are not prepared yet.
         self._after = self._before = (first, start)
         self._unprepared = 0.0
-        self._tokens = mark.cursor["tokens"] if mark else 0  # prepared
-        self._tokens_before = mark.cursor["before"] if mark else 0  # this part
-        self._marks: deque[StreamPosition] = deque([mark or StreamPosition(0, BEGINNING)])
+        self._tokens = position.cursor["tokens"] if position else 0  # prepared
+        self._tokens_before = position.cursor["before"] if position else 0  # this part
+        self._positions: deque[StreamPosition] = deque([position or StreamPosition(0, BEGINNING)])
         self._blocks = self._read(first, start)
 
     def _next_documents(self) -> Documents | None:
@@ -112,10 +112,10 @@ class DocumentStream(LaneStream):
     def eos_in_texts(self) -> int:
         return self.preparer.eos_in_texts
 
-    def mark_before(self, serial: int) -> StreamPosition:
-        while len(self._marks) > 1 and self._marks[1].serial <= serial:
-            self._marks.popleft()
-        return self._marks[0]
+    def position_before(self, serial: int) -> StreamPosition:
+        while len(self._positions) > 1 and self._positions[1].serial <= serial:
+            self._positions.popleft()
+        return self._positions[0]
 
     def allow(self, step: int) -> None:
         self._parts.allow(step)
@@ -137,11 +137,11 @@ class DocumentStream(LaneStream):
         ahead += unread * (self._tokens - self._tokens_before) // (size - unread)
         return [Remaining(self._number, before + size, ahead, tokens)]
 
-    def _mark(self, number: int, part: Part | None, at: Any) -> None:
+    def _remember(self, number: int, part: Part | None, at: Any) -> None:
         # Called only when everything read so far is consumed, so `serial` is what comes next. A
-        # mark without documents after it (a filter may refuse a whole corpus) is not needed.
-        if self._marks and self._marks[-1].serial == self.serial:
-            self._marks.pop()
+        # position without documents after it (a filter may refuse a whole corpus) is not needed.
+        if self._positions and self._positions[-1].serial == self.serial:
+            self._positions.pop()
         if part is not None:
             epoch = part.epoch
         else:  # between two parts
@@ -150,7 +150,7 @@ class DocumentStream(LaneStream):
         cursor |= {"tokens": self._tokens, "before": self._tokens_before}
         if part is not None and part.span is not None:
             cursor["span"] = [part.span.low, part.span.high]
-        self._marks.append(StreamPosition(self.serial, cursor))
+        self._positions.append(StreamPosition(self.serial, cursor))
 
     def _read(self, number: int, start: Any) -> Iterator[Documents | None]:
         config = self._config
@@ -169,7 +169,7 @@ class DocumentStream(LaneStream):
                 if item is None:
                     break
                 block, cursor = item
-                self._mark(number, part, start)
+                self._remember(number, part, start)
                 self._before, self._after = (number, start), (number, cursor)
                 prepared = 0
                 for chunk in _chunks(block):
@@ -183,7 +183,7 @@ class DocumentStream(LaneStream):
                         self.epoch = part.epoch
                         yield documents
                 start = cursor
-                self._mark(number, part, start)
+                self._remember(number, part, start)
             if not found and config.epochs is None:
                 hooks = (config.preparation.filter, config.preparation.map)
                 named = ", ".join(f'"{hook.name}"' for hook in hooks if hook is not None)
@@ -198,7 +198,7 @@ class DocumentStream(LaneStream):
             number, start = number + 1, None
             self._before = self._after = (number, None)
             self._tokens_before = self._tokens
-            self._mark(number, None, None)
+            self._remember(number, None, None)
 
 
 def _parts_of(config: StreamConfig, lane: int, dealer: Dealer | None, line: str) -> Parts:

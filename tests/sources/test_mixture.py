@@ -66,14 +66,14 @@ def tokens_by_source(batches: Any, count: int) -> list[int]:
 
 
 def lane_stream(
-    mixture: Mixture, *, lanes: int = 1, mark: StreamPosition | None = None, **options: Any
+    mixture: Mixture, *, lanes: int = 1, position: StreamPosition | None = None, **options: Any
 ) -> Any:
     mixture.prepare()
     tokenizers = (None,) * len(mixture.sources)
     config = StreamConfig(
         source=mixture, lanes=lanes, preparation=Preparation(tokenizers=tokenizers), **options
     )
-    return open_stream(config, 0, skips=Skips(), times=LaneTimes(), mark=mark)
+    return open_stream(config, 0, skips=Skips(), times=LaneTimes(), position=position)
 
 
 def read(stream: Any, count: int | None = None) -> list[tuple[int, int, int]]:
@@ -380,11 +380,11 @@ def test_an_added_source_starts_at_its_beginning_and_catches_nothing_up(behind: 
     before = first_two()
     stream = lane_stream(before)
     expected = read(stream, 203)
-    mark = stream.mark_before(203 - behind)
-    cursor = json.loads(json.dumps(changed_cursor(mark.cursor, before, 203)))
-    again = lane_stream(grown(2), mark=StreamPosition(mark.serial, cursor))
-    assert read(again, 203 - mark.serial) == expected[mark.serial :]
-    later = again.mark_before(again.serial)
+    position = stream.position_before(203 - behind)
+    cursor = json.loads(json.dumps(changed_cursor(position.cursor, before, 203)))
+    again = lane_stream(grown(2), position=StreamPosition(position.serial, cursor))
+    assert read(again, 203 - position.serial) == expected[position.serial :]
+    later = again.position_before(again.serial)
     following = read(again, 400)
     rest = [source for source, _, _ in following]
     start = rest.index(2)
@@ -396,7 +396,7 @@ def test_an_added_source_starts_at_its_beginning_and_catches_nothing_up(behind: 
         due = drawn.sum() * np.array([0.25, 0.25, 0.5])
         assert (np.abs(drawn - due) <= 3 * 5 * 20).all()
     again = lane_stream(
-        grown(2), mark=StreamPosition(later.serial, json.loads(json.dumps(later.cursor)))
+        grown(2), position=StreamPosition(later.serial, json.loads(json.dumps(later.cursor)))
     )
     read(again, 203 - later.serial)
     assert read(again, 400) == following
@@ -411,9 +411,9 @@ def test_a_source_that_changed_or_went_is_no_added_source() -> None:
         earlier_mixture(other, before.describe(), other.describe())
     stream = lane_stream(now)
     read(stream, 50)
-    mark = stream.mark_before(50)
+    position = stream.position_before(50)
     with pytest.raises(StateError, match="new"):
-        lane_stream(before, mark=mark)
+        lane_stream(before, position=position)
 
 
 @pytest.mark.parametrize("batches", [2, 30])
