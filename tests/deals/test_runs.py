@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, Topology, merge_states
@@ -132,6 +132,28 @@ def test_the_size_of_a_state_has_a_bound_whatever_the_number_of_epochs(
         if lanes[batch.lane] % 31 == 1:
             assert largest() < MOST_BYTES
     assert largest() < MOST_BYTES
+
+
+@settings(max_examples=8, deadline=None)
+@given(epochs=st.integers(5, 40), spread=st.sampled_from([0.0, 0.6]), seed=st.integers(0, 1 << 20))
+@example(epochs=5, spread=0.6, seed=333)
+@example(epochs=6, spread=0.6, seed=407568)
+def test_no_lane_ends_before_the_batch_by_which_the_last_deal_gave_something(
+    epochs: int, spread: float, seed: int
+) -> None:
+    """So lanes end no further apart than what the longest still has from there on."""
+    loader, ends = PackedLoader(of_many_epochs(epochs, spread, seed)), [0, 0, 0]
+    for batch in loader:
+        ends[batch.lane] = batch.step + 1
+    state, rule = loader._run.state, loader._run.plan.config.dealing
+    assert rule is not None
+    sharing = state.sharing(connected=False)
+    dealer = sharing.dealer(rule, sharing.exchange(rule), state.states())
+    assert dealer is not None
+    dealer.make(max(ends))
+    assert dealer.is_over
+    last = max(number for number in range(max(ends)) if dealer.gave(number, 0))
+    assert rule.step(last) < min(ends)
 
 
 def test_a_state_that_was_dealt_by_another_revision_of_the_rule_is_refused() -> None:
