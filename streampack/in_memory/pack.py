@@ -13,7 +13,7 @@ from streampack.arguments import explained, is_whole, one_of, whole_number
 from streampack.errors import ConfigError, PlanError
 from streampack.in_memory.microbatches import MicrobatchPlan
 from streampack.packing.cost import Cost
-from streampack.packing.microbatches import Units, grouped_rows, place_in_rows
+from streampack.packing.microbatches import Units, documents_by_row, place_in_rows
 from streampack.packing.overflow import as_array, checked_lengths, require_align, require_seq_len
 
 
@@ -114,7 +114,7 @@ def pack(
         microbatches=wanted,
         seed=whole_number("seed", seed, least=None),
     )
-    offsets, documents = grouped_rows(row, units.unit, ranks * count)
+    offsets, documents = documents_by_row(row, units.unit, ranks * count)
     plan = MicrobatchPlan(seq_len, ranks, count, multiple, sizes, costs, offsets, documents)
     return trees.as_trees(plan, units.unit, shared) if tree else plan
 

@@ -12,21 +12,6 @@ wherever an atom or a row happens to end.
 
 Source: "Refining Packing and Shuffling Strategies for Enhanced Performance in Generative Language
 Models", whose finding is that shuffling atoms of exactly one row, the default, is best.
-
-Concatenate and cut, where a cut document starts again in the next row.
-
-Steps:
-  1. Documents follow one another in order of arrival, and a row ends after seq_len tokens.
-  2. A document that would fit a row and is cut by the end of one starts again, from its first
-     token, in the next row, which holds all of it. Longer documents are only cut.
-
-Cost: O(documents + rows). Keeps every token and pads only the very last row. What it costs is
-repetition: the head of one document for nearly every row, half a document of average length, more
-where documents are long. Every row begins with a document's first token, except for rows inside
-documents longer than a row.
-
-Source: none in particular; repeating the cut document is an old remedy for its lost context. The
-tokens are counted as repeated (`Composition.repeated`), as those of `Seamless`.
 """
 
 from __future__ import annotations
@@ -54,7 +39,18 @@ def cut_and_restart(
 ) -> tuple[
     NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]
 ]:
-    """Rows in order of arrival.
+    """Rows in order of arrival, where a cut document starts again in the next row.
+
+    Steps:
+      1. Documents follow one another, and a row ends after seq_len tokens.
+      2. A document that would fit a row and is cut by the end of one starts again, from its first
+         token, in the next row, which holds all of it. Longer documents are only cut.
+
+    Every row begins with a document's first token, except for rows inside documents longer than a
+    row. The price is repetition (`Composition.repeated`): the head of one document for nearly every
+    row, half a document of average length, more where documents are long.
+
+    Source: none in particular; repeating the cut document is an old remedy for its lost context.
 
     Args:
         lengths: (N,) int64, tokens of each document.

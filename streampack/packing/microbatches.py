@@ -307,7 +307,7 @@ def _dealt(
     return number[row]
 
 
-def grouped_rows(
+def documents_by_row(
     row: NDArray[np.int64], unit: NDArray[np.int64], rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(rows + 1,) int64 offsets into (N,) int64 documents by row, those of a unit side by side."""

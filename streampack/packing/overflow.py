@@ -63,9 +63,15 @@ def limit_lengths(
             'Filter such documents out, or use overflow="split", "truncate" or "drop".',
             setting="overflow",
         )
-    keep = seq_len if overflow == "truncate" else 0
-    kept = np.where(lengths > seq_len, keep, lengths)
+    kept = kept_tokens(lengths, seq_len, overflow)
     return kept, lengths - kept
+
+
+def kept_tokens(lengths: NDArray[np.int64], longest: int, overflow: Overflow) -> NDArray[np.int64]:
+    """(N,) int64: tokens that rows hold of documents of these lengths (N,), if none is refused."""
+    if overflow in ("split", "error"):
+        return lengths
+    return np.where(lengths > longest, longest if overflow == "truncate" else 0, lengths)
 
 
 def require_seq_len(seq_len: int, overflow: str) -> int:

@@ -24,7 +24,7 @@ class MemberLengths(NamedTuple):
     offsets: NDArray[np.int64]
 
     @classmethod
-    def alone(cls, lengths: NDArray[np.int64]) -> MemberLengths:
+    def of_single(cls, lengths: NDArray[np.int64]) -> MemberLengths:
         """Groups of one document each, with these lengths (N,)."""
         return cls(lengths, np.arange(len(lengths) + 1, dtype=np.int64))
 

@@ -65,7 +65,7 @@ class WholeGroups(BestFitDecreasing):
         lengths = request.lengths
         if lengths.max(initial=0) <= self.seq_len:
             return super().plan_window(request)
-        members = self._units(request.members or MemberLengths.alone(lengths))
+        members = self._units(request.members or MemberLengths.of_single(lengths))
         rows_per_batch = request.rows_per_batch
         batch_of = np.empty(len(lengths), dtype=np.int64)
         row_of = np.empty(len(members.lengths), dtype=np.int64)

@@ -161,7 +161,7 @@ def lengths_of_members(documents: Documents) -> MemberLengths:
     """Of the groups (N,) of a block; documents that are none are alone."""
     members = documents.members
     if members is None:
-        return MemberLengths.alone(documents.lengths)
+        return MemberLengths.of_single(documents.lengths)
     low, high = int(members.offsets[0]), int(members.offsets[-1])
     lengths = np.diff(members.documents.offsets[low : high + 1])
     return MemberLengths(lengths, members.offsets - low)

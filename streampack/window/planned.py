@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.cached import cached_property
 from streampack.errors import PlanError
+from streampack.packing.overflow import kept_tokens
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan, RowColumns, check_rows, sound_fill
 from streampack.packing.request import MemberLengths, Selection, WindowRequest
@@ -216,30 +217,19 @@ class Room(NamedTuple):
 
 
 @kernel
-def admitted(
-    offsets: NDArray[np.int64],
-    first: int,
-    longest: int | None,
-    shortened: int,
-    room: Room,
-    held: NDArray[np.int64],
-) -> int:
+def admitted(offsets: NDArray[np.int64], first: int, room: Room, held: NDArray[np.int64]) -> int:
     """How many documents of a block, from `first` on, a window takes whole.
 
     One more is taken as long as the target is not reached and it fits.
 
     Args:
-        offsets: (N + 1,) int64, of the block.
-        longest, shortened: of a document above `longest`, rows will hold `shortened` tokens (see
-            `needed_tokens`); None for no limit.
+        offsets: (N + 1,) int64, from the sums of the tokens that rows will hold.
         room: of the window.
         held: (N - first,) int64, filled with the tokens of each that rows will hold.
     """
     count, used = 0, room.used
     for i in range(first, len(offsets) - 1):
         length = offsets[i + 1] - offsets[i]
-        if longest is not None and length > longest:
-            length = np.int64(shortened)
         if used >= room.target or used + length > room.most:
             break
         if count >= room.documents and used >= room.enough:
@@ -260,11 +250,7 @@ def needed_tokens(
 
     `members` and `batch_tokens` count for packers with `packs_members`.
     """
-    if packer.overflow in ("split", "error"):
-        return lengths
-    if packer.packs_members:
-        fits = packer.fits(members or MemberLengths.alone(lengths), batch_tokens)
+    if packer.packs_members and packer.overflow in ("truncate", "drop"):
+        fits = packer.fits(members or MemberLengths.of_single(lengths), batch_tokens)
         return np.where(fits, lengths, 0)
-    longest = packer.seq_lens[-1]
-    keep = longest if packer.overflow == "truncate" else 0
-    return np.where(lengths > longest, keep, lengths)
+    return kept_tokens(lengths, packer.seq_lens[-1], packer.overflow)

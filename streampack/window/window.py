@@ -132,9 +132,9 @@ class Window:
                 return 0, True
             first, serial = 1, serial + 1
         held = np.empty(len(documents) - first, dtype=np.int64)
-        overflow, offsets, limited = self._packer.overflow, documents.offsets, True
-        if self._packer.packs_members:
-            offsets, limited = offsets_of(self.needed_of(documents)), False
+        overflow, offsets = self._packer.overflow, documents.offsets
+        if overflow in ("truncate", "drop"):
+            offsets = offsets_of(self.needed_of(documents))
         room = Room(
             self.buffer.used,
             self.target_tokens,
@@ -142,10 +142,7 @@ class Window:
             self._config.documents - self.buffer.count,
             self._enough,
         )
-        count = admitted(
-            offsets, first, self._longest if limited and overflow in ("truncate", "drop") else None,
-            self._longest if overflow == "truncate" else 0, room, held,
-        )  # fmt: skip
+        count = admitted(offsets, first, room, held)
         self._append(documents, first, held[:count], serial)
         following = first + count
         if following < len(documents) and self.wants:
