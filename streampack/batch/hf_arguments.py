@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 #: What a document may differ from itself alone, as a share of what a token does to those after it:
 #: in single precision and in half precision. Other shapes are rounded differently.
-_TOLERANCE, _TOLERANCE_HALF = 0.05, 0.5
+TOLERANCE, TOLERANCE_HALF = 0.05, 0.5
 #: What is no movement at all, in the same measure: where shapes are the same.
 _SAME = 1e-3
 
@@ -119,7 +119,7 @@ def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, An
     for way in WAYS:
         if way == "rows" and not one_segment_per_row(batch):
             continue
-        reason = _whats_wrong(model, batch, way)
+        reason = whats_wrong(model, batch, way, _tried)
         if reason is None:
             return arguments_by(model, batch, way, segments)
         if reason not in wrong.values():  # where seq_idx makes no difference
@@ -133,10 +133,13 @@ def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, An
     )
 
 
-def _whats_wrong(model: Any, batch: Any, way: str) -> str | None:
+def whats_wrong(
+    model: Any, batch: Any, way: str, tried: Callable[[nn.Module, Any, str, Any], str | None]
+) -> str | None:
     """Why documents are not kept apart, or are not as they are by themselves; None if they are.
 
-    Tried once per model, mode, device, attention implementation and shape of the batch.
+    That is what `tried` says of the model, a batch of the shape, a way and a device. Tried once per
+    model, mode, device, attention implementation and shape of the batch.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(
@@ -154,11 +157,11 @@ def _whats_wrong(model: Any, batch: Any, way: str) -> str | None:
             setting="model",
         )
     implementation = getattr(config_of(model), "_attn_implementation", None)
-    key = (way, model.training, device, implementation, batch.rows, batch.seq_len)
+    key = (tried, way, model.training, device, implementation, batch.rows, batch.seq_len)
     known = _found.setdefault(model, {})
     if key not in known:
         try:
-            known[key] = _tried(model, batch, way, device)
+            known[key] = tried(model, batch, way, device)
         except torch.cuda.OutOfMemoryError as error:  # may be otherwise the next time
             return f"out of memory: {error}"[:120]
         except Exception as error:  # whatever a model raises at arguments that it does not take
@@ -186,12 +189,12 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
     if not found:
         where = f" in {found.layer}" if found.layer else ""
         return f"documents move one another{where}"
-    with _evaluated(model, device):
+    with evaluated(model, device):
         longer = () if way == "rows" else with_longer_ones(model, seq_len, two.rows)
         for said, lengths in longer:
             if _first_moves(call, [of_rows(each) for each in lengths], found.context):
                 return said
-        alone = _in_other_padding if way == "rows" else _by_itself
+        alone = _in_other_padding if way == "rows" else by_itself
         if not _as_alone(model, two, call, alone, found.context):
             return "documents are not as they are by themselves (as if at other positions)"
     if batch.rows > 2:  # what is too long for the model raises
@@ -201,7 +204,7 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
 
 
 @contextmanager
-def _evaluated(model: nn.Module, device: torch.device) -> Iterator[None]:
+def evaluated(model: nn.Module, device: torch.device) -> Iterator[None]:
     """The model without gradients and dropout, and afterwards as it was."""
     with torch.no_grad(), put_back(model, device):
         model.eval()
@@ -230,7 +233,7 @@ def _as_alone(
 ) -> bool:
     """The last document of every row has the outputs that it has alone."""
     document = batch.document_ids
-    tolerance = _TOLERANCE_HALF if dtype_of(model).itemsize == 2 else _TOLERANCE
+    tolerance = TOLERANCE_HALF if dtype_of(model).itemsize == 2 else TOLERANCE
     outputs = of_slots(call(batch), document.numel())
     for number in set(document.amax(dim=1).tolist()) - {-1}:
         at = document.view(-1) == number
@@ -242,7 +245,7 @@ def _as_alone(
     return True
 
 
-def _by_itself(model: nn.Module, ids: Tensor, seq_len: int) -> Tensor:
+def by_itself(model: nn.Module, ids: Tensor, seq_len: int) -> Tensor:
     """(n, ...) outputs of a document (n,) and nothing else."""
     return of_slots(model(input_ids=ids[None]), len(ids))
 

@@ -41,7 +41,7 @@ def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) 
         wanted = {name for name in arguments if takes_any or name in taken}
     else:
         arguments = batch.hf()
-        for name in ("input_ids", "position_ids", "labels"):
+        for name in {"input_ids", "position_ids", "labels"} & {*arguments}:
             arguments[name] = arguments[name].view(batch.rows, batch.seq_len)
         if way == "rows":
             del arguments["position_ids"]  # they count from the row's beginning anyway
@@ -63,14 +63,18 @@ def _mask(model: Any, batch: Any) -> Tensor | dict[str, Tensor]:
     """
     config = config_of(model)
     dtype = dtype_of(model)
-    segment = segment_ids(batch).view(batch.rows, batch.seq_len)
-    slot = torch.arange(batch.seq_len, device=segment.device)
-    distance = slot[:, None] - slot[None, :]
-    seen = (segment[:, :, None] == segment[:, None, :]) & (distance >= 0)
+    position = batch.position_ids
+    if hasattr(batch, "tout"):  # trees
+        seen = batch.mask()[:, 0]
+    else:
+        segment = segment_ids(batch).view(batch.rows, batch.seq_len)
+        seen = (segment[:, :, None] == segment[:, None, :]).tril()
 
     def mask(window: int | None) -> Tensor:
-        visible = seen if window is None else seen & (distance < window)
-        hidden = torch.full(visible.shape, torch.finfo(dtype).min, dtype=dtype, device=slot.device)
+        visible = seen
+        if window is not None:
+            visible = seen & (position[:, :, None] - position[:, None, :] < window)
+        hidden = torch.full(visible.shape, torch.finfo(dtype).min, dtype=dtype, device=seen.device)
         return hidden.masked_fill_(visible, 0)[:, None]
 
     slides = getattr(config, "use_sliding_window", True)

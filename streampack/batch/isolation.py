@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from streampack.batch.attention import segment_ids
+from streampack.batch.hf_ways import arguments_by
 from streampack.errors import ConfigError
 
 #: What is taken for rounding, as a share of what a token does to those after it in its document:
@@ -89,7 +90,8 @@ def check_isolation(
     with the same random numbers, so dropout is the same in all.
 
     Documents are apart where the batch says so, in attention segments: those that share one, as
-    with ``attention="row"``, count as one, under the number of the first.
+    with ``attention="row"``, count as one, under the number of the first. In trees the slots of a
+    sequence that none before it has are changed, and all that do not see these must stay.
 
     Args:
         model: a module, or a function of a batch. A model of transformers, or whatever else takes
@@ -111,8 +113,8 @@ def check_isolation(
             those of every slot, no output depends on an earlier token of its document, or outputs
             are others for the same batch.
     """
-    call = _caller(model) if call is None else call
-    segment = _segments(batch)
+    call = _caller(model, batch) if call is None else call
+    segment, below = _segments(batch)
     ids = batch.input_ids.view(-1)
     changed_ids = _exchanged(ids)
     numbers = sorted(set(segment.tolist()) - {-1})
@@ -138,6 +140,7 @@ def check_isolation(
         leaks = []
         for number in numbers:
             moved = largest_movement(base, outputs(segment == number)) / scale
+            moved[below(segment == number)] = 0
             leaks += [
                 Leak(number, other, movement)
                 for other in numbers
@@ -148,15 +151,23 @@ def check_isolation(
             _check_repeats(float(largest_movement(base, outputs(nothing)).max()) / scale, tolerance)
         layer = None
         if leaks and module is not None:
-            layer = _first_to_move(module, outputs, segment, leaks[0].changed, tolerance)
+            mine = segment == leaks[0].changed
+            others = (segment >= 0) & ~mine & ~below(mine)
+            layer = _first_to_move(module, outputs, mine, others, tolerance)
     return Isolation(len(numbers), tuple(leaks), scale, layer)
 
 
-def _caller(model: Any) -> Callable[[Any], Any]:
+def _caller(model: Any, batch: Any) -> Callable[[Any], Any]:
     if not hasattr(model, "get_input_embeddings"):  # of transformers, or around one of its models
         return model  # type: ignore[no-any-return]
 
+    if _is_tree(batch):
+        return lambda batch: model(**arguments_by(model, batch, "mask"))
     return lambda batch: model(**without_loss(batch.hf()))
+
+
+def _is_tree(batch: Any) -> bool:
+    return hasattr(batch, "tout")
 
 
 def without_loss(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -165,12 +176,28 @@ def without_loss(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in loss}
 
 
-def _segments(batch: Any) -> Tensor:
-    """(T,) number of the first document of each slot's attention segment; -1 on padding."""
-    document, segment = batch.document_ids.view(-1).long(), segment_ids(batch).long()
-    first = torch.full((int(segment[-1]) + 1,), len(document), device=document.device)
-    known = torch.where(document < 0, len(document), document)
-    numbers = first.scatter_reduce(0, segment, known, "amin")[segment]
+def _segments(batch: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """(T,) number of the first document of each slot's attention segment; -1 on padding.
+
+    And a function that says of some slots (T,) which others may move with them (T,).
+    """
+    document = batch.document_ids.view(-1).long()
+
+    def below(where: Tensor) -> Tensor:
+        if not _is_tree(batch):
+            return where
+        seen = batch.mask()[:, 0] & where.view(batch.rows, 1, batch.seq_len)
+        return torch.as_tensor(seen.any(dim=2).view(-1))
+
+    if _is_tree(batch):  # the first sequence that has it
+        segment, known = batch.slot, batch.sequence_ids
+        first = torch.full_like(document, len(document))
+        numbers = first.scatter_reduce(0, segment, known, "amin")
+    else:
+        segment = segment_ids(batch).long()
+        first = torch.full((int(segment[-1]) + 1,), len(document), device=document.device)
+        known = torch.where(document < 0, len(document), document)
+        numbers = first.scatter_reduce(0, segment, known, "amin")[segment]
     numbers = torch.where(document < 0, -1, numbers)
     if len(set(numbers.tolist()) - {-1}) < 2:
         raise ConfigError(
@@ -178,7 +205,7 @@ def _segments(batch: Any) -> Tensor:
             'Pass a batch with several documents, packed with attention="document".',
             setting="batch",
         )
-    return numbers
+    return numbers, below
 
 
 def _exchanged(ids: Tensor) -> Tensor:
@@ -292,8 +319,8 @@ def put_back(module: nn.Module | None, device: torch.device) -> Iterator[None]:
 def _first_to_move(
     module: nn.Module,
     outputs: Callable[[Tensor], Tensor],
-    segment: Tensor,
-    changed: int,
+    mine: Tensor,
+    others: Tensor,
     tolerance: float,
 ) -> str | None:
     """Name of the module in which outputs of other documents move first.
@@ -301,9 +328,7 @@ def _first_to_move(
     Modules may call functions between one another, so inputs count too: where the input of a
     module moves and nothing before it did, its parent has moved it.
     """
-    nothing = torch.zeros_like(segment, dtype=torch.bool)
-    mine = segment == changed
-    others = (segment >= 0) & ~mine
+    nothing = torch.zeros_like(mine)
     base = list(_traced(module, outputs, nothing))
     for before, after in zip(base, _traced(module, outputs, mine), strict=False):
         if before[0] != after[0]:  # it takes another way for other tokens

@@ -126,6 +126,29 @@ class TreeBatch(PackedBatch):
             seq_lengths=(slots, slots),
         )
 
+    def hf(self, model: Any = None, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+        """Arguments for a Hugging Face transformers causal LM: no labels, use `loss`.
+
+        (rows, seq_len) `input_ids` and `position_ids`, and `attention_mask`, (rows, 1, seq_len,
+        seq_len). With the `model` it is in its dtype, of every kind of layer where its layers are
+        of several (a sliding window counts along a sequence, not along the row); and a small tree
+        is run through the model some ten times before, once for each shape, to be sure that it
+        computes trees. Without the model the mask is bool, as SDPA alone takes it.
+
+        Raises:
+            ConfigError: the model does not compute trees; the message says why.
+        """
+        if model is not None:
+            from streampack.batch.tree_models import arguments_for
+
+            return arguments_for(model, self)
+        return {
+            "input_ids": self.input_ids,
+            "position_ids": self.position_ids,
+            "attention_mask": self.mask(),
+            "use_cache": False,
+        }
+
     # ------------------------------------------------------------------ sequences
 
     @property

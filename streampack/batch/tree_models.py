@@ -1,0 +1,92 @@
+"""Arguments by which a model of transformers computes trees, once it is known that it does.
+
+A small tree is run through the model: branches must not move one another, and every sequence must
+have the outputs that it has alone. Layers that mix along the row do not pass that, whatever they
+are called.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from streampack.batch.hf_arguments import (
+    TOLERANCE,
+    TOLERANCE_HALF,
+    by_itself,
+    evaluated,
+    whats_wrong,
+)
+from streampack.batch.hf_ways import arguments_by, dtype_of, rows_of, unwrapped, usual_ids
+from streampack.batch.isolation import check_isolation, largest_movement, of_slots
+from streampack.batch.tree_batch import TreeBatch
+from streampack.errors import ConfigError
+from streampack.window.packed_rows import PackedRows, TreeColumns
+
+#: Runs of the tree in each row as shares of it, and the runs of each sequence: two levels, and a
+#: sequence that is the beginning of others.
+_RUNS = (0.3, 0.2, 0.1, 0.15, 0.1)
+_SEQUENCES = ((0, 1), (0, 2, 3), (0, 2, 4), (0,))
+
+
+def arguments_for(model: Any, batch: TreeBatch) -> dict[str, Any]:
+    """What to call `model` with; see `TreeBatch.hf`.
+
+    Raises:
+        ConfigError: it does not compute trees.
+    """
+    reason = whats_wrong(model, batch, "mask", _tried)
+    if reason is None:
+        return arguments_by(model, batch, "mask")
+    raise ConfigError(
+        f"{type(unwrapped(model)).__name__} does not compute trees by a mask ({reason}).",
+        'Use layout="documents", or a model all of whose layers are attention, with '
+        'attn_implementation="sdpa" or "eager".',
+        setting="model",
+    )
+
+
+def _tried(model: nn.Module, batch: TreeBatch, way: str, device: torch.device) -> str | None:
+    if batch.seq_len < 10:
+        return f"rows of {batch.seq_len} slots are too short to find that out"
+    trees = partial(_trees, batch.seq_len, usual_ids(model))
+    two = TreeBatch(trees(min(batch.rows, 2))).to(device)
+
+    def call(batch: Any) -> Any:
+        return model(**arguments_by(model, batch, way))
+
+    found = check_isolation(model, two, call=call)
+    if not found:
+        where = f" in {found.layer}" if found.layer else ""
+        return f"branches move one another{where}"
+    tolerance = TOLERANCE_HALF if dtype_of(model).itemsize == 2 else TOLERANCE
+    with evaluated(model, device):
+        outputs = of_slots(call(two), two.input_ids.numel())
+        for number in range(two.num_documents):
+            own = two.slot[two.sequence_ids == number]
+            alone = by_itself(model, two.input_ids.view(-1)[own], batch.seq_len)
+            if not float(largest_movement(outputs[own], alone).max()) <= tolerance * found.context:
+                return "sequences are not as they are by themselves"
+        if batch.rows > 2:  # what is too much for the model raises
+            call(TreeBatch(trees(batch.rows)).to(device))
+    return None
+
+
+def _trees(seq_len: int, ids: Any, rows: int) -> PackedRows:
+    """Rows of a tree each; the rest is padding."""
+    sizes = [max(int(share * seq_len), 1) for share in _RUNS]
+    starts = np.cumsum([0, *sizes])
+    runs = [np.arange(a, b) for a, b in pairwise(starts.tolist())]
+    one = [np.concatenate([runs[i] for i in sequence]) for sequence in _SEQUENCES]
+    sequences = [own + row * seq_len for row in range(rows) for own in one]
+    ends = np.cumsum([0, *map(len, sequences)]).astype(np.int32)
+    counted = np.ones(int(ends[-1]), dtype=np.bool_)
+    counted[ends[:-1]] = False
+    tree = TreeColumns(np.concatenate(sequences).astype(np.int32), ends, counted)
+    packed = rows_of([[int(starts[-1])]] * rows, seq_len, ids)
+    return packed._replace(tree=tree, source_ids=np.zeros(len(sequences), dtype=np.int32))

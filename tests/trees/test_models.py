@@ -1,0 +1,105 @@
+"""Models of transformers on trees: as on sequences one by one, or refused with the reason."""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from streampack import check_isolation, pack
+from streampack.errors import ConfigError
+from tests.support.tiny_families import VOCABULARY, tiny_model
+
+FAMILIES = (
+    "gpt2", "gpt_neox", "phi", "starcoder2", "opt", "llama", "qwen2", "qwen3", "mistral",
+    "olmo2", "gemma2",
+)  # fmt: skip
+
+
+def batch_of(seed: int, seq_len: int = 48) -> tuple[Any, list[list[int]]]:
+    """A row of a tree of several levels, and one of a pair; the sequences of both."""
+    rng = np.random.default_rng(seed)
+
+    def some(least: int, most: int) -> list[int]:
+        return rng.integers(2, VOCABULARY, rng.integers(least, most)).tolist()
+
+    prompt, answer = some(1, 9), some(1, 5)
+    group = [prompt + some(1, 5), prompt + answer + some(0, 4), prompt + answer + some(1, 4)]
+    group += [prompt, group[0]]
+    ids = [*group, *(some(1, 2) + some(1, 6) for _ in range(2))]
+    groups = [*[0] * len(group), 1, 1]
+    plan = pack(
+        [len(one) for one in ids], ids=ids, groups=groups, layout="tree", seq_len=seq_len,
+        microbatches=1,
+    )  # fmt: skip
+    (batch,) = plan.batches(ids)
+    return batch, [ids[i] for i in batch.provenance["index"].tolist()]
+
+
+def in_double(model: Any) -> Any:
+    """The model in double precision, also in its norms, which compute in single precision."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            gemma = type(module).__name__.startswith("Gemma")
+
+            def forward(self: Any, x: Any, gemma: bool = gemma) -> Any:
+                eps = getattr(self, "eps", None) or self.variance_epsilon
+                weight = self.weight + 1 if gemma else self.weight
+                return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+
+            module.forward = MethodType(forward, module)
+    return model.double()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_and_gradients_are_those_of_sequences_one_by_one(family: str) -> None:
+    model = in_double(tiny_model(family, "sdpa", seconds=60))
+    for seed in range(3):
+        batch, sequences = batch_of(seed)
+        model.zero_grad()
+        logits = model(**batch.hf(model=model)).logits
+        loss = batch.loss(logits)
+        loss.backward()
+        shared = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        model.zero_grad()
+        total = torch.zeros((), dtype=torch.float64)
+        log_probs = batch.log_probs(logits)
+        for number, ids in enumerate(sequences):
+            given = torch.tensor([ids])
+            alone = model(input_ids=given, use_cache=False).logits[0, :-1].log_softmax(dim=-1)
+            expected = alone.gather(1, given[0, 1:, None])[:, 0]
+            found = log_probs[batch.sequence_ids == number][1:]
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+            total = total - expected.sum()
+        total = total / batch.num_loss_tokens
+        total.backward()
+        torch.testing.assert_close(loss, total, rtol=1e-12, atol=1e-12)
+        scale = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(
+                    shared[name], parameter.grad, rtol=0, atol=1e-12 * max(scale, 1), msg=name
+                )
+    assert check_isolation(model, batch)
+
+
+@pytest.mark.parametrize("family", ["mamba", "recurrent_gemma", "lfm2"])
+def test_layers_that_mix_along_the_row_are_refused(family: str) -> None:
+    model = tiny_model(family, "eager", seconds=60)
+    batch, _ = batch_of(0)
+    with pytest.raises(ConfigError) as error:
+        batch.hf(model=model)
+    assert error.value.setting == "model"
+
+
+def test_a_model_that_sees_other_branches_leaks() -> None:
+    model = tiny_model("llama", "sdpa")
+    batch, _ = batch_of(0)
+    found = check_isolation(
+        model, batch, call=lambda b: model(input_ids=b.input_ids, position_ids=b.position_ids)
+    )
+    assert not found
+    assert {leak.changed for leak in found.leaks} & {0, 1}
