@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,9 +24,11 @@ from streampack.batch.hf_arguments import (
 )
 from streampack.batch.hf_ways import arguments_by, dtype_of, rows_of, unwrapped, usual_ids
 from streampack.batch.isolation import check_isolation, largest_movement, of_slots
-from streampack.batch.tree_batch import TreeBatch
 from streampack.errors import ConfigError
 from streampack.window.packed_rows import PackedRows, TreeColumns
+
+if TYPE_CHECKING:
+    from streampack.batch.tree_batch import TreeBatch
 
 #: Runs of the tree in each row as shares of it, and the runs of each sequence: two levels, and a
 #: sequence that is the beginning of others.
@@ -55,7 +57,7 @@ def _tried(model: nn.Module, batch: TreeBatch, way: str, device: torch.device) -
     if batch.seq_len < 10:
         return f"rows of {batch.seq_len} slots are too short to find that out"
     trees = partial(_trees, batch.seq_len, usual_ids(model))
-    two = TreeBatch(trees(min(batch.rows, 2))).to(device)
+    two = type(batch)(trees(min(batch.rows, 2))).to(device)
 
     def call(batch: Any) -> Any:
         return model(**arguments_by(model, batch, way))
@@ -73,7 +75,7 @@ def _tried(model: nn.Module, batch: TreeBatch, way: str, device: torch.device) -
             if not float(largest_movement(outputs[own], alone).max()) <= tolerance * found.context:
                 return "sequences are not as they are by themselves"
         if batch.rows > 2:  # what is too much for the model raises
-            call(TreeBatch(trees(batch.rows)).to(device))
+            call(type(batch)(trees(batch.rows)).to(device))
     return None
 
 
