@@ -2,7 +2,7 @@
 
 Steps:
   1. By part: pairs of documents whose vectors have a cosine above the threshold (`search`).
-  2. By part: the documents of such pairs are embedded whole (`ordering.duplicates`).
+  2. By part: the documents of such pairs are embedded whole (`ordering.neighbours`).
   3. Here: a document whose cosine to an earlier kept one exceeds the threshold as a whole, too, is
      a near-duplicate of the first such one.
   4. A document that is like a near-duplicate is compared with the one that this was dropped for,

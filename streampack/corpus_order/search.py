@@ -1,6 +1,10 @@
 """Stages 2 and 3: the index of a large corpus, and the nearest documents of each document.
 
-Steps:
+Stage 2, for large corpora; small ones are searched without an index:
+  1. A sample of the vectors trains the lists of an inverted file and a product quantizer, here.
+  2. By shard of the index, that of consecutive parts: their vectors are added to a copy.
+
+Stage 3:
   1. faiss finds candidates, three for each neighbour wanted, so that k remain where near-duplicates
      go: in a small corpus by comparing every pair, in a large one in one shard of the index.
   2. Their cosines are computed again from the vectors as they lie on the disk, the same for both
@@ -10,19 +14,6 @@ Steps:
 
 What is kept is (n, 3 k) ids int32, -1 where there are fewer, and similarities float32. Results of
 several shards of the index are put together where they are read (`candidates_of`).
-
-Stage 2: the index in which large corpora are searched; small ones are searched without.
-
-Steps:
-  1. A sample of the vectors trains the lists of an inverted file and a product quantizer, here.
-  2. By shard of the index, that of consecutive parts: their vectors are added to a copy.
-
-The rule, which gives the paper's numbers for its 235 million documents (appendix A.2: 32,768
-lists, trained on 48 vectors for each, 64 lists searched): lists grow with the square root of the
-number of documents, and lists searched with the square root of lists, from 16 on; both are powers
-of two. Codes have half a byte for every two numbers of a
-vector where the paper has a byte for three: faiss scans those many times faster on a CPU, and
-`search` computes the similarities of what it finds again.
 """
 
 from __future__ import annotations
@@ -69,7 +60,15 @@ class Shape(NamedTuple):
 
 
 def shape_of(documents: int, dimension: int) -> Shape:
-    """The index of so many documents, with vectors of so many numbers."""
+    """The index of so many documents, with vectors of so many numbers.
+
+    The rule gives the paper's numbers for its 235 million documents (appendix A.2: 32,768 lists,
+    trained on 48 vectors for each, 64 lists searched): lists grow with the square root of the
+    number of documents, and lists searched with the square root of lists, from 16 on; both are
+    powers of two. Codes have half a byte for every two numbers of a vector where the paper has a
+    byte for three: faiss scans those many times faster on a CPU, and `_search` computes the
+    similarities of what it finds again.
+    """
     power = np.log2(PAPER_LISTS * np.sqrt(max(documents, 1) / PAPER_DOCUMENTS))
     lists = 1 << max(round(float(power)), 0)
     sample = min(max(SAMPLE_PER_LIST * lists, LEAST_SAMPLE), documents)

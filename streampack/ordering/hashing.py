@@ -16,16 +16,6 @@ products of vectors are exact in any order of summation (see `neighbours`).
 Source: signed feature hashing is from K. Weinberger et al., "Feature Hashing for Large Scale
 Multitask Learning", ICML 2009. Weights by document frequency inside the window were tried on
 Python files and brought less related ones together.
-
-Words of texts as numbers, so that texts without a tokenizer are embedded and compared.
-
-Steps, over the bytes of UTF-8:
-  1. Letters and digits of ASCII, and characters of two bytes (Latin, Greek, Cyrillic, Arabic) or
-     below U+2000, that follow one another are a word; any other character is one by itself: signs,
-     and scripts that put no spaces between words. White space separates words and is none.
-  2. A word is hashed to 32 bits (FNV-1a).
-
-Cost: O(bytes). Lost: capital letters stay different from small ones, and words may collide.
 """
 
 from __future__ import annotations
@@ -122,6 +112,15 @@ def hash_words(
     text: NDArray[np.uint8], offsets: NDArray[np.int64]
 ) -> tuple[Documents, NDArray[np.int64]]:
     """N texts as documents of W words, and the byte after each word.
+
+    Steps, over the bytes of UTF-8:
+      1. Letters and digits of ASCII, and characters of two bytes (Latin, Greek, Cyrillic, Arabic)
+         or below U+2000, that follow one another are a word; any other character is one by itself:
+         signs, and scripts that put no spaces between words. White space separates words and is
+         none.
+      2. A word is hashed to 32 bits (FNV-1a).
+
+    Cost: O(bytes). Lost: capital letters stay different from small ones, and words may collide.
 
     Args:
         text: (T,) uint8, UTF-8; text i is ``text[offsets[i]:offsets[i + 1]]``.

@@ -20,25 +20,6 @@ the last bits depend on the order of summation.
 
 Source: the graph and the removal are those of "In-Context Pretraining: Language Modeling Beyond
 Document Boundaries"; the paper searches approximately, which `approximate` does for large windows.
-
-Near-duplicates: candidates by their heads, confirmed on the whole documents.
-
-Steps:
-  1. Two documents whose heads have a cosine above the threshold are candidates: a shared licence or
-     preamble is enough for that.
-  2. Candidates are embedded whole, by hashed n-grams (`hashing`); a document longer than 2**18
-     tokens in pieces, whose vectors are added.
-  3. The later one is a near-duplicate if the cosine of the whole documents exceeds the same
-     threshold.
-
-Whole documents are compared by their tokens whatever embedder proposed them: models read the first
-few hundred tokens, and topics that agree are no duplicates.
-
-Cost: candidates are embedded once, and each pair of them takes D multiplications. Nothing else is
-embedded whole. Vectors, products and lengths are whole numbers, so the result is exact.
-
-Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries" removes documents by
-the similarity of their embeddings, which are those of heads; step 3 is ours.
 """
 
 from __future__ import annotations
@@ -71,6 +52,23 @@ class WholeVectors(NamedTuple):
 
 class Wholes:
     """Vectors of whole documents, made when they are candidates.
+
+    Steps:
+      1. Two documents whose heads have a cosine above the threshold are candidates: a shared
+         licence or preamble is enough for that.
+      2. Candidates are embedded whole, by hashed n-grams (`hashing`); a document longer than 2**18
+         tokens in pieces, whose vectors are added.
+      3. The later one is a near-duplicate if the cosine of the whole documents exceeds the same
+         threshold.
+
+    Whole documents are compared by their tokens whatever embedder proposed them: models read the
+    first few hundred tokens, and topics that agree are no duplicates.
+
+    Cost: candidates are embedded once, and each pair of them takes D multiplications. Nothing else
+    is embedded whole. Vectors, products and lengths are whole numbers, so the result is exact.
+
+    Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries" removes documents
+    by the similarity of their embeddings, which are those of heads; step 3 is ours.
 
     Attributes:
         made: those made so far.

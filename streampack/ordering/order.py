@@ -1,16 +1,6 @@
 """One ordering step: a window of documents in, the order they go on in out; by key as well.
 
 An order sees one ordering window at a time and keeps nothing between them.
-
-GroupBy: documents of one repository, site or book side by side, by a key that each one has.
-
-Steps:
-  1. Every document of the ordering window has a key.
-  2. Groups follow one another as their first documents arrived, and the documents of a group as
-     they arrived themselves.
-
-Cost: one sort of the window's keys. Nothing is compared, dropped or approximate. A group that is
-spread over several ordering windows comes in as many pieces.
 """
 
 from __future__ import annotations
@@ -225,6 +215,14 @@ def require_counts(order: Any, *names: str) -> None:
 @dataclass(frozen=True)
 class GroupBy:
     """Documents with the same key side by side, inside an ordering window.
+
+    Steps:
+      1. Every document of the ordering window has a key.
+      2. Groups follow one another as their first documents arrived, and the documents of a group as
+         they arrived themselves.
+
+    Cost: one sort of the window's keys. Nothing is compared, dropped or approximate. A group that
+    is spread over several ordering windows comes in as many pieces.
 
     Use it as `SimilarityOrder`: with ``attention="row"`` and a packer that keeps the order.
 

@@ -14,25 +14,6 @@ Source: Algorithm 1 of "In-Context Pretraining: Language Modeling Beyond Documen
 greedy path for the maximum travelling-salesman problem. Its pseudo-code takes the least similar
 neighbour, and its text the most similar; this follows the text. The paper starts again at a random
 document of least degree, this at the first one.
-
-Merging runs: documents of short runs of a walk go beside their nearest ones in other runs.
-
-A run is what the walk visits without starting again. Where it starts again the next document has
-nothing to do with the one before, so many short runs tear a row into strangers.
-
-Steps:
-  1. Runs are taken in the order of the walk. One that has fewer than `SHORTEST` documents when its
-     turn comes is dissolved, document by document, in order.
-  2. Each of its documents looks for its most similar neighbour in another run, ties by arrival, and
-     is put beside it: before it if the graph says that it is more similar to the document there
-     than to the one after it, and after it if not.
-  3. A document without a neighbour in another run stays where it is.
-
-Cost: O(N * k): each edge is looked at three times at most. Keeps every document.
-
-Source: the released code of "In-Context Pretraining: Language Modeling Beyond Document Boundaries"
-merges clusters of fewer than 21 documents into those of their neighbours; the paper does not say
-so. Choosing the side is ours.
 """
 
 from __future__ import annotations
@@ -65,6 +46,23 @@ def merge_runs(
     path: NDArray[np.int64], run: NDArray[np.int64], graph: Graph, shortest: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The path (M,) int64 with its short runs dissolved, and the run (M,) of each document now.
+
+    A run is what the walk visits without starting again. Where it starts again the next document
+    has nothing to do with the one before, so many short runs tear a row into strangers.
+
+    Steps:
+      1. Runs are taken in the order of the walk. One that has fewer than `SHORTEST` documents when
+         its turn comes is dissolved, document by document, in order.
+      2. Each of its documents looks for its most similar neighbour in another run, ties by arrival,
+         and is put beside it: before it if the graph says that it is more similar to the document
+         there than to the one after it, and after it if not.
+      3. A document without a neighbour in another run stays where it is.
+
+    Cost: O(N * k): each edge is looked at three times at most. Keeps every document.
+
+    Source: the released code of "In-Context Pretraining: Language Modeling Beyond Document
+    Boundaries" merges clusters of fewer than 21 documents into those of their neighbours; the paper
+    does not say so. Choosing the side is ours.
 
     Args:
         path: (M,) a permutation of the documents.

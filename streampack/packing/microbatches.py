@@ -14,22 +14,6 @@ Steps, where documents or groups may go anywhere:
 Groups that share a rank, but not a row, are first divided among the ranks (`equal_bins`), and then
 steps 2 and 3 are each rank's own. Where a rank's documents do not fit so many rows, all have one
 more.
-
-Equal bins: units of some size and cost in bins of limited size and nearly equal cost.
-
-Steps:
-  1. Units by decreasing cost, each into the bin of least cost that has room. If one has no room
-     anywhere, units lie as best-fit-decreasing puts them, which leaves no room for balance but
-     holds more.
-  2. The costliest bin is paired with the cheapest, the next with the next, and so on; of each pair
-     one unit is moved, or two are exchanged, so that the two cost as nearly the same as possible.
-     When no pair can be improved, each bin is paired with the one after, and so on.
-
-Cost: O(units * bins) for step 1. In step 2 every change makes the sum of squared costs smaller; it
-ends when bins are within a thousandth of each other, when nothing helps, or after so many
-comparisons per unit, which no clock decides. So the result is the same on any machine.
-
-Sources: step 1 is Graham's longest-processing-time rule (1969) with a limit on sizes.
 """
 
 from __future__ import annotations
@@ -59,6 +43,20 @@ def equal_bins(
     sizes: NDArray[np.int64], costs: NDArray[np.float64], bins: int, capacity: int
 ) -> NDArray[np.int64] | None:
     """(N,) int64: the bin of each unit, or None if no way is found to fit them.
+
+    Steps:
+      1. Units by decreasing cost, each into the bin of least cost that has room. If one has no room
+         anywhere, units lie as best-fit-decreasing puts them, which leaves no room for balance but
+         holds more.
+      2. The costliest bin is paired with the cheapest, the next with the next, and so on; of each
+         pair one unit is moved, or two are exchanged, so that the two cost as nearly the same as
+         possible. When no pair can be improved, each bin is paired with the one after, and so on.
+
+    Cost: O(units * bins) for step 1. In step 2 every change makes the sum of squared costs smaller;
+    it ends when bins are within a thousandth of each other, when nothing helps, or after so many
+    comparisons per unit, which no clock decides. So the result is the same on any machine.
+
+    Sources: step 1 is Graham's longest-processing-time rule (1969) with a limit on sizes.
 
     A way is found if there are as many bins as `bins_needed`, and capacity is below 2 ** 31.
 

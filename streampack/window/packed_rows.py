@@ -1,12 +1,4 @@
-"""PackedRows: a batch in the compact form in which it travels, and the fields made from it.
-
-The per-token fields of a batch, made from its compact form on the CPU.
-
-They are functions of ids and boundaries, so they are made where the batch is used, and are not sent
-between processes.
-
-Cost: one compiled pass over the batch's slots.
-"""
+"""PackedRows: a batch in the compact form in which it travels, and the fields made from it."""
 
 from __future__ import annotations
 
@@ -153,8 +145,13 @@ _NO_MASK = np.zeros(0, dtype=np.bool_)
 def derive_fields(packed: PackedRows) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """The per-token fields of a batch, in one pass.
 
-    They are (3, rows, seq_len) int64, input ids, position ids and labels; and document ids, (rows,
-    seq_len) int32.
+    They are functions of ids and boundaries, so they are made where the batch is used, and are not
+    sent between processes.
+
+    Cost: one compiled pass over the batch's slots.
+
+    The results are (3, rows, seq_len) int64, input ids, position ids and labels; and document ids,
+    (rows, seq_len) int32.
 
     Positions count from the start of each attention segment. Labels are the ids, unshifted, and
     -100 on padding, on the first token of every attention segment (but not where
