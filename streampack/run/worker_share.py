@@ -83,30 +83,13 @@ class WorkerShare(Iterator[PackedBatch]):
         if self._ended:
             raise StopIteration
         if self._batches is None:
-            self._batches = self._make()
+            self._batches = self._run.batches(feed_in_process, sharing=self._sharing)
         batch = next(self._batches, None)
         if batch is None:
             self._ended = True
             raise StopIteration
         self._run.take(batch)
         return batch
-
-    def _make(self) -> Generator[PackedBatch, None, None]:
-        """The batches up to the last one of these lanes; every lane has one, even if empty.
-
-        An empty one carries the end of its lane: the loop knows it from nowhere else.
-        """
-        run, given = self._run, 0
-        start, lanes = run.state.next_batch, run.lanes()
-        nothing_given = any(run.state.lane(lane) is None for lane in lanes)
-        for batch in run.batches(feed_in_process, sharing=self._sharing):
-            given += 1
-            yield batch
-        if not given and nothing_given:
-            for turn in range(len(lanes)):
-                number = self._plan.topology.batch(start, turn)
-                step, lane = divmod(number, self._plan.config.lanes)
-                yield run.empty_batch(lane, step)
 
     # ------------------------------------------------------------------ state
 
