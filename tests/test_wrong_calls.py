@@ -122,10 +122,10 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     **each(
         sources.Storage,
-        cache_limit_bytes=["x"],
+        cache_limit_bytes=["x", 0],
         retries=[1.5, -1],
-        timeout_s=[None],
-        read_ahead_bytes=[0.5],
+        timeout_s=[None, 0],
+        read_ahead_bytes=[0.5, -1],
     ),
     **each(
         rules,

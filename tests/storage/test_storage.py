@@ -265,17 +265,6 @@ def test_after_the_last_retry_the_error_names_url_and_attempts(
     content_of(storage, url)
 
 
-@pytest.mark.parametrize(("status", "expected"), [(403, "denied"), (404, "missing")])
-def test_what_is_forbidden_or_missing_is_not_retried(
-    http: HTTPServer, storage: Storage, status: int, expected: str
-) -> None:
-    url, _ = serve(http, "a.bin")
-    http.fail_next, http.fail_status, http.fail_head_too = 1000, status, True
-    with pytest.raises(StorageError, match=r"after 1 attempt: ") as caught:
-        content_of(storage, url)
-    assert caught.value.failure == expected
-
-
 def test_a_server_that_falls_silent_times_out(http: HTTPServer, tmp_path: Path) -> None:
     url, data = serve(http, "a.bin", 100)
     release = threading.Event()
@@ -285,12 +274,6 @@ def test_a_server_that_falls_silent_times_out(http: HTTPServer, tmp_path: Path) 
         content_of(impatient, url)
     release.set()
     assert content_of(Storage(cache_dir=tmp_path / "cache"), url) == data
-
-
-def test_a_closed_port_is_a_storage_error(tmp_path: Path) -> None:
-    storage = Storage(cache_dir=tmp_path, retries=1, timeout_s=5)
-    with pytest.raises(StorageError, match="after 2 attempts"):
-        storage.list("http://127.0.0.1:9/x")
 
 
 # several processes
@@ -555,15 +538,6 @@ def test_a_fork_while_reading_ahead_does_not_hang(http: HTTPServer, tmp_path: Pa
     release.set()
     assert len(content_of(storage, urls[0])) == 1000
     assert http.count("GET", "0.bin") == 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"retries": -1}, {"timeout_s": 0}, {"cache_limit_bytes": 0}, {"read_ahead_bytes": -1}],
-)
-def test_settings_that_cannot_work_are_refused(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
-        Storage(**arguments)
 
 
 def test_secrets_stay_out_of_the_repr(tmp_path: Path) -> None:
