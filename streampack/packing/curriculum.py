@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,21 @@ from streampack.packing.rng import derive_seed, mix
 FINEST = 1 << 32  # units that one rotation has at most; shares are counted in these units
 HORIZON = 4096  # rotations; deadlines further ahead than this count as equal
 FREEDOM = 64  # rotations; a turn is drawn at random only this close to its deadline
+
+
+class _Knots(NamedTuple):
+    """The knots of a curriculum as integers.
+
+    Attributes:
+        at: (K,) int64, their rotations; sums: (K, B + 1) int64, sums of shares up to each bucket.
+        whole: what the sums reach, in units of a rotation.
+        repeat: rotations until the first knot comes again; 0 never.
+    """
+
+    at: NDArray[np.int64]
+    sums: NDArray[np.int64]
+    whole: int
+    repeat: int
 
 
 @dataclass(frozen=True)
@@ -131,8 +146,8 @@ class Curriculum:
         """The curriculum whose `describe` gave `value`."""
         return cls(tuple((at, tuple(shares)) for at, shares in value["knots"]), value["repeat"])
 
-    def units(self) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-        """Knots as integers: rotations (K,), sums of shares (K, B + 1), and the whole they reach.
+    def units(self) -> _Knots:
+        """The knots as integers.
 
         The unit is such that shares of a few decimals are exact, so that 0.4 of five rotations
         is two of them.
@@ -146,7 +161,7 @@ class Curriculum:
         # The finest multiple of it: shares between knots are rounded down to units.
         whole = FINEST // whole * whole if whole <= FINEST else FINEST
         sums = np.array([[0, *(round(value * whole) for value in values)] for values in exact])
-        return at, sums.astype(np.int64), whole
+        return _Knots(at, sums.astype(np.int64), whole, self.repeat or 0)
 
 
 def plain_shares(shares: object) -> tuple[float, ...]:
@@ -178,14 +193,13 @@ def scheduled_buckets(
 @lru_cache(maxsize=16)
 def _all_turns(curriculum: Curriculum, seed: int, rotations: int) -> NDArray[np.int8]:
     """(rotations,) int8, shared by the lanes of a process."""
-    at, sums, whole = curriculum.units()
-    seed = derive_seed(seed, 3)
-    return _take_turns(rotations, at, sums, whole, curriculum.repeat or 0, np.uint64(seed))
+    return _take_turns(rotations, curriculum.units(), np.uint64(derive_seed(seed, 3)))
 
 
 @kernel
-def _share(r: int, b: int, at: NDArray[np.int64], sums: NDArray[np.int64], repeat: int) -> int:
+def _share(r: int, b: int, knots: _Knots) -> int:
     """Share of bucket b in rotation r, in units; over b they add up to a whole one."""
+    at, sums, _, repeat = knots
     if repeat > 0:
         r %= repeat
     k = len(at) - 1
@@ -202,16 +216,9 @@ def _share(r: int, b: int, at: NDArray[np.int64], sums: NDArray[np.int64], repea
 
 
 @kernel
-def _take_turns(
-    rotations: int,
-    at: NDArray[np.int64],
-    sums: NDArray[np.int64],
-    whole: int,
-    repeat: int,
-    seed: np.uint64,
-) -> NDArray[np.int8]:
+def _take_turns(rotations: int, knots: _Knots, seed: np.uint64) -> NDArray[np.int8]:
     """(rotations,) int8; see the module's docstring for the steps."""
-    buckets = sums.shape[1] - 1
+    whole, buckets = knots.whole, knots.sums.shape[1] - 1
     turns = np.empty(rotations, dtype=np.int8)
     due = np.zeros(buckets, dtype=np.int64)
     given = np.zeros(buckets, dtype=np.int64)
@@ -222,13 +229,13 @@ def _take_turns(
     for r in range(rotations):
         earliest = -1
         for b in range(buckets):
-            due[b] += _share(r, b, at, sums, repeat)
+            due[b] += _share(r, b, knots)
             if given[b] * whole >= due[b]:
                 deadline[b] = -1  # its next turn may not be given yet
                 continue
             need = (given[b] + 1) * whole
             while seen[b] < need and next_seen[b] <= r + HORIZON:
-                seen[b] += _share(next_seen[b], b, at, sums, repeat)
+                seen[b] += _share(next_seen[b], b, knots)
                 next_seen[b] += 1
             deadline[b] = next_seen[b] - 1 if seen[b] >= need else r + HORIZON
             key[b] = mix(seed + np.uint64(r * buckets + b + 1) * np.uint64(0x9E3779B97F4A7C15))
@@ -239,7 +246,7 @@ def _take_turns(
             if deadline[b] < 0 or deadline[b] > r + FREEDOM or b == chosen:
                 continue
             better = key[b] < key[chosen]
-            if better and _leaves_room(r, deadline[b], due, given, at, sums, whole, repeat):
+            if better and _leaves_room(r, deadline[b], due, given, knots):
                 chosen = b
         turns[r] = chosen
         given[chosen] += 1
@@ -252,10 +259,7 @@ def _leaves_room(
     deadline: int,
     due: NDArray[np.int64],
     given: NDArray[np.int64],
-    at: NDArray[np.int64],
-    sums: NDArray[np.int64],
-    whole: int,
-    repeat: int,
+    knots: _Knots,
 ) -> bool:
     """True if a turn with this deadline may be given now: all others before it still have room."""
     buckets = len(due)
@@ -264,8 +268,8 @@ def _leaves_room(
         needed = 0
         for b in range(buckets):
             if t > r:
-                ahead[b] += _share(t, b, at, sums, repeat)
-            needed += max(ahead[b] // whole - given[b], 0)
+                ahead[b] += _share(t, b, knots)
+            needed += max(ahead[b] // knots.whole - given[b], 0)
         if needed > t - r:
             return False
     return True

@@ -18,7 +18,7 @@ SHARES = st.lists(
 
 def due(curriculum: Curriculum, rotations: int) -> list[list[Fraction]]:
     """Exact cumulated shares of each bucket after each rotation, in plain rational arithmetic."""
-    at, sums, whole = curriculum.units()
+    at, sums, whole, _ = curriculum.units()
     total = [Fraction(0)] * curriculum.num_buckets
     after = []
     for r in range(rotations):
