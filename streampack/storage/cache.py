@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from streampack.errors import StorageError
 from streampack.storage.growing import GrowingFile, NotMadeError, explain
@@ -32,6 +32,7 @@ from streampack.storage.locks import Lock
 logger = logging.getLogger(__name__)
 
 ANY_SIZE = -1  # of a file that is made here; it is complete once it has its name
+_MOST_KNOWN = 64  # files of which a reader's notes are kept
 MOST_TRIES = 3  # to download a file that somebody removes meanwhile
 _OURS = re.compile(r"(?:\.(?P<hidden>[0-9a-f]{24})\.(?:part|lock)|(?P<key>[0-9a-f]{24})-.*)\Z")
 
@@ -92,6 +93,7 @@ class Cache:
         self.limit_bytes = limit_bytes
         self._is_over = False  # as of this process's last look
         self._has_warned = False
+        self._known: dict[Path, dict[int, Any]] = {}
         self.not_made: set[Path] = set()  # what this process tried to make
 
     def entry(self, url: str, num_bytes: int, version: str) -> Entry:
@@ -144,6 +146,12 @@ class Cache:
                 except StorageError as error:
                     self.refuse(entry, name, error)
             yield found
+
+    def known(self, entry: Entry) -> dict[int, Any]:
+        """What this process noted of a file that it reads; of the last ones only."""
+        found = self._known.pop(entry.data, {})
+        self._known = {**dict([*self._known.items()][-_MOST_KNOWN:]), entry.data: found}
+        return found
 
     def refuse(self, entry: Entry, name: str, error: Exception) -> None:
         """Make this file no more, and say what that costs."""

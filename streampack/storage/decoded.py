@@ -101,14 +101,18 @@ class _Pieces:
         self, decoded: Iterator[Chunk]
     ) -> Callable[..., tuple[int, bytes, Iterator[Chunk]]]:
         def chunks_from(offset: int, least: int) -> tuple[int, bytes, Iterator[Chunk]]:
-            at = content = passed = 0
+            at = content = passed = number = 0
+            known: dict[int, tuple[int, int, int, int]] = self._file.known
             try:
                 while True:
-                    chunks, size, last, end = self._header(at)
+                    if number not in known:
+                        known[number] = self._header(at)
+                    chunks, size, last, end = known[number]
                     is_there = content + size > offset and last >= least
                     if is_there or not self._file.has(end + _HEADER.size):
                         break
                     at, content, passed = end, content + size, passed + chunks
+                    number += 1
             except NotMadeError:
                 return 0, b"", decoded
             before = bytes(self._file.view(at - 1, 1)) if at else b""
@@ -239,12 +243,15 @@ def _write_batch(out: IO[bytes], batch: pa.RecordBatch) -> None:
 def _batches(file: GrowingFile, number: int) -> Iterator[pa.RecordBatch]:
     """Record batches of a file, from one on."""
     options = pa.ipc.IpcReadOptions(use_threads=False)
-    at = 0
+    starts: dict[int, int] = file.known  # of batches, as far as somebody went
+    k = min(number, max(len(starts) - 1, 0))
+    at = starts.setdefault(k, 0)
     while file.has(at + _SIZE.size):
         (size,) = _SIZE.unpack(file.view(at, _SIZE.size))
         begin, at = at + _SIZE.size, at + _SIZE.size + size + -size % _SIZE.size
-        if number:
-            number -= 1
+        k += 1
+        starts[k] = at
+        if k <= number:
             continue
         if not file.has(at):
             raise NotMadeError

@@ -86,6 +86,8 @@ class GrowingFile:
         self, cache: Cache, entry: Entry, make: Callable[[IO[bytes]], None], name: str
     ) -> None:
         self._cache, self._entry, self._make, self._name = cache, entry, make, name
+        #: What its readers note of it, for the next ones of this process.
+        self.known = cache.known(entry)
         self._tries = 0
         self._fd = -1
         self._is_complete = False
