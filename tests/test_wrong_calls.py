@@ -98,7 +98,10 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         shuffle=["no", 0, None],
         provenance=["no", 1],
         token_fields=[["reward"], "reward"],
-        document_fields=[("reward",)],
+        document_fields=[("reward",), {"reward": "text"}, {"": "int8"}],
+        order=["similar"],
+        filter=["short", lambda documents, seeds: documents.lengths > 1],
+        map=[3, lambda documents, seeds: documents],
     ),
     **each(
         loader,
@@ -112,6 +115,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         rows=[4.5, 0],
         documents=[1000.5, None],
         max_carries=[2.5, True, -1],
+        memory_limit=[0, 1.5, None],
     ),
     **each(
         sources.Reading,
@@ -135,7 +139,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         eos=["sometimes"],
         special_tokens_in_text=["no", True, 1],
     ),
-    **each(evaluation, lanes=[True, 1.5, 0, "x"]),
+    **each(evaluation, lanes=[True, 1.5, 0, "x"], epochs=[None, 0], batch_size=[0]),
     **each(
         decreasing,
         seq_len=[1, "x"],
@@ -144,7 +148,26 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         extra_capacity=[-1, 16, 2.5],
     ),
     **each(concatenated, atom=[True, 3]),
-    **each(bucketed, seq_lens=[(), (8, 8)], padding_threshold=[-1], shares=[(1, 2, 3), ("a", 1)]),
+    **each(
+        bucketed,
+        seq_lens=[(), (8, 8)],
+        padding_threshold=[-1],
+        shares=[(1, 2, 3), ("a", 1)],
+        batch_tokens=[20, 0, 1.5],
+    ),
+    "a size of batches in tokens and in rows": (
+        lambda: dataset(packer=bucketed(batch_tokens=32), batch_size=2),
+        "batch_size",
+    ),
+    "an unknown balance": (lambda: dataset(packer=decreasing(balance="tokens")), "balance"),
+    "a balance of what costs the same": (
+        lambda: dataset(packer=decreasing(balance="attention"), attention="row"),
+        "balance",
+    ),
+    "a document that has a field twice": (
+        lambda: dataset(token_fields={"w": "int8"}, document_fields={"w": "int8"}),
+        "document_fields",
+    ),
     **each(
         mixture,
         weights=[{"web": 1, "boks": 2}, {"web": 1}, {"web": 0, "books": 0}, 5, [(1, {"web": 1})]],

@@ -25,22 +25,8 @@ def one_state(paths: Sequence[Path]) -> dict[str, Any]:
         ConfigError: a file cannot be read.
         StateError: a file holds no state, or they do not make one.
     """
-    states = []
-    for path in paths:
-        state = _read(path)
-        try:
-            check_state(state)
-        except StateError as error:
-            raise StateError(f"{path}: {error.fact}", error.remedy) from error
-        states.append(state)
-    if len(states) == 1:
-        return states[0]
-    try:
-        return merge_states(states)
-    except StateError as error:
-        files = ", ".join(f"{number + 1} is {path}" for number, path in enumerate(paths))
-        fact = f"The states do not make one ({files}): {error.fact}"
-        raise StateError(fact, error.remedy) from error
+    states = [_read(path) for path in paths]
+    return states[0] if len(states) == 1 else merge_states(states)
 
 
 def summary_of(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +66,11 @@ def _read(path: Path) -> dict[str, Any]:
         ) from error
     if isinstance(state, dict) and "lanes" not in state:  # {"data": loader.state_dict(), ...}
         inside = [held for held in state.values() if isinstance(held, dict) and "lanes" in held]
-        return inside[0] if len(inside) == 1 else state
+        state = inside[0] if len(inside) == 1 else state
+    try:
+        check_state(state)
+    except StateError as error:
+        raise StateError(f"{path}: {error.fact}", error.remedy, path=str(path)) from error
     return state
 
 

@@ -81,8 +81,6 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
             yield _dataset(Items(arrays), packer=packer)
     texts = ["ab" * len(ids) for ids in documents]
     yield _dataset(Items(texts))
-    pq.write_table(pa.table({"text": texts}), folder / "text.parquet")
-    yield _dataset(Parquet(folder / "text.parquet"))
     with tarfile.open(folder / "ids.tar", "w") as archive:
         for number, ids in enumerate(documents):
             np.save(buffer := io.BytesIO(), np.array(ids, dtype=np.uint16))
@@ -91,9 +89,6 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
             buffer.seek(0)
             archive.addfile(member, buffer)
     yield _dataset(WebDataset(folder / "ids.tar", tokens="npy"))
-    lines = folder / "texts.jsonl"
-    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    yield _dataset(JSONL(lines))
     lines = folder / "ids.jsonl"
     lines.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in documents))
     yield _dataset(JSONL(lines, tokens="ids"))

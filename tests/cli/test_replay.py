@@ -126,3 +126,11 @@ def test_without_a_dataset_a_state_is_described(run: Any) -> None:
     assert said["next batch"] == 6
     assert said["lanes"].startswith("4 of 4")
     assert "next batch: 6" in replay(*states)
+
+
+def test_a_file_that_holds_no_state_is_named(tmp_path: Path) -> None:
+    for content in ("{", "[]", '{"lanes": {}}'):
+        (tmp_path / "state.json").write_text(content)
+        with pytest.raises(StateError) as caught:
+            replay(tmp_path / "state.json")
+        assert caught.value.path == str(tmp_path / "state.json")
