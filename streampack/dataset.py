@@ -27,13 +27,13 @@ from streampack.run.estimation import Estimate, estimate_steps
 from streampack.run.explanation import Explanation, explain
 from streampack.run.options import (
     check_balance,
-    check_eos,
     check_kinds,
     check_layout,
     check_switches,
     checked_counts,
     choose_packer,
     prepare,
+    rows_by,
     say_if_kept_apart,
     say_unread,
     tokens_per_batch,
@@ -143,11 +143,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         source.prepare()  # a path that is wrong is said before anything else about what it holds
         say_unread(source)
         preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
-        check_eos(packer, row_format)
         if isinstance(source, Mixture):
             source.check_epochs(epochs)
         tree = check_layout(layout, attention, packer, source)
-        grouped = tree or packer.packs_members
         config = LaneConfig(
             source=source,
             lanes=lanes or 0,
@@ -156,21 +154,16 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 filter=as_hook("filter", filter),
                 map=as_hook("map", map),
                 fields=fields,
-                grouped=grouped,
+                grouped=tree or packer.packs_members,
                 tree=tree,
             ),
             packer=packer,
             window=(window or WindowConfig()).resolve(packer, batch_tokens),
             batch_tokens=batch_tokens,
             row_format=replace(
-                row_format,
+                rows_by(row_format, packer, source, fields, tree=tree),
                 attention_by_row=attention == "row",
-                mask_repeated=packer.mask_repeated,
                 provenance=provenance,
-                fields=fields.with_groups() if grouped else fields,
-                grouped=grouped,
-                tree=tree,
-                sources=len(source.sources) if isinstance(source, Mixture) else 0,
             ),
             seed=seed,
             shuffle=shuffle,

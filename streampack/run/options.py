@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from streampack.arguments import one_of, whole_number
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
@@ -17,7 +19,7 @@ from streampack.packing.packer import require_packer
 from streampack.packing.whole_groups import WholeGroups
 from streampack.sources.base import Source
 from streampack.sources.chat.source import Chat
-from streampack.sources.mixture import sources_of
+from streampack.sources.mixture import Mixture, sources_of
 from streampack.streams.preparation import Preparation
 from streampack.tokenization import ChatTokenizer, Tokenizer, TokenRules, load_tokenizer
 from streampack.tokenization.rules import checked_id
@@ -150,8 +152,14 @@ def check_layout(layout: str, attention: str, packer: Packer, source: Source) ->
     return True
 
 
-def check_eos(packer: Packer, row_format: RowFormat) -> None:
-    """Raise `ConfigError` if the packer inserts an EOS whose id is unknown."""
+def rows_by(
+    row_format: RowFormat, packer: Packer, source: Source, fields: FieldTypes, *, tree: bool
+) -> RowFormat:
+    """The format of the rows that a packer makes of a source with these fields.
+
+    Raises:
+        ConfigError: the packer inserts an EOS whose id is unknown.
+    """
     if packer.inserts_eos and row_format.eos_id < 0:
         raise ConfigError(
             f"{type(packer).__name__} ends pieces of long documents with an EOS, and its id is "
@@ -159,6 +167,15 @@ def check_eos(packer: Packer, row_format: RowFormat) -> None:
             "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
             setting="token_rules",
         )
+    grouped = tree or packer.packs_members
+    return replace(
+        row_format,
+        mask_repeated=packer.mask_repeated,
+        fields=fields.with_groups() if grouped else fields,
+        grouped=grouped,
+        tree=tree,
+        sources=len(source.sources) if isinstance(source, Mixture) else 0,
+    )
 
 
 def say_if_kept_apart(order: DocumentOrder | None, attention: str) -> None:
