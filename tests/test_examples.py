@@ -25,8 +25,10 @@ PREFIX, SUFFIX, MIDDLE, EOS = range(1000, 1004)
 PRINTS = {
     "attention_kernels": r"flex: differs from each segment by itself by \d\.\de-(0[2-9]|1\d) at",
     "decomposition": r"(\d+) of \1 tokens in rows of 32, 64, 128, 256",
+    "dpo_tree": r"1\.7 times fewer tokens, losses differ by (0\.0e\+00|\d\.\de-1[2-9]) at most",
     "elastic_torchrun": r"60  .* on 8 ranks\nlargest difference: (0\.0e\+00|\d\.\de-1\d)",
     "fill_in_the_middle": r"1\d\d of 120 documents were long .*\n[3-8]\d of them were rearranged",
+    "grpo_tree": r"reward (0\.[5-9]\d|1\.00)\n[3-9]\.\d times .*by (0\.0e\+00|\d\.\de-1[2-9]) at",
     "hf_trainer": r"weights differ by 0\.0e\+00; [1-9]\d* tokens since resuming",
     "lightning_datamodule": r"weights differ by 0\.0e\+00; the same tokens: True",
     "megatron_batches": r"([1-9]\d*) tokens of \1 on 2 context-parallel ranks",

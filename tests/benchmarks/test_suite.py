@@ -136,6 +136,7 @@ COMMANDS = {
     "scale": "--shards 1000 --lanes 64 --ranks 4 --documents 3000",
     "state": "--documents 500 --lanes 2 --samples 1",
     "tokenizers": "--only GPT-2 --texts 100 --megabytes 0.1",
+    "trees": "--scale 0.05 --passes 1",
     "papers.buckets": "--documents 1000",
     "papers.online": "--documents 20",
     "papers.refining": "--small",
