@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -47,36 +46,6 @@ def test_multi_bucket_concatenates_and_cuts_every_length_class_by_itself(
     assert [size for size, _ in rows] == [size for size, _ in expected]
 
 
-def test_the_golden_plan_of_multi_bucket_does_not_change_between_versions() -> None:
-    tied = [9, 5, 9, 5, 7, 7, 16, 11, 2, 2, 5, 20, 3, 8, 8, 1, 40, 7]
-    assert rows_of(planned(tied, (8, 16), seed=1)) == GOLDEN
-
-
-GOLDEN = [
-    [(13, 4, 8), (14, 0, 4)],
-    [(4, 6, 7), (5, 0, 7)],
-    [(1, 0, 5), (3, 0, 3)],
-    [(14, 4, 8), (15, 0, 1), (17, 0, 3)],
-    [(8, 0, 2), (9, 0, 2), (10, 0, 4)],
-    [(10, 4, 5), (12, 0, 3), (13, 0, 4)],
-    [(3, 3, 5), (4, 0, 6)],
-    [(17, 3, 7)],
-    [(2, 7, 9), (6, 0, 14)],
-    [(16, 15, 31)],
-    [(0, 0, 9), (2, 0, 7)],
-    [(11, 19, 20), (16, 0, 15)],
-    [(6, 14, 16), (7, 0, 11), (11, 0, 3)],
-    [(11, 3, 19)],
-    [(16, 31, 40)],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0], [10_000_000], [1] * 100_000], ids=len)
-def test_multi_bucket_takes_extreme_lengths(lengths: list[int]) -> None:
-    plan = planned(lengths, (2048, 4096, 8192, 16384))
-    assert (plan.row_fill() < plan.seq_len).sum() <= 1
-
-
 # ------------------------------------------------------------------ orders
 
 
@@ -104,18 +73,3 @@ def test_each_document_is_followed_by_its_neighbours() -> None:
     groups = found.reshape(50, 4)
     assert sorted(groups[:, 0].tolist()) == list(range(50))
     np.testing.assert_array_equal(groups[:, 1:], neighbours.ids[groups[:, 0]])
-
-
-def test_orders_are_values_that_travel_between_processes() -> None:
-    for order in (ClusterOrder(), RandomOrder()):
-        again = pickle.loads(pickle.dumps(order))
-        assert again == order
-        assert again.describe() == order.describe()
-    assert not ClusterOrder().exact
-
-
-def test_no_documents_and_one() -> None:
-    documents, _ = topical(1)
-    for order in (NeighbourOrder(), ClusterOrder(), RandomOrder()):
-        assert order.order(documents)[0].tolist() == [0]
-        assert order.order(documents[:0])[0].tolist() == []
