@@ -38,16 +38,6 @@ def some_texts(rng: np.random.Generator, n: int) -> list[str]:
     return [" ".join(rng.choice(words, int(rng.integers(0, 40)))) for _ in range(n)]
 
 
-def corpus(folder: Path, ending: str, shards: int = 4, n: int = 60) -> list[str]:
-    rng = np.random.default_rng(7)
-    everything = []
-    for shard in range(shards):
-        texts = some_texts(rng, n + shard)
-        write(folder / f"shard-{shard:03d}{ending}", lines(texts))
-        everything += texts
-    return everything
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     documents=st.lists(st.text(max_size=30), min_size=1, max_size=30),
@@ -138,10 +128,3 @@ def test_a_decompression_bomb_is_one_broken_line(tmp_path: Path) -> None:
     assert path.stat().st_size < 100_000
     source = JSONL(path, reading=Reading(max_document_bytes=1 << 20))
     assert read_all(source, Skips("skip")) == ["a", "b"]
-
-
-def test_a_directory_is_searched_for_lines_only(tmp_path: Path) -> None:
-    expected = corpus(tmp_path / "deep" / "er", ".jsonl", shards=2, n=3)
-    write(tmp_path / "README.md", b"no lines")
-    write(tmp_path / "_temporary" / "x.jsonl", lines(["hidden"]))
-    assert read_all(JSONL(tmp_path)) == expected
