@@ -121,13 +121,13 @@ def test_all_that_the_assistant_said_is_learnt_and_nothing_else_or_it_is_refused
     except RenderError as error:
         texts, refused = [], error
     if texts:
-        check(texts, kind, turns)
+        assert_learnt_whole(texts, kind, turns)
     else:
         assert re.search("|".join(REASONS), refused.reason)
         assert refused.remedy
 
 
-def check(texts: list[Rendered], kind: str, turns: str) -> None:
+def assert_learnt_whole(texts: list[Rendered], kind: str, turns: str) -> None:
     learnt = "\n".join(text.text[a:b] for text in texts for a, b in text.spans)
     assert set(re.findall(r"[A-Z]+A\b", learnt)) == words(kind)
     assert not re.findall(r"[A-Z]+U\b", learnt)

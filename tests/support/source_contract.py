@@ -62,7 +62,7 @@ def _size(document: Document, itemsize: int) -> int:
     return len(document.encode()) if isinstance(document, str) else len(document) * itemsize
 
 
-def _check_blocks(source: Source, blocks: list[tuple[list[Named], Cursor]]) -> None:
+def _assert_blocks(source: Source, blocks: list[tuple[list[Named], Cursor]]) -> None:
     """Blocks keep their limits and, unshuffled, the order of their shard."""
     for block, _ in blocks:
         assert len(block) <= source.reading.documents_per_block
@@ -113,7 +113,7 @@ def assert_source_contract(
                 assert left == sorted(left, reverse=True), "what is left became more"
                 assert left[-1] >= 0
                 if not shuffle:
-                    _check_blocks(source, blocks)
+                    _assert_blocks(source, blocks)
                 everything += [pair for block, _ in blocks for pair in block]
                 assert read_lane(others[number]) == blocks, "reading again gave something else"
                 step = max(1, len(blocks) // restarts)

@@ -36,7 +36,7 @@ def held_out(topology: Topology | None = None) -> PackedDataset:
     return PackedDataset.evaluation(documents, seq_len=64, batch_size=2, topology=topology)
 
 
-def check_evaluation(trainer: Any) -> None:
+def assert_evaluation(trainer: Any) -> None:
     found, total, tokens = trainer.evaluate(held_out())["eval_loss"], 0.0, 0
     model = trainer.model.eval()
     for batch in held_out(Topology()):
@@ -53,7 +53,7 @@ def main(folder: Path, max_steps: int, save_steps: int, checkpoint: str | None) 
         folder / "run", corpus, max_steps=max_steps, save_steps=save_steps, kind=CountingTrainer
     )
     trainer.train(resume_from_checkpoint=checkpoint)
-    check_evaluation(trainer)
+    assert_evaluation(trainer)
     path = folder / f"counts-{os.environ['RANK']}-{max_steps}.json"
     path.write_text(json.dumps(trainer.counts.tolist()))
 

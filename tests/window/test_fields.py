@@ -64,7 +64,7 @@ def dataset(source: Any = None, packer: Any = PACKERS[0], **options: Any) -> Pac
     return PackedDataset(source or _source(), packer=packer, **{**values, **options})
 
 
-def check(batch: PackedBatch) -> int:
+def assert_fields_in_place(batch: PackedBatch) -> int:
     """Every value is that of its token and document; returns how many tokens were looked at."""
     assert batch.provenance is not None
     pieces = batch.document_ids.cpu().numpy().ravel()
@@ -99,7 +99,7 @@ def _stopped(make: Any, every: int) -> Iterator[PackedBatch]:
 def test_values_stay_with_their_tokens_through_every_packer_and_stop(packer: Any) -> None:
     seen = 0
     for batch in _stopped(lambda: dataset(packer=packer), 5):
-        seen += check(batch)
+        seen += assert_fields_in_place(batch)
         assert batch.fields["weights"].dtype == torch.float32
         assert batch.fields["logprobs"].dtype == torch.float64
         assert batch.fields["kept"].dtype == torch.int32
@@ -109,19 +109,19 @@ def test_values_stay_with_their_tokens_through_every_packer_and_stop(packer: Any
 
 def test_they_travel_from_workers_and_in_one_copy_to_a_device() -> None:
     for batch in PackedLoader(dataset(), num_workers=1, device="cpu"):
-        check(batch)
-        check(batch.pin_memory() if torch.cuda.is_available() else batch)
+        assert_fields_in_place(batch)
+        assert_fields_in_place(batch.pin_memory() if torch.cuda.is_available() else batch)
         staged = batch._moved(lambda buffer: buffer.clone())
-        check(staged)
+        assert_fields_in_place(staged)
 
 
 def test_they_follow_documents_of_a_mixture_and_changed_settings() -> None:
     mixture = Mixture({"a": _source(1), "b": _source(2)}, weights={"a": 1, "b": 2})
     loader = PackedLoader(dataset(mixture))
-    assert sum(check(batch) for batch in islice(loader, 20)) > 1_000
+    assert sum(assert_fields_in_place(batch) for batch in islice(loader, 20)) > 1_000
     changed = PackedLoader(dataset(mixture, BestFitDecreasing(seq_len=64)))
     changed.load_state_dict(loader.state_dict(), allow={"packer"})
-    assert sum(check(batch) for batch in changed) > 10_000
+    assert sum(assert_fields_in_place(batch) for batch in changed) > 10_000
 
 
 def _doubled(documents: Documents, seeds: Any) -> Documents:
