@@ -23,7 +23,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.errors import StateError
 from streampack.job.topology import Topology
 
 End = Literal["drain", "stop"]
@@ -80,9 +79,6 @@ class Ending:
         end: "drain" gives everything, "stop" leaves at the first rotation in which some lane has
             no batch.
         leaves_out: whether steps of nothing but gaps are left out.
-
-    Raises (while iterating):
-        StateError: `items` are not this rank's, or not in order.
     """
 
     def __init__(
@@ -113,7 +109,6 @@ class Ending:
         self._last = {lane: known.get(lane, 0) - 1 for lane in own}
         self._dry: set[int] = set()  # lanes known to have no more than that
         self._ahead: deque[tuple[int, Any]] = deque()  # with their numbers
-        self._pulled = -1  # number of the latest item
         self._answers: deque[Callable[[], int]] = deque()  # to what was asked of coming steps
 
     def __iter__(self) -> Iterator[Any]:
@@ -191,11 +186,9 @@ class Ending:
             self._pull()  # that may be the end of the lane, where it could not know sooner
         if not self._has(lane, step):
             return Gap(lane, step)
-        if self._ahead:
-            found, item = self._ahead.popleft()
-            if found == number:
-                return item
-        raise _out_of_order(f"Batch {number} is missing")
+        found, item = self._ahead.popleft()
+        assert found == number, f"batch {found} came in the place of {number}"
+        return item
 
     def _lane_step(self, number: int) -> tuple[int, int]:
         return number % self._lanes, number // self._lanes
@@ -210,12 +203,6 @@ class Ending:
             return None
         lane, step, has_next = item.lane, item.step, item.has_next
         number = step * self._lanes + lane
-        mine = self._topology.takes(number, self._start)
-        if not mine or lane in self._dry or number < self._first[lane]:
-            raise _out_of_order(f"Batch {number} came")
-        if number <= self._pulled:
-            raise _out_of_order(f"Batch {number} came after batch {self._pulled}")
-        self._pulled = number
         while self._unseen and self._first[self._unseen[0]] <= number:
             unseen = self._unseen.popleft()
             if unseen != lane:
@@ -230,10 +217,3 @@ class Ending:
         """Record that a lane's first turn is over, whatever it was known to have."""
         self._dry.add(lane)
         self._last[lane] = min(self._last[lane], self._first[lane] // self._lanes - 1)
-
-
-def _out_of_order(fact: str) -> StateError:
-    return StateError(
-        f"{fact}, which is not what this rank's lanes give next.",
-        "Start from a state as it was saved.",
-    )

@@ -135,7 +135,6 @@ class RankRun:
             sharing: how the lanes take part in deals, where the loop's process has said so.
 
         Raises (while iterating):
-            StateError: the feed gives other batches than this rank's, or not in order.
             RankError: another rank died, or starts another run or from another place.
         """
         plan, start = self.plan, self.state.next_batch
