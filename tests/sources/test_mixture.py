@@ -336,8 +336,7 @@ def test_a_state_of_another_mixture_is_refused_with_the_field() -> None:
         make(2).load_state_dict(loader.state_dict())
 
 
-@pytest.mark.parametrize("order_window", [5])
-def test_an_order_above_a_mixture_resumes_after_every_batch(order_window: int) -> None:
+def test_an_order_above_a_mixture_resumes_after_every_batch() -> None:
     rng = np.random.default_rng(1)
     members = {
         name: MemorySource([[rng.integers(0, 500, n).astype(np.uint16) for n in range(5, 45)]])
@@ -351,7 +350,7 @@ def test_an_order_above_a_mixture_resumes_after_every_batch(order_window: int) -
             seq_len=None,
             packer=Concat(seq_len=SEQ_LEN),
             attention="row",
-            order=SimilarityOrder(order_window_documents=order_window),
+            order=SimilarityOrder(order_window_documents=5),
             epochs=2,
         )
 

@@ -152,15 +152,6 @@ def test_the_only_end_of_a_bare_tokenizer_is_taken_and_said(
     assert not caplog.records
 
 
-def test_of_several_ends_one_can_be_named(tmp_path: Path) -> None:
-    engine = small_engine("<|endoftext|>", "<eos>")
-    assert Tokenizer(engine, eos="as-is").eos_id is None
-    assert Tokenizer(engine, eos_id=257).eos_id == 257
-    engine.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
-    assert load_tokenizer(tmp_path).eos_id == 257
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
