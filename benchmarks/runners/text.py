@@ -28,6 +28,7 @@ class Text(Timed):
         """Gather texts and find the tokenizer."""
         from demo.corpus import gather
         from demo.vocabulary import find_tokenizer
+        from streampack.tokenization import Tokenizer
 
         def write(path: Path) -> None:
             texts = gather(max(int(TEXT_BYTES * self.workload.scale), 1 << 16))
@@ -36,7 +37,8 @@ class Text(Timed):
         file = self.workload.file("texts", write)
         with file.open(encoding="utf-8", newline="") as stream:
             self.texts = stream.read().split("\0")
-        self.tokenizer, self.vocabulary = find_tokenizer(self.texts)
+        found, self.vocabulary = find_tokenizer(self.texts)
+        self.tokenizer = Tokenizer(found._engine, eos_id=found.eos_id, engine="tokenizers")
 
     def expected(self) -> Counts:
         """Tokens with an end-of-document id each, from the tokenizer alone."""
