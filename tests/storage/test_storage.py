@@ -79,7 +79,7 @@ def test_braces_expand_as_in_a_shell(pattern: str, expected: list[str]) -> None:
 
 
 def test_local_patterns_are_listed_sorted_and_once(tmp_path: Path, storage: Storage) -> None:
-    for name in ("b/2.txt", "a/1.txt", "a/c/3.txt", "a/_SUCCESS", "a/.hidden", "a/_temporary/4.txt",
+    for name in ("b/2.txt", "a/1.txt", "a/c/3.txt", "a/_SUCCESS", "a/.hidden", "a/_temporary/4.csv",
                  "a/x{1}.csv"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
