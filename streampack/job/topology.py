@@ -61,7 +61,7 @@ class Topology:
 
     def check_still_detected(self) -> None:
         """Raise `ConfigError` if this was detected and is no longer this process's place."""
-        now = self.detect()
+        now = Topology.detect()
         if now != self:
             raise ConfigError(
                 f"The dataset was built when this process was rank {self.rank} of "
