@@ -50,6 +50,8 @@ def choose_packer(
             setting="seq_len",
         )
     if packer is None:
+        if layout == "tree" and order is None:
+            return BestFitDecreasing(seq_len=seq_len or 0, overflow="drop")
         usual = _usual_packer(seq_len or 0, order, source)
         return _of_groups(usual) if source.grouped and layout != "tree" else usual
     if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
@@ -134,7 +136,7 @@ def check_layout(layout: str, attention: str, packer: Packer, source: Source) ->
     if layout == "documents":
         return False
     wrong = None
-    if not source.grouped:
+    if not source.several:
         wrong = "the records have one document each", 'leave out layout="tree"'
     elif attention == "row":
         wrong = 'attention is "row"', "leave out attention="

@@ -184,6 +184,11 @@ class Source(ABC):
         """
         return False
 
+    @property
+    def several(self) -> bool:
+        """True if a record may become several documents, whether or not these stay together."""
+        return self.grouped
+
     @abstractmethod
     def prepare(self) -> None:
         """List what there is, once, in the process that builds the dataset.

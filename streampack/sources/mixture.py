@@ -165,6 +165,10 @@ class Mixture(Source):
     def grouped(self) -> bool:
         return any(part.grouped for part in self.sources.values())
 
+    @property
+    def several(self) -> bool:
+        return any(part.several for part in self.sources.values())
+
     def prepare(self) -> None:
         for source in self.sources.values():
             source.prepare()

@@ -130,6 +130,10 @@ class Chat(Source):
         """True if the two sides of a pair can be told apart."""
         return "chosen" in self.field_types.document
 
+    @property
+    def several(self) -> bool:
+        return self.grouped or self.rules.turns == "each"
+
     def with_fields(self, types: FieldTypes) -> Chat:
         made = cast(Chat, super().with_fields(types))
         made._records = self._records.with_fields(types)
