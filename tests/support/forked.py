@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 120  # for programs that would otherwise wait for ever
+WAIT_S = 500  # for programs that would otherwise wait for ever
 
 HOST = """
 import importlib, json, os, signal, sys, time
