@@ -27,6 +27,7 @@ from streampack.packing import (
 )
 from tests.support.memory_source import MemorySource
 from tests.support.packed_batches import VOCAB, packed_batches, random_documents
+from tests.support.simulated_ranks import on_ranks
 from tests.support.tiny_gpt import TinyGPT, summed_loss
 
 SEQ_LEN = 24
@@ -316,14 +317,16 @@ def test_context_parallel_ranks_together_have_the_losses_of_the_documents(packer
 
 def test_empty_batches_go_to_every_consumer_and_carry_no_loss() -> None:
     documents = random_documents([20, 7])
-    empty = []
-    for rank in (2, 3):  # of a DataLoader's workers, those whose lanes have no documents
+
+    def empty_of(rank: int, member: Any) -> list[PackedBatch]:
         share = PackedDataset(
             sources.Iterable(lambda lane, lanes: documents[lane::lanes]),
             packer=BestFitDecreasing(seq_len=SEQ_LEN, align=4), batch_size=2, lanes=4,
             topology=Topology(rank, 4), token_rules=TokenRules(pad_id=90),
         )  # fmt: skip
-        empty += [batch for batch in share if not batch.num_documents]
+        return [batch for batch in PackedLoader(share, ranks=member) if not batch.num_documents]
+
+    empty = [batch for batches in on_ranks(4, empty_of) for batch in batches]
     assert len(empty) == 2
     for batch in empty:
         assert batch.megatron(cp_size=2)["loss_mask"].sum() == 0  # type: ignore[union-attr]

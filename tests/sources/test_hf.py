@@ -13,6 +13,7 @@ import pytest
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
 from streampack.sources.iterable.hf import HFStream
+from streampack.sources.iterable.items import has_exact_state
 from tests.support.restarts import assert_rest, assert_restarts
 from tests.support.source_contract import read_lane
 
@@ -81,6 +82,8 @@ def test_a_pickled_source_reads_the_same(stream: Any) -> None:
 
 
 def test_resuming_uses_the_datasets_state(stream: Any, caplog: pytest.LogCaptureFixture) -> None:
+    if not has_exact_state(stream):
+        pytest.skip("the state of datasets before 3.6 may lead to other rows")
     lane = HFStream(stream, text="text", reading=Reading(block_documents=7)).lanes(
         2, seed=0, epoch=0, shuffle=False
     )[1]
