@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+import pytest
 from hypothesis import settings
 
 # transformers and others import torchvision where it is installed, and mosaicml-streaming installs
@@ -20,3 +21,10 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("same")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Processes that share a run collect the same tests only if no name holds an address."""
+    named = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if named:
+        raise pytest.UsageError(f"An id of a test holds an address: {named[0]}")

@@ -52,7 +52,10 @@ def batch() -> Any:
 def each(make: Callable[..., Any], **wrong: list[Any]) -> dict[str, tuple[Any, str]]:
     """A call for every wrong value of every setting."""
     return {
-        f"{make.__name__} {name}={value!r}": (lambda n=name, v=value: make(**{n: v}), name)
+        f"{make.__name__} {name}={getattr(value, '__name__', repr(value))}": (
+            lambda n=name, v=value: make(**{n: v}),
+            name,
+        )
         for name, values in wrong.items()
         for value in values
     }
