@@ -44,7 +44,8 @@ class Job:
     Attributes:
         name: for ``--only``; title, says: above its table.
         runners: the first is the one that others are compared with, unless they name another.
-        columns: of the table of times; compared: the one of ratios; form: of other figures.
+        columns: of the table of times; compared: the one of ratios; form: of other figures;
+            clock: of what times are compared, "seconds" or "processor_s".
         workloads: which workloads it is done on.
         rounds: None for as many as the run has; a number where more tell nothing new.
     """
@@ -55,6 +56,7 @@ class Job:
     runners: Sequence[type[Runner]]
     columns: Sequence[str] = BATCHES
     compared: str = "x copying"
+    clock: str = "seconds"
     form: str = ".3g"
     workloads: Sequence[str] = WORKLOADS[:1]
     rounds: int | None = None
@@ -110,15 +112,16 @@ JOBS = [
     ),
     *(
         Job(
-            f"text-{threads}",
-            f"Raw text to full batches, {threads} tokenizer thread{'s' * (threads > 1)}",
-            "Beside the tokenizer alone on the same texts. Both encode by `tokenizers`; rates of "
-            "kitoken are [below](#tokenizers).",
+            f"text-{vocabulary.split()[0].lower()}",
+            f"Raw text to full batches, {vocabulary}",
+            "Python source with the vocabulary. Tokens per second of processor time, that of "
+            "worker processes included, and of wall time. Ratios are of processor time.",
             runners,
-            columns=("M tokens/s", "x the tokenizer alone", "first batch, ms"),
-            compared="x the tokenizer alone",
+            columns=("M tokens/s of a core", "M tokens/s", "x kitoken alone", "first batch, ms"),
+            compared="x kitoken alone",
+            clock="processor_s",
         )
-        for threads, runners in TEXT_RUNNERS.items()
+        for vocabulary, runners in TEXT_RUNNERS.items()
     ),
     Job(
         "stages",

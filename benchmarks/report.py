@@ -121,12 +121,14 @@ def _times(job: Job, samples: list[dict[str, Any]]) -> str:
 def _cells(found: list[dict[str, Any]], compared: list[float], job: Job) -> dict[str, str]:
     middle = {
         name: statistics.median(one[name] for one in found)
-        for name in ("seconds", "first_batch_s", "peak_mib")
+        for name in ("seconds", "processor_s", "first_batch_s", "peak_mib")
+        if name in found[0]  # older samples have no processor time
     }
     counts = found[0]["counts"]
     return {
         "ms": _number(1000 * middle["seconds"]),
         "M tokens/s": _number(counts["tokens"] / middle["seconds"] / 1e6),
+        "M tokens/s of a core": _number(counts["tokens"] / middle[job.clock] / 1e6),
         job.compared: f"{statistics.median(compared):.3g}" if compared else "",
         "rows used": f"{100 * counts['tokens'] / counts['slots']:.2f} %" if counts["slots"] else "",
         "tokens lost": f"{counts['lost']:,}" if counts["documents"] else "",
@@ -146,7 +148,7 @@ def ratios(job: Job, samples: list[dict[str, Any]], runner: type[Runner]) -> lis
         return []
     mine, its = (found[0]["counts"]["tokens"] for found in (ours, theirs))
     return [
-        (ours[n]["seconds"] / mine) / (theirs[n]["seconds"] / its)
+        (ours[n][job.clock] / mine) / (theirs[n][job.clock] / its)
         for n in sorted(ours.keys() & theirs.keys())
     ]
 
@@ -161,11 +163,10 @@ def _of(samples: list[dict[str, Any]], runner: type[Runner]) -> list[dict[str, A
 
 def _peers(jobs: Sequence[Job]) -> str:
     peers = {
-        (runner.settings, runner.delivers): runner.label.split(", plan")[0].split(", 1 thr")[0]
+        (runner.settings, runner.delivers): runner.label.split(", plan")[0]
         for job in jobs
         for runner in reversed(job.runners)
         if runner.settings and not runner.label.startswith("streampack")
-        if not runner.label.endswith("threads")
     }
     rows = [[label, *said] for said, label in peers.items()]
     table = markdown_table(["peer", "settings", "a batch is done with"], rows)
