@@ -32,6 +32,7 @@ from streampack.run.options import (
     check_switches,
     checked_counts,
     choose_packer,
+    media_of,
     prepare,
     rows_by,
     say_if_kept_apart,
@@ -68,6 +69,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
             None is 1, or what `Buckets` says in tokens.
         tokenizer: for text: a path to tokenizer.json (or its folder), a tokenizers or
             transformers tokenizer, or a `Tokenizer`. Never downloaded.
+        processor: for documents with images (`streampack.media.Images`): a processor of
+            transformers, whose tokenizer is used if none is given (docs/media.md).
         token_rules: end-of-document and padding ids and the size of the vocabulary, where they are
             not to be taken from the tokenizer.
         attention: "document" keeps documents apart; "row" lets a row attend across them.
@@ -109,6 +112,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         packer: Packer | None = None,
         batch_size: int | None = None,
         tokenizer: Any = None,
+        processor: Any = None,
         token_rules: TokenRules | None = None,
         attention: Literal["document", "row"] = "document",
         layout: Literal["documents", "tree"] = "documents",
@@ -134,7 +138,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         fields = FieldTypes.of(token_fields, document_fields)
         if fields:
             source = source.with_fields(replace(fields, optional=map is not None))
-        packer = choose_packer(seq_len, packer, order, source, layout)
+        packer = choose_packer(seq_len, packer, order, source, layout, processor is not None)
         batch_tokens = tokens_per_batch(batch_size, packer)
         schedule = check_balance(attention, packer)
         say_if_kept_apart(order, attention)
@@ -142,7 +146,12 @@ class PackedDataset(IterableDataset[PackedBatch]):
         topology = Topology.detect() if topology is None else topology
         source.prepare()  # a path that is wrong is said before anything else about what it holds
         say_unread(source)
+        if tokenizer is None:
+            tokenizer = getattr(processor, "tokenizer", None)
         preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
+        media = media_of(
+            processor, source, packer=packer, attention=attention, order=order, map=map
+        )
         if isinstance(source, Mixture):
             source.check_epochs(epochs)
         tree = check_layout(layout, attention, packer, source)
@@ -153,7 +162,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 preparation,
                 filter=as_hook("filter", filter),
                 map=as_hook("map", map),
-                fields=fields,
+                fields=fields if media is None else fields.with_patches(),
+                media=media,
                 grouped=tree or packer.packs_members,
                 tree=tree,
             ),
@@ -161,7 +171,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             window=(window or WindowConfig()).resolve(packer, batch_tokens),
             batch_tokens=batch_tokens,
             row_format=replace(
-                rows_by(row_format, packer, source, fields, tree=tree),
+                rows_by(
+                    row_format, packer, source, fields, tree=tree, media=media is not None
+                ),
                 attention_by_row=attention == "row",
                 provenance=provenance,
             ),
@@ -191,6 +203,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         packer: Packer | None = None,
         batch_size: int | None = None,
         tokenizer: Any = None,
+        processor: Any = None,
         token_rules: TokenRules | None = None,
         attention: Literal["document", "row"] = "document",
         layout: Literal["documents", "tree"] = "documents",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -96,7 +97,7 @@ def hf(
     if seq_idx:
         counts["seq_idx"] = batch.seq_idx
     cu_seqlens, longest = static_segments(batch, segments)
-    return {
+    arguments = {
         **counts,
         "input_ids": batch.input_ids.view(1, -1),
         "position_ids": batch.position_ids.view(1, -1),
@@ -107,6 +108,11 @@ def hf(
         "max_length_k": longest,
         "use_cache": False,
     }
+    if batch._places is None:
+        return arguments
+    from streampack.batch.media_arguments import with_media
+
+    return with_media(arguments, batch)
 
 
 def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any]:
@@ -121,6 +127,7 @@ def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, An
             continue
         reason = whats_wrong(model, batch, way, _tried)
         if reason is None:
+            _check_images(model, batch, way)
             return arguments_by(model, batch, way, segments)
         if reason not in wrong.values():  # where seq_idx makes no difference
             wrong[way] = reason
@@ -157,7 +164,8 @@ def whats_wrong(
             setting="model",
         )
     implementation = getattr(config_of(model), "_attn_implementation", None)
-    key = (tried, way, model.training, device, implementation, batch.rows, batch.seq_len)
+    shape = batch.rows, batch.seq_len, getattr(batch, "_places", None) is not None
+    key = (tried, way, model.training, device, implementation, *shape)
     known = _found.setdefault(model, {})
     if key not in known:
         try:
@@ -178,7 +186,9 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
     ids = usual_ids(model)
 
     def of_rows(lengths: Sequence[Lengths]) -> Any:
-        return type(batch)(rows_of(lengths, seq_len, ids)).to(device)
+        rows = rows_of(lengths, seq_len, ids)
+        places = getattr(batch, "_places", None)
+        return type(batch)(rows._replace(media=places and places.emptied())).to(device)
 
     def call(batch: Any) -> Any:
         return model(**without_loss(arguments_by(model, batch, way)))
@@ -201,6 +211,32 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
         with torch.no_grad(), put_back(model, device):
             call(of_rows([first, *[()] * (batch.rows - 2), last]))
     return None
+
+
+def _check_images(model: Any, batch: Any, way: str) -> None:
+    """Raise `ConfigError` unless documents with images are as they are by themselves.
+
+    Tried with the first batch that has such documents, once per model and mode.
+    """
+    if getattr(batch, "_places", None) is None or not (batch._places.pieces >= 0).any():
+        return
+    from streampack.batch.media_arguments import documents_moved
+
+    known = _found.setdefault(model, {})
+    key = ("images", way, model.training, getattr(config_of(model), "_attn_implementation", None))
+    if key not in known:
+        with evaluated(model, batch.device):
+            tolerance = TOLERANCE_HALF if dtype_of(model).itemsize == 2 else TOLERANCE
+            call = partial(arguments_by, model, way=way)
+            known[key] = documents_moved(model, batch, lambda one: call(batch=one), tolerance)
+    if (reason := known[key]) is not None:
+        raise ConfigError(
+            f"{type(unwrapped(model)).__name__} does not take documents with images in a row as by "
+            f"themselves: {reason}.",
+            "Use a processor and a model of one family, and attn_implementation=\"sdpa\" or "
+            '"eager"; or packer=Pad(seq_len=...).',
+            setting="model",
+        )
 
 
 @contextmanager

@@ -91,7 +91,8 @@ def check_isolation(
 
     Documents are apart where the batch says so, in attention segments: those that share one, as
     with ``attention="row"``, count as one, under the number of the first. In trees the slots of a
-    sequence that none before it has are changed, and all that do not see these must stay.
+    sequence that none before it has are changed, and all that do not see these must stay. Of a
+    document with images their pixels are changed.
 
     Args:
         model: a module, or a function of a batch. A model of transformers, or whatever else takes
@@ -116,7 +117,7 @@ def check_isolation(
     call = _caller(model, batch) if call is None else call
     segment, below = _segments(batch)
     ids = batch.input_ids.view(-1)
-    changed_ids = _exchanged(ids)
+    changed_ids = _exchanged(batch, ids)
     numbers = sorted(set(segment.tolist()) - {-1})
     longest = max(numbers, key=lambda number: int((segment == number).sum()))
     first = int((segment == longest).nonzero()[0])
@@ -125,7 +126,12 @@ def check_isolation(
     def outputs(where: Tensor) -> Tensor:
         torch.manual_seed(0)
         other = torch.where(where, changed_ids, ids).view(batch.input_ids.shape)
-        return of_slots(call(batch._with_input_ids(other)), len(ids))
+        changed = batch._with_input_ids(other)
+        if has_images(batch):
+            from streampack.batch.media_arguments import with_changed_images
+
+            changed = with_changed_images(changed, where)
+        return of_slots(call(changed), len(ids))
 
     with torch.no_grad(), put_back(module, ids.device):
         nothing = torch.zeros_like(segment, dtype=torch.bool)
@@ -208,8 +214,27 @@ def _segments(batch: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     return numbers, below
 
 
-def _exchanged(ids: Tensor) -> Tensor:
-    """(T,) the ids of the batch, each exchanged for the next one that occurs in it."""
+def has_images(batch: Any) -> bool:
+    """True for a batch of a run with images."""
+    return getattr(batch, "_places", None) is not None
+
+
+def _exchanged(batch: Any, ids: Tensor) -> Tensor:
+    """(T,) the ids of the batch, each exchanged for the next one that occurs in it.
+
+    The places of images stay: their pixels are changed.
+    """
+    if has_images(batch) and len(batch._places.spans):
+        from streampack.batch.media_arguments import in_images
+
+        text = ~in_images(batch)
+        out = ids.clone()
+        out[text] = _next_ones(ids[text])
+        return out
+    return _next_ones(ids)
+
+
+def _next_ones(ids: Tensor) -> Tensor:
     used, place = torch.unique(ids, return_inverse=True)
     if len(used) < 2:
         raise ConfigError(

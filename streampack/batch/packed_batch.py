@@ -19,6 +19,7 @@ from streampack.batch import parallel as _context_parallel
 from streampack.batch import parallel as _megatron
 from streampack.batch.tensors import (
     DOCUMENT_FIELD,
+    OF_MEDIA,
     TOKEN_FIELD,
     Staged,
     compact_tensors,
@@ -108,6 +109,8 @@ class PackedBatch:
         document_fields: by name, (num_documents,) the dataset's ``document_fields``, to be indexed
             by `document_ids`. Where records have several documents,
             ``document_fields["group_ids"]`` numbers the records of the batch, int32 from 0.
+        media: of a dataset with ``processor=``, by name what the model takes of the images, such as
+            `pixel_values`, in the order of their places; empty without images.
         seq_len, rows: the batch's shape.
         lane, step: batch number ``step * lanes + lane`` of the run.
         has_next: False if this is its lane's last batch. After it come empty ones, which hold
@@ -144,6 +147,9 @@ class PackedBatch:
         self._on_fields = on_fields
         self._host_fields = packed.document_fields
         self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
+        media = packed.media
+        self._shapes = {} if media is None else {k: v.shape for k, v in media.arrays.items()}
+        self._places = media and media._replace(arrays={})
         self._packed: PackedRows | None = packed
         self._staged: Staged | None = None
         self._compact: dict[str, Tensor] | None = None
@@ -279,6 +285,14 @@ class PackedBatch:
     def document_fields(self) -> dict[str, Tensor]:
         """By name, (num_documents,) in the dtype that the dataset declares."""
         return self._named(DOCUMENT_FIELD)
+
+    @property
+    def media(self) -> dict[str, Tensor]:
+        """By name, what the model takes of the images, in the order of their places."""
+        return {
+            name: values.view(self._shapes[name])
+            for name, values in self._named(OF_MEDIA).items()
+        }
 
     def _named(self, kind: str) -> dict[str, Tensor]:
         return {

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from streampack.window.packed_rows import PackedRows, derive_fields
 
-TOKEN_FIELD, DOCUMENT_FIELD = "token_field ", "document_field "  # before names of tensors
+#: Before names of tensors.
+TOKEN_FIELD, DOCUMENT_FIELD, OF_MEDIA = "token_field ", "document_field ", "media "
 
 
 def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:
@@ -48,6 +49,9 @@ def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:
     ):
         for name, values in fields.items():
             tensors[kind + name] = torch.from_numpy(values)
+    if packed.media is not None:  # flat, as all are in one buffer
+        for name, values in packed.media.arrays.items():
+            tensors[OF_MEDIA + name] = torch.from_numpy(values.reshape(-1))
     return tensors
 
 

@@ -63,6 +63,10 @@ NO_FIELDS: Fields = {}  # never written to
 #: The document field with the number of a document's group, in its block or batch.
 GROUP = "group_ids"
 
+#: The document fields of runs with images: each document's `Attachments` (objects, which go into
+#: batches by themselves), and how many patches they are in all.
+MEDIA, PATCHES = "media", "patches"
+
 TOKEN_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import GROUP, Documents
+from streampack.documents.blocks import GROUP, MEDIA, PATCHES, Documents
 from streampack.errors import ConfigError
 
 #: What torch has too.
@@ -73,6 +73,10 @@ class FieldTypes:
         """These, and the numbers of groups."""
         return replace(self, document={**self.document, GROUP: np.dtype(np.int32)})
 
+    def with_patches(self) -> FieldTypes:
+        """These, and the patches of each document's images."""
+        return replace(self, document={**self.document, PATCHES: np.dtype(np.int64)})
+
     def __bool__(self) -> bool:
         return bool(self.token or self.document)
 
@@ -86,7 +90,7 @@ class FieldTypes:
         }
 
     def cast(self, documents: Documents) -> tuple[Documents, dict[int, str]]:
-        """The documents with these fields and no others, in their dtypes.
+        """The documents with these fields and their images and no others, in their dtypes.
 
         Returns:
             The documents, and by number what is wrong with some of them.
@@ -123,6 +127,8 @@ class FieldTypes:
             document[name], bad = cast_values(values, dtype)
             for i in bad.tolist():
                 problems.setdefault(i, misfit(values[i], name, dtype))
+        if MEDIA in documents.document_fields:
+            document[MEDIA] = documents.document_fields[MEDIA]
         return replace(documents, token_fields=token, document_fields=document), problems
 
 

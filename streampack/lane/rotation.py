@@ -59,7 +59,19 @@ def rotate(
             item = ready.pop(lane)
             if lane not in running:
                 waited_for.discard(lane)
-            yield item
+            yield _with_pixels(item, config)
+
+
+def _with_pixels(item: LaneBatch | LaneEnd, config: LaneConfig) -> LaneBatch | LaneEnd:
+    """The item; in runs with images a batch with what its images are processed to."""
+    media = config.preparation.media
+    if media is None or isinstance(item, LaneEnd):
+        return item
+    rows, broken = media.processed(item.rows, config.source.document_name, config.on_error)
+    if not broken:
+        return item._replace(rows=rows)
+    metrics = (item.metrics or Metrics()) + Metrics(skipped=broken)
+    return item._replace(rows=rows, metrics=metrics)
 
 
 def _end(item: LaneBatch | LaneEnd) -> LaneEnd:

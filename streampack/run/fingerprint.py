@@ -35,6 +35,7 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
         "filter": preparation.filter.name if preparation.filter else None,
         "map": preparation.map.name if preparation.map else None,
         "fields": preparation.fields.describe(),
+        "media": preparation.media and preparation.media.fingerprint,
         "grouped": preparation.grouped,
         "layout": "tree" if preparation.tree else "documents",
         "order": config.order.describe() if config.order else None,

@@ -37,8 +37,9 @@ def choose_packer(
     order: DocumentOrder | None,
     source: Source,
     layout: str = "documents",
+    media: bool = False,
 ) -> Packer:
-    """The packer of a run, from what is given of row length, packer, order and layout."""
+    """The packer of a run, from what is given of row length, packer, order, layout and images."""
     if packer is not None:
         packer = require_packer(packer)
     if (seq_len is None) == (packer is None):
@@ -50,7 +51,7 @@ def choose_packer(
             setting="seq_len",
         )
     if packer is None:
-        if layout == "tree" and order is None:
+        if (layout == "tree" or media) and order is None:
             return BestFitDecreasing(seq_len=seq_len or 0, overflow="drop")
         usual = _usual_packer(seq_len or 0, order, source)
         return _of_groups(usual) if source.grouped and layout != "tree" else usual
@@ -154,8 +155,54 @@ def check_layout(layout: str, attention: str, packer: Packer, source: Source) ->
     return True
 
 
+def media_of(
+    processor: Any, source: Source, *, packer: Packer, attention: str, order: Any, map: Any
+) -> Any:
+    """What the run does with images: `MediaProcessing`; None without a processor.
+
+    Raises:
+        ConfigError: documents have images and there is no processor, or the arguments do not go
+            together with images.
+    """
+    if processor is None:
+        with_images = [part for part in sources_of(source) if type(part).__name__ == "Images"]
+        if with_images:
+            raise ConfigError(
+                "The source has images, and there is no processor.",
+                "Pass processor=, of transformers.",
+                setting="processor",
+            )
+        return None
+    whole = packer.overflow in ("drop", "error") and packer.keeps_whole
+    size = packer.seq_lens[-1]
+    for wrong, setting, fact, remedy in (
+        (order is not None, "order", "An order is given", "Leave out order="),
+        (map is not None, "map", "A map is given", "Leave out map=; a filter= may stay"),
+        (attention == "row", "attention", 'attention is "row"', "Leave out attention="),
+        (source.grouped, "source", "Records have several documents", "Give each its own record"),
+        (
+            not whole,
+            "packer",
+            f"{type(packer).__name__} with overflow={packer.overflow!r} cuts documents",
+            f'Use packer=BestFitDecreasing(seq_len={size}, overflow="drop"), or "error"',
+        ),
+    ):
+        if wrong:
+            fact = f"{fact}, which does not go with processor=: an image is never cut or moved."
+            raise ConfigError(fact, f"{remedy}.", setting=setting)
+    from streampack.media.processing import MediaProcessing
+
+    return MediaProcessing(processor)
+
+
 def rows_by(
-    row_format: RowFormat, packer: Packer, source: Source, fields: FieldTypes, *, tree: bool
+    row_format: RowFormat,
+    packer: Packer,
+    source: Source,
+    fields: FieldTypes,
+    *,
+    tree: bool,
+    media: bool = False,
 ) -> RowFormat:
     """The format of the rows that a packer makes of a source with these fields.
 
@@ -170,12 +217,14 @@ def rows_by(
             setting="token_rules",
         )
     grouped = tree or packer.packs_members
+    fields = fields.with_patches() if media else fields
     return replace(
         row_format,
         mask_repeated=packer.mask_repeated,
         fields=fields.with_groups() if grouped else fields,
         grouped=grouped,
         tree=tree,
+        media=media,
         sources=len(source.sources) if isinstance(source, Mixture) else 0,
     )
 
@@ -319,7 +368,7 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
 def _for_source(tokenizer: Any, source: Source) -> Tokenizer | ChatTokenizer | None:
     if source.tokenized:
         return None
-    if isinstance(source, Chat):
+    if isinstance(source, Chat) and source.renders:
         return ChatTokenizer(
             tokenizer,
             source.template,

@@ -225,7 +225,10 @@ class RankRun:
 
     def empty_batch(self, lane: int, step: int) -> PackedBatch:
         """A batch of padding only, in the place of one that the lane does not have."""
-        rows = self.plan.config.empty_batch(step)
+        config = self.plan.config
+        rows = config.empty_batch(step)
+        if config.preparation.media is not None:
+            rows, _ = config.preparation.media.processed(rows, str, config.on_error)
         return kind_of(rows)(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
 
     def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Generator[PackedBatch, None, None]:

@@ -60,6 +60,7 @@ class Preparation:
         fields: what travels with tokens and documents.
         grouped: the documents of a record are a group.
         tree: groups are trees.
+        media: `MediaProcessing` of runs with images.
     """
 
     tokenizers: tuple[Tokenizer | ChatTokenizer | None, ...] = (None,)
@@ -71,6 +72,7 @@ class Preparation:
     fields: FieldTypes = field(default_factory=FieldTypes)
     grouped: bool = False
     tree: bool = False
+    media: Any = None
 
     @property
     def any_tokenizer(self) -> Any:
@@ -122,6 +124,8 @@ class BlockPreparer:
         else:
             documents = _with_fields_of(block, self._encoded(block))
         documents = self._without_empty(documents)
+        if preparation.media is not None:
+            documents = preparation.media.expanded(documents, self._source, self._skips)
         if tokenized:
             documents = apply_eos(documents, preparation.eos, preparation.eos_id)
         if len(documents) and preparation.filter is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.documents.blocks import Documents, Fields, offsets_of
+from streampack.documents.blocks import MEDIA, Documents, Fields, offsets_of
 from streampack.documents.fields import FieldTypes
 from streampack.packing.request import MemberLengths
 from streampack.packing.rng import mix
@@ -177,9 +177,20 @@ class FieldStore:
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[Documents, int]] = {}
+        self._media: dict[int, Any] = {}  # of documents with images, whose blocks do not hold them
 
     def add(self, documents: Documents, first: int, serials: Iterable[int]) -> None:
         """Hold the fields of documents from `first` on, with these running numbers."""
+        serials, media = list(serials), documents.document_fields.get(MEDIA)
+        if media is not None:
+            own = media[first : first + len(serials)]
+            self._media.update(
+                (int(serial), each)
+                for serial, each in zip(serials, own, strict=True)
+                if each.references
+            )
+            others = {n: v for n, v in documents.document_fields.items() if n != MEDIA}
+            documents = replace(documents, document_fields=others)
         fields = documents.token_fields or documents.document_fields
         if not fields and documents.members is None:
             return
@@ -191,6 +202,13 @@ class FieldStore:
         if self._places:
             held = self._places
             self._places = {serial: held[serial] for serial in serials.tolist() if serial in held}
+        if self._media:
+            media = self._media
+            self._media = {own: media[own] for own in serials.tolist() if own in media}
+
+    def media(self, serials: NDArray[np.int64]) -> list[Any]:
+        """The `Attachments` of these documents (D,); None of those without images."""
+        return [self._media.get(serial) for serial in serials.tolist()]
 
     def groups(
         self, serials: NDArray[np.int64], starts: NDArray[np.int64], sizes: NDArray[np.int64]

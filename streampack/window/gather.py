@@ -39,6 +39,7 @@ class RowFormat:
         grouped: documents are groups, and pieces the documents that these consist of.
         tree: groups are trees, and what they begin with alike stands there once.
         sources: of a mixture, how many; each is counted. 0 if there is only one.
+        media: documents may have images.
     """
 
     pad_id: int
@@ -50,6 +51,7 @@ class RowFormat:
     grouped: bool = False
     tree: bool = False
     sources: int = 0
+    media: bool = False
 
 
 def gather_rows(
@@ -168,6 +170,12 @@ def _with_fields(
         types=replace(types, token={}) if layout.tree else types,
     )
     packed = packed._replace(token_fields=token_fields, document_fields=document_fields)
+    if layout.media:
+        slots = packed.boundaries[:-1][packed.piece >= 0].tolist()
+        found = enumerate(held.fields.media(entries.serial[document]))
+        origin = entries.origin[document]
+        own = tuple((i, slots[i], origin[i], each) for i, each in found if each is not None)
+        packed = packed._replace(media=own)
     if not layout.grouped:
         return packed
     sizes = plan.stop[segment] - start

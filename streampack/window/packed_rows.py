@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,8 @@ class PackedRows(NamedTuple):
             these has no label. None if it is `cu_seqlens`.
         tree: of rows of trees, their sequences. Then the runs are trees; `token_fields` are those
             of the sequences' tokens, (N,); and what else has D entries is of the sequences.
+        media: in runs with images, of each piece that has some its number, first slot, origin and
+            `Attachments`; once they are decoded, `BatchMedia`.
     """
 
     seq_len: int
@@ -98,6 +100,7 @@ class PackedRows(NamedTuple):
     by_source: NDArray[np.int64] | None = None
     uncut: NDArray[np.int32] | None = None
     tree: TreeColumns | None = None
+    media: Any = None
 
 
 def count_sources(packed: PackedRows, begins: NDArray[np.bool_], sources: int) -> NDArray[np.int64]:

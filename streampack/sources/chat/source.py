@@ -25,7 +25,7 @@ from streampack.sources.arrow import Arrow
 from streampack.sources.base import LaneReader, Reading, Source
 from streampack.sources.chat.reader import ChatReader
 from streampack.sources.chat.records import SHAPES
-from streampack.sources.fields import Fields
+from streampack.sources.fields import Fields, RecordReader
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.indexed import Items
 from streampack.sources.iterable.items import is_random_access, kind_name
@@ -88,6 +88,8 @@ class Chat(Source):
     """
 
     overflow: Overflow = "truncate"
+    #: Whether blocks are conversations, which a template renders.
+    renders = True
 
     @explained
     def __init__(
@@ -109,7 +111,7 @@ class Chat(Source):
         if turns == "each":  # what is learnt comes last
             self.overflow = "drop"
         self.shape = _checked_shape(shape)
-        self._records: Source = _source_of_records(data, ChatReader(self.shape), reading, storage)
+        self._records: Source = source_of_records(data, ChatReader(self.shape), reading, storage)
         self.reading, self.once = self._records.reading, self._records.once
 
     def __repr__(self) -> str:
@@ -177,8 +179,8 @@ class Chat(Source):
         return self._records.document_name(origin)
 
 
-def _source_of_records(
-    data: Any, reader: ChatReader, reading: Reading | None, storage: Storage | None
+def source_of_records(
+    data: Any, reader: RecordReader, reading: Reading | None, storage: Storage | None
 ) -> ShardedSource | ItemSource:
     """The source of files, or of what is in memory, that gives its records to the reader."""
     fields = Fields(False, "", records=reader)

@@ -1,0 +1,258 @@
+"""MediaProcessing: ids get the places of their images, and planned batches their pixels.
+
+Before the window each placeholder becomes as many as the processor will make of the image, known
+from its size alone. After the plan the images of a batch are decoded, in threads, by the process
+that makes the batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.blocks import MEDIA, PATCHES, Documents, offsets_of
+from streampack.errors import ContentError
+from streampack.media.attachments import Attachments, BatchMedia, HeldMedia, Size, objects
+from streampack.media.families import ImagePlanner
+from streampack.media.images import BrokenImageError, blank, decoded, size_of
+from streampack.sources.base import Source
+from streampack.sources.skips import Skips
+from streampack.window.packed_rows import PackedRows
+
+_THREADS = 8
+_REMEDY = 'Repair it, or pass on_error="skip", with which its document stays without loss.'
+_pools: dict[int, ThreadPoolExecutor] = {}  # by process
+
+
+class MediaProcessing:
+    """What a run does with images. Picklable.
+
+    Args:
+        processor: of transformers.
+
+    Attributes:
+        fingerprint: 64 bits, in hexadecimal, over all that tokens and pixels follow from.
+
+    Raises:
+        ConfigError: the processor is of no family that is known.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self.planner = ImagePlanner(processor)
+        described = json.dumps(self.planner.describe(), sort_keys=True)
+        self.fingerprint = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
+
+    # ------------------------------------------------------------------ before the plan
+
+    def expanded(self, documents: Documents, source: Source, skips: Skips) -> Documents:
+        """The documents with a token for every part of their images, and a field of patches.
+
+        Args:
+            documents: N of them, with one placeholder per image.
+            source: names them; skips: gets a `ContentError` for each whose images cannot be sized,
+                or are not as many as its placeholders.
+        """
+        given = documents.document_fields.get(MEDIA)
+        if given is None:
+            given = objects([Attachments(())] * len(documents))
+        offsets = documents.offsets
+        places = np.flatnonzero(documents.tokens == self.planner.token_id)
+        first = np.searchsorted(places, offsets)
+        repeats = np.ones(len(documents.tokens), dtype=np.int64)
+        planned: list[Attachments] = []
+        good: list[int] = []
+        for i, attached in enumerate(given):
+            own = places[first[i] : first[i + 1]]
+            try:
+                made = self._planned(attached, own - offsets[i])
+            except ValueError as reason:
+                shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))
+                skips.handle(source.broken_document(shard, index, str(reason)))
+                continue
+            if made.tokens is not None:
+                repeats[own] = made.tokens
+            planned.append(made)
+            good.append(i)
+        patches = [0 if each.patches is None else int(each.patches.sum()) for each in planned]
+        documents = _repeated(documents, repeats, places)
+        if len(good) < len(documents):
+            documents = documents.take(np.array(good, dtype=np.int64))
+        fields = {MEDIA: objects(planned), PATCHES: np.array(patches, dtype=np.int64)}
+        return replace(documents, document_fields={**documents.document_fields, **fields})
+
+    def _planned(self, attached: Attachments, places: NDArray[np.int64]) -> Attachments:
+        """The attachments of a document with their places; raises `ValueError`."""
+        count = len(attached.references)
+        if count != len(places):
+            raise ValueError(
+                f"has {count} images and {len(places)} places for them ({self.planner.token})"
+            )
+        if not count:
+            return attached
+        sizes = attached.sizes
+        try:
+            if sizes is None:
+                sizes = tuple(map(size_of, attached.references))
+            tokens, patches = self.planner.plan(sizes)
+        except BrokenImageError as error:
+            raise ValueError(f"has an image that cannot be read ({error})") from error
+        except ValueError as error:
+            raise ValueError(f"has an image that the processor refuses ({error})") from error
+        starts = places + offsets_of(tokens - 1)[:-1]
+        return Attachments(attached.references, sizes, starts, tokens, patches)
+
+    # ------------------------------------------------------------------ after the plan
+
+    def processed(
+        self, rows: PackedRows, name: Callable[[Any], str], on_error: str
+    ) -> tuple[PackedRows, int]:
+        """A batch with the pixels of its images, and how many of its images are broken.
+
+        Args:
+            rows: whose `media` are `HeldMedia`, or None.
+            name: of a document, by its origin.
+            on_error: "skip" gives the document of a broken image no loss, and a grey image of the
+                same size in its place.
+
+        Raises:
+            ContentError: an image cannot be decoded, or is not as it was planned.
+        """
+        held = [HeldMedia(*each) for each in rows.media or ()]
+        jobs = [
+            (reference, size, int(patches))
+            for each in held
+            for reference, size, patches in zip(
+                each.attachments.references,
+                each.attachments.sizes or (),
+                each.attachments.patches if each.attachments.patches is not None else (),
+                strict=True,
+            )
+        ]
+        made = list(_pool().map(self._arrays, jobs)) if jobs[1:] else [*map(self._arrays, jobs)]
+        owners = np.repeat(
+            np.arange(len(held)), [len(each.attachments.references) for each in held]
+        )
+        broken = [at for at, each in enumerate(made) if isinstance(each, BrokenImageError)]
+        for at in broken:
+            owner = held[int(owners[at])]
+            if on_error != "skip":
+                raise _error(name(owner.origin), owner, made[at])
+            made[at] = self._arrays((None, *jobs[at][1:]))
+        if broken:
+            rows = _without_loss(rows, {held[int(owners[at])].piece for at in broken})
+        spans = np.concatenate([np.zeros((0, 2), np.int64), *map(_spans, held)])
+        pieces = np.array([each.piece for each in held], dtype=np.int64)[owners]
+        if not made:
+            rows, made, spans, pieces = self._with_blank(rows, spans, pieces)
+        names = made[0] if made else {}
+        media = BatchMedia(
+            {key: np.concatenate([each[key] for each in made]) for key in names},
+            spans,
+            np.array([len(each["pixel_values"]) for each in made], dtype=np.int64),
+            pieces,
+            self.planner.family.axes,
+        )
+        return rows._replace(media=media), len(broken)
+
+    def _arrays(self, job: tuple[Any, Size, int]) -> Any:
+        """What the model takes of an image, or why it cannot be read."""
+        reference, size, patches = job
+        try:
+            image = blank(size) if reference is None else decoded(reference, size)
+        except BrokenImageError as error:
+            return error
+        arrays = self.planner.arrays(image)
+        found = len(arrays["pixel_values"])
+        if self.planner.family.tall and found != patches:
+            return BrokenImageError(f"{found} patches, planned {patches}")
+        return arrays
+
+    def _with_blank(
+        self, rows: PackedRows, spans: NDArray[np.int64], pieces: NDArray[np.int64]
+    ) -> tuple[PackedRows, list[Any], NDArray[np.int64], NDArray[np.int64]]:
+        """A batch without images with a small one in its padding, if there is room for it."""
+        (tokens,), (patches,) = self.planner.plan([_SMALL])
+        sizes = np.where(rows.piece < 0, np.diff(rows.boundaries), 0)
+        run = int(sizes.argmax())
+        if sizes[run] < tokens:
+            return rows, [], spans, pieces
+        start = int(rows.boundaries[run])
+        wide = np.uint32 if self.planner.token_id >> 16 else rows.tokens.dtype
+        ids: NDArray[Any] = rows.tokens.astype(wide)
+        ids[start : start + tokens] = self.planner.token_id
+        made = self._arrays((None, _SMALL, int(patches)))
+        place = np.array([[start, start + tokens]], dtype=np.int64)
+        return rows._replace(tokens=ids), [made], place, np.array([-1], dtype=np.int64)
+
+
+_SMALL: Size = (56, 56)
+
+
+def _pool() -> ThreadPoolExecutor:
+    """Threads of this process: a fork has none of its parent's."""
+    process = os.getpid()
+    if process not in _pools:
+        _pools.clear()
+        _pools[process] = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "streampack-image")
+    return _pools[process]
+
+
+def _spans(held: HeldMedia) -> NDArray[np.int64]:
+    """(A, 2) slots of the images of a document piece."""
+    starts, tokens = held.attachments.starts, held.attachments.tokens
+    assert starts is not None
+    assert tokens is not None
+    return np.column_stack((starts, starts + tokens)) + held.slot
+
+
+def _repeated(
+    documents: Documents, repeats: NDArray[np.int64], places: NDArray[np.int64]
+) -> Documents:
+    """The documents with each token so many times, and no loss at `places`."""
+    mask = documents.loss_mask_or_ones.copy()
+    mask[places] = False
+    ends = offsets_of(repeats)
+    return replace(
+        documents,
+        tokens=np.repeat(documents.tokens, repeats),
+        offsets=ends[documents.offsets],
+        loss_mask=np.repeat(mask, repeats),
+        token_fields={
+            name: np.repeat(values, repeats) for name, values in documents.token_fields.items()
+        },
+    )
+
+
+def _without_loss(rows: PackedRows, pieces: set[int]) -> PackedRows:
+    """The batch in which these document pieces carry no loss."""
+    mask = np.ones(len(rows.tokens), dtype=np.bool_)
+    mask = mask if rows.loss_mask is None else rows.loss_mask.copy()
+    lost, by_source = 0, rows.by_source if rows.by_source is None else rows.by_source.copy()
+    for run in np.flatnonzero(np.isin(rows.piece, [*pieces])).tolist():
+        start, stop = rows.boundaries[run : run + 2].tolist()
+        learnt = int(mask[start + 1 : stop].sum())
+        mask[start:stop] = False
+        lost += learnt
+        if by_source is not None:
+            by_source[rows.source_ids[rows.piece[run]], 2] -= learnt
+    return rows._replace(
+        loss_mask=mask, num_loss_tokens=rows.num_loss_tokens - lost, by_source=by_source
+    )
+
+
+def _error(name: str, held: HeldMedia, reason: Exception) -> ContentError:
+    return ContentError(
+        f"{name[0].upper()}{name[1:]} has an image that cannot be decoded ({reason}).",
+        _REMEDY,
+        shard=int(held.origin["shard"]),
+        index=int(held.origin["index"]),
+        document=name,
+    )

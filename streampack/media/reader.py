@@ -1,0 +1,119 @@
+"""ImageReader: blocks of texts from records with images, wherever these were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.arguments import type_in_words
+from streampack.documents.blocks import MEDIA, Texts
+from streampack.documents.fields import FieldTypes
+from streampack.errors import ConfigError
+from streampack.media.attachments import Attachments, Size, objects
+from streampack.media.images import references_in
+from streampack.sources.base import Block
+from streampack.sources.records import (
+    BrokenDocumentError,
+    Read,
+    document_in,
+    record_block,
+    require_field,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReader:
+    """Makes blocks of records with images; see `RecordReader`.
+
+    Attributes:
+        text: the field of the text; images: that of the images.
+        sizes: the fields of their heights and widths, or None.
+        folder: where relative paths begin.
+    """
+
+    text: str
+    images: str
+    sizes: tuple[str, str] | None = None
+    folder: str | None = None
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The fields that are read."""
+        return (self.text, self.images, *(self.sizes or ()))
+
+    def hold_ids(self, names: Collection[str], where: str) -> bool:
+        """False; raises `ConfigError` if records with these fields lack that of the text."""
+        if self.text not in names:
+            there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
+            raise ConfigError(
+                f"{where} has the fields {there}.",
+                f"Pass text= with the field of the texts; it is {self.text!r}.",
+                setting="text",
+                document=where,
+            )
+        return False
+
+    def size(self, record: Any, tokenized: bool) -> int:
+        """About the bytes of a record: one per character, and those of its images."""
+        if not isinstance(record, Mapping):
+            return 0
+        text = record.get(self.text)
+        return (len(text) if isinstance(text, str) else 0) + _bytes_in(record.get(self.images))
+
+    def block(
+        self,
+        items: Iterable[Any],
+        origin: NDArray[np.void],
+        types: FieldTypes,
+        tokenized: bool,
+        parse: Callable[[Any], Any] | None = None,
+    ) -> tuple[Block, dict[int, str]]:
+        """What N items hold, without the broken ones, and what is wrong with those, by number."""
+        found: dict[int, Attachments] = {}
+
+        def read(item: tuple[int, Any]) -> Read:
+            number, value = item
+            record = value if parse is None else parse(value)
+            made = document_in(record, self.text, False)
+            found[number] = self._attachments(record)
+            return made
+
+        block, problems = record_block(enumerate(items), read, Texts, origin, types)
+        assert isinstance(block, Texts)
+        media = objects([own for number, own in found.items() if number not in problems])
+        return replace(block, document_fields={**block.document_fields, MEDIA: media}), problems
+
+    def _attachments(self, record: Mapping[str, Any]) -> Attachments:
+        references = references_in(record.get(self.images), f'in "{self.images}"', self.folder)
+        if self.sizes is None or not references:
+            return Attachments(references)
+        columns = []
+        for name in self.sizes:
+            require_field(record, name)
+            value = record[name]
+            columns.append(list(value) if hasattr(value, "__len__") else [value])
+        sizes: list[Size] = []
+        for height, width in zip(*columns, strict=False):
+            for name, pixels in zip(self.sizes, (height, width), strict=True):
+                if not isinstance(pixels, (int, np.integer)) or pixels < 1:
+                    raise BrokenDocumentError(f'has {type_in_words(pixels)} in "{name}"')
+            sizes.append((int(height), int(width)))
+        if len(sizes) != len(references):
+            raise BrokenDocumentError(
+                f"has {len(references)} images and {len(sizes)} sizes of images"
+            )
+        return Attachments(references, tuple(sizes))
+
+
+def _bytes_in(value: Any) -> int:
+    if isinstance(value, (bytes, str)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return _bytes_in(value.get("bytes") or value.get("path"))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes_in, value))
+    return 0
