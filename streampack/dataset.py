@@ -146,12 +146,12 @@ class PackedDataset(IterableDataset[PackedBatch]):
         topology = Topology.detect() if topology is None else topology
         source.prepare()  # a path that is wrong is said before anything else about what it holds
         say_unread(source)
-        if tokenizer is None:
-            tokenizer = getattr(processor, "tokenizer", None)
-        preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
         media = media_of(
             processor, source, packer=packer, attention=attention, order=order, map=map
         )
+        if tokenizer is None:
+            tokenizer = getattr(processor, "tokenizer", None)
+        preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
         if isinstance(source, Mixture):
             source.check_epochs(epochs)
         tree = check_layout(layout, attention, packer, source)
@@ -171,9 +171,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             window=(window or WindowConfig()).resolve(packer, batch_tokens),
             batch_tokens=batch_tokens,
             row_format=replace(
-                rows_by(
-                    row_format, packer, source, fields, tree=tree, media=media is not None
-                ),
+                rows_by(row_format, packer, source, fields, tree=tree, media=media is not None),
                 attention_by_row=attention == "row",
                 provenance=provenance,
             ),

@@ -45,6 +45,7 @@ OTHERS = {
     "migration.md": "tests/test_migration.py",
     "consumers.md": "tests/frameworks/test_consumers_page.py",
     "monitoring.md": "tests/frameworks/test_monitoring.py",
+    "media.md": "tests/media/test_page.py",
 }
 
 

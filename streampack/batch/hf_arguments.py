@@ -220,7 +220,7 @@ def _check_images(model: Any, batch: Any, way: str) -> None:
     """
     if getattr(batch, "_places", None) is None or not (batch._places.pieces >= 0).any():
         return
-    from streampack.batch.media_arguments import documents_moved
+    from streampack.batch.media_isolation import documents_moved
 
     known = _found.setdefault(model, {})
     key = ("images", way, model.training, getattr(config_of(model), "_attn_implementation", None))
@@ -233,7 +233,7 @@ def _check_images(model: Any, batch: Any, way: str) -> None:
         raise ConfigError(
             f"{type(unwrapped(model)).__name__} does not take documents with images in a row as by "
             f"themselves: {reason}.",
-            "Use a processor and a model of one family, and attn_implementation=\"sdpa\" or "
+            'Use a processor and a model of one family, and attn_implementation="sdpa" or '
             '"eager"; or packer=Pad(seq_len=...).',
             setting="model",
         )

@@ -290,8 +290,7 @@ class PackedBatch:
     def media(self) -> dict[str, Tensor]:
         """By name, what the model takes of the images, in the order of their places."""
         return {
-            name: values.view(self._shapes[name])
-            for name, values in self._named(OF_MEDIA).items()
+            name: values.view(self._shapes[name]) for name, values in self._named(OF_MEDIA).items()
         }
 
     def _named(self, kind: str) -> dict[str, Tensor]:

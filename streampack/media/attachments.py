@@ -1,4 +1,4 @@
-"""Attachments: the images of one document, by reference; HeldMedia, BatchMedia: those of a batch."""
+"""Attachments: the images of a document, by reference; HeldMedia, BatchMedia: those of a batch."""
 
 from __future__ import annotations
 

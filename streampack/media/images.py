@@ -19,8 +19,6 @@ from streampack.media.attachments import Reference, Size
 from streampack.sources.records import BrokenDocumentError
 
 _ORIENTATION = 0x0112  # of EXIF
-#: More pixels than any photograph has; what says so is made to exhaust memory.
-MOST_PIXELS = 1 << 28
 
 
 class BrokenImageError(ValueError):
@@ -93,13 +91,14 @@ def size_of(reference: Reference) -> Size:
     """Height and width of the image as a processor sees it, from its head.
 
     Raises:
-        BrokenImageError: it cannot be read, is no image, or too large.
+        BrokenImageError: it cannot be read, is no image, or one of so many pixels that Pillow takes
+            it for a decompression bomb.
     """
     with _opened(reference) as image:
         width, height = image.size
-        if width * height > MOST_PIXELS:
-            raise BrokenImageError(f"{width} x {height} pixels, {MOST_PIXELS:,} are allowed")
-        if image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
+        # Pillow would decode a PNG to look for EXIF behind the pixels.
+        in_head = image.format != "PNG" or "exif" in image.info
+        if in_head and image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
             width, height = height, width
         return height, width
 
@@ -110,10 +109,11 @@ def decoded(reference: Reference, size: Size) -> Image.Image:
     Raises:
         BrokenImageError: it cannot be decoded, or has another size than was planned.
     """
-    if (found := size_of(reference)) != size:
-        raise BrokenImageError(f"{found[1]} x {found[0]} pixels, planned {size[1]} x {size[0]}")
     with _opened(reference) as image:
         made = ImageOps.exif_transpose(image)
+        if (made.height, made.width) != size:
+            height, width = size
+            raise BrokenImageError(f"{made.width} x {made.height} pixels, not {width} x {height}")
         return made if made.mode == "RGB" else made.convert("RGB")
 
 

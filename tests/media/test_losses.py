@@ -10,6 +10,7 @@ import torch
 from streampack import PackedDataset, TokenRules, Topology, check_isolation
 from streampack.errors import ConfigError
 from streampack.media import Images
+from streampack.media.images import decoded, size_of
 from tests.support.vision import qwen_model, qwen_processor, records
 
 FAMILIES = {
@@ -56,8 +57,6 @@ def test_losses_and_gradients_of_vision_tower_and_text_are_those_of_single_docum
     of_packed = gradients(model)
     alone = torch.zeros((), dtype=torch.float64)
     for record in given:
-        from streampack.media.images import decoded, size_of
-
         images = [decoded(each, size_of(each)) for each in record["images"]]
         made = processor(text=[record["text"]], images=images or None, return_tensors="pt")
         ids = made["input_ids"]
@@ -98,7 +97,7 @@ def test_model_that_takes_images_otherwise_than_alone_is_refused() -> None:
     forward = type(other).forward
 
     class Leaking(type(other)):  # type: ignore[misc]
-        def forward(self, *args: Any, **given: Any) -> Any:  # noqa: D102
+        def forward(self, *args: Any, **given: Any) -> Any:
             if given.get("pixel_values") is not None:
                 mean = given["pixel_values"].mean(0, keepdim=True)
                 given["pixel_values"] = given["pixel_values"] + 5 * mean

@@ -28,11 +28,13 @@ def on_ranks(number: int, function: Callable[[int, Any], Value]) -> list[Value]:
 
 
 def over_legs(
-    make: Callable[[Topology], PackedDataset], legs: Iterable[tuple[int, int, int]]
+    make: Callable[[Topology], PackedDataset],
+    legs: Iterable[tuple[int, int, int]],
+    of: Callable[[Any], Any] = identity,
 ) -> list[Any]:
     """A run that is stopped and goes on: so many ranks, workers and steps a leg, until it ends.
 
-    Identities of its batches that hold anything.
+    What `of` says of its batches that hold anything.
     """
     state: str | None = None
     found: list[Any] = []
@@ -43,7 +45,7 @@ def over_legs(
             if state is not None:  # noqa: B023
                 loader.load_state_dict(json.loads(state))  # noqa: B023
             batches = [
-                identity(batch) if batch.num_documents else None
+                of(batch) if batch.num_documents else None
                 for batch in islice(loader, steps)  # noqa: B023
             ]
             return batches, loader.state_dict()

@@ -1,0 +1,227 @@
+"""Documents with images: ids as the processor makes them, pixels after the plan, resume."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology
+from streampack.errors import ConfigError, ContentError
+from streampack.media import Images
+from streampack.media.families import axes_of
+from streampack.media.images import decoded, size_of
+from tests.support.runs import identity
+from tests.support.simulated_ranks import over_legs
+from tests.support.vision import PLACE, drawn, png, qwen_model, qwen_processor, records
+
+
+def dataset(source: Any, processor: Any = None, **settings: Any) -> PackedDataset:
+    given = {"seq_len": 160, "batch_size": 3, "shuffle": False, "topology": Topology()}
+    given |= {"token_rules": TokenRules(eos="as-is"), "processor": processor or qwen_processor()}
+    return PackedDataset(source, **{**given, **settings})
+
+
+def documents_of(batches: Any) -> dict[str, tuple[list[int], list[int], bytes]]:
+    """By their first words: ids, which of them carry loss, pixels."""
+    processor = qwen_processor()
+    found = {}
+    for batch in batches:
+        rows = np.append(0, np.cumsum(batch._places.entries))
+        for number in range(batch.num_documents):
+            at = batch.document_ids == number
+            ids = batch.input_ids[at].tolist()
+            own = np.flatnonzero(batch._places.pieces == number)
+            pixels = [batch.media["pixel_values"][rows[i] : rows[i + 1]].numpy() for i in own]
+            name = processor.tokenizer.decode(ids).partition(":")[0]
+            learnt = (batch.labels[at] != -100).tolist()
+            found[name] = ids, learnt, b"".join(each.tobytes() for each in pixels)
+    return found
+
+
+def assert_as_processor(found: dict[str, Any], given: list[dict[str, Any]]) -> None:
+    processor = qwen_processor()
+    assert len(found) == len(given)
+    for i, record in enumerate(given):
+        ids, learnt, pixels = found[str(i)]
+        images = [decoded(each, size_of(each)) for each in record["images"]]
+        made = processor(text=[record["text"]], images=images or None, return_tensors="np")
+        assert ids == made["input_ids"][0].tolist()
+        assert pixels == (made["pixel_values"].tobytes() if images else b"")
+        image = processor.image_token_id
+        assert learnt == [i > 0 and token != image for i, token in enumerate(ids)]
+
+
+def test_ids_and_pixels_are_those_of_the_processor() -> None:
+    given = records(20)
+    assert_as_processor(documents_of(dataset(Images(given))), given)
+
+
+def test_patches_are_a_document_field() -> None:
+    (batch,) = dataset(Images(records(6)))
+    rows = np.zeros(batch.num_documents, dtype=np.int64)
+    np.add.at(rows, batch._places.pieces, batch._places.entries)
+    assert batch.document_fields["patches"].tolist() == rows.tolist()
+
+
+def test_lines_of_json_name_images_by_path_below_a_folder(tmp_path: Path) -> None:
+    given = records(20)
+    with (tmp_path / "a.jsonl").open("w") as file:
+        for i, record in enumerate(given):
+            names = [f"{i}-{k}.png" for k in range(len(record["images"]))]
+            for name, data in zip(names, record["images"], strict=True):
+                (tmp_path / name).write_bytes(data)
+            file.write(json.dumps({"text": record["text"], "pictures": names}) + "\n")
+    source = Images(str(tmp_path / "a.jsonl"), images="pictures", folder=tmp_path)
+    assert_as_processor(documents_of(dataset(source)), given)
+
+
+def test_images_of_pillow_and_sizes_in_fields_are_taken() -> None:
+    images = [drawn(i, 20 + i, 30) for i in range(4)]
+    given = [
+        {"text": f"{i}:{PLACE}", "images": image, "h": 30, "w": 20 + i}
+        for i, image in enumerate(images)
+    ]
+    plain = [{"text": one["text"], "images": [png(one["images"])]} for one in given]
+    assert_as_processor(documents_of(dataset(Images(given, sizes=("h", "w")))), plain)
+
+
+def test_size_in_a_field_that_is_not_the_images_is_an_error_with_the_documents_name() -> None:
+    given = [{"text": PLACE, "images": [png(drawn(0, 20, 30))], "h": 90, "w": 20}]
+    with pytest.raises(ContentError) as caught:
+        list(dataset(Images(given, sizes=("h", "w"))))
+    assert caught.value.document == "item 0 of the list"
+
+
+def test_workers_give_the_same_pixels() -> None:
+    given = records(20)
+    loader = PackedLoader(dataset(Images(given), lanes=2), num_workers=2)
+    assert_as_processor(documents_of(loader), given)
+
+
+def test_image_that_cannot_be_decoded_takes_the_loss_from_its_document_and_is_counted() -> None:
+    given = records(12)
+    hurt = next(i for i, record in enumerate(given) if record["images"])
+    data = given[hurt]["images"][0]
+    given[hurt]["images"][0] = data[: len(data) // 2]
+    with pytest.raises(ContentError) as caught:
+        list(dataset(Images(given)))
+    assert caught.value.document == f"item {hurt} of the list"
+    loader = PackedLoader(dataset(Images(given), on_error="skip"))
+    batches = list(loader)
+    assert loader.metrics().skipped == 1
+    for batch in batches:
+        assert int((batch.labels != -100).sum()) == batch.num_loss_tokens
+    found = documents_of(batches)
+    assert not any(found[str(hurt)][1])
+    assert all(any(learnt) for name, (_, learnt, _) in found.items() if name != str(hurt))
+    whole = documents_of(dataset(Images(records(12))))
+    assert {name: own[0] for name, own in found.items()} == {
+        name: own[0] for name, own in whole.items()
+    }
+
+
+@pytest.mark.parametrize("images", [[b"no image"], [], ["/not/there.png"], 7])
+def test_record_whose_images_cannot_be_planned_is_named_or_skipped(images: Any) -> None:
+    given = [*records(6), {"text": f"bad:{PLACE}", "images": images}]
+    with pytest.raises(ContentError) as caught:
+        list(dataset(Images(given)))
+    assert caught.value.document == "item 6 of the list"
+    assert len(documents_of(dataset(Images(given), on_error="skip"))) == 6
+
+
+def test_batch_without_images_has_a_small_one_in_its_padding() -> None:
+    given = [{"text": "only text", "images": []}]
+    (batch,) = dataset(Images(given), batch_size=1)
+    ids = batch.input_ids.view(-1)
+    image = qwen_processor().image_token_id
+    assert len(batch.media["pixel_values"]) == 4 * int((ids == image).sum()) > 0
+    assert bool((batch.document_ids.view(-1)[ids == image] == -1).all())
+    model = qwen_model("Qwen2VL", embed_dim=16, hidden_size=32, mlp_ratio=2)
+    logits = model(**batch.hf(model=model)).logits
+    batch.loss(logits).backward()
+    grads = [own.grad for name, own in model.named_parameters() if "visual" in name]
+    assert all(grad is not None and not grad.any() for grad in grads)
+
+
+def test_axes_are_those_that_the_model_counts() -> None:
+    processor = qwen_processor()
+    model = qwen_model("Qwen2VL", embed_dim=16, hidden_size=32, mlp_ratio=2)
+    for record in records(12, seed=4):
+        images = [decoded(each, size_of(each)) for each in record["images"]]
+        made = processor(text=[record["text"]], images=images or None, return_tensors="pt")
+        ids, grids = made["input_ids"], made.get("image_grid_thw")
+        wanted, _ = model.model.get_rope_index(ids, grids)
+        spans, at = [], 0
+        for t, h, w in [] if grids is None else grids.tolist():
+            start = ids[0, at:].tolist().index(processor.image_token_id) + at
+            at = start + t * h * w // 4
+            spans.append((start, at))
+        found = axes_of(spans, [] if grids is None else grids.tolist(), ids.shape[1])
+        assert torch.equal(torch.from_numpy(found), wanted[:, 0])
+
+
+@pytest.mark.parametrize(
+    "legs",
+    [
+        [(1, 0, 3), (2, 0, 2), (3, 0, 1), (8, 0, 99)],
+        [(2, 0, 1), (1, 2, 2), (1, 0, 99)],
+    ],
+)
+def test_sequence_over_other_ranks_and_workers_is_the_same_with_pixels(
+    legs: list[tuple[int, int, int]],
+) -> None:
+    given = records(60, seed=3)
+
+    def make(topology: Topology) -> PackedDataset:
+        return dataset(Images(given), topology=topology, lanes=4, seq_len=128, batch_size=1)
+
+    def of(batch: PackedBatch) -> Any:
+        return *identity(batch), batch.media["pixel_values"].numpy().tobytes()
+
+    whole = over_legs(make, [(1, 0, 999)], of)
+    assert len(whole) > 12
+    assert over_legs(make, legs, of) == whole
+
+
+def test_state_holds_no_image() -> None:
+    given = records(60)
+    loader = PackedLoader(dataset(Images(given)))
+    next(iter(loader))
+    assert len(json.dumps(loader.state_dict())) < 8000
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting"),
+    [
+        ({"map": lambda documents, seeds: documents}, "map"),
+        ({"attention": "row"}, "attention"),
+        ({"processor": "Qwen/Qwen2-VL"}, "processor"),
+        ({"processor": None, "tokenizer": qwen_processor().tokenizer}, "processor"),
+    ],
+)
+def test_settings_that_do_not_go_with_images_are_refused(
+    settings: dict[str, Any], setting: str
+) -> None:
+    given = {"seq_len": 160, "topology": Topology(), "processor": qwen_processor(), **settings}
+    with pytest.raises(ConfigError) as caught:
+        PackedDataset(Images(records(3)), **given)
+    assert caught.value.setting == setting
+
+
+def test_plain_text_imports_neither_pillow_nor_this_room() -> None:
+    program = """
+import sys
+from streampack import PackedDataset, PackedLoader
+for batch in PackedLoader(PackedDataset([[1, 2, 3]] * 9, seq_len=8)):
+    batch.hf()
+assert not [name for name in sys.modules if name.startswith("streampack.media")]
+assert "PIL" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
