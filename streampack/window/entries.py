@@ -181,14 +181,11 @@ class FieldStore:
 
     def add(self, documents: Documents, first: int, serials: Iterable[int]) -> None:
         """Hold the fields of documents from `first` on, with these running numbers."""
-        serials, media = list(serials), documents.document_fields.get(MEDIA)
+        media = documents.document_fields.get(MEDIA)
         if media is not None:
-            own = media[first : first + len(serials)]
-            self._media.update(
-                (int(serial), each)
-                for serial, each in zip(serials, own, strict=True)
-                if each.references
-            )
+            serials = list(map(int, serials))
+            own = zip(serials, media[first:].tolist(), strict=False)
+            self._media.update((serial, each) for serial, each in own if each.references)
             others = {n: v for n, v in documents.document_fields.items() if n != MEDIA}
             documents = replace(documents, document_fields=others)
         fields = documents.token_fields or documents.document_fields
