@@ -284,7 +284,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             ``(steps, error)``; None of an endless run, and of generators, functions and
             streams, whose length is not known, unless they are short.
         """
-        return estimate_steps(self.plan.config, self.topology)
+        return estimate_steps(self.plan.config, self.plan.topology)
 
     def explain(self, *, documents: int = 20_000, tokenizer: Any = None) -> Explanation:
         """What the run will read, pack, cut, drop and learn, from a sample: print it.
@@ -300,7 +300,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             >>> print(PackedDataset([[1, 2, 3]] * 100, seq_len=8).explain())  # doctest: +SKIP
         """
         alone = self._alone(lanes=1, epochs=1)
-        return explain(self.plan.config, self.topology, alone, documents, tokenizer)
+        return explain(self.plan, alone, documents, tokenizer)
 
     def with_provenance(self) -> PackedDataset:
         """The same dataset, from the same place, with ``provenance=True``: the same batches."""

@@ -50,7 +50,8 @@ def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -
     """
     check_logits(batch, logits)
     count = batch.num_items_in_batch
-    count = batch.num_loss_tokens if count is None else count
+    # Each rank that shares the batch counts the whole of it here.
+    count = batch.num_loss_tokens if count is None else count * batch.cp_size
     return token_mean_loss(logits, batch.labels, count, weights=weights)
 
 

@@ -99,7 +99,8 @@ class PackedBatch:
             group of `PackedLoader.accumulate` are those of the mean over the loss tokens of the
             step: these on all ranks together, divided by the number of ranks. None where the batch
             is a step by itself (one rank without a group, an evaluation), and from a loader other
-            than `PackedLoader`.
+            than `PackedLoader`. Of a batch that ranks share, each divides the loss of its part by
+            it; `loss` and `.hf()` are of the whole, of which each rank counts an equal share.
         sum_squared_lengths: over attention segments that are not padding: what attention costs.
         source_ids: (num_documents,) int32, the source of each piece, to be indexed by
             `document_ids`.
@@ -112,6 +113,8 @@ class PackedBatch:
         media: of a dataset with ``processor=``, by name what the model takes of the images, such as
             `pixel_values`, in the order of their places; empty without images.
         seq_len, rows: the batch's shape.
+        cp_size, cp_rank: how many neighbouring ranks share the batch, and which of them this is;
+            see `Buckets`. `context_parallel` and `megatron` give its part.
         lane, step: batch number ``step * lanes + lane`` of the run.
         has_next: False if this is its lane's last batch. After it come empty ones, which hold
             padding only (`num_documents` is 0), until all lanes of all ranks have ended.
@@ -127,6 +130,8 @@ class PackedBatch:
         state: Callable[[], dict[str, Any] | None] | dict[str, Any] | None = None,
         spent: Metrics | None = None,
         on_fields: Callable[[], None] | None = None,
+        cp_size: int = 1,
+        cp_rank: int = 0,
     ) -> None:
         self.seq_len = packed.seq_len
         self.rows = len(packed.tokens) // packed.seq_len
@@ -141,6 +146,8 @@ class PackedBatch:
         self.provenance: NDArray[np.void] | None = packed.provenance
         self.lane = lane
         self.step = step
+        self.cp_size = cp_size
+        self.cp_rank = cp_rank
         self.has_next = has_next
         self.lane_state = state  # may be a function that makes it, since few are asked for
         self.spent = spent
@@ -189,6 +196,8 @@ class PackedBatch:
             has_next=self.has_next,
             state=self.state,
             spent=self.spent,
+            cp_size=self.cp_size,
+            cp_rank=self.cp_rank,
         )
         return again, (self._packed,)
 

@@ -28,7 +28,11 @@ Layout = Literal["zigzag", "contiguous", "ulysses"]
 
 
 def context_parallel(
-    batch: PackedBatch, layout: Layout, *, cp_size: int, cp_rank: int
+    batch: PackedBatch,
+    layout: Layout,
+    *,
+    cp_size: int | None = None,
+    cp_rank: int | None = None,
 ) -> dict[str, Any]:
     """The part of the batch that a rank of a context-parallel group holds.
 
@@ -45,15 +49,15 @@ def context_parallel(
             parts. "ulysses": rank r holds the r-th part of the flattened rows, and the
             boundaries are those of the whole batch, since attention sees all of it, for some
             of the heads.
-        cp_size: ranks of the group, which all pass the same batch.
-        cp_rank: which of them this is.
+        cp_size: ranks of the group, which all pass the same batch; None is the batch's own.
+        cp_rank: which of them this is; None is the batch's own.
 
     Raises:
         ConfigError: documents were not packed with `align` a multiple of ``2 * cp_size`` for
             "zigzag", of `cp_size` for "contiguous"; there is no such rank or layout.
     """
     one_of("layout", layout, get_args(Layout))
-    check_rank(cp_size, cp_rank)
+    cp_size, cp_rank = _place(batch, cp_size, cp_rank)
     if layout == "ulysses":
         held = _cut(batch.rows * batch.seq_len, cp_size, cp_rank)
         cu_seqlens, longest = batch.cu_seqlens, batch.max_seqlen
@@ -89,6 +93,14 @@ def check_rank(cp_size: int, cp_rank: int = 0) -> None:
         )
 
 
+def _place(batch: PackedBatch, cp_size: int | None, cp_rank: int | None) -> tuple[int, int]:
+    """The place in a group that is asked for, or the batch's own; raises as `check_rank`."""
+    cp_size = batch.cp_size if cp_size is None else cp_size
+    cp_rank = batch.cp_rank if cp_rank is None else cp_rank
+    check_rank(cp_size, cp_rank)
+    return cp_size, cp_rank
+
+
 def _cut(slots: int, cp_size: int, cp_rank: int) -> NDArray[np.int64]:
     """(slots / cp_size,) int64: the slots of a rank, whatever lies in them."""
     part, rest = divmod(slots, cp_size)
@@ -101,7 +113,9 @@ def _cut(slots: int, cp_size: int, cp_rank: int) -> NDArray[np.int64]:
     return np.arange(cp_rank * part, (cp_rank + 1) * part)
 
 
-def megatron(batch: PackedBatch, *, cp_size: int = 1, cp_rank: int = 0) -> dict[str, Tensor | None]:
+def megatron(
+    batch: PackedBatch, *, cp_size: int | None = None, cp_rank: int | None = None
+) -> dict[str, Tensor | None]:
     """The tensors that Megatron-LM's `get_batch` returns, for packed (THD) attention.
 
     (1, T / cp_size) `tokens`, `labels` and `position_ids` int64, `loss_mask` float32;
@@ -109,14 +123,15 @@ def megatron(batch: PackedBatch, *, cp_size: int = 1, cp_rank: int = 0) -> dict[
     slot's is the next token) and 0 where `loss_mask` is 0.
 
     Args:
-        cp_size: ranks of the context-parallel group, which all pass the same batch.
+        cp_size: ranks of the context-parallel group, which all pass the same batch; None is the
+            batch's own.
         cp_rank: which of them this is: it holds the head and the tail of every document.
 
     Raises:
         ConfigError: documents were not packed with ``align=2 * cp_size``; there is no such
             rank.
     """
-    check_rank(cp_size, cp_rank)
+    cp_size, cp_rank = _place(batch, cp_size, cp_rank)
     tensors = _flat_tensors(batch)
     if cp_size > 1:
         ends = segments_of(batch, 2 * cp_size).cu_seqlens_padded
@@ -168,7 +183,7 @@ def _flat_tensors(batch: PackedBatch) -> dict[str, Tensor]:
     }
 
 
-def packed_seq_params(batch: PackedBatch, *, cp_size: int = 1) -> dict[str, Any]:
+def packed_seq_params(batch: PackedBatch, *, cp_size: int | None = None) -> dict[str, Any]:
     """Fields of Megatron-LM's `PackedSeqParams`, for TransformerEngine's THD attention.
 
     `cu_seqlens_q` and `_kv`, (segments + 1,) int32, sum up real lengths;
@@ -181,7 +196,7 @@ def packed_seq_params(batch: PackedBatch, *, cp_size: int = 1) -> dict[str, Any]
     Raises:
         ConfigError: as in `megatron`.
     """
-    check_rank(cp_size)
+    cp_size, _ = _place(batch, cp_size, 0)
     segments = segments_of(batch, 2 * cp_size if cp_size > 1 else 1)
     real = torch.from_numpy(segments.cu_seqlens).to(batch.device, non_blocking=True)
     placed = torch.from_numpy(segments.cu_seqlens_padded).to(batch.device, non_blocking=True)

@@ -301,6 +301,7 @@ def _packed_row(
         batches=np.array([0, 1]),
         position=offsets_of(lengths),
         lengths=lengths,
+        rows_per_batch=np.ones(1, dtype=np.int64),
     )
-    (rows,) = gather_rows(planned, width, buffer, layout)
+    (rows,) = gather_rows(planned, buffer, layout)
     return rows

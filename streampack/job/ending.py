@@ -113,7 +113,7 @@ class Ending:
 
     def __iter__(self) -> Iterator[Any]:
         ranks = self._topology.world_size
-        first = self._start
+        first = self._topology.step_at(self._start)
         self._ask(first)
         while (batches := self._next_batches()) is not None:
             item = self._take(first + self._topology.rank)
@@ -146,13 +146,15 @@ class Ending:
         """Ask about the step that begins with batch `first`: whether it is given, and by whom."""
         if self._ranks is None:
             return
-        lane, step = self._lane_step(first + self._topology.rank)
-        sure = self._last[lane] >= step  # as in nearly every step
+        number = first + self._topology.rank
+        lane, step = self._lane_step(number)
+        given = number < self._start
+        sure = not given and self._last[lane] >= step  # as in nearly every step
         if self._end == "drain":
-            flag = sure or self._any_has(first)
+            flag = sure or self._any_has(max(first, self._start))
         else:
             flag = not self._all_have((first + self._topology.world_size - 1) // self._lanes)
-        gives = sure or lane not in self._dry or self._last[lane] >= step
+        gives = not given and (sure or lane not in self._dry or self._last[lane] >= step)
         self._answers.append(self._ranks.total(int(flag) + int(gives) * GIVES))
 
     def _next_batches(self) -> int | None:
@@ -182,6 +184,8 @@ class Ending:
     def _take(self, number: int) -> Any:
         """The item of that number, or a gap if its lane has no such batch."""
         lane, step = self._lane_step(number)
+        if number < self._start:  # another rank's, when the run was that of fewer ranks
+            return Gap(lane, step)
         if self._has(lane, step) and not self._ahead:
             self._pull()  # that may be the end of the lane, where it could not know sooner
         if not self._has(lane, step):

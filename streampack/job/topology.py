@@ -105,6 +105,10 @@ class Topology:
         """Number of this rank's batch at local step `step` of a run started at `start`."""
         return start + step * self.world_size + self.rank
 
+    def step_at(self, start: int) -> int:
+        """Number of rank 0's batch in the first step of a run started at `start`."""
+        return start
+
     def step_after(self, number: int) -> int:
         """Number of the first batch of the step after that in which this rank takes `number`."""
         return number - self.rank + self.world_size

@@ -59,7 +59,12 @@ class LaneConfig(StreamConfig):
     def empty_batch(self, step: int) -> PackedRows:
         """Rows of padding, in the shape that batch number `step` of any lane has."""
         seq_len = self.packer.seq_len_at(step, schedule_seed=self.seed)
-        return empty_rows(self.row_format, self.batch_tokens // seq_len, seq_len)
+        (rows,) = self.packer.rows_per_batch(np.array([seq_len]), self.batch_tokens).tolist()
+        return empty_rows(self.row_format, rows, seq_len)
+
+    def mean_batch_tokens(self, count: int) -> float:
+        """Slots of a lane's first `count` batches, on average."""
+        return self.batch_tokens * self.packer.batch_share(count, schedule_seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,6 @@ def warm_up(config: LaneConfig) -> None:
         window.admit(documents, 0)
         planned = window.plan(final=True)
         layout = replace(config.row_format, fields=FieldTypes(), grouped=False, tree=False)
-        rows = gather_rows(planned, config.batch_tokens, window.buffer, layout)
+        rows = gather_rows(planned, window.buffer, layout)
         derive_fields(rows[0])
         window.advance(planned)

@@ -36,7 +36,7 @@ def rotate(
     waited_for = set(states)  # those that have not given their last item
     ready: dict[int, LaneBatch | LaneEnd] = {}
     following = start  # number of the batch after those that are made
-    own = start + topology.rank
+    own = topology.batch(start, 0)
     while waited_for:
         for number in range(following, own + 1):
             step, lane = divmod(number, config.lanes)

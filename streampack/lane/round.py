@@ -44,9 +44,7 @@ class Round:
         with fill.times.measure("pack_s"):
             self.planned = window.plan(final=self.final, step=step)
         with fill.times.measure("gather_s"):
-            batches = gather_rows(
-                self.planned, config.batch_tokens, window.buffer, config.row_format
-            )
+            batches = gather_rows(self.planned, window.buffer, config.row_format)
         if config.row_format.sources:
             passes = stream.passes()
             batches = [with_passes(rows, passes) for rows in batches]

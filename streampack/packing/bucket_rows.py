@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, set_bit
+from streampack.packing.bucket_shapes import Shapes
 
 
 class Waiting(NamedTuple):
@@ -120,8 +121,7 @@ class _Segments(NamedTuple):
 @kernel
 def fill_batches(
     waiting: Waiting,
-    sizes: NDArray[np.int64],
-    batch_tokens: int,
+    shapes: Shapes,
     buckets: NDArray[np.int8],
     count: int,
     threshold: float,
@@ -131,18 +131,18 @@ def fill_batches(
 
     Args:
         waiting: the documents.
-        sizes: (B,) int64, the buckets.
-        batch_tokens: a batch has ``batch_tokens // size`` rows.
+        shapes: of the buckets' batches.
         buckets: int8, that of each batch, in order.
         count: batches asked for.
         threshold: share of a row that may be padding.
         final: everything must go, however long it may still wait.
     """
+    sizes, rows_of, _ = shapes
     stock = _fill(waiting, sizes[-1])
     queues = _line_up(waiting, sizes)
     most = 0
     for b in buckets:
-        most += batch_tokens // sizes[b]
+        most += rows_of[b]
     bound = len(waiting.lengths) + most  # every row cuts one document at most
     segments = _Segments(
         np.empty(bound, dtype=np.int64),
@@ -164,8 +164,8 @@ def fill_batches(
         if complete or made == len(buckets):
             break
         b = int(buckets[made])
-        for _ in range(batch_tokens // sizes[b]):
-            if not _fill_row(stock, queues, segments, sizes, b, late, threshold):
+        for _ in range(rows_of[b]):
+            if not _fill_row(stock, queues, segments, shapes, b, late, threshold):
                 break
             seq_len[rows] = sizes[b]
             rows += 1
@@ -189,23 +189,25 @@ def _fill_row(
     stock: _Stock,
     queues: _Queues,
     segments: _Segments,
-    sizes: NDArray[np.int64],
+    shapes: Shapes,
     b: int,
     late: bool,
     threshold: float,
 ) -> bool:
     """One row of bucket b; False if no documents are left."""
     begin = segments.used[0]
+    sizes, _, aligns = shapes
+    align = aligns[b]
     while True:
         opener = _opener(stock, queues, sizes, b, late)
         if opener < 0:
             return False
-        room = sizes[b] - _place(stock, segments, opener, sizes[b])
+        room = sizes[b] - _multiple(_place(stock, segments, opener, sizes[b]), align)
         while room > 0:
             d = _longest_of_all(stock, room)
             if d < 0:
                 break
-            room -= _place(stock, segments, d, room)
+            room -= _multiple(_place(stock, segments, d, room), align)
         d = _to_cut(stock, sizes[-1]) if room / sizes[b] > threshold else -1
         if d < 0:
             return True
@@ -270,6 +272,11 @@ def _place(stock: _Stock, segments: _Segments, d: int, room: int) -> int:
         _put_on(stock, d)
         stock.cut[0] = d
     return size  # type: ignore[no-any-return]
+
+
+@kernel
+def _multiple(size: int, align: int) -> int:
+    return -(-size // align) * align
 
 
 @kernel

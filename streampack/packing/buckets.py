@@ -36,6 +36,12 @@ from streampack.documents.blocks import ranges_of
 from streampack.errors import ConfigError
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 from streampack.packing.bucket_rows import Waiting, fill_batches
+from streampack.packing.bucket_shapes import (
+    Shapes,
+    check_rows,
+    checked_degrees,
+    shares_of_batches,
+)
 from streampack.packing.curriculum import Curriculum, plain_shares, scheduled_buckets
 from streampack.packing.overflow import checked_lengths, require_align, require_buckets
 from streampack.packing.packer import Packer
@@ -61,7 +67,10 @@ class Buckets(Packer):
             (``2 * cp_size``); it counts as padding. Of several needs, as ``(2 * cp_size, 16)``,
             it is the least common multiple.
         batch_tokens: tokens per batch, a multiple of the longest row; None is one of the longest,
-            or as many as the dataset's `batch_size` says.
+            or as many as the dataset's `batch_size` says. With `cp` of a batch of the longest.
+        cp: by bucket, how many neighbouring ranks share a batch, as ``(1, 4, 16)``; each divides
+            the last. All ranks hold ``batch_tokens / cp[-1]`` tokens in any step, and a piece in a
+            shared batch takes up a multiple of ``2 * cp`` slots. Nothing is shared by default.
     """
 
     seq_lens: tuple[int, ...] = DEFAULT_SEQ_LENS
@@ -70,6 +79,7 @@ class Buckets(Packer):
     warm_up: int = 0
     align: int | Sequence[int] = 1
     batch_tokens: int | None = None
+    cp: Sequence[int] = ()
 
     revision: ClassVar[int] = 3
 
@@ -77,6 +87,8 @@ class Buckets(Packer):
         object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
         for size in self.seq_lens:
             object.__setattr__(self, "align", require_align(self.align, size))
+        cp = checked_degrees(self.cp, self.seq_lens, self._multiple)
+        object.__setattr__(self, "cp", cp)
         longest, tokens = self.seq_lens[-1], self.batch_tokens
         if tokens is not None and (
             not is_whole(tokens) or not longest <= tokens < 1 << 31 or tokens % longest
@@ -88,6 +100,7 @@ class Buckets(Packer):
             )
         if tokens is not None:
             object.__setattr__(self, "batch_tokens", int(tokens))
+        check_rows(self.seq_lens, self.cp, self.batch_tokens or longest)
         if not is_number(self.padding_threshold) or not 0 <= self.padding_threshold <= 1:
             raise ConfigError(
                 f"padding_threshold is {self.padding_threshold!r}.",
@@ -118,24 +131,29 @@ class Buckets(Packer):
         """`align`, one number since it was checked."""
         return cast(int, self.align)
 
+    def _shapes(self, batch_tokens: int) -> Shapes:
+        return Shapes.of(self.seq_lens, self.cp, self._multiple, batch_tokens)
+
     @property
     def curriculum(self) -> Curriculum:
-        """The shares as a function of the rotation.
+        """The buckets' shares of the batches as a function of the rotation.
+
+        With `cp` a batch of few ranks is small, and so there are more of them than of the tokens.
 
         Raises:
             ConfigError: they are neither given nor measured.
         """
-        if isinstance(self.shares, Curriculum):
-            return self.shares
         if self.shares is None:
             raise ConfigError(
                 "The shares of the buckets are not known.",
                 "Pass shares=, or measure them with `with_sample(lengths)`.",
                 setting="shares",
             )
-        if self.warm_up:
-            return Curriculum.warm_up(self.shares, self.warm_up)
-        return Curriculum.constant(self.shares)
+        shares = self.shares
+        if not isinstance(shares, Curriculum):
+            warm_up = self.warm_up
+            shares = Curriculum.warm_up(shares, warm_up) if warm_up else Curriculum.constant(shares)
+        return shares_of_batches(shares, self.cp)
 
     @property
     def needs_sample(self) -> bool:
@@ -173,9 +191,9 @@ class Buckets(Packer):
         longest = self.seq_lens[-1]
         heads = np.maximum(room - 1, 0) // longest  # full rows cut off a document's front
         document, start = _heads(room, heads, longest)
-        sizes = np.array(self.seq_lens, dtype=np.int64)
+        sizes, _, aligns = self._shapes(longest)
         row_offsets, bucket, documents, starts, stops = _compose(
-            room - heads * longest, heads * longest, sizes, self.padding_threshold
+            room - heads * longest, heads * longest, sizes, aligns, self.padding_threshold
         )
         cut = len(document)
         return self._plan_of(
@@ -200,20 +218,21 @@ class Buckets(Packer):
         lengths = np.minimum(request.held, request.lengths)
         must_go = request.rounds_left <= 0
         room = -(-lengths // self._multiple) * self._multiple
-        batch_tokens, total = request.batch_tokens, int(room.sum())
+        shapes, total = self._shapes(request.batch_tokens), int(room.sum())
+        slots = request.batch_tokens * np.array(self.cp, dtype=np.int64) // self.cp[-1]
+        curriculum = self.curriculum
         least_tokens = math.ceil((1 - request.carry) * int(request.held.sum()))
-        count = max(min(-(-least_tokens // batch_tokens), total // batch_tokens), 1)
-        if request.final or must_go.all():
-            count = max(-(-total // batch_tokens), 1)
-        sizes = np.array(self.seq_lens, dtype=np.int64)
+        all_go = bool(request.final or must_go.all())
         waiting = Waiting(room, must_go, permutation(len(lengths), request.seed))
-        at_most = 2 * count + 8
+        at_most = 2 * -(-(total if all_go else min(least_tokens, total)) // int(slots.min())) + 8
         while True:
-            buckets = scheduled_buckets(
-                self.curriculum, request.schedule_seed, request.step, at_most
-            )
+            buckets = scheduled_buckets(curriculum, request.schedule_seed, request.step, at_most)
+            ends = slots[buckets].cumsum()
+            count = int(ends.searchsorted(total if all_go else least_tokens)) + 1
+            if not all_go:
+                count = max(min(count, int(ends.searchsorted(total, side="right"))), 1)
             found = fill_batches(
-                waiting, sizes, batch_tokens, buckets, count, self.padding_threshold, request.final
+                waiting, shapes, buckets, count, self.padding_threshold, request.final
             )
             if found.complete:
                 break
@@ -235,17 +254,36 @@ class Buckets(Packer):
         """A plan over documents of these lengths; `stop` may count alignment's padding."""
         stop, dropped = np.minimum(stop, lengths[document]), np.zeros_like(lengths)
         plan = Plan.plain(row_offsets, seq_len, document, start, stop, dropped)
-        return replace(plan, pad_after=(start - stop) % self._multiple)
+        sizes, _, aligns = self._shapes(self.seq_lens[-1])
+        multiple = np.repeat(aligns[sizes.searchsorted(seq_len)], np.diff(row_offsets))
+        return replace(plan, pad_after=(start - stop) % multiple)
 
     def seq_len_at(self, step: int, *, schedule_seed: int) -> int:
         """Tokens per row of batch number `step` of every lane, by the schedule."""
         return self.seq_lens[int(scheduled_buckets(self.curriculum, schedule_seed, step, 1)[0])]
+
+    def rows_per_batch(self, seq_len: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
+        """(B,) rows of batches whose rows have these lengths (B,)."""
+        sizes, rows, _ = self._shapes(batch_tokens)
+        return rows[sizes.searchsorted(seq_len)]
+
+    def cp_at(self, step: int, *, schedule_seed: int) -> int:
+        """How many ranks share batch number `step` of every lane, by the schedule."""
+        return self.cp[int(scheduled_buckets(self.curriculum, schedule_seed, step, 1)[0])]
+
+    def batch_share(self, count: int, *, schedule_seed: int) -> float:
+        """Slots of a lane's first `count` batches, as a share of ``batch_tokens`` each."""
+        if len({*self.cp}) == 1 or not count:
+            return 1.0
+        turns = scheduled_buckets(self.curriculum, schedule_seed, 0, count)
+        return float(np.array(self.cp)[turns].mean() / self.cp[-1])
 
     def describe(self) -> dict[str, Any]:
         """Class, parameters and algorithm revision."""
         shares = self.shares
         return {
             **({"align": self.align} if self._multiple > 1 else {}),
+            **({"cp": list(self.cp)} if self.cp[-1] > 1 else {}),
             "kind": "Buckets",
             "revision": self.revision,
             "seq_lens": list(self.seq_lens),
@@ -276,6 +314,7 @@ def _compose(
     lengths: NDArray[np.int64],
     begin: NDArray[np.int64],
     sizes: NDArray[np.int64],
+    aligns: NDArray[np.int64],
     threshold: float,
 ) -> tuple[
     NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]
@@ -284,7 +323,7 @@ def _compose(
 
     Args:
         lengths: (N,) int64, 0 for none; begin: (N,) int64, where in the document they start.
-        sizes: (B,) int64, the buckets.
+        sizes, aligns: (B,) int64, of the buckets; see `Shapes`.
         threshold: see `Buckets`.
 
     Returns:
@@ -330,7 +369,7 @@ def _compose(
             document[k], start[k], stop[k] = d, at[d], at[d] + size
             k += 1
             left -= 1
-            room -= size
+            room -= size + -size % aligns[b]
         if left > 0 and room / sizes[b] > threshold:
             if cut_left == 0:
                 while first[shortest] == last[shortest]:

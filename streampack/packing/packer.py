@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -38,6 +38,7 @@ class Packer(ABC):
         balance: "attention" if `plan_window` is to follow `WindowRequest.balance`, as the functions
             of `packing.selection` do; None if a run goes by no costs.
         batch_tokens: tokens per batch, a multiple of the longest row; None leaves it to the run.
+        cp: context-parallel ranks that share a batch, by the length of its rows; (1,) is none.
         packs_members: True if `plan_window` places the documents of a group one by one, in rows of
             one batch. Then `WindowRequest.members` has their lengths, and `fits` decides which
             groups are longer than a row in the sense of `overflow`.
@@ -52,6 +53,7 @@ class Packer(ABC):
     keeps_whole: bool = False
     balance: Literal["attention"] | None = None
     batch_tokens: int | None = None
+    cp: Sequence[int] = (1,)
     packs_members: bool = False
     revision: ClassVar[int] = 1
 
@@ -110,6 +112,14 @@ class Packer(ABC):
     def seq_len_at(self, step: int, *, schedule_seed: int) -> int:
         """Tokens per row of batch number `step` of every lane; by default the longest row's."""
         return self.seq_lens[-1]
+
+    def rows_per_batch(self, seq_len: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
+        """(B,) rows of batches whose rows have these lengths (B,); by default equal tokens."""
+        return batch_tokens // seq_len
+
+    def batch_share(self, count: int, *, schedule_seed: int) -> float:
+        """Slots of a lane's first `count` batches, as a share of ``batch_tokens`` each."""
+        return 1.0
 
     @property
     def needs_sample(self) -> bool:

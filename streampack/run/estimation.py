@@ -250,6 +250,7 @@ def steps_as_found(
     if given <= 0:
         return None
     of_lane = total * batches / given / config.lanes
+    of_lane *= config.packer.batch_share(math.ceil(of_lane), schedule_seed=config.seed)
     turns = config.lanes / topology.world_size
     return Estimate(
         math.ceil((of_lane + LAST_BATCH) * turns),

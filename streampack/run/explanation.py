@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
-from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.packing import (
     BestFitDecreasing,
@@ -26,6 +25,7 @@ from streampack.packing import (
 from streampack.packing.overflow import Overflow
 from streampack.run.dry_run import stream_plan
 from streampack.run.estimation import Forecast, Sample, forecast, sample
+from streampack.run.plan import RunPlan
 from streampack.sources.iterable.indexed import InMemory
 from streampack.sources.mixture import sources_of
 from streampack.sources.sharded import ShardedSource
@@ -104,13 +104,13 @@ class Explanation:
 
 
 def explain(
-    config: LaneConfig,
-    topology: Topology,
+    plan: RunPlan,
     batches: Iterable[PackedBatch],
     documents: int,
     tokenizer: Any,
 ) -> Explanation:
     """See `PackedDataset.explain`; `batches` are the first ones of the corpus, as one rank's."""
+    config = plan.config
     found = sample(config, documents=documents)
     lengths, packer = found.lengths, config.packer
     if not lengths.any():
@@ -131,10 +131,10 @@ def explain(
         packer=packer,
         batch_size=config.batch_tokens // packer.seq_lens[-1],
         lanes=config.lanes,
-        ranks=topology.world_size,
+        ranks=plan.ranks.world_size,
         epochs=config.epochs,
         composition=planned.metrics(lengths),
-        forecast=forecast(config, topology),
+        forecast=forecast(config, plan.topology),
         loss_share=sum(batch.num_loss_tokens for batch in first) / max(tokens, 1),
         choices=tuple((other, _made(other, config, lengths)) for other in _others(packer, lengths)),
         row=_row(first[0].show(tokenizer or config.preparation.any_tokenizer, color=False)),

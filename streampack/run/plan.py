@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
-from streampack.lane.config import LaneConfig
+from streampack.lane.config import MOST_LANES, LaneConfig
 from streampack.lane.rotation import OtherLanes
 from streampack.packing import Packer
 from streampack.packing.balancing import Balance, row_costs
 from streampack.packing.rng import permutation
 from streampack.run.changed_settings import carry_over, previous_config
+from streampack.run.cp_groups import CpGroups, least_lanes
 from streampack.run.dry_run import stream_plan
 from streampack.run.estimation import sample_lengths
 from streampack.run.fingerprint import changed_fields, fingerprint_of
@@ -47,6 +48,7 @@ def choose_lanes(config: LaneConfig, ranks: int) -> int:
 
     Each lane has at least 12 windows, and in a finite run 200 batches. If that allows fewer lanes
     than there are ranks, the number of lanes divides the ranks, and several ranks run each lane.
+    Where ranks share batches, they are as many as those must be that their steps have one length.
     One rank reads a list of token ids in one lane: workers would not make that any faster.
 
     Args:
@@ -56,6 +58,9 @@ def choose_lanes(config: LaneConfig, ranks: int) -> int:
     source, window_tokens = config.source, lane_tokens(config)
     if ranks == 1 and isinstance(source, Items) and source.tokenized:
         return 1
+    least = least_lanes(config.packer, ranks) if config.packer.cp[-1] > 1 else 0
+    if 0 < least <= MOST_LANES:
+        ranks //= config.packer.cp[-1]  # those that run other lanes
     lane_bytes = BYTES_PER_TOKEN * window_tokens + source.reader_bytes()
     most = min(LANES_PER_RANK, config.window.memory_limit // lane_bytes) * ranks
     tokens, splits = source.estimate_tokens(), source.max_lanes()
@@ -65,6 +70,8 @@ def choose_lanes(config: LaneConfig, ranks: int) -> int:
             most = min(most, config.epochs * tokens // (BATCHES_PER_LANE * config.batch_tokens))
     if splits is not None:
         most = min(most, splits)
+    if 0 < least <= MOST_LANES:
+        return max(most - most % least, least)
     if most >= ranks:
         return most - most % ranks
     return next(n for n in range(max(most, 1), 0, -1) if ranks % n == 0)
@@ -153,18 +160,23 @@ class RunPlan:
 
     Attributes:
         config: of the lanes: how many there are, the row format, measured shares and costs.
-        topology: this rank.
+        topology: this rank; of those that share batches, all that run the same lanes count as one.
         fingerprint: JSON-able identity of the run: all that decides which tokens come in which
             batch.
+        groups: of ranks that share batches; None where each has its own.
     """
 
     config: LaneConfig
     topology: Topology
     fingerprint: dict[str, Any]
+    groups: CpGroups | None = None
 
     @classmethod
     def of(cls, config: LaneConfig, topology: Topology) -> RunPlan:
         """The plan of a complete configuration."""
+        groups = CpGroups.of(config, topology)
+        if groups is not None:
+            topology = groups.lanes
         shares, lanes = topology.shares(config.lanes), config.lanes
         if shares > 1 and topology.rank == 0:
             logger.warning(
@@ -178,7 +190,13 @@ class RunPlan:
                 shares,
                 ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0),
             )
-        return cls(config=config, topology=topology, fingerprint=fingerprint_of(config))
+        fingerprint = fingerprint_of(config)
+        return cls(config=config, topology=topology, fingerprint=fingerprint, groups=groups)
+
+    @property
+    def ranks(self) -> Topology:
+        """This rank among all."""
+        return self.topology if self.groups is None else self.groups.ranks
 
     def start(self) -> RunState:
         """The state before the first batch."""
@@ -224,7 +242,7 @@ def resume_run(
         dealing = config.deal_settings.rule_after(before.dealing, before.deal_settings, given)
         config = replace(config, dealing=dealing)
     plan = RunPlan.of(config, topology)
-    run = RunState.of_rank(state, plan.fingerprint, topology)
+    run = RunState.of_rank(state, plan.fingerprint, plan.topology)
     if replans:
         sharing, rule = run.sharing(connected=False), before.dealing
         dealer = sharing.dealer(rule, sharing.exchange(rule), run.states())

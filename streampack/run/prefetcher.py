@@ -178,7 +178,8 @@ class Prefetcher:
 
 
 def _loss_tokens(batches: Sequence[PackedBatch]) -> int:
-    return sum(batch.num_loss_tokens for batch in batches)
+    # Of ranks that share a batch, one counts it.
+    return sum(batch.num_loss_tokens for batch in batches if not batch.cp_rank)
 
 
 _not_ended: weakref.WeakSet[Prefetcher] = weakref.WeakSet()

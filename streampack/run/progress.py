@@ -70,13 +70,13 @@ def with_progress(items: Iterable[Item], run: RankRun, *, every_s: float) -> Ite
 
     `every_s` seconds lie between two lines where they are not drawn over one another.
     """
-    world_size = run.plan.topology.world_size
+    world_size = run.plan.ranks.world_size
 
     def look() -> Moment:
         metrics = run.metrics
         return Moment(
             time.monotonic(),
-            run.state.next_batch // world_size,
+            run.steps_taken,
             metrics.composition.placed,
             metrics.wait_s,
             metrics.sources.largest_deviation(),

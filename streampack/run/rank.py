@@ -12,6 +12,7 @@ import os
 import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,7 @@ from streampack.lane.config import LaneShare
 from streampack.lane.rotation import rotate
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
+from streampack.run.cp_groups import CpGroups, Step
 from streampack.run.estimation import Estimate, estimate_steps, steps_as_found
 from streampack.run.plan import RunPlan
 from streampack.run.provenance import SourceReport, counted, source_report
@@ -90,18 +92,28 @@ class RankRun:
         self._untaken: list[tuple[int, int, Deferred]] = []  # lane, step
         # The state after each of the last batches, by their numbers.
         self._recent: deque[tuple[int, RunState]] = deque(maxlen=REMEMBERED)
+        self._steps: dict[int, Step] = {}  # of batches given and not taken, where ranks share some
 
     @property
     def ranks(self) -> Ranks:
         """Who agrees: the processes of the job, or this rank alone."""
         if self._ranks is None:
-            self._ranks = connect(self.plan.topology, timeout_s=self._timeout_s)
+            self._ranks = connect(self.plan.ranks, timeout_s=self._timeout_s)
         return self._ranks
 
     @property
     def num_ranks(self) -> int:
         """How many agree: 1 where nothing connects this rank with others."""
-        return 1 if isinstance(self.ranks, Alone) else self.plan.topology.world_size
+        return 1 if isinstance(self.ranks, Alone) else self.plan.ranks.world_size
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps from the beginning of the run to the place where its state is."""
+        plan, batches = self.plan, self.state.next_batch
+        share = plan.config.packer.batch_share(
+            batches // plan.config.lanes, schedule_seed=plan.config.seed
+        )
+        return int(batches // plan.topology.world_size * share)
 
     def lanes(self) -> list[int]:
         """The lanes that this rank's next batches come from, in the order of the rotation."""
@@ -120,6 +132,7 @@ class RankRun:
         self.plan, self.state = plan, start
         self._recent.clear()
         self._untaken.clear()
+        self._steps.clear()
         self._passes.clear()
 
     # ------------------------------------------------------------------ giving
@@ -137,6 +150,27 @@ class RankRun:
         Raises (while iterating):
             RankError: another rank died, or starts another run or from another place.
         """
+        groups = self.plan.groups
+        given = self._batches(open_feed, processes, sharing)
+        return given if groups is None else self._shared(given, groups)
+
+    def _shared(
+        self, given: Generator[PackedBatch, None, None], groups: CpGroups
+    ) -> Generator[PackedBatch, None, None]:
+        """Of what its lanes give in every step, the batch that is this rank's."""
+        self._steps.clear()
+        with closing(given):
+            for step in groups.steps(given):
+                own = step.own
+                if own is None:
+                    own = self.empty_batch(step.lane, step.step)
+                own.cp_size, own.cp_rank = groups.place(step.step)
+                self._steps[self._number(own)] = step
+                yield own
+
+    def _batches(
+        self, open_feed: OpenFeed, processes: bool, sharing: Sharing | None
+    ) -> Generator[PackedBatch, None, None]:
         plan, start = self.plan, self.state.next_batch
         finite = plan.config.epochs is not None
         check_same_start(self.ranks, start, plan.fingerprint)
@@ -247,11 +281,16 @@ class RankRun:
 
     def take(self, batch: PackedBatch, *, stepped_over: bool = False) -> None:
         """Record that the loop takes `batch`, the next one of this rank, or steps over it."""
-        state, metrics = self.state, self.metrics
-        if batch.spent is not None:
-            metrics += batch.spent
-            if batch.spent.first_epochs:
-                self.say_lost("the first epoch")
+        step = self._steps.pop(self._number(batch), None)
+        for other in () if step is None else step.before:
+            self._commit(other)
+        self._commit(batch)
+        for other in () if step is None else step.after:
+            self._commit(other)
+        if step is not None:
+            self.state.next_batch = step.end
+            self._record_untaken(step.end)
+        metrics = self.metrics
         if stepped_over:
             metrics.stepped_over += batch.composition
         else:
@@ -263,16 +302,23 @@ class RankRun:
                 metrics.empty_batches += 1
                 metrics.empty_slots += batch.composition.slots
         self.metrics = metrics
+        self._recent.append((self._number(batch), self.state.copy()))
+
+    def _commit(self, batch: PackedBatch) -> None:
+        """Record that the run is past a batch, this rank's or one beside it."""
+        if batch.spent is not None:
+            self.metrics += batch.spent
+            if batch.spent.first_epochs:
+                self.say_lost("the first epoch")
         own = batch.num_documents or batch.has_next
         lane_state = batch.lane_state if own else None
         if self._untaken:
-            self._record_untaken(batch)
-        state.commit(batch.lane, batch.step, lane_state)
-        self._recent.append((self._number(batch), state.copy()))
+            self._record_untaken(self.plan.topology.step_after(self._number(batch)))
+        self.state.commit(batch.lane, batch.step, lane_state)
 
     def say_lost(self, of: str) -> None:
         """Say once, on rank 0, which share of the tokens no row holds, if there is one."""
-        packer, topology, found = self.plan.config.packer, self.plan.topology, self.metrics
+        packer, topology, found = self.plan.config.packer, self.plan.ranks, self.metrics
         lost = found.composition
         if self._said_lost or topology.rank or not lost.dropped:
             return
@@ -295,7 +341,7 @@ class RankRun:
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
         source = self.plan.config.source
         if batch.by_source is not None and isinstance(source, Mixture):
-            slots = self._number(batch) * self.plan.config.batch_tokens
+            slots = self._number(batch) * self.plan.config.mean_batch_tokens(batch.step)
             at = int(slots * metrics.composition.utilisation)
             metrics.sources = counted(metrics.sources, source, batch.by_source, at)
             self._passes[batch.lane] = batch.by_source[:, 3]
@@ -307,9 +353,9 @@ class RankRun:
             return SourceReport()
         return source_report(source, self.metrics.sources, self._passes)
 
-    def _record_untaken(self, batch: PackedBatch) -> None:
-        """Keep the states of lanes whose turns pass, with this batch, without one for the loop."""
-        following, later = self.plan.topology.step_after(self._number(batch)), []
+    def _record_untaken(self, following: int) -> None:
+        """Keep the states of lanes whose turns pass before this number without one for the loop."""
+        later = []
         for lane, step, state in self._untaken:
             if step * self.plan.config.lanes + lane < following:
                 self.state.lanes[lane] = state

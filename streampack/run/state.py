@@ -202,8 +202,12 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         raise StateError("There are no states to merge.", "Pass the states that the ranks saved.")
     lanes: dict[int, LaneState] = {}
     first = states[0]
+    seen: set[str] = set()
     for number, state in enumerate(states):
         check_state(state)
+        if state["checksum"] in seen:  # of a rank that runs the same lanes
+            continue
+        seen.add(state["checksum"])
         if state["fingerprint"] != first["fingerprint"]:
             changed_fields(first["fingerprint"], state["fingerprint"])
         for name in ("next_batch", "stepped_over"):

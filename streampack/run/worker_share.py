@@ -42,6 +42,8 @@ class WorkerShare(Iterator[PackedBatch]):
     ) -> None:
         own = plan.topology.lanes(start.next_batch, plan.config.lanes)
         used = max(n for n in range(1, workers + 1) if len(own) % n == 0)
+        if plan.groups is not None:
+            used = 1  # whose batches are whole steps
         if worker == 0 and used < workers:
             logger.warning(
                 "num_workers is %d, and each worker of a DataLoader runs as many of this rank's "

@@ -191,6 +191,7 @@ class _Receiver:
         )
         self._process = os.getpid()
         self._wants_fields = threading.Event()  # once the loop has asked for some
+        self._all_its_own = share.config.packer.cp[-1] == 1  # or other ranks take most batches
         self._received: queue.SimpleQueue[PackedBatch | LaneEnd | BaseException]
         self._received = queue.SimpleQueue()
         self._room = threading.Semaphore(AHEAD * settings.num_workers)
@@ -289,7 +290,7 @@ class _Receiver:
             item = item._replace(start=starts[item.lane])
             if not isinstance(item, LaneEnd):
                 item = kind_of(item.rows).of_lane(item, on_fields=self._wants_fields.set)
-                if self._wants_fields.is_set():
+                if self._wants_fields.is_set() and self._all_its_own:
                     item.make_fields()
             self._room.acquire()
             self._received.put(item)

@@ -54,15 +54,12 @@ class RowFormat:
     media: bool = False
 
 
-def gather_rows(
-    planned: PlannedWindow, batch_tokens: int, held: TokenBuffer, layout: RowFormat
-) -> list[PackedRows]:
+def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) -> list[PackedRows]:
     """Gather the rows of a round from the window's arrays, all batches in one pass.
 
     Args:
         planned: the plan, the rows that go, their batches (the rows of a batch have one seq_len),
             and where the documents lie.
-        batch_tokens: a batch has ``batch_tokens // seq_len`` rows; what it lacks is padding.
         held: the documents as planned.
         layout: how rows are written.
 
@@ -75,7 +72,7 @@ def gather_rows(
         return []
     batches = len(planned.batches) - 1
     seq_lens = plan.seq_len[rows[planned.batches[:-1]]].astype(np.int64)
-    rows_per_batch = batch_tokens // seq_lens
+    rows_per_batch = planned.rows_per_batch
     places = offsets_of(rows_per_batch * seq_lens)
     eos_id = max(layout.eos_id, 0)
     widest = max(layout.pad_id, eos_id) >> (8 * tokens.dtype.itemsize)

@@ -48,7 +48,7 @@ class PackedRows(NamedTuple):
     (2, False)
     >>> planned = window.plan(final=True)
     >>> layout = RowFormat(pad_id=0, eos_id=-1)
-    >>> (rows,) = gather_rows(planned, 8, window.buffer, layout)
+    >>> (rows,) = gather_rows(planned, window.buffer, layout)
     >>> rows.tokens.reshape(2, 4).tolist()
     [[11, 12, 13, 14], [21, 22, 15, 0]]
     >>> rows.boundaries.tolist(), rows.piece.tolist()  # three pieces, then padding

@@ -28,6 +28,7 @@ class PlannedWindow:
         position: (N + 1,) int64, where each entry's held tokens lie in the window's array.
         lengths: (N,) int64, tokens of each that this round or later ones plan: 0 for a document
             that overflow drops, and of one held in part some more than is held.
+        rows_per_batch: (B,) int64; what a batch lacks is padding.
     """
 
     plan: Plan
@@ -35,6 +36,7 @@ class PlannedWindow:
     batches: NDArray[np.int64]
     position: NDArray[np.int64]
     lengths: NDArray[np.int64]
+    rows_per_batch: NDArray[np.int64]
 
     @cached_property
     def dropped(self) -> NDArray[np.int64]:
@@ -73,6 +75,11 @@ def planned_window(
         fault = 1
     if fault == 0 and request.final and _leaves_tokens(selection, request.lengths):
         fault = 6
+    rows_per_batch = np.zeros(0, dtype=np.int64)
+    if fault == 0:
+        widths = plan.seq_len[rows[batches[:-1]]].astype(np.int64)
+        rows_per_batch = packer.rows_per_batch(widths, request.batch_tokens)
+        fault = 4 if (np.diff(batches) > rows_per_batch).any() else 0
     if fault == 1:
         check_rows(plan, np.maximum(request.lengths, request.remaining))
     if fault > 0:
@@ -83,7 +90,7 @@ def planned_window(
     if repeats:
         again = np.where(plan.start == 0, repeated[plan.document], 0)
         plan = replace(plan, overlap=plan.overlap + again)
-    return PlannedWindow(plan, rows, batches, position, request.lengths)
+    return PlannedWindow(plan, rows, batches, position, request.lengths, rows_per_batch)
 
 
 _FAULTS = {

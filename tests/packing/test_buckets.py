@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from streampack.errors import ConfigError
 from streampack.packing import Buckets, Plan, check_plan
 from streampack.packing.bucket_rows import Waiting, fill_batches
+from streampack.packing.bucket_shapes import Shapes
 from streampack.packing.curriculum import scheduled_buckets
 from streampack.packing.rng import permutation
 from tests.support import packing_reference as reference
@@ -112,6 +113,8 @@ def rounds_left(must_go: np.ndarray) -> np.ndarray:
     st.integers(1, 5),
     st.booleans(),
     st.integers(0, 5),
+    st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    st.lists(st.integers(1, 6), min_size=4, max_size=4),
 )
 @settings(max_examples=400, deadline=None)
 def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
@@ -123,19 +126,24 @@ def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
     count: int,
     final: bool,
     seed: int,
+    some_aligns: list[int],
+    some_rows: list[int],
 ) -> None:
     must_go = flags[: len(lengths)]
     buckets = [turn % len(seq_lens) for turn in turns]
     order = permutation(len(lengths), seed)
-    batch_tokens = 2 * seq_lens[-1]
+    divisors = [[n for n in range(1, size + 1) if size % n == 0] for size in seq_lens]
+    aligns = [own[align % len(own)] for own, align in zip(divisors, some_aligns, strict=False)]
+    sizes = np.array(seq_lens, dtype=np.int64)
+    rows_of = np.array(some_rows[: len(sizes)], dtype=np.int64)
     found = fill_batches(
         Waiting(np.array(lengths, dtype=np.int64), np.array(must_go, dtype=np.bool_), order),
-        np.array(seq_lens, dtype=np.int64), batch_tokens, np.array(buckets, dtype=np.int8),
+        Shapes(sizes, rows_of, np.array(aligns)), np.array(buckets, dtype=np.int8),
         count, threshold, final,
     )  # fmt: skip
     expected = scheduled_rows(
         lengths, must_go, order.tolist(), seq_lens, buckets,
-        count=count, batch_tokens=batch_tokens, threshold=threshold, final=final,
+        count=count, rows_of=rows_of, aligns=aligns, threshold=threshold, final=final,
     )  # fmt: skip
     segments = list(
         zip(found.document.tolist(), found.start.tolist(), found.stop.tolist(), strict=True)
@@ -190,3 +198,48 @@ def test_batches_follow_the_schedule_and_leave_tails_of_what_may_stay(
     smallest_batch = min(batch_tokens // seq_len * seq_len for seq_len in seq_lens)
     full = wanted // batch_tokens * smallest_batch
     assert taken.sum() >= min(full * (1 - threshold), sum(lengths))
+
+
+# ---------------------------------------------------------------------- batches that ranks share
+
+
+def test_every_rank_holds_the_same_tokens_and_pieces_are_whole_parts_of_all() -> None:
+    packer = Buckets(seq_lens=(16, 32, 128), cp=(1, 2, 8), shares=(0.2, 0.3, 0.5))
+    lengths = np.random.default_rng(4).integers(1, 140, 3000).tolist()
+    plan, batches = scheduled(packer, lengths, batch_tokens=256, carry=0.2)
+    check_plan(plan, np.bincount(plan.document, plan.stop - plan.start, len(lengths)).astype(int))
+    used = np.zeros(3)
+    for low, high in pairwise(batches):
+        (size,) = {*plan.seq_len[low:high].tolist()}
+        bucket = packer.seq_lens.index(size)
+        degree = packer.cp[bucket]
+        assert (high - low) * size == 256 * degree / 8
+        used[bucket] += (high - low) * size
+        for row in range(low, high):
+            pieces = slice(*plan.row_offsets[row : row + 2])
+            held = (plan.stop - plan.start + plan.pad_after)[pieces]
+            assert held.sum() <= size
+            assert not (held % (2 * degree if degree > 1 else 1)).any()
+    np.testing.assert_allclose(used / used.sum(), packer.shares, atol=0.02)
+
+
+def test_the_offline_algorithm_pads_pieces_by_bucket_too() -> None:
+    packer = Buckets(seq_lens=(16, 128), cp=(1, 8))
+    lengths = np.random.default_rng(5).integers(1, 300, 400)
+    plan = packer.plan(lengths, final=True, seed=0)
+    check_plan(plan, lengths)
+    size = np.repeat(plan.seq_len, np.diff(plan.row_offsets))
+    held = plan.stop - plan.start + plan.pad_after
+    assert not (held[size == 128] % 16).any()
+    assert not plan.pad_after[size == 16].any()
+
+
+def test_degrees_that_cannot_be_are_refused() -> None:
+    for cp in ((1,), (1, 2, 3, 4), (4, 1), (2, 3), (0, 1), (1, 1.5), 4, "14", (1, 128)):
+        with pytest.raises(ConfigError) as refused:
+            Buckets(seq_lens=(16, 128), cp=cp)
+        assert refused.value.setting == "cp"
+    with pytest.raises(ConfigError) as refused:
+        Buckets(seq_lens=(64, 128), cp=(1, 8))
+    assert refused.value.setting == "batch_tokens"
+    assert Buckets(seq_lens=(64, 128), cp=(1, 8), batch_tokens=512).cp == (1, 8)

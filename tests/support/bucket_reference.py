@@ -16,11 +16,15 @@ def scheduled_rows(
     turns: Sequence[int],
     *,
     count: int,
-    batch_tokens: int,
+    rows_of: Sequence[int],
+    aligns: Sequence[int],
     threshold: float,
     final: bool,
 ) -> list[list[Row]]:
-    """Batches of rows: `count` of them, then as many as it takes for what must go."""
+    """Batches of rows: `count` of them, then as many as it takes for what must go.
+
+    A batch of bucket b has rows_of[b] rows, in which a piece takes up a multiple of aligns[b].
+    """
     shelf = [d for d, length in enumerate(lengths) if length]  # those with tokens left; ties go by
     left, at = list(lengths), [0] * len(lengths)  # their order here
     cut: list[int] = []
@@ -37,7 +41,7 @@ def scheduled_rows(
         fitting = [d for d in shelf if must_go[d] == pressing and size(d) <= room]
         return max(fitting, key=size) if fitting else None
 
-    def place(row: Row, d: int, room: int) -> int:
+    def place(row: Row, d: int, room: int, align: int) -> int:
         taken = min(left[d], room)
         row.append((d, at[d], at[d] + taken))
         left[d] -= taken
@@ -46,6 +50,8 @@ def scheduled_rows(
         if left[d]:
             shelf.insert(0, d)
             cut.append(d)
+        while taken % align:
+            taken += 1
         return taken
 
     def opener(b: int, late: bool) -> tuple[int, bool]:
@@ -76,17 +82,17 @@ def scheduled_rows(
         while True:
             row: Row = []
             d, by_turn = opener(b, late)
-            room = seq_lens[b] - place(row, d, seq_lens[b])
+            room = seq_lens[b] - place(row, d, seq_lens[b], aligns[b])
             while room:
                 choices = [longest(room, True), longest(room, False)]
                 fitting = [choice for choice in choices if choice is not None]
                 if not fitting:
                     break
-                room -= place(row, fitting[0], room)
+                room -= place(row, fitting[0], room, aligns[b])
             if not shelf or room / seq_lens[b] <= threshold:
                 return row
             if not by_turn:
-                place(row, to_cut(), room)
+                place(row, to_cut(), room, aligns[b])
                 return row
             queues[b].pop(0)
             for d, start, stop in reversed(row):
@@ -99,7 +105,7 @@ def scheduled_rows(
         if not (any(must_go[d] for d in shelf) if late and not final else shelf):
             break
         rows: list[Row] = []
-        while shelf and len(rows) < batch_tokens // seq_lens[b]:
+        while shelf and len(rows) < rows_of[b]:
             rows.append(fill(b, late))
         batches.append(rows)
     return batches
