@@ -30,20 +30,20 @@ class ImageReader:
     """Makes blocks of records with images; see `RecordReader`.
 
     Attributes:
-        text: the field of the text; images: that of the images.
+        text: the field of the text; images: those of the images, in their order.
         sizes: the fields of their heights and widths, or None.
         folder: where relative paths begin.
     """
 
     text: str
-    images: str
+    images: tuple[str, ...]
     sizes: tuple[str, str] | None = None
     folder: str | None = None
 
     @property
     def columns(self) -> Sequence[str]:
         """The fields that are read."""
-        return (self.text, self.images, *(self.sizes or ()))
+        return (self.text, *self.images, *(self.sizes or ()))
 
     def hold_ids(self, names: Collection[str], where: str) -> bool:
         """False; raises `ConfigError` if records with these fields lack that of the text."""
@@ -62,7 +62,9 @@ class ImageReader:
         if not isinstance(record, Mapping):
             return 0
         text = record.get(self.text)
-        return (len(text) if isinstance(text, str) else 0) + _bytes_in(record.get(self.images))
+        return (len(text) if isinstance(text, str) else 0) + sum(
+            _bytes_in(record.get(name)) for name in self.images
+        )
 
     def block(
         self,
@@ -88,7 +90,11 @@ class ImageReader:
         return replace(block, document_fields={**block.document_fields, MEDIA: media}), problems
 
     def _attachments(self, record: Mapping[str, Any]) -> Attachments:
-        references = references_in(record.get(self.images), f'in "{self.images}"', self.folder)
+        references = tuple(
+            each
+            for name in self.images
+            for each in references_in(record.get(name), f'in "{name}"', self.folder)
+        )
         if self.sizes is None or not references:
             return Attachments(references)
         columns = []

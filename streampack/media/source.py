@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from streampack.arguments import explained
 from streampack.documents.conversations import TurnRules
 from streampack.media.reader import ImageReader
 from streampack.packing.overflow import Overflow
+from streampack.sources.arrow import Arrow
 from streampack.sources.base import Reading
-from streampack.sources.chat.source import Chat, source_of_records
+from streampack.sources.chat.source import Chat, names_files, source_of_records
+from streampack.sources.fields import Fields
+from streampack.sources.infer import open_files
+from streampack.sources.iterable.source import ItemSource
+from streampack.sources.jsonl import JSONL
+from streampack.sources.mds.source import MDS
+from streampack.sources.parquet.source import Parquet
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.tar.source import WebDataset
 from streampack.storage.storage import Storage
+
+_FORMATS = (MDS, WebDataset, Parquet, JSONL, Arrow)
+_BLOCK_DOCUMENTS = 32  # for an image takes as much memory as hundreds of texts
 
 
 class Images(Chat):
@@ -23,9 +36,11 @@ class Images(Chat):
     an image of Pillow. Documents are whole: those longer than a row are dropped, counted and named.
 
     Args:
-        data: as for `Chat`.
-        text: the field with the texts.
-        images: the field with the images.
+        data: files of Parquet, Arrow, JSON lines, MDS or WebDataset, or records in memory, as for
+            `Chat`.
+        text: the field with the texts; in tar shards the ending of their files, or "json:caption".
+        images: the field with the images, or several fields, in their order; in tar shards endings
+            ("jpg"), in MDS columns of the type jpeg, png or bytes.
         sizes: fields with the heights and the widths of the images in pixels, as they are seen; a
             number each, or lists. None reads them from the heads of the images.
         folder: where relative paths of images begin, a path or URL; None is the working directory.
@@ -46,16 +61,18 @@ class Images(Chat):
         data: Any,
         *,
         text: str = "text",
-        images: str = "images",
+        images: str | Sequence[str] = "images",
         sizes: tuple[str, str] | None = None,
         folder: str | os.PathLike[str] | None = None,
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
         self.template, self.template_kwargs, self.rules, self.shape = None, {}, TurnRules(), None
-        reader = ImageReader(text, images, sizes, None if folder is None else os.fspath(folder))
+        fields = (images,) if isinstance(images, str) else tuple(images)
+        reader = ImageReader(text, fields, sizes, None if folder is None else os.fspath(folder))
         self.reader = reader
-        self._records = source_of_records(data, reader, reading, storage)
+        reading = Reading(block_documents=_BLOCK_DOCUMENTS) if reading is None else reading
+        self._records = _source_of(data, reader, reading, storage)
         self.reading, self.once = self._records.reading, self._records.once
 
     def __repr__(self) -> str:
@@ -64,3 +81,21 @@ class Images(Chat):
     def describe(self) -> dict[str, Any]:
         """Adds the fields that are read."""
         return {**super().describe(), "fields": list(self.reader.columns)}
+
+
+def _source_of(
+    data: Any, reader: ImageReader, reading: Reading, storage: Storage | None
+) -> ShardedSource | ItemSource:
+    """The source of files, or of what is in memory, that gives its records to the reader."""
+    if not names_files(data):
+        return source_of_records(data, reader, reading, storage)
+    paths = [os.fspath(path) for path in ([data] if isinstance(data, (str, os.PathLike)) else data)]
+    made: Any = open_files(
+        paths, text=reader.text, reading=reading, storage=storage, formats=_FORMATS
+    )
+    if isinstance(made, (MDS, WebDataset)):
+        made.beside = reader
+    else:
+        made.fields = Fields(False, "", records=reader)
+    found: ShardedSource | ItemSource = made
+    return found

@@ -185,7 +185,7 @@ def source_of_records(
     """The source of files, or of what is in memory, that gives its records to the reader."""
     fields = Fields(False, "", records=reader)
     made: ShardedSource | ItemSource
-    if _names_files(data):
+    if names_files(data):
         paths = named_paths(data)
         columnar = (
             form for form in (Parquet, Arrow) if all(has_ending(p, form.endings) for p in paths)
@@ -232,7 +232,7 @@ def _field_names(items: Sequence[Any]) -> set[str]:
     return names
 
 
-def _names_files(data: Any) -> bool:
+def names_files(data: Any) -> bool:
     """True for a path, or a list of them."""
     one = data[0] if isinstance(data, Sequence) and len(data) else data
     return isinstance(one, (str, os.PathLike))

@@ -68,8 +68,8 @@ class Column:
 
     Attributes:
         name: of it; number: its place among the shard's columns.
-        setting: what it is read as: "text", "tokens", "loss_mask", "token_fields" (arrays of
-            numbers) or "document_fields" (a number per sample).
+        setting: what it is read as: "text", "image" (the bytes of a file), "tokens", "loss_mask",
+            "token_fields" (arrays of numbers) or "document_fields" (a number per sample).
         dtype: of its numbers; None if each sample has its own.
         has_shape: True if each sample has its shape.
     """
@@ -190,6 +190,8 @@ def column_of(
     has_shape = len(rest) < 2
     if setting == "text":
         fits = encoding == "str" and dtype is None
+    elif setting == "image":
+        fits = encoding in ("bytes", "jpeg", "png")
     elif setting == "document_fields":
         fits, has_shape = encoding in ("int", *_NUMBERS), False
         found = np.dtype({"int": "int64"}.get(encoding, encoding)) if fits else None

@@ -163,7 +163,7 @@ def array_headers(
     counts = np.zeros_like(starts)
     kinds = np.zeros(counts.shape, dtype=np.uint8)
     for row, column in enumerate(columns):
-        if column.setting != "text":
+        if column.setting not in ("text", "image"):
             found = (counts[row], kinds[row])
             array_values(
                 data, starts[row], sizes[row], column.kind, column.has_shape, *found, status

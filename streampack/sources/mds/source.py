@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from streampack.arguments import explained
-from streampack.documents.blocks import Documents, Texts, make_origin
+from streampack.documents.blocks import Documents, Texts, make_origin, part_of
+from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError, StorageError
 from streampack.sources.base import Block, Reading
-from streampack.sources.fields import ATTENTION_MASK, Fields, with_masks
+from streampack.sources.fields import ATTENTION_MASK, Fields, RecordReader, with_masks
 from streampack.sources.manifest import Manifest, Names
 from streampack.sources.mds.index import (
     CODECS,
@@ -87,6 +88,8 @@ class MDS(ShardedSource):
 
     endings = ("/index.json", *SHARDS)
     listing_fields: tuple[str, ...] = ("folders", "fields", "dtype", "validate_hash")
+    #: Reads texts with what stands beside them in other columns.
+    beside: RecordReader | None = None
 
     @explained
     def __init__(
@@ -188,6 +191,28 @@ class MDS(ShardedSource):
                 block, start = self._block(shard, data, table, start, stop, skips)
                 yield block, start, high if start == stop else max(low, int(table[start]) - head)
 
+    def _with_files(
+        self,
+        reader: RecordReader,
+        texts: Texts,
+        data: NDArray[np.uint8],
+        places: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]],
+    ) -> tuple[Texts, dict[int, str]]:
+        """N texts with what lies at these places, by column (N,) starts and sizes; see `block`."""
+
+        def record(i: int) -> dict[str, Any]:
+            held = {
+                name: data[start[i] : start[i] + size[i]].tobytes()
+                for name, (start, size) in places.items()
+            }
+            return {self.column: texts.texts[i], **held}
+
+        numbers = range(len(texts))
+        made, wrong = reader.block(numbers, texts.origin, FieldTypes(), False, record)
+        kept = np.setdiff1d(np.arange(len(texts)), list(wrong))
+        fields = {**part_of(texts.document_fields, kept), **made.document_fields}
+        return replace(made, document_fields=fields), wrong
+
     def _layout(self, shard: int) -> Layout:
         return self._form(shard)[0]
 
@@ -203,12 +228,13 @@ class MDS(ShardedSource):
         return self.fields.document or ""
 
     def _columns(self, layout: Layout, where: str) -> list[Column]:
-        """How to read the wanted columns: the document's, then masks and fields.
+        """How to read the wanted columns: the document's, what stands beside, masks and fields.
 
         The fields of a map that makes them may be missing.
         """
         if not self.fields.tokenized:
             columns = [column_of(layout, self.column, "text", where, self.dtype)]
+            columns += [column_of(layout, name, "image", where) for name in self._beside]
         else:
             columns = [column_of(layout, self.column, "tokens", where, self.dtype)]
             masks = [*self.fields.loss_masks]
@@ -219,6 +245,12 @@ class MDS(ShardedSource):
         named += [(name, "document_fields") for name in types.document]
         there = [of for of in named if not types.optional or of[0] in layout.names]
         return columns + [column_of(layout, name, setting, where) for name, setting in there]
+
+    @property
+    def _beside(self) -> list[str]:
+        """The columns that `beside` reads with the text."""
+        names = () if self.beside is None else self.beside.columns
+        return [name for name in names if name != self.column]
 
     def _digest(self, name: str, hashes: dict[str, str], where: str) -> str:
         """The digest to check a shard with; "" if shards are not checked."""
@@ -338,7 +370,7 @@ class MDS(ShardedSource):
             block = block.gathered() if isinstance(block, Spans) else block
             found: dict[str, dict[str, NDArray[Any]]] = {}
             for i, column in enumerate(columns):
-                if i:
+                if i and column.setting != "image":
                     values = integers_at(data, starts[i, kept], counts[i, kept], kinds[i, kept])
                     fields = found.setdefault(column.setting, {})
                     fields[column.name] = values
@@ -352,6 +384,11 @@ class MDS(ShardedSource):
                     block, reasons = with_masks(block, found["loss_mask"])
                     problems |= {int(kept[i]): reason for i, reason in reasons.items()}
                     block = block.take(np.setdiff1d(np.arange(len(kept)), list(reasons)))
+            elif self.beside is not None:
+                images = {c.name: i for i, c in enumerate(columns) if c.setting == "image"}
+                places = {name: (starts[i, kept], sizes[i, kept]) for name, i in images.items()}
+                block, reasons = self._with_files(self.beside, block, data, places)
+                problems |= {int(kept[i]): reason for i, reason in reasons.items()}
         self.report_broken(origin, problems, skips)
         return block, start + n
 

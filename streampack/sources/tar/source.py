@@ -17,7 +17,7 @@ from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ContentError
 from streampack.job.listed_once import listed_once
 from streampack.sources.base import Block, Reading
-from streampack.sources.fields import ATTENTION_MASK, Fields
+from streampack.sources.fields import ATTENTION_MASK, Fields, RecordReader
 from streampack.sources.manifest import Manifest
 from streampack.sources.raw_bytes import Spans, decoded_texts, integer_block, pieces
 from streampack.sources.records import (
@@ -110,6 +110,8 @@ class WebDataset(ShardedSource):
 
     endings = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
     listing_fields: tuple[str, ...] = ("paths", "fields")
+    #: Reads texts with what stands beside them in other files of the sample.
+    beside: RecordReader | None = None
 
     @explained
     def __init__(
@@ -302,7 +304,9 @@ class WebDataset(ShardedSource):
                 problems[i] = too_long(int(sizes[i]), most_bytes)
         origin = make_origin(shard, np.arange(document, document + n, dtype=np.int64))
         block: Block | Spans
-        if self.column.field or self.field_types or self._masks:
+        if self.beside is not None:
+            block = self._with_files(self.beside, data, begin, starts, sizes, origin, problems)
+        elif self.column.field or self.field_types or self._masks:
             block = self._from_records(data, begin, starts, sizes, origin, problems)
         elif self.column.form == "text":
             block = decoded_texts(data, starts, sizes, origin, problems)
@@ -311,6 +315,40 @@ class WebDataset(ShardedSource):
             block = integer_block(data, starts, counts, kinds, origin, problems)
         self.report_broken(origin, problems, skips)
         return n, offset, outcome, block
+
+    def _with_files(
+        self,
+        reader: RecordReader,
+        data: NDArray[np.uint8],
+        begin: int,
+        starts: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        origin: NDArray[np.void],
+        problems: dict[int, str],
+    ) -> Block:
+        """A record per document: what its JSON holds, its text, and files by their endings."""
+        name, field, form = self.fields.document or "", self.column.field, self.column.form
+        contents = list(pieces(data, starts, sizes))
+        others = [other for other in reader.columns if other != name]
+        files = {other: files_beside(data, begin, other, len(starts)) for other in others}
+
+        def record(i: int) -> dict[str, Any]:
+            if i in problems:
+                raise BrokenDocumentError(problems[i])
+            content = bytes(contents[i])
+            found = record_of(content) if form == "json" else {}
+            found[name] = found.get(field) if field else file_document(content, form, None)
+            return found | {
+                other: data[start[i] : start[i] + size[i]].tobytes()
+                for other, (start, size, status) in files.items()
+                if not status[i]
+            }
+
+        types = self.field_types
+        block, wrong = reader.block(range(len(origin)), origin, types, False, record)
+        problems |= wrong
+        made: Block = block
+        return made
 
     def _from_records(
         self,
