@@ -37,6 +37,7 @@ from streampack.run.options import (
     rows_by,
     say_if_kept_apart,
     say_unread,
+    tokenizer_of,
     tokens_per_batch,
 )
 from streampack.run.plan import RunPlan, evaluation_lanes, lane_tokens, plan_run, resume_run
@@ -150,7 +151,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             processor, source, packer=packer, attention=attention, order=order, map=map
         )
         if tokenizer is None:
-            tokenizer = getattr(processor, "tokenizer", None)
+            tokenizer = tokenizer_of(processor)
         preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
         if isinstance(source, Mixture):
             source.check_epochs(epochs)

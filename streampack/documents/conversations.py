@@ -15,6 +15,9 @@ from streampack.errors import ConfigError
 
 #: What a turn of the assistant can consist of.
 PARTS = ("thinking", "content", "tool_calls")
+#: What stands in the text of a message for a part that is an image: private characters, which mean
+#: nothing.
+IMAGE_PART = "\ue0f3\ue0f4\ue0f3"
 TURNS = ("whole", "each")
 THOUGHTS = ("keep", "mask", "strip-history")
 

@@ -84,7 +84,10 @@ class ImagePlanner:
 
     def arrays(self, image: Any) -> dict[str, NDArray[Any]]:
         """What the model takes of one image of Pillow."""
-        made = self.processor.image_processor(images=[image], return_tensors="np")
+        # Of an image of 3 or fewer pixels processors could not tell where the colours are.
+        made = self.processor.image_processor(
+            images=[image], return_tensors="np", input_data_format="channels_last"
+        )
         return {name: np.asarray(values) for name, values in made.items()}
 
 

@@ -166,10 +166,13 @@ class MediaProcessing:
         """What the model takes of an image, or why it cannot be read."""
         reference, size, patches = job
         try:
-            image = blank(size) if reference is None else decoded(reference, size)
+            arrays = self.planner.arrays(
+                blank(size) if reference is None else decoded(reference, size)
+            )
         except BrokenImageError as error:
             return error
-        arrays = self.planner.arrays(image)
+        except Exception as error:  # whatever a processor raises at odd images
+            return BrokenImageError(f"{type(error).__name__}: {error}"[:200])
         found = len(arrays["pixel_values"])
         if self.planner.family.tall and found != patches:
             return BrokenImageError(f"{found} patches, planned {patches}")

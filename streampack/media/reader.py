@@ -1,4 +1,4 @@
-"""ImageReader: blocks of texts from records with images, wherever these were."""
+"""ImageReader: blocks of texts or conversations from records with images, wherever these were."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import type_in_words
-from streampack.documents.blocks import MEDIA, Texts
+from streampack.documents.blocks import MEDIA, Documents, Texts
+from streampack.documents.conversations import Conversations
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.media.attachments import Attachments, Size, objects
+from streampack.media.attachments import Attachments, Reference, Size, objects
+from streampack.media.chats import references_of, with_marks
 from streampack.media.images import references_in
 from streampack.sources.base import Block
+from streampack.sources.chat.reader import plain_record
+from streampack.sources.chat.records import RECORD_FIELDS, conversation_of, shape_of
 from streampack.sources.records import (
     BrokenDocumentError,
     Read,
@@ -30,28 +34,40 @@ class ImageReader:
     """Makes blocks of records with images; see `RecordReader`.
 
     Attributes:
-        text: the field of the text; images: those of the images, in their order.
+        text: the field of the text; None reads conversations.
+        images: the fields of the images, in their order.
         sizes: the fields of their heights and widths, or None.
         folder: where relative paths begin.
+        placeholder: what stands for an image in the messages of conversations, beside parts.
+        shape: of all conversations; None tells it by each one's fields.
     """
 
-    text: str
+    text: str | None
     images: tuple[str, ...]
     sizes: tuple[str, str] | None = None
     folder: str | None = None
+    placeholder: str | None = None
+    shape: str | None = None
 
     @property
     def columns(self) -> Sequence[str]:
         """The fields that are read."""
-        return (self.text, *self.images, *(self.sizes or ()))
+        own = RECORD_FIELDS if self.text is None else (self.text,)
+        return (*own, *self.images, *(self.sizes or ()))
 
     def hold_ids(self, names: Collection[str], where: str) -> bool:
-        """False; raises `ConfigError` if records with these fields lack that of the text."""
-        if self.text not in names:
+        """False; raises `ConfigError` if records with these fields hold no such text or chat."""
+        held = self.text in names
+        if self.text is None:
+            try:
+                held = self.shape is not None or shape_of(names) is not None
+            except BrokenDocumentError:
+                held = False
+        if not held:
             there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
             raise ConfigError(
-                f"{where} has the fields {there}.",
-                f"Pass text= with the field of the texts; it is {self.text!r}.",
+                f"{where} has the fields {there}, and text is {self.text!r}.",
+                "Pass text= with the field of the texts; None reads conversations.",
                 setting="text",
                 document=where,
             )
@@ -61,10 +77,7 @@ class ImageReader:
         """About the bytes of a record: one per character, and those of its images."""
         if not isinstance(record, Mapping):
             return 0
-        text = record.get(self.text)
-        return (len(text) if isinstance(text, str) else 0) + sum(
-            _bytes_in(record.get(name)) for name in self.images
-        )
+        return sum(_bytes_in(record.get(name)) for name in self.columns)
 
     def block(
         self,
@@ -80,21 +93,28 @@ class ImageReader:
         def read(item: tuple[int, Any]) -> Read:
             number, value = item
             record = value if parse is None else parse(value)
-            made = document_in(record, self.text, False)
-            found[number] = self._attachments(record)
+            references: list[Reference] = []
+            if self.text is not None:
+                made = document_in(record, self.text, False)
+            else:
+                plain, references = with_marks(plain_record(record), self.placeholder, self.folder)
+                made = plain, conversation_of(plain, self.shape)
+            found[number] = self._attachments(record, references)
             return made
 
-        block, problems = record_block(enumerate(items), read, Texts, origin, types)
-        assert isinstance(block, Texts)
+        kind = Conversations if self.text is None else Texts
+        block, problems = record_block(enumerate(items), read, kind, origin, types)
+        assert not isinstance(block, Documents)
         media = objects([own for number, own in found.items() if number not in problems])
         return replace(block, document_fields={**block.document_fields, MEDIA: media}), problems
 
-    def _attachments(self, record: Mapping[str, Any]) -> Attachments:
-        references = tuple(
+    def _attachments(self, record: Mapping[str, Any], of_parts: list[Reference]) -> Attachments:
+        column = tuple(
             each
             for name in self.images
             for each in references_in(record.get(name), f'in "{name}"', self.folder)
         )
+        references = references_of(of_parts, column)
         if self.sizes is None or not references:
             return Attachments(references)
         columns = []
@@ -119,7 +139,7 @@ def _bytes_in(value: Any) -> int:
     if isinstance(value, (bytes, str)):
         return len(value)
     if isinstance(value, Mapping):
-        return _bytes_in(value.get("bytes") or value.get("path"))
+        return sum(map(_bytes_in, value.values()))
     if isinstance(value, (list, tuple)):
         return sum(map(_bytes_in, value))
     return 0

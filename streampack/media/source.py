@@ -1,9 +1,10 @@
-"""Images: texts with images, of which a batch gets the pixels once it is planned."""
+"""Images: texts and conversations with images, whose pixels a batch gets once it is planned."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from streampack.arguments import explained
@@ -28,22 +29,30 @@ _BLOCK_DOCUMENTS = 32  # for an image takes as much memory as hundreds of texts
 
 
 class Images(Chat):
-    """Texts with images: one record per line of JSON, row of a table, or item.
+    """Conversations or texts with images: one record per line of JSON, row of a table, or item.
 
-    A record has a text with the processor's placeholder for each image, in their order, and a field
-    with the images: one of them or a list, each as the bytes of its file, a path or URL,
-    ``{"bytes": ..., "path": ...}`` as Hugging Face's image feature has it, or in a list in memory
-    an image of Pillow. Documents are whole: those longer than a row are dropped, counted and named.
+    Conversations are those of `Chat`, whose messages may have parts that are images,
+    ``{"type": "image"}``: with the image as "image", "url", "path" or "image_url", or else each
+    is the next one of the record's field with images. A text has the processor's placeholder for
+    each image, in their order.
+
+    An image is the bytes of its file, a path or URL, ``{"bytes": ..., "path": ...}`` as Hugging
+    Face's image feature has it, or in a list in memory an image of Pillow. Documents are whole:
+    those longer than a row are dropped, counted and named.
 
     Args:
         data: files of Parquet, Arrow, JSON lines, MDS or WebDataset, or records in memory, as for
             `Chat`.
         text: the field with the texts; in tar shards the ending of their files, or "json:caption".
+            None reads conversations, which tar shards and MDS do not hold.
         images: the field with the images, or several fields, in their order; in tar shards endings
             ("jpg"), in MDS columns of the type jpeg, png or bytes.
         sizes: fields with the heights and the widths of the images in pixels, as they are seen; a
             number each, or lists. None reads them from the heads of the images.
         folder: where relative paths of images begin, a path or URL; None is the working directory.
+        placeholder: a text that stands for an image in messages, such as "<image>".
+        template: as for `Chat`; None is the processor's.
+        template_kwargs, shape: as for `Chat`.
         reading: how a lane reads the data.
         storage: how files are reached and cached; for files. Images that records name by paths or
             URLs are read where they are, twice: their heads for the plan, and whole for the batch.
@@ -53,23 +62,28 @@ class Images(Chat):
     """
 
     overflow: Overflow = "drop"
-    renders = False
 
     @explained
     def __init__(
         self,
         data: Any,
         *,
-        text: str = "text",
+        text: str | None = None,
         images: str | Sequence[str] = "images",
         sizes: tuple[str, str] | None = None,
         folder: str | os.PathLike[str] | None = None,
+        placeholder: str | None = None,
+        template: str | Path | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        shape: str | None = None,
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
-        self.template, self.template_kwargs, self.rules, self.shape = None, {}, TurnRules(), None
+        self._set(template, template_kwargs, TurnRules(), shape)
+        self.renders = text is None
         fields = (images,) if isinstance(images, str) else tuple(images)
-        reader = ImageReader(text, fields, sizes, None if folder is None else os.fspath(folder))
+        below = None if folder is None else os.fspath(folder)
+        reader = ImageReader(text, fields, sizes, below, placeholder, shape)
         self.reader = reader
         reading = Reading(block_documents=_BLOCK_DOCUMENTS) if reading is None else reading
         self._records = _source_of(data, reader, reading, storage)
@@ -80,7 +94,8 @@ class Images(Chat):
 
     def describe(self) -> dict[str, Any]:
         """Adds the fields that are read."""
-        return {**super().describe(), "fields": list(self.reader.columns)}
+        reader = self.reader
+        return {**super().describe(), "fields": list(reader.columns), "images": reader.placeholder}
 
 
 def _source_of(
@@ -90,8 +105,9 @@ def _source_of(
     if not names_files(data):
         return source_of_records(data, reader, reading, storage)
     paths = [os.fspath(path) for path in ([data] if isinstance(data, (str, os.PathLike)) else data)]
+    formats = _FORMATS if reader.text is not None else _FORMATS[2:]
     made: Any = open_files(
-        paths, text=reader.text, reading=reading, storage=storage, formats=_FORMATS
+        paths, text=reader.text, reading=reading, storage=storage, formats=formats
     )
     if isinstance(made, (MDS, WebDataset)):
         made.beside = reader

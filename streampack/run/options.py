@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import replace
 from typing import Any, cast
@@ -193,6 +194,16 @@ def media_of(
     from streampack.media.processing import MediaProcessing
 
     return MediaProcessing(processor)
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """The tokenizer of a processor of transformers, with its chat template; None without one."""
+    tokenizer = getattr(processor, "tokenizer", None)
+    template = getattr(processor, "chat_template", None)
+    if tokenizer is not None and template:
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.chat_template = template
+    return tokenizer
 
 
 def rows_by(

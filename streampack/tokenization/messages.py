@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from streampack.documents.conversations import IMAGE_PART
 from streampack.sources.records import parse_json
 
 Message = Mapping[str, Any]
@@ -90,11 +91,22 @@ def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def with_parts(messages: Sequence[Message]) -> list[Message]:
-    """With every content as a list of one part of text, as templates for images take it."""
-    return [
-        {**message, "content": [{"type": "text", "text": message.get("content") or ""}]}
-        for message in messages
-    ]
+    """With every content as a list of parts, text and images, as templates for images take it."""
+    return [{**message, "content": _parts(message.get("content") or "")} for message in messages]
+
+
+def has_images(messages: Sequence[Message]) -> bool:
+    """True if a message has a part that is an image."""
+    return any(IMAGE_PART in (message.get("content") or "") for message in messages)
+
+
+def _parts(content: str) -> list[dict[str, str]]:
+    texts = content.split(IMAGE_PART)
+    parts: list[dict[str, str]] = []
+    for number, text in enumerate(texts):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": text}] if text or not texts[1:] else []
+    return parts
 
 
 def _in_form(message: Message, form: Any) -> Message:

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 from streampack.cached import cached_property
 from streampack.documents.conversations import Conversation, TurnRules
 from streampack.errors import ConfigError
-from streampack.tokenization.messages import SpecialTokens, answer_of, forms, with_parts
+from streampack.tokenization.messages import (
+    SpecialTokens,
+    answer_of,
+    forms,
+    has_images,
+    with_parts,
+)
 from streampack.tokenization.script import Messages, RenderError, Script, next_header
 from streampack.tokenization.turns import Rendered, rendered
 
@@ -94,7 +100,8 @@ class ChatTemplate:
         """
         refused: RenderError | None = None
         silent: tuple[Conversation, str, list[int]] | None = None
-        for in_parts in (False, True):
+        only_parts = has_images(conversation.messages)
+        for in_parts in (True,) if only_parts else (False, True):
             for messages in forms(conversation.messages):
                 formed = replace(conversation, messages=messages, in_parts=in_parts)
                 try:

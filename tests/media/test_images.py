@@ -60,11 +60,11 @@ def assert_as_processor(found: dict[str, Any], given: list[dict[str, Any]]) -> N
 
 def test_ids_and_pixels_are_those_of_the_processor() -> None:
     given = records(20)
-    assert_as_processor(documents_of(dataset(Images(given))), given)
+    assert_as_processor(documents_of(dataset(Images(given, text="text"))), given)
 
 
 def test_patches_are_a_document_field() -> None:
-    (batch,) = dataset(Images(records(6)))
+    (batch,) = dataset(Images(records(6), text="text"))
     rows = np.zeros(batch.num_documents, dtype=np.int64)
     np.add.at(rows, batch._places.pieces, batch._places.entries)
     assert batch.document_fields["patches"].tolist() == rows.tolist()
@@ -78,7 +78,7 @@ def test_lines_of_json_name_images_by_path_below_a_folder(tmp_path: Path) -> Non
             for name, data in zip(names, record["images"], strict=True):
                 (tmp_path / name).write_bytes(data)
             file.write(json.dumps({"text": record["text"], "pictures": names}) + "\n")
-    source = Images(str(tmp_path / "a.jsonl"), images="pictures", folder=tmp_path)
+    source = Images(str(tmp_path / "a.jsonl"), text="text", images="pictures", folder=tmp_path)
     assert_as_processor(documents_of(dataset(source)), given)
 
 
@@ -89,19 +89,19 @@ def test_images_of_pillow_and_sizes_in_fields_are_taken() -> None:
         for i, image in enumerate(images)
     ]
     plain = [{"text": one["text"], "images": [png(one["images"])]} for one in given]
-    assert_as_processor(documents_of(dataset(Images(given, sizes=("h", "w")))), plain)
+    assert_as_processor(documents_of(dataset(Images(given, text="text", sizes=("h", "w")))), plain)
 
 
 def test_size_in_a_field_that_is_not_the_images_is_an_error_with_the_documents_name() -> None:
     given = [{"text": PLACE, "images": [png(drawn(0, 20, 30))], "h": 90, "w": 20}]
     with pytest.raises(ContentError) as caught:
-        list(dataset(Images(given, sizes=("h", "w"))))
+        list(dataset(Images(given, text="text", sizes=("h", "w"))))
     assert caught.value.document == "item 0 of the list"
 
 
 def test_workers_give_the_same_pixels() -> None:
     given = records(20)
-    loader = PackedLoader(dataset(Images(given), lanes=2), num_workers=2)
+    loader = PackedLoader(dataset(Images(given, text="text"), lanes=2), num_workers=2)
     assert_as_processor(documents_of(loader), given)
 
 
@@ -111,9 +111,9 @@ def test_image_that_cannot_be_decoded_takes_the_loss_from_its_document_and_is_co
     data = given[hurt]["images"][0]
     given[hurt]["images"][0] = data[: len(data) // 2]
     with pytest.raises(ContentError) as caught:
-        list(dataset(Images(given)))
+        list(dataset(Images(given, text="text")))
     assert caught.value.document == f"item {hurt} of the list"
-    loader = PackedLoader(dataset(Images(given), on_error="skip"))
+    loader = PackedLoader(dataset(Images(given, text="text"), on_error="skip"))
     batches = list(loader)
     assert loader.metrics().skipped == 1
     for batch in batches:
@@ -121,7 +121,7 @@ def test_image_that_cannot_be_decoded_takes_the_loss_from_its_document_and_is_co
     found = documents_of(batches)
     assert not any(found[str(hurt)][1])
     assert all(any(learnt) for name, (_, learnt, _) in found.items() if name != str(hurt))
-    whole = documents_of(dataset(Images(records(12))))
+    whole = documents_of(dataset(Images(records(12), text="text")))
     assert {name: own[0] for name, own in found.items()} == {
         name: own[0] for name, own in whole.items()
     }
@@ -131,14 +131,14 @@ def test_image_that_cannot_be_decoded_takes_the_loss_from_its_document_and_is_co
 def test_record_whose_images_cannot_be_planned_is_named_or_skipped(images: Any) -> None:
     given = [*records(6), {"text": f"bad:{PLACE}", "images": images}]
     with pytest.raises(ContentError) as caught:
-        list(dataset(Images(given)))
+        list(dataset(Images(given, text="text")))
     assert caught.value.document == "item 6 of the list"
-    assert len(documents_of(dataset(Images(given), on_error="skip"))) == 6
+    assert len(documents_of(dataset(Images(given, text="text"), on_error="skip"))) == 6
 
 
 def test_batch_without_images_has_a_small_one_in_its_padding() -> None:
     given = [{"text": "only text", "images": []}]
-    (batch,) = dataset(Images(given), batch_size=1)
+    (batch,) = dataset(Images(given, text="text"), batch_size=1)
     ids = batch.input_ids.view(-1)
     image = qwen_processor().image_token_id
     assert len(batch.media["pixel_values"]) == 4 * int((ids == image).sum()) > 0
@@ -180,7 +180,9 @@ def test_sequence_over_other_ranks_and_workers_is_the_same_with_pixels(
     given = records(60, seed=3)
 
     def make(topology: Topology) -> PackedDataset:
-        return dataset(Images(given), topology=topology, lanes=4, seq_len=128, batch_size=1)
+        return dataset(
+            Images(given, text="text"), topology=topology, lanes=4, seq_len=128, batch_size=1
+        )
 
     def of(batch: PackedBatch) -> Any:
         return *identity(batch), batch.media["pixel_values"].numpy().tobytes()
@@ -192,7 +194,7 @@ def test_sequence_over_other_ranks_and_workers_is_the_same_with_pixels(
 
 def test_state_holds_no_image() -> None:
     given = records(60)
-    loader = PackedLoader(dataset(Images(given)))
+    loader = PackedLoader(dataset(Images(given, text="text")))
     next(iter(loader))
     assert len(json.dumps(loader.state_dict())) < 8000
 
@@ -211,7 +213,7 @@ def test_settings_that_do_not_go_with_images_are_refused(
 ) -> None:
     given = {"seq_len": 160, "topology": Topology(), "processor": qwen_processor(), **settings}
     with pytest.raises(ConfigError) as caught:
-        PackedDataset(Images(records(3)), **given)
+        PackedDataset(Images(records(3), text="text"), **given)
     assert caught.value.setting == setting
 
 

@@ -50,7 +50,7 @@ def test_losses_and_gradients_of_vision_tower_and_text_are_those_of_single_docum
 ) -> None:
     name, vision = FAMILIES[family]
     processor, model, given = qwen_processor(name), qwen_model(family, **vision), records(9)
-    (batch,) = dataset(Images(given), processor)
+    (batch,) = dataset(Images(given, text="text"), processor)
     logits = model(**batch.hf(model=model)).logits
     packed = loss_of(logits, batch.labels)
     packed.backward()
@@ -76,7 +76,7 @@ def test_losses_and_gradients_of_vision_tower_and_text_are_those_of_single_docum
 @pytest.mark.parametrize("family", FAMILIES)
 def test_isolation_is_found_with_text_plane_and_a_leak_without(family: str) -> None:
     name, vision = FAMILIES[family]
-    (batch,) = dataset(Images(records(6)), qwen_processor(name), batch_size=2)
+    (batch,) = dataset(Images(records(6), text="text"), qwen_processor(name), batch_size=2)
     model = qwen_model(family, **vision)
     assert check_isolation(model, batch)
 
@@ -90,7 +90,7 @@ def test_isolation_is_found_with_text_plane_and_a_leak_without(family: str) -> N
 
 def test_model_that_takes_images_otherwise_than_alone_is_refused() -> None:
     name, vision = FAMILIES["Qwen2VL"]
-    (batch,) = dataset(Images(records(6)), qwen_processor(name), batch_size=2)
+    (batch,) = dataset(Images(records(6), text="text"), qwen_processor(name), batch_size=2)
     model = qwen_model("Qwen2VL", **vision)
     batch.hf(model=model)
     other = qwen_model("Qwen2VL", **vision)

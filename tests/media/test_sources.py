@@ -27,12 +27,12 @@ def hugging_face(given: list[dict[str, Any]]) -> Any:
 
 def parquet(folder: Path, given: list[dict[str, Any]]) -> Images:
     hugging_face(given).to_parquet(folder / "a.parquet")
-    return Images(folder / "a.parquet")
+    return Images(folder / "a.parquet", text="text")
 
 
 def table(folder: Path, given: list[dict[str, Any]]) -> Images:
     hugging_face(given).to_parquet(folder / "a.parquet")
-    return Images(pq.read_table(folder / "a.parquet"))
+    return Images(pq.read_table(folder / "a.parquet"), text="text")
 
 
 def tar(folder: Path, given: list[dict[str, Any]], *, as_json: bool = False) -> Images:
@@ -64,14 +64,16 @@ def mds(folder: Path, given: list[dict[str, Any]]) -> Images:
     ):
         for i, record in enumerate(given):
             out.write({"text": record["text"], "image": record["images"][0], "number": i})
-    return Images(folder / "mds", images="image")
+    return Images(folder / "mds", text="text", images="image")
 
 
 SOURCES: dict[str, Callable[[Path, list[dict[str, Any]]], Images]] = {
     "parquet": parquet,
     "table": table,
-    "hugging face": lambda _, given: Images(hugging_face(given)),
-    "hugging face stream": lambda _, given: Images(hugging_face(given).to_iterable_dataset()),
+    "hugging face": lambda _, given: Images(hugging_face(given), text="text"),
+    "hugging face stream": lambda _, given: Images(
+        hugging_face(given).to_iterable_dataset(), text="text"
+    ),
     "tar": tar,
     "tar of json": lambda folder, given: tar(folder, given, as_json=True),
     "mds": mds,

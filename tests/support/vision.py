@@ -13,7 +13,10 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers
 
 PATCH = 4  # pixels on each side of a patch
-SPECIAL = ["<|endoftext|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+SPECIAL = [
+    "<|endoftext|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>",
+    "<|im_start|>", "<|im_end|>",
+]  # fmt: skip
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 

@@ -86,12 +86,12 @@ class ChatReader:
         """What N items hold, without the broken ones, and what is wrong with those, by number."""
 
         def read_ids(item: Any) -> Read:
-            record = _plain(item, parse)
+            record = plain_record(item if parse is None else parse(item))
             require_field(record, _IDS)
             return record, ids_of(record[_IDS], f' in "{_IDS}"')
 
         def read_chat(item: Any) -> Read:
-            record = _plain(item, parse)
+            record = plain_record(item if parse is None else parse(item))
             made = conversation_of(record, self.shape)
             label = record.get("label")
             if isinstance(label, bool | np.bool_) and not label and "label" not in types.document:
@@ -105,9 +105,8 @@ class ChatReader:
         return record_block(items, read_chat, Conversations, origin, types)
 
 
-def _plain(item: Any, parse: Callable[[Any], Any] | None) -> dict[str, Any]:
-    """A copy of the record of an item, with lists where one in memory has arrays or tuples."""
-    record = item if parse is None else parse(item)
+def plain_record(record: Any) -> dict[str, Any]:
+    """A copy of a record, with lists where one in memory has arrays or tuples."""
     if not isinstance(record, Mapping):
         raise BrokenDocumentError(f"is of the type {type(record).__name__}, not a record")
     return {name: _listed(value) for name, value in record.items()}

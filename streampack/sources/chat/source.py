@@ -105,14 +105,24 @@ class Chat(Source):
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
-        self.template = None if template is None else _read_template(template)
-        self.template_kwargs = _checked_kwargs(template_kwargs or {})
-        self.rules = TurnRules.of(turns, thoughts, learn)
+        self._set(template, template_kwargs, TurnRules.of(turns, thoughts, learn), shape)
         if turns == "each":  # what is learnt comes last
             self.overflow = "drop"
-        self.shape = _checked_shape(shape)
         self._records: Source = source_of_records(data, ChatReader(self.shape), reading, storage)
         self.reading, self.once = self._records.reading, self._records.once
+
+    def _set(
+        self,
+        template: str | Path | None,
+        template_kwargs: Mapping[str, Any] | None,
+        rules: TurnRules,
+        shape: str | None,
+    ) -> None:
+        """Set what conversations are rendered by."""
+        self.template = None if template is None else _read_template(template)
+        self.template_kwargs = _checked_kwargs(template_kwargs or {})
+        self.rules = rules
+        self.shape = _checked_shape(shape)
 
     def __repr__(self) -> str:
         return f"Chat({self._records!r})"

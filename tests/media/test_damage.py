@@ -1,0 +1,136 @@
+"""Images that are odd or damaged: right, or named."""
+
+from __future__ import annotations
+
+import gc
+import io
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from streampack import PackedLoader
+from streampack.documents.blocks import MEDIA, Documents
+from streampack.errors import ContentError
+from streampack.media import Images
+from streampack.media.attachments import Attachments, objects
+from streampack.media.images import decoded, size_of
+from streampack.window.entries import FieldStore
+from tests.media.test_images import assert_as_processor, dataset, documents_of
+from tests.support.vision import PLACE, drawn, png, qwen_processor
+
+
+def rotated(orientation: int, form: str = "JPEG") -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return png(drawn(1, 40, 24), form, exif=exif)
+
+
+ODD = {
+    **{f"rotated by EXIF {i}": rotated(i) for i in range(1, 9)},
+    "rotated PNG": rotated(6, "PNG"),
+    "rotated WebP": rotated(6, "WEBP"),
+    "CMYK": png(drawn(2, 40, 30).convert("CMYK"), "JPEG"),
+    "grey": png(drawn(3, 40, 30).convert("L")),
+    "palette": png(drawn(4, 40, 30).convert("P")),
+    "one bit": png(drawn(5, 40, 30).convert("1")),
+    "with alpha": png(drawn(6, 40, 30).convert("RGBA")),
+    "animated": png(drawn(8, 40, 30), "GIF", save_all=True, append_images=[drawn(9, 40, 30)]),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_images_are_as_transformers_loads_them(kind: str) -> None:
+    from transformers.image_utils import load_image
+
+    data = ODD[kind]
+    size = size_of(data)
+    loaded = load_image(Image.open(io.BytesIO(data)))
+    made = decoded(data, size)
+    assert (made.height, made.width) == size
+    assert np.array_equal(np.asarray(made), np.asarray(loaded))
+    given = [{"text": f"0:{PLACE}", "images": [data]}]
+    assert_as_processor(documents_of(dataset(Images(given, text="text"))), given)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 3), (9, 1), (1, 9), (3, 40)])
+def test_colours_of_the_smallest_images_are_the_last_dimension(size: tuple[int, int]) -> None:
+    image = drawn(7, *size)
+    given = [{"text": f"0:{PLACE}", "images": [png(image)]}]
+    ((_, _, pixels),) = documents_of(dataset(Images(given, text="text"))).values()
+    made = qwen_processor().image_processor(
+        images=[image], return_tensors="np", input_data_format="channels_last"
+    )
+    assert pixels == made["pixel_values"].tobytes()
+
+
+def bomb() -> bytes:
+    """A PNG that says it has 4 * 10**9 pixels."""
+    data = bytearray(png(drawn(0, 20, 20)))
+    data[16:24] = (65000).to_bytes(4, "big") * 2
+    return bytes(data)
+
+
+#: Before the plan: the head is wrong.
+WRONG = {
+    "decompression bomb": bomb(),
+    "empty": b"",
+    "text": b"<html>404</html>",
+    "cut in its head": png(drawn(0, 20, 20))[:20],
+    "longer than 200 times its width": png(drawn(0, 2, 500)),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_images_that_cannot_be_planned_are_named_or_their_documents_left_out(kind: str) -> None:
+    good = {"text": f"good:{PLACE}", "images": [png(drawn(0, 20, 20))]}
+    given = [good, {"text": f"bad:{PLACE}", "images": [WRONG[kind]]}]
+    with pytest.raises(ContentError) as caught:
+        list(dataset(Images(given, text="text")))
+    assert caught.value.document == "item 1 of the list"
+    loader = PackedLoader(dataset(Images(given, text="text"), on_error="skip"))
+    assert documents_of(loader).keys() == {"good"}
+    assert loader.metrics().skipped == 1
+
+
+def flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes(255 - byte for byte in data[middle : middle + 40]) + data[-9:]
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
+@pytest.mark.parametrize("damage", [flipped, lambda data: data[: len(data) * 2 // 3]])
+def test_damage_behind_the_head_is_found_when_the_batch_is_made(form: str, damage: Any) -> None:
+    hurt = damage(png(drawn(0, 64, 64), form))
+    given = [
+        {"text": f"good:{PLACE}z", "images": [png(drawn(0, 20, 20))]},
+        {"text": f"bad:{PLACE}z", "images": [hurt]},
+    ]
+    try:
+        decoded(hurt, size_of(hurt))
+    except ValueError:
+        with pytest.raises(ContentError) as caught:
+            list(dataset(Images(given, text="text")))
+        assert caught.value.document == "item 1 of the list"
+        found = documents_of(dataset(Images(given, text="text"), on_error="skip"))
+        assert not any(found.get("bad", ([], [], b""))[1])
+        assert any(found["good"][1])
+    else:  # some decoders go on behind an error
+        assert documents_of(dataset(Images(given, text="text"))).keys() == {"good", "bad"}
+
+
+def test_window_lets_go_of_the_images_of_documents_that_went() -> None:
+    images = [drawn(0, 9, 9), drawn(1, 9, 9)]
+    held = [weakref.ref(image) for image in images]
+    planned = [Attachments((images[0],)), Attachments(()), Attachments((images[1],))]
+    ids = [np.arange(3, dtype=np.uint16)] * 3
+    block = Documents.from_arrays(ids, document_fields={MEDIA: objects(planned)})
+    store = FieldStore()
+    store.add(block, 0, range(3))
+    del planned, block, images
+    assert [own is not None for own in store.media(np.arange(3))] == [True, False, True]
+    store.keep(np.array([1, 2]))
+    gc.collect()
+    assert [own() is not None for own in held] == [False, True]
