@@ -4,7 +4,8 @@ Steps, batch by batch, each of the bucket its rotation has, row by row:
   1. A document opens the row: the first that there is of
      - one that must go and belongs to the bucket (it is longer than the next smaller bucket, or
        than half of the smallest);
-     - any other that belongs to the bucket, in seeded random order;
+     - any other that belongs to the bucket, in seeded random order, or with ``balance`` the one
+       nearest to the row's level: the place, by length, among those that the round began with;
      - the longest that fits and must go;
      - the longest that fits;
      - the head of the document to cut.
@@ -47,7 +48,8 @@ class Waiting(NamedTuple):
     Attributes:
         lengths: (N,) int64, in order of arrival.
         must_go: (N,) bool.
-        order: (N,) int64, in which documents open rows.
+        order: int64, in which documents open rows; with levels by length, a document once for each
+            row that it may open.
     """
 
     lengths: NDArray[np.int64]
@@ -102,11 +104,15 @@ class _Stock(NamedTuple):
 
 
 class _Queues(NamedTuple):
-    """The other documents of each class in their random order: queue[first[b]:last[b]]."""
+    """The other documents of each class in their order: queue[first[b]:last[b]], -1 for none.
+
+    `turn` (1,) is where the one stands that opened the last row, or -1.
+    """
 
     queue: NDArray[np.int64]
     first: NDArray[np.int64]
     last: NDArray[np.int64]
+    turn: NDArray[np.int64]
 
 
 class _Segments(NamedTuple):
@@ -126,6 +132,7 @@ def fill_batches(
     count: int,
     threshold: float,
     final: bool,
+    levels: NDArray[np.uint32],
 ) -> BatchRows:
     """Rows for `count` batches and then for what must go, as long as documents are left.
 
@@ -136,6 +143,7 @@ def fill_batches(
         count: batches asked for.
         threshold: share of a row that may be padding.
         final: everything must go, however long it may still wait.
+        levels: of each row, in 2**-32 of its bucket's documents; (0,) where they go in order.
     """
     sizes, rows_of, _ = shapes
     stock = _fill(waiting, sizes[-1])
@@ -165,7 +173,8 @@ def fill_batches(
             break
         b = int(buckets[made])
         for _ in range(rows_of[b]):
-            if not _fill_row(stock, queues, segments, shapes, b, late, threshold):
+            level = int(levels[rows]) if len(levels) else -1
+            if not _fill_row(stock, queues, segments, shapes, b, late, threshold, level):
                 break
             seq_len[rows] = sizes[b]
             rows += 1
@@ -193,13 +202,14 @@ def _fill_row(
     b: int,
     late: bool,
     threshold: float,
+    level: int,
 ) -> bool:
     """One row of bucket b; False if no documents are left."""
     begin = segments.used[0]
     sizes, _, aligns = shapes
     align = aligns[b]
     while True:
-        opener = _opener(stock, queues, sizes, b, late)
+        opener = _opener(stock, queues, sizes, b, late, level)
         if opener < 0:
             return False
         room = sizes[b] - _multiple(_place(stock, segments, opener, sizes[b]), align)
@@ -211,10 +221,10 @@ def _fill_row(
         d = _to_cut(stock, sizes[-1]) if room / sizes[b] > threshold else -1
         if d < 0:
             return True
-        if queues.first[b] == queues.last[b] or queues.queue[queues.first[b]] != opener:
+        if queues.turn[0] < 0:
             _place(stock, segments, d, room)
             return True
-        queues.first[b] += 1
+        queues.queue[queues.turn[0]] = -1
         _give_up(stock, segments, begin)
 
 
@@ -231,10 +241,13 @@ def _give_up(stock: _Stock, segments: _Segments, begin: int) -> None:
 
 
 @kernel
-def _opener(stock: _Stock, queues: _Queues, sizes: NDArray[np.int64], b: int, late: bool) -> int:
+def _opener(
+    stock: _Stock, queues: _Queues, sizes: NDArray[np.int64], b: int, late: bool, level: int
+) -> int:
     """The document that opens a row of bucket b, or -1 if none is left."""
     size = sizes[b]
     class_above = sizes[b - 1] if b > 0 else sizes[0] // 2
+    queues.turn[0] = -1
     if late:
         d = _longest(stock.pressing, sizes[-1])
         if d >= 0:
@@ -242,12 +255,21 @@ def _opener(stock: _Stock, queues: _Queues, sizes: NDArray[np.int64], b: int, la
     pressing = _longest(stock.pressing, size)
     if pressing >= 0 and stock.left[pressing] > class_above:
         return pressing
-    while queues.first[b] < queues.last[b]:
-        d = queues.queue[queues.first[b]]
-        # Used up, or cut since and of another class.
-        if stock.left[d] > class_above and (stock.left[d] <= size or b == len(sizes) - 1):
-            return d  # type: ignore[no-any-return]
-        queues.first[b] += 1
+    low, high = queues.first[b], queues.last[b]
+    middle = low + (((high - low) * level) >> 32) if level >= 0 else low
+    for distance in range(high - low):
+        for at in (middle + distance, middle - 1 - distance):
+            if at < low or at >= high:
+                continue
+            d = queues.queue[at]
+            # Used up, or cut since and of another class.
+            whole = d >= 0 and (stock.left[d] <= size or b == len(sizes) - 1)
+            if whole and stock.left[d] > class_above:
+                queues.turn[0] = at
+                if level < 0:
+                    queues.first[b] = at
+                return d  # type: ignore[no-any-return]
+    queues.first[b] = high
     if pressing >= 0:
         return pressing
     d = _longest(stock.patient, size)
@@ -310,7 +332,7 @@ def _line_up(waiting: Waiting, sizes: NDArray[np.int64]) -> _Queues:
     each, bucket = np.arange(len(sizes)), bucket[turn]
     first = np.searchsorted(bucket, each)
     last = np.searchsorted(bucket, each, side="right")
-    return _Queues(others[turn], first, last)
+    return _Queues(others[turn], first, last, np.full(1, -1, dtype=np.int64))
 
 
 @kernel

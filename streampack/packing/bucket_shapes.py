@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import is_whole
+from streampack.documents.blocks import ranges_of
 from streampack.errors import ConfigError
 from streampack.packing.curriculum import Curriculum
 
@@ -95,3 +96,29 @@ def shares_of_batches(shares: Curriculum, cp: Sequence[int]) -> Curriculum:
         for at, knot in shares.knots
     ]
     return Curriculum(tuple(knots), shares.repeat)
+
+
+def by_length(lengths: NDArray[np.int64], longest: int) -> NDArray[np.int64]:
+    """Documents of these lengths (N,) in order, each as often as it fills rows of `longest`."""
+    order = lengths.argsort(kind="stable")
+    return order.repeat(np.maximum(-(-lengths[order] // longest), 1))
+
+
+def levels_of(turns: NDArray[np.int8], rows: NDArray[np.int64], first: int) -> NDArray[np.uint32]:
+    """Where the opener of each row stands among those of its bucket, by length, in 2**-32.
+
+    Those of a bucket's rows, over all batches, are a low-discrepancy sequence: multiples of the
+    golden ratio, so any stretch of them is even.
+
+    Args:
+        turns: (N,) the buckets of a lane's batches, from its beginning.
+        rows: (B,) int64, rows of a batch of each bucket.
+        first: batch from which on rows are wanted.
+    """
+    before = np.zeros(len(turns), dtype=np.int64)
+    for b in range(len(rows)):
+        own = turns == b
+        before[own] = np.arange(int(own.sum())) * rows[b]
+    each = rows[turns[first:]]
+    number = np.repeat(before[first:], each) + ranges_of(np.zeros_like(each), each)
+    return (number * 2654435769 & 0xFFFFFFFF).astype(np.uint32)

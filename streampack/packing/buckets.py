@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +38,10 @@ from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 from streampack.packing.bucket_rows import Waiting, fill_batches
 from streampack.packing.bucket_shapes import (
     Shapes,
+    by_length,
     check_rows,
     checked_degrees,
+    levels_of,
     shares_of_batches,
 )
 from streampack.packing.curriculum import Curriculum, plain_shares, scheduled_buckets
@@ -71,6 +73,8 @@ class Buckets(Packer):
         cp: by bucket, how many neighbouring ranks share a batch, as ``(1, 4, 16)``; each divides
             the last. All ranks hold ``batch_tokens / cp[-1]`` tokens in any step, and a piece in a
             shared batch takes up a multiple of ``2 * cp`` slots. Nothing is shared by default.
+        balance: "attention" if the batches of all ranks in a step are to cost about the same
+            attention: in every lane their rows are opened by documents of about the same length.
     """
 
     seq_lens: tuple[int, ...] = DEFAULT_SEQ_LENS
@@ -80,6 +84,7 @@ class Buckets(Packer):
     align: int | Sequence[int] = 1
     batch_tokens: int | None = None
     cp: Sequence[int] = ()
+    balance: Literal["attention"] | None = None
 
     revision: ClassVar[int] = 3
 
@@ -220,20 +225,22 @@ class Buckets(Packer):
         room = -(-lengths // self._multiple) * self._multiple
         shapes, total = self._shapes(request.batch_tokens), int(room.sum())
         slots = request.batch_tokens * np.array(self.cp, dtype=np.int64) // self.cp[-1]
-        curriculum = self.curriculum
+        curriculum, threshold = self.curriculum, self.padding_threshold
         least_tokens = math.ceil((1 - request.carry) * int(request.held.sum()))
         all_go = bool(request.final or must_go.all())
-        waiting = Waiting(room, must_go, permutation(len(lengths), request.seed))
+        level = self.balance is not None
+        order = by_length(room, shapes.sizes[-1]) if level else permutation(len(room), request.seed)
+        waiting = Waiting(room, must_go, order)
         at_most = 2 * -(-(total if all_go else min(least_tokens, total)) // int(slots.min())) + 8
         while True:
-            buckets = scheduled_buckets(curriculum, request.schedule_seed, request.step, at_most)
+            turns = scheduled_buckets(curriculum, request.schedule_seed, 0, request.step + at_most)
+            buckets = turns[request.step :]
+            levels = levels_of(turns, shapes.rows, request.step)[: None if level else 0]
             ends = slots[buckets].cumsum()
             count = int(ends.searchsorted(total if all_go else least_tokens)) + 1
             if not all_go:
                 count = max(min(count, int(ends.searchsorted(total, side="right"))), 1)
-            found = fill_batches(
-                waiting, shapes, buckets, count, self.padding_threshold, request.final
-            )
+            found = fill_batches(waiting, shapes, buckets, count, threshold, request.final, levels)
             if found.complete:
                 break
             at_most *= 2
@@ -283,6 +290,7 @@ class Buckets(Packer):
         shares = self.shares
         return {
             **({"align": self.align} if self._multiple > 1 else {}),
+            **({"balance": self.balance} if self.balance else {}),
             **({"cp": list(self.cp)} if self.cp[-1] > 1 else {}),
             "kind": "Buckets",
             "revision": self.revision,

@@ -15,7 +15,7 @@ from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
 from streampack.ordering import DocumentOrder
-from streampack.packing import Balance, BestFitDecreasing, Concat, Packer
+from streampack.packing import Balance, BestFitDecreasing, Buckets, Concat, Packer
 from streampack.packing.packer import require_packer
 from streampack.packing.whole_groups import WholeGroups
 from streampack.sources.base import Source
@@ -124,7 +124,7 @@ def check_balance(attention: str, packer: Packer) -> Balance | None:
             "Leave out balance=.",
             setting="balance",
         )
-    return Balance()
+    return None if isinstance(packer, Buckets) else Balance()  # those have their own schedule
 
 
 def check_layout(layout: str, attention: str, packer: Packer, source: Source) -> bool:

@@ -105,9 +105,27 @@ def test_documents_stay_whole_where_the_shares_are_the_corpuss_own() -> None:
     assert total.utilisation > 0.98
 
 
-def test_what_is_emitted_has_the_inputs_length_distribution_throughout() -> None:
-    lengths = heavy_tailed(12_000, seed=6, longest=SEQ_LEN)
-    packer = Buckets(seq_lens=SEQ_LENS).with_sample(np.array(lengths))
+@pytest.mark.parametrize("cp", [(), (1, 2, 4)], ids=str)
+def test_with_balance_the_lanes_attend_about_equally_in_a_step(cp: Any) -> None:
+    def slowest(balance: Any) -> float:
+        packer = Buckets(seq_lens=SEQ_LENS, cp=cp, balance=balance)
+        packer = packer.with_sample(np.array(heavy_tailed(2000, seed=6)))
+        costs = []
+        for lane in range(8):
+            lengths = heavy_tailed(6000, seed=20 + lane)
+            config = lane_config(lengths, packer, window=WindowConfig(rows=64))
+            costs.append([batch.rows.sum_squared_lengths for batch in run(Lane(config, 0))])
+        count = min(map(len, costs)) - 40
+        together = np.array([own[40:count] for own in costs])
+        return float(together.max(axis=0).sum() / together.mean(axis=0).sum())
+
+    assert slowest("attention") - 1 < 0.6 * (slowest(None) - 1)
+
+
+@pytest.mark.parametrize("balance", [None, "attention"])
+def test_what_is_emitted_has_the_inputs_length_distribution_throughout(balance: Any) -> None:
+    lengths = heavy_tailed(12_000, seed=7, longest=SEQ_LEN)
+    packer = Buckets(seq_lens=SEQ_LENS, balance=balance).with_sample(np.array(lengths))
     config = lane_config(lengths, packer, window=WindowConfig(rows=64))
     ends = []
     for batch in run(Lane(config, 0)):

@@ -115,6 +115,7 @@ def rounds_left(must_go: np.ndarray) -> np.ndarray:
     st.integers(0, 5),
     st.lists(st.integers(0, 3), min_size=4, max_size=4),
     st.lists(st.integers(1, 6), min_size=4, max_size=4),
+    st.just([]) | st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=9),
 )
 @settings(max_examples=400, deadline=None)
 def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
@@ -128,6 +129,7 @@ def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
     seed: int,
     some_aligns: list[int],
     some_rows: list[int],
+    some_levels: list[int],
 ) -> None:
     must_go = flags[: len(lengths)]
     buckets = [turn % len(seq_lens) for turn in turns]
@@ -136,14 +138,19 @@ def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
     aligns = [own[align % len(own)] for own, align in zip(divisors, some_aligns, strict=False)]
     sizes = np.array(seq_lens, dtype=np.int64)
     rows_of = np.array(some_rows[: len(sizes)], dtype=np.int64)
+    most = int(rows_of[buckets].sum())
+    levels = (some_levels * most)[:most]
+    if levels:
+        order = np.argsort(lengths, kind="stable").repeat(2)[1:]
     found = fill_batches(
         Waiting(np.array(lengths, dtype=np.int64), np.array(must_go, dtype=np.bool_), order),
         Shapes(sizes, rows_of, np.array(aligns)), np.array(buckets, dtype=np.int8),
-        count, threshold, final,
+        count, threshold, final, np.array(levels, dtype=np.uint32),
     )  # fmt: skip
     expected = scheduled_rows(
         lengths, must_go, order.tolist(), seq_lens, buckets,
         count=count, rows_of=rows_of, aligns=aligns, threshold=threshold, final=final,
+        levels=levels or None,
     )  # fmt: skip
     segments = list(
         zip(found.document.tolist(), found.start.tolist(), found.stop.tolist(), strict=True)

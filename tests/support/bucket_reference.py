@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from tests.support.packing_reference import Row
 
@@ -20,16 +21,19 @@ def scheduled_rows(
     aligns: Sequence[int],
     threshold: float,
     final: bool,
+    levels: Sequence[int] | None = None,
 ) -> list[list[Row]]:
     """Batches of rows: `count` of them, then as many as it takes for what must go.
 
     A batch of bucket b has rows_of[b] rows, in which a piece takes up a multiple of aligns[b].
+    With levels the opener of row r is the document nearest to that place among those of its bucket.
     """
     shelf = [d for d, length in enumerate(lengths) if length]  # those with tokens left; ties go by
     left, at = list(lengths), [0] * len(lengths)  # their order here
     cut: list[int] = []
     classes = [min(bisect_left(seq_lens, n), len(seq_lens) - 1) for n in lengths]
-    queues = [
+    made: list[Row] = []
+    queues: list[list[int | None]] = [
         [d for d in order if lengths[d] and not must_go[d] and classes[d] == b]
         for b in range(len(seq_lens))
     ]
@@ -54,23 +58,29 @@ def scheduled_rows(
             taken += 1
         return taken
 
-    def opener(b: int, late: bool) -> tuple[int, bool]:
-        """The document, and whether its turn came in random order."""
+    def opener(b: int, late: bool) -> tuple[int, int | None]:
+        """The document, and its place in the queue if its turn came there."""
         above = seq_lens[b - 1] if b else seq_lens[0] // 2
         if late and (d := longest(seq_lens[-1], True)) is not None:
-            return d, False
+            return d, None
         pressing = longest(seq_lens[b], True)
         if pressing is not None and left[pressing] > above:
-            return pressing, False
-        while queues[b]:
-            d = queues[b][0]
-            if left[d] > above and (left[d] <= seq_lens[b] or b == len(seq_lens) - 1):
-                return d, True
-            queues[b].pop(0)
+            return pressing, None
+        middle = len(queues[b]) * levels[len(made)] >> 32 if levels else 0
+        below = range(middle - 1, -1, -1)
+        above_or_at = range(middle, len(queues[b]))
+        for pair in zip_longest(above_or_at, below):
+            for place_in_queue in pair:
+                d = None if place_in_queue is None else queues[b][place_in_queue]
+                if d is None or left[d] <= above:
+                    continue
+                if left[d] <= seq_lens[b] or b == len(seq_lens) - 1:
+                    return d, place_in_queue
+        queues[b].clear()
         for choice in (pressing, longest(seq_lens[b], False)):
             if choice is not None:
-                return choice, False
-        return to_cut(), False
+                return choice, None
+        return to_cut(), None
 
     def to_cut() -> int:
         if cut and left[cut[-1]]:
@@ -81,7 +91,7 @@ def scheduled_rows(
     def fill(b: int, late: bool) -> Row:
         while True:
             row: Row = []
-            d, by_turn = opener(b, late)
+            d, turn = opener(b, late)
             room = seq_lens[b] - place(row, d, seq_lens[b], aligns[b])
             while room:
                 choices = [longest(room, True), longest(room, False)]
@@ -91,10 +101,10 @@ def scheduled_rows(
                 room -= place(row, fitting[0], room, aligns[b])
             if not shelf or room / seq_lens[b] <= threshold:
                 return row
-            if not by_turn:
+            if turn is None:
                 place(row, to_cut(), room, aligns[b])
                 return row
-            queues[b].pop(0)
+            queues[b][turn] = None
             for d, start, stop in reversed(row):
                 left[d], at[d] = stop - start, start
                 shelf.insert(0, d)
@@ -107,5 +117,6 @@ def scheduled_rows(
         rows: list[Row] = []
         while shelf and len(rows) < rows_of[b]:
             rows.append(fill(b, late))
+            made.append(rows[-1])
         batches.append(rows)
     return batches
