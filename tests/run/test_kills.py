@@ -16,23 +16,28 @@ from tests.support.killed_jobs import (
     make_dataset,
     run_and_kill,
     saved_steps,
+    trees,
 )
 
 
+@pytest.mark.parametrize("layout", ["documents", "tree"])
 @pytest.mark.parametrize(
     "seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )
 def test_killed_at_random_moments_a_job_loses_and_repeats_nothing(
-    seed: int, tmp_path: Path
+    seed: int, layout: str, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(seed)
-    expected = batches_by_number()
+    source = trees() if layout == "tree" else None
+    expected = batches_by_number(source)
     starts = [0]
     for leg, victim in enumerate(rng.permutation(["rank", "worker", "job"])):
         ranks = int(rng.choice([1, 2, 4]))
-        run_and_kill(tmp_path, ranks, leg, float(rng.uniform(0.0, 0.15)), str(victim))
+        run_and_kill(
+            tmp_path, ranks, leg, float(rng.uniform(0.0, 0.15)), str(victim), source=source
+        )
         starts.append(max(saved_steps(tmp_path), default=0))
-    run_and_kill(tmp_path, 2, 3)
+    run_and_kill(tmp_path, 2, 3, source=source)
     assert starts[1] > 0, "it was killed before it saved anything"
     assert_legs(tmp_path, starts, expected)
 

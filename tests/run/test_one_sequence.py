@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from streampack import Hook, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
+from streampack import (
+    Hook,
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    Topology,
+    WindowConfig,
+    sources,
+)
 from streampack.deals.sharing import Sharing
 from streampack.documents import Documents
 from streampack.packing import Buckets
@@ -26,6 +34,7 @@ from tests.support.dealt_runs import (
 from tests.support.memory_source import MemorySource
 from tests.support.runs import DOCUMENTS, PAD, identities, uneven
 from tests.support.simulated_ranks import over_legs
+from tests.support.tree_reference import branching
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -43,6 +52,15 @@ def evaluation(topology: Topology) -> PackedDataset:
     source = MemorySource([DOCUMENTS[:90], DOCUMENTS[90:]], block_documents=9)
     rules = TokenRules(pad_id=PAD)
     return PackedDataset.evaluation(source, seq_len=32, token_rules=rules, topology=topology)
+
+
+def trees(mixed: bool, topology: Topology) -> PackedDataset:
+    parts = {
+        name: sources.Items(branching(part, 24), reading=sources.Reading(block_documents=9))
+        for name, part in (("a", DOCUMENTS[:150]), ("b", DOCUMENTS[150:]))
+    }
+    source = sources.Mixture(parts, weights={"a": 1, "b": 1}) if mixed else parts["b"]
+    return dealt(topology, source, layout="tree", epochs=2, window=WindowConfig(rows=8))
 
 
 def filtered(*shards: int) -> Callable[[Topology], PackedDataset]:
@@ -66,6 +84,8 @@ RUNS: dict[str, Callable[[Topology], PackedDataset]] = {
     "groups in rows": lambda topology: grouped_runs.dataset(topology=topology),
     "groups in batches": lambda topology: grouped_runs.dataset(seq_len=16, topology=topology),
     "evaluation": evaluation,
+    "trees": lambda topology: trees(False, topology),
+    "trees of a mixture": lambda topology: trees(True, topology),
 }
 #: Ranks, workers and steps; the last ones over and over until the run ends.
 LEGS = [(1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 3, 31)]

@@ -9,12 +9,21 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
+from streampack import (
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    Topology,
+    WindowConfig,
+    merge_states,
+    sources,
+)
 from streampack.packing import BestFitDecreasing
 from streampack.run.state import batches_due, batches_given
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import PAD, filled, identity, in_order
 from tests.support.simulated_ranks import on_ranks
+from tests.support.tree_reference import branching
 
 RANKS = (1, 2, 3, 4, 5, 8, 12)
 Make = Any
@@ -66,14 +75,18 @@ def small_runs(draw: st.DrawFn) -> Make:
     documents = numbered_documents(lengths)
     cuts = sorted(rng.integers(0, len(documents), draw(st.integers(0, 4))).tolist())
     bounds = list(zip([0, *cuts], [*cuts, len(documents)], strict=True))
-    source = MemorySource([documents[a:b] for a, b in bounds], block_documents=5)
+    source: Any = MemorySource([documents[a:b] for a, b in bounds], block_documents=5)
+    tree = draw(st.booleans())
+    if tree:
+        source = sources.Items(branching(documents, 24), reading=sources.Reading(block_documents=5))
     lanes = draw(st.integers(1, 12))
     epochs = draw(st.integers(1, 2))
 
     def make(topology: Topology) -> PackedDataset:
         return PackedDataset(
             source,
-            packer=BestFitDecreasing(seq_len=32),
+            packer=BestFitDecreasing(seq_len=32, overflow="error" if tree else "split"),
+            layout="tree" if tree else "documents",
             batch_size=2,
             window=WindowConfig(rows=10),
             token_rules=TokenRules(pad_id=PAD, eos_id=PAD + 1),

@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 
-from streampack import (
-    PackedBatch,
-    PackedDataset,
-    Topology,
-    WindowConfig,
-)
+from streampack import PackedDataset, Topology, WindowConfig, sources
 from streampack.errors import StateError
 from streampack.packing import BestFitDecreasing
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
+from tests.support.runs import identity
+from tests.support.tree_reference import branching
 
 stateful_dataloader = pytest.importorskip("torchdata.stateful_dataloader")
 
@@ -34,7 +31,10 @@ def make_dataset(rank: int = 0, ranks: int = 1, **options: Any) -> PackedDataset
         "lanes": LANES,
         "topology": Topology(rank, ranks),
     }
-    source = MemorySource([DOCUMENTS[:90], DOCUMENTS[90:]], block_documents=9)
+    source: Any = MemorySource([DOCUMENTS[:90], DOCUMENTS[90:]], block_documents=9)
+    if options.get("layout") == "tree":
+        source = sources.Items(branching(DOCUMENTS, 24), reading=sources.Reading(block_documents=9))
+        values["packer"] = BestFitDecreasing(seq_len=SEQ_LEN, overflow="error")
     return PackedDataset(source, **{**values, **options})
 
 
@@ -42,10 +42,6 @@ def make_loader(dataset: PackedDataset, workers: int, **options: Any) -> Any:
     return stateful_dataloader.StatefulDataLoader(
         dataset, batch_size=None, num_workers=workers, **options
     )
-
-
-def identity(batch: PackedBatch) -> tuple[int, int, list[int], list[int]]:
-    return batch.step, batch.lane, batch.input_ids.ravel().tolist(), batch.cu_seqlens.tolist()
 
 
 def states_of(dataset: PackedDataset, workers: int, **options: Any) -> tuple[list[Any], list[str]]:
@@ -59,12 +55,13 @@ def states_of(dataset: PackedDataset, workers: int, **options: Any) -> tuple[lis
     return batches, states
 
 
+@pytest.mark.parametrize("layout", ["documents", "tree"])
 @pytest.mark.parametrize("workers", [0, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_resuming_after_every_batch_gives_the_same_rest(workers: int) -> None:
-    batches, states = states_of(make_dataset(0, 2), workers)
+def test_resuming_after_every_batch_gives_the_same_rest(workers: int, layout: str) -> None:
+    batches, states = states_of(make_dataset(0, 2, layout=layout), workers)
     assert len(batches) > 18
     for taken, state in list(enumerate(states[:-1]))[:: 4 if workers else 1]:
-        again = make_loader(make_dataset(0, 2), workers)
+        again = make_loader(make_dataset(0, 2, layout=layout), workers)
         again.load_state_dict(json.loads(state))
         assert [identity(batch) for batch in again] == batches[taken:]
 

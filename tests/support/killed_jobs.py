@@ -13,10 +13,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, merge_states
+from streampack import (
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    Topology,
+    WindowConfig,
+    merge_states,
+    sources,
+)
+from streampack.batch.tree_batch import TreeBatch
 from streampack.packing import BestFitDecreasing
 from streampack.sources.base import Source
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
+from tests.support.tree_reference import branching
 
 __all__ = [
     "DOCUMENTS",
@@ -26,6 +36,7 @@ __all__ = [
     "make_dataset",
     "run_and_kill",
     "saved_steps",
+    "trees",
 ]
 
 SEQ_LEN = 64
@@ -34,14 +45,37 @@ SAVE_EVERY = 3
 DOCUMENTS = numbered_documents(heavy_tailed(2500, seed=8))
 
 
+def trees() -> sources.Items:
+    """Records whose slots as trees are the tokens of the documents."""
+    reading = sources.Reading(block_documents=16)
+    return sources.Items(branching(DOCUMENTS, SEQ_LEN - 7), reading=reading)
+
+
 def make_dataset(rank: int, ranks: int, source: Source | None = None) -> PackedDataset:
+    """Records in memory become trees."""
+    tree = isinstance(source, sources.Items)
     return PackedDataset(
         source or MemorySource([DOCUMENTS[:1000], DOCUMENTS[1000:]], block_documents=16),
-        packer=BestFitDecreasing(seq_len=SEQ_LEN),
+        packer=BestFitDecreasing(seq_len=SEQ_LEN, overflow="error" if tree else "split"),
         window=WindowConfig(rows=20),
         lanes=LANES,
         topology=Topology(rank, ranks),
+        layout="tree" if tree else "documents",
     )
+
+
+def tokens_of(batch: PackedBatch) -> list[int]:
+    """Ids of the slots, of which sequences of a tree must be three as `branching` makes them."""
+    if isinstance(batch, TreeBatch):
+        sizes = batch.sequence_ids.bincount().view(-1, 3)
+        ids = batch.input_ids.view(-1)[batch.slot].split(sizes.ravel().tolist())
+        for one, other, prompt in zip(ids[::3], ids[1::3], ids[2::3], strict=True):
+            first = len(prompt)
+            assert prompt.equal(one[:first])
+            assert prompt.equal(other[:first])
+            new = torch.cat([one, other[first:]])
+            assert (new.diff() == 1).all()
+    return batch.input_ids[batch.document_ids >= 0].tolist()
 
 
 def write(file: Path, text: str) -> None:
@@ -91,7 +125,7 @@ def train(
                 os.kill(os.getpid(), signal.SIGKILL)
             dist.all_reduce(torch.ones(1))
             time.sleep(pause_s)
-            tokens = batch.input_ids[batch.document_ids >= 0].tolist()
+            tokens = tokens_of(batch)
             log.write(json.dumps([number, tokens]) + "\n")
             log.flush()
             if step % SAVE_EVERY == 0:
@@ -161,7 +195,7 @@ def logged(folder: Path, leg: int, before: int, first: int) -> dict[int, list[in
 def batches_by_number(source: Source | None = None) -> dict[int, list[int]]:
     """The tokens of every batch of the whole run, by its number."""
     return {
-        batch.step * LANES + batch.lane: batch.input_ids[batch.document_ids >= 0].tolist()
+        batch.step * LANES + batch.lane: tokens_of(batch)
         for batch in PackedLoader(make_dataset(0, 1, source))
     }
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
+from streampack.batch.tree_batch import TreeBatch
 from streampack.documents import Documents
 from streampack.packing import BestFitDecreasing, Packer
 from streampack.sources.manifest import Manifest
@@ -38,7 +39,8 @@ def make_dataset(packer: Packer | None = None, **options: Any) -> PackedDataset:
 
 
 def identity(batch: PackedBatch) -> tuple[int, int, list[int], list[int]]:
-    return batch.lane, batch.step, batch.input_ids.ravel().tolist(), batch.cu_seqlens.tolist()
+    ends = [*batch.slot, *batch.tout.ravel()] if isinstance(batch, TreeBatch) else batch.cu_seqlens
+    return batch.lane, batch.step, batch.input_ids.ravel().tolist(), list(map(int, ends))
 
 
 def identities(batches: Any) -> list[tuple[int, int, list[int], list[int]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,22 @@ def groups(draw: st.DrawFn, *, empty: bool = True, vocabulary: int = 4) -> list[
         made.append([*begin, *draw(st.lists(token, max_size=6))])
     if not empty:
         made = [sequence or [draw(token)] for sequence in made]
+    return made
+
+
+def branching(documents: Iterable[Any], most: int) -> list[dict[str, Any]]:
+    """Records whose slots are the ids of the documents, each once and in their order.
+
+    Documents are cut to `most` ids. Of each there are three sequences: its first third, and that
+    with either of the others. Its ids must differ from one another.
+    """
+    made = []
+    for document in documents:
+        for at in range(0, len(document), most):
+            ids = document[at : at + most].tolist()
+            first, second = -(-len(ids) // 3), -(-2 * len(ids) // 3)
+            both = ids[:second], ids[:first] + ids[second:]
+            made.append({"tokens": [*both, ids[:first]]})
     return made
 
 
