@@ -152,7 +152,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         )
         if tokenizer is None:
             tokenizer = tokenizer_of(processor)
-        preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules())
+        preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules(), processor)
         if isinstance(source, Mixture):
             source.check_epochs(epochs)
         tree = check_layout(layout, attention, packer, source)

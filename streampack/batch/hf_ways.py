@@ -27,6 +27,10 @@ WAYS = {
 }
 
 
+#: Arguments with a value per slot.
+_OF_SLOTS = {"input_ids", "position_ids", "labels", "token_type_ids"}
+
+
 def is_of_transformers(model: Any) -> bool:
     """True for a torch module with the config of a model of transformers, or one inside of it."""
     return isinstance(model, nn.Module) and hasattr(config_of(model), "vocab_size")
@@ -41,8 +45,12 @@ def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) 
         wanted = {name for name in arguments if takes_any or name in taken}
     else:
         arguments = batch.hf()
-        for name in {"input_ids", "position_ids", "labels"} & {*arguments}:
-            arguments[name] = arguments[name].view(batch.rows, batch.seq_len)
+        for name in _OF_SLOTS & {*arguments}:
+            values = arguments[name]
+            if values.dim() == 3:  # three axes, and before them the text's positions
+                arguments[name] = values[1:].view(3, batch.rows, batch.seq_len)
+            else:
+                arguments[name] = values.view(batch.rows, batch.seq_len)
         if way == "rows":
             del arguments["position_ids"]  # they count from the row's beginning anyway
         else:

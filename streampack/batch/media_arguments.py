@@ -20,9 +20,17 @@ def with_media(arguments: dict[str, Any], batch: Any) -> dict[str, Any]:
         arguments: flat, with `position_ids` (1, T).
         batch: with images.
     """
-    made = {**arguments, **batch.media}
-    if batch._places.axes:
+    made = {**arguments, **of_images(batch.media, arguments["input_ids"], batch._places)}
+    if batch._places.form.axes:
         made["position_ids"] = _with_axes(arguments["position_ids"], batch)
+    return made
+
+
+def of_images(media: dict[str, Tensor], ids: Tensor, places: Any) -> dict[str, Tensor]:
+    """Arguments that follow from images and ids (1, T), as the family takes them."""
+    made = {name: own[None] for name, own in media.items()} if places.form.batched else dict(media)
+    if places.form.types:
+        made["token_type_ids"] = (ids == places.image_id).long()
     return made
 
 

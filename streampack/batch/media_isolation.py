@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from streampack.batch.isolation import largest_movement, of_slots, without_loss
-from streampack.batch.media_arguments import with_changed_images
+from streampack.batch.media_arguments import of_images, with_changed_images
 
 
 def documents_moved(
@@ -47,7 +47,10 @@ def _alone(batch: Any, number: int) -> dict[str, Any]:
     rows = own.repeat_interleave(torch.from_numpy(places.entries).to(batch.device))
     ids = batch.input_ids.view(-1)[batch.document_ids.view(-1) == number][None]
     media = {
-        name: values[own if len(values) == len(own) and name != "pixel_values" else rows]
+        name: values[own if len(values) == len(own) else rows]
         for name, values in batch.media.items()
     }
-    return {"input_ids": ids, **media, "use_cache": False}
+    # Without a mask some would take the places of images for those of packed documents.
+    mask = torch.ones_like(ids)
+    made = of_images(media, ids, places)
+    return {"input_ids": ids, "attention_mask": mask, **made, "use_cache": False}

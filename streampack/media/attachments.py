@@ -51,6 +51,20 @@ class HeldMedia(NamedTuple):
     attachments: Attachments
 
 
+class MediaForm(NamedTuple):
+    """How models of a family take images.
+
+    Attributes:
+        axes: positions have three axes beside the text's (M-RoPE), by `image_grid_thw`.
+        batched: arrays have another first dimension, of batches.
+        types: there are `token_type_ids`, 1 on tokens of images.
+    """
+
+    axes: bool = False
+    batched: bool = False
+    types: bool = False
+
+
 class BatchMedia(NamedTuple):
     """The A images of a batch, decoded and processed.
 
@@ -59,14 +73,15 @@ class BatchMedia(NamedTuple):
         spans: (A, 2) int64, the first slot of each image's place and the one after its last.
         entries: (A,) int64, rows of the first dimension of `pixel_values` that each image has.
         pieces: (A,) int64, the document piece of each; -1 of an image that stands in padding.
-        axes: positions have three axes beside the text's, by `image_grid_thw`.
+        form: how the model takes them; image_id: id of the tokens that get features.
     """
 
     arrays: dict[str, NDArray[Any]]
     spans: NDArray[np.int64]
     entries: NDArray[np.int64]
     pieces: NDArray[np.int64]
-    axes: bool
+    form: MediaForm
+    image_id: int
 
     def emptied(self) -> BatchMedia:
         """The same without any image."""

@@ -1,4 +1,4 @@
-"""What each family of models makes of images: tokens and patches by size, arrays, positions.
+"""What each family of models makes of images: ids and weights by size, arrays.
 
 A family is known by the class of its processor of transformers.
 """
@@ -6,15 +6,15 @@ A family is known by the class of its processor of transformers.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
-from streampack.media.attachments import Size
+from streampack.media.attachments import MediaForm, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +22,69 @@ class Family:
     """What processors of one class have in common.
 
     Attributes:
-        axes: positions have three axes beside the text's (M-RoPE), by `image_grid_thw`.
-        tall: the arrays of several images are joined along their first dimension as they are, and
-            `pixel_values` has a row per patch; else a row per image or tile.
+        names: what models take of the arrays of an image processor; those of several images are
+            joined along the first dimension.
+        form: how models take them.
+        around: attributes of the processor with the tokens before and after an image's.
+        marker: attribute of the processor with the text that stands for an image.
+        margin: what the processor writes before and after that text.
+        settings: of the image processor, where the processor has others than it.
+        nested: the image processor takes and gives lists of images; see `ImagePlanner.arrays`.
+        tiled: `pixel_values` has the tiles of an image in its second dimension.
     """
 
-    axes: bool = False
-    tall: bool = False
+    names: tuple[str, ...] = ("pixel_values",)
+    form: MediaForm = field(default_factory=MediaForm)
+    around: tuple[str, str] | None = None
+    marker: str = "image_token"
+    margin: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    nested: bool = False
+    tiled: bool = False
 
 
+_GRIDS = Family(("pixel_values", "image_grid_thw"), MediaForm(axes=True))
 #: By the class of the processor.
 FAMILIES = {
-    "Qwen2VLProcessor": Family(axes=True, tall=True),
-    "Qwen2_5_VLProcessor": Family(axes=True, tall=True),
+    "Qwen2VLProcessor": _GRIDS,
+    "Qwen2_5_VLProcessor": _GRIDS,
+    "Qwen3VLProcessor": _GRIDS,
+    "Glm4vProcessor": _GRIDS,
+    "InternVLProcessor": Family(
+        around=("start_image_token", "end_image_token"), settings={"crop_to_patches": True}
+    ),
+    "Gemma3Processor": Family(
+        form=MediaForm(types=True),
+        around=("boi_token", "tokenizer.eoi_token"),
+        marker="boi_token",
+        margin="\n\n",
+        settings={"do_pan_and_scan": False, "do_convert_rgb": True},
+    ),
+    "LlavaOnevisionProcessor": Family(
+        ("pixel_values", "image_sizes", "batch_num_images"), tiled=True
+    ),
+    "Idefics3Processor": Family(
+        ("pixel_values", "pixel_attention_mask"),
+        MediaForm(batched=True),
+        settings={"return_row_col_info": True},
+        nested=True,
+    ),
 }
+
+
+def family_of(processor: Any) -> str | None:
+    """The name in `FAMILIES`; None of others."""
+    names = (kind.__name__ for kind in type(processor).__mro__)
+    return next((name for name in names if name in FAMILIES), None)
+
+
+def with_margins(text: str, processor: Any) -> str:
+    """A text or template with what the processor writes around its markers of images."""
+    name = family_of(processor)
+    if name is None or not (margin := FAMILIES[name].margin):
+        return text
+    marker = getattr(processor, FAMILIES[name].marker)
+    return text.replace(marker, f"{margin}{marker}{margin}")
 
 
 class ImagePlanner:
@@ -45,50 +94,137 @@ class ImagePlanner:
         processor: with an image processor and a tokenizer.
 
     Attributes:
-        family: of the models it belongs to.
-        token: the text that stands for an image; token_id: its id.
+        family: of the models it belongs to; name: its class.
+        token: the text that stands for an image in texts; token_id: its id.
+        image_id: id of the tokens that get an image's features.
 
     Raises:
         ConfigError: it is of no family that is known here.
     """
 
     def __init__(self, processor: Any) -> None:
-        names = [kind.__name__ for kind in type(processor).__mro__]
-        known = next((name for name in names if name in FAMILIES), None)
-        if known is None or not hasattr(processor, "_get_num_multimodal_tokens"):
+        name = family_of(processor)
+        if name is None or not hasattr(processor, "_get_num_multimodal_tokens"):
             raise ConfigError(
-                f"processor is {names[0]}.",
-                f"Use one of {', '.join(FAMILIES)}.",
+                f"processor is {type(processor).__name__}.",
+                f"Use one of {', '.join(FAMILIES)}, of transformers 4.56 or later.",
                 setting="processor",
             )
-        self.processor = processor
-        self.family = FAMILIES[known]
-        self.name = known
-        self.token: str = processor.image_token
-        self.token_id = int(processor.image_token_id)
+        self.processor, self.name, self.family = processor, name, FAMILIES[name]
+        self.token: str = getattr(processor, self.family.marker)
+        self.token_id = self._id(self.token)
+        self.image_id = self._id(processor.image_token)
+        before, after = [], []
+        if self.family.around is not None:
+            before, after = ([self._id(self._text(each))] for each in self.family.around)
+        self._before, self._after = before, after
+        self._prompts: dict[tuple[int, int], NDArray[np.int64]] = {}
+
+    def _text(self, attribute: str) -> Any:
+        of, _, name = attribute.rpartition(".")
+        return getattr(getattr(self.processor, of) if of else self.processor, name)
+
+    def _id(self, text: str) -> int:
+        return int(self.processor.tokenizer.convert_tokens_to_ids(text))
 
     def describe(self) -> dict[str, Any]:
         """JSON-able: what tokens and pixels follow from."""
         settings = json.loads(self.processor.image_processor.to_json_string())
-        return {"processor": self.name, "image_token": self.token, **settings}
+        more = ("image_seq_length", "image_seq_len", "num_image_tokens", "vision_aspect_ratio")
+        named = {name: getattr(self.processor, name, None) for name in more}
+        return {"processor": self.name, "image_token": self.token, **named, **settings}
 
-    def plan(self, sizes: Sequence[Size]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens (A,) and patches (A,) of images of these sizes.
+    def plan(self, sizes: Sequence[Size]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
+        """The ids of A images of these sizes, and their patches (A,), or tiles.
 
         Raises:
             ValueError: the processor refuses one of them.
         """
+        if self.family.nested:
+            return self._plan_tiles(sizes)
+        if self.family.form.axes:
+            pixels = self.processor.image_processor
+            settings = {"size": pixels.size}  # which that of GLM-4V would not look at
+            counts = [pixels.get_number_of_image_patches(*size, settings) for size in sizes]
+            tokens = [count // pixels.merge_size**2 for count in counts]
+            return [np.full(n, self.image_id, np.int64) for n in tokens], np.array(counts, np.int64)
         found = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
-        tokens, patches = found.num_image_tokens, found.num_image_patches
-        return np.array(tokens, dtype=np.int64), np.array(patches, dtype=np.int64)
+        patches = found.num_image_patches
+        if self.family.tiled:
+            patches = [self._tiles(size) for size in sizes]
+        # Those around are counted by InternVL, and not by Gemma 3.
+        counted = len(self._before) + len(self._after) if self.name == "InternVLProcessor" else 0
+        ids = [
+            np.array([*self._before, *[self.image_id] * (count - counted), *self._after], np.int64)
+            for count in found.num_image_tokens
+        ]
+        return ids, np.array(patches, dtype=np.int64)
+
+    def _tiles(self, size: Size) -> int:
+        """Tiles of an image that is cut in the best of several resolutions, and itself as one."""
+        from transformers.image_processing_utils import select_best_resolution
+
+        pixels = self.processor.image_processor
+        side = min(pixels.size.get("shortest_edge") or pixels.size["height"], 1 << 30)
+        height, width = select_best_resolution(size, pixels.image_grid_pinpoints)
+        return int((height // side) * (width // side) + 1)
+
+    def _plan_tiles(
+        self, sizes: Sequence[Size]
+    ) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
+        """`plan` for images that are written as rows and columns of tiles."""
+        from transformers.models.idefics3 import processing_idefics3 as written
+
+        prompt: Any = written.get_image_prompt_string
+        processor, ids, patches = self.processor, [], []
+        for size in sizes:
+            count, *places = processor.image_processor.get_number_of_image_patches(
+                *size, dict(self.family.settings)
+            )
+            rows, columns = places
+            if count == 1:
+                rows = columns = 0
+            if (rows, columns) not in self._prompts:
+                text = prompt(
+                    rows, columns, processor.image_seq_len,
+                    image_token=processor.image_token,
+                    fake_token_around_image=processor.fake_image_token,
+                    global_img_token=processor.global_image_tag,
+                )  # fmt: skip
+                made = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+                self._prompts[rows, columns] = np.array(made, dtype=np.int64)
+            ids.append(self._prompts[rows, columns])
+            patches.append(count)
+        return ids, np.array(patches, dtype=np.int64)
 
     def arrays(self, image: Any) -> dict[str, NDArray[Any]]:
         """What the model takes of one image of Pillow."""
         # Of an image of 3 or fewer pixels processors could not tell where the colours are.
         made = self.processor.image_processor(
-            images=[image], return_tensors="np", input_data_format="channels_last"
+            images=[[image]] if self.family.nested else [image],
+            return_tensors="np",
+            input_data_format="channels_last",
+            **self.family.settings,
         )
-        return {name: np.asarray(values) for name, values in made.items()}
+        arrays = {name: np.asarray(made[name]) for name in self.family.names if name in made}
+        return {name: own[0] for name, own in arrays.items()} if self.family.nested else arrays
+
+    def count(self, arrays: Mapping[str, NDArray[Any]]) -> int:
+        """The patches, or tiles, that an image has become."""
+        pixels = arrays["pixel_values"]
+        return int(pixels.shape[1] if self.family.tiled else len(pixels))
+
+
+def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The arrays of several images along the first dimension; smaller ones end in zeros."""
+    shapes = {array.shape[1:] for array in arrays}
+    if len(shapes) > 1:
+        most = np.max([*shapes], axis=0)
+        arrays = [
+            np.pad(array, [(0, 0), *((0, int(n)) for n in most - array.shape[1:])])
+            for array in arrays
+        ]
+    return np.concatenate(arrays)
 
 
 def axes_of(

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import MEDIA, PATCHES, Documents, offsets_of
+from streampack.documents.blocks import MEDIA, PATCHES, Documents, Texts, offsets_of
 from streampack.errors import ContentError
 from streampack.media.attachments import Attachments, BatchMedia, HeldMedia, Size, objects
-from streampack.media.families import ImagePlanner
+from streampack.media.families import ImagePlanner, joined, with_margins
 from streampack.media.images import BrokenImageError, blank, decoded, size_of
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
@@ -52,6 +52,16 @@ class MediaProcessing:
 
     # ------------------------------------------------------------------ before the plan
 
+    def texts(self, block: Texts) -> Texts:
+        """The texts with what the processor writes around images."""
+        if not self.planner.family.margin:
+            return block
+        made = [
+            with_margins(text, self.planner.processor) if isinstance(text, str) else text
+            for text in block.texts
+        ]
+        return replace(block, texts=made)
+
     def expanded(self, documents: Documents, source: Source, skips: Skips) -> Documents:
         """The documents with a token for every part of their images, and a field of patches.
 
@@ -68,46 +78,52 @@ class MediaProcessing:
         first = np.searchsorted(places, offsets)
         repeats = np.ones(len(documents.tokens), dtype=np.int64)
         planned: list[Attachments] = []
+        written: list[NDArray[np.int64]] = []
+        is_place = np.zeros(len(documents.tokens), dtype=np.bool_)
         good: list[int] = []
         for i, attached in enumerate(given):
             own = places[first[i] : first[i + 1]]
             try:
-                made = self._planned(attached, own - offsets[i])
+                made, ids = self._planned(attached, own - offsets[i])
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))
                 skips.handle(source.broken_document(shard, index, str(reason)))
                 continue
             if made.tokens is not None:
-                repeats[own] = made.tokens
+                repeats[own], is_place[own] = made.tokens, True
+                written += ids
             planned.append(made)
             good.append(i)
         patches = [0 if each.patches is None else int(each.patches.sum()) for each in planned]
-        documents = _repeated(documents, repeats, places)
+        documents = _repeated(documents, repeats, is_place, written)
         if len(good) < len(documents):
             documents = documents.take(np.array(good, dtype=np.int64))
         fields = {MEDIA: objects(planned), PATCHES: np.array(patches, dtype=np.int64)}
         return replace(documents, document_fields={**documents.document_fields, **fields})
 
-    def _planned(self, attached: Attachments, places: NDArray[np.int64]) -> Attachments:
-        """The attachments of a document with their places; raises `ValueError`."""
+    def _planned(
+        self, attached: Attachments, places: NDArray[np.int64]
+    ) -> tuple[Attachments, list[NDArray[np.int64]]]:
+        """The attachments of a document with their places, and ids; raises `ValueError`."""
         count = len(attached.references)
         if count != len(places):
             raise ValueError(
                 f"has {count} images and {len(places)} places for them ({self.planner.token})"
             )
         if not count:
-            return attached
+            return attached, []
         sizes = attached.sizes
         try:
             if sizes is None:
                 sizes = tuple(map(size_of, attached.references))
-            tokens, patches = self.planner.plan(sizes)
+            ids, patches = self.planner.plan(sizes)
         except BrokenImageError as error:
             raise ValueError(f"has an image that cannot be read ({error})") from error
         except ValueError as error:
             raise ValueError(f"has an image that the processor refuses ({error})") from error
+        tokens = np.array([len(own) for own in ids], dtype=np.int64)
         starts = places + offsets_of(tokens - 1)[:-1]
-        return Attachments(attached.references, sizes, starts, tokens, patches)
+        return Attachments(attached.references, sizes, starts, tokens, patches), ids
 
     # ------------------------------------------------------------------ after the plan
 
@@ -154,11 +170,12 @@ class MediaProcessing:
             rows, made, spans, pieces = self._with_blank(rows, spans, pieces)
         names = made[0] if made else {}
         media = BatchMedia(
-            {key: np.concatenate([each[key] for each in made]) for key in names},
+            {key: joined([each[key] for each in made]) for key in names},
             spans,
             np.array([len(each["pixel_values"]) for each in made], dtype=np.int64),
             pieces,
-            self.planner.family.axes,
+            self.planner.family.form,
+            self.planner.image_id,
         )
         return rows._replace(media=media), len(broken)
 
@@ -173,8 +190,7 @@ class MediaProcessing:
             return error
         except Exception as error:  # whatever a processor raises at odd images
             return BrokenImageError(f"{type(error).__name__}: {error}"[:200])
-        found = len(arrays["pixel_values"])
-        if self.planner.family.tall and found != patches:
+        if (found := self.planner.count(arrays)) != patches:
             return BrokenImageError(f"{found} patches, planned {patches}")
         return arrays
 
@@ -182,15 +198,16 @@ class MediaProcessing:
         self, rows: PackedRows, spans: NDArray[np.int64], pieces: NDArray[np.int64]
     ) -> tuple[PackedRows, list[Any], NDArray[np.int64], NDArray[np.int64]]:
         """A batch without images with a small one in its padding, if there is room for it."""
-        (tokens,), (patches,) = self.planner.plan([_SMALL])
+        (small,), (patches,) = self.planner.plan([_SMALL])
+        tokens = len(small)
         sizes = np.where(rows.piece < 0, np.diff(rows.boundaries), 0)
         run = int(sizes.argmax())
         if sizes[run] < tokens:
             return rows, [], spans, pieces
         start = int(rows.boundaries[run])
-        wide = np.uint32 if self.planner.token_id >> 16 else rows.tokens.dtype
+        wide = np.uint32 if small.max() >> 16 else rows.tokens.dtype
         ids: NDArray[Any] = rows.tokens.astype(wide)
-        ids[start : start + tokens] = self.planner.token_id
+        ids[start : start + tokens] = small
         made = self._arrays((None, _SMALL, int(patches)))
         place = np.array([[start, start + tokens]], dtype=np.int64)
         return rows._replace(tokens=ids), [made], place, np.array([-1], dtype=np.int64)
@@ -217,17 +234,24 @@ def _spans(held: HeldMedia) -> NDArray[np.int64]:
 
 
 def _repeated(
-    documents: Documents, repeats: NDArray[np.int64], places: NDArray[np.int64]
+    documents: Documents,
+    repeats: NDArray[np.int64],
+    is_place: NDArray[np.bool_],
+    written: list[NDArray[np.int64]],
 ) -> Documents:
-    """The documents with each token so many times, and no loss at `places`."""
-    mask = documents.loss_mask_or_ones.copy()
-    mask[places] = False
+    """The documents with each token (T,) so many times, and these ids without loss at places."""
     ends = offsets_of(repeats)
+    tokens: NDArray[Any] = np.repeat(documents.tokens, repeats)
+    at_image = np.repeat(is_place, repeats)
+    if written:
+        ids = np.concatenate(written)
+        tokens = tokens.astype(np.uint32) if ids.max() >> 8 * tokens.itemsize else tokens
+        tokens[at_image] = ids
     return replace(
         documents,
-        tokens=np.repeat(documents.tokens, repeats),
+        tokens=tokens,
         offsets=ends[documents.offsets],
-        loss_mask=np.repeat(mask, repeats),
+        loss_mask=np.repeat(documents.loss_mask_or_ones, repeats) & ~at_image,
         token_fields={
             name: np.repeat(values, repeats) for name, values in documents.token_fields.items()
         },

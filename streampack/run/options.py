@@ -202,8 +202,15 @@ def tokenizer_of(processor: Any) -> Any:
     template = getattr(processor, "chat_template", None)
     if tokenizer is not None and template:
         tokenizer = copy.copy(tokenizer)
-        tokenizer.chat_template = template
+        tokenizer.chat_template = _with_margins(template, processor)
     return tokenizer
+
+
+def _with_margins(template: str | None, processor: Any) -> str | None:
+    """A chat template that writes what the processor does around images."""
+    from streampack.media.families import with_margins
+
+    return None if template is None else with_margins(template, processor)
 
 
 def rows_by(
@@ -326,7 +333,9 @@ def say_unread(source: Source) -> None:
             )
 
 
-def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparation, RowFormat]:
+def prepare(
+    source: Source, tokenizer: Any, rules: TokenRules, processor: Any = None
+) -> tuple[Preparation, RowFormat]:
     """What tokenizer and rules mean for this kind of source; -1 stands for an unknown EOS id."""
     eos_id, pad_id, vocab_size = rules.eos_id, rules.pad_id, rules.vocab_size
     texts = any(not part.tokenized for part in sources_of(source))
@@ -364,7 +373,7 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
         )
     preparation = Preparation(
         tokenizers=tuple(
-            _for_source(of_chats if isinstance(part, Chat) else of_texts, part)
+            _for_source(of_chats if isinstance(part, Chat) else of_texts, part, processor)
             for part in sources_of(source)
         ),
         eos=rule,
@@ -376,13 +385,13 @@ def prepare(source: Source, tokenizer: Any, rules: TokenRules) -> tuple[Preparat
     )
 
 
-def _for_source(tokenizer: Any, source: Source) -> Tokenizer | ChatTokenizer | None:
+def _for_source(tokenizer: Any, source: Source, processor: Any) -> Tokenizer | ChatTokenizer | None:
     if source.tokenized:
         return None
     if isinstance(source, Chat) and source.renders:
         return ChatTokenizer(
             tokenizer,
-            source.template,
+            source.template if processor is None else _with_margins(source.template, processor),
             source.document_name,
             source.rules,
             source.template_kwargs,

@@ -173,6 +173,8 @@ class BlockPreparer:
         tokenizer = self._preparation.tokenizers[self._number]
         if isinstance(block, Texts) and isinstance(tokenizer, Tokenizer):
             texts = self._source.short_texts(block, self._skips)
+            if self._preparation.media is not None:
+                texts = self._preparation.media.texts(texts)
             documents = tokenizer.encode(texts, self._skips)
             self._count_eos(documents, tokenizer)
             return documents
