@@ -24,6 +24,7 @@ SUPPORT = Path(__file__).parent / "support"
 PREFIX, SUFFIX, MIDDLE, EOS = range(1000, 1004)
 PRINTS = {
     "attention_kernels": r"flex: differs from each segment by itself by \d\.\de-(0[2-9]|1\d) at",
+    "cp_degrees": r"[1-9]\d* of degree 4\ngradients .* by (0\.0e\+00|\d\.\de-1[4-9]) at",
     "decomposition": r"(\d+) of \1 tokens in rows of 32, 64, 128, 256",
     "dpo_tree": r"1\.7 times fewer tokens, losses differ by (0\.0e\+00|\d\.\de-1[2-9]) at most",
     "elastic_torchrun": r"60  .* on 8 ranks\nlargest difference: (0\.0e\+00|\d\.\de-1\d)",
@@ -64,6 +65,16 @@ def test_the_example_runs_and_prints_what_it_claims(host: Host, name: str, tmp_p
     (status,), said = host.run(FOLDER / f"{name}.py", folder=tmp_path)
     assert status == 0, said
     assert re.search(PRINTS[name], said), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [8])
+def test_groups_of_ranks_have_the_gradients_of_one_process(
+    host: Host, ranks: int, tmp_path: Path
+) -> None:
+    (status,), said = host.run(FOLDER / "cp_degrees.py", ranks, folder=tmp_path)
+    assert status == 0, said
+    assert re.search(PRINTS["cp_degrees"], said), said
 
 
 def block(lengths: list[int], eos: bool) -> Documents:

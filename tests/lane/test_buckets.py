@@ -42,6 +42,7 @@ def scheduled(packer: Buckets, count: int, seed: int = SEED) -> list[int]:
     st.sampled_from([0.0, 0.5, 0.9]),
     st.integers(0, 3),
     st.integers(1, 8),
+    st.sampled_from([None, "attention"]),
 )
 @settings(max_examples=60, deadline=None)
 def test_any_window_delivers_once_on_schedule_and_resumes_anywhere(
@@ -53,8 +54,13 @@ def test_any_window_delivers_once_on_schedule_and_resumes_anywhere(
     carry: float,
     max_carries: int,
     block_documents: int,
+    balance: Any,
 ) -> None:
-    packer = Buckets(seq_lens=(*seq_lens, SEQ_LEN + 8), shares=shares[:1] * len(seq_lens) + [0.2])
+    packer = Buckets(
+        seq_lens=(*seq_lens, SEQ_LEN + 8),
+        shares=shares[:1] * len(seq_lens) + [0.2],
+        balance=balance,
+    )
     config = lane_config(
         lengths,
         packer,
