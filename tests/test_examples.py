@@ -36,6 +36,7 @@ PRINTS = {
     "own_parts": r"5 documents in 4 rows\n(.*\n)*1\d\d batches, 20 .* the same: True",
     "per_source_loss": r"step 40: easy [01]\.\d\d, hard [3-9]\.\d\d",
     "similarity_embedders": r"hashed n-grams: [1-9]\d* files ordered, \d+ near-duplicates left out",
+    "vlm_finetune": r"packed: \d+ steps, 9\d% (.*\n)+resumed .* with the same pixels: True",
     "torchtitan_loader": r"labels \(256,\); resumed: True",
 }
 

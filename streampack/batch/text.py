@@ -82,8 +82,8 @@ def show(
 
     The text that carries loss is between « and », or green where there are colours; the rest
     is dim; a notebook shows the same in HTML. (The first token of a piece has nothing before
-    it, so it carries none.) Line breaks are written as \\n, other control characters as escapes
-    too, and a character cut by a mark as "\ufffd".
+    it, so it carries none.) Places of images are named as such. Line breaks are written as \\n,
+    other control characters as escapes too, and a character cut by a mark as "\ufffd".
 
     Args:
         tokenizer: whatever `PackedDataset` takes; None shows ids.
@@ -101,6 +101,7 @@ def _shown(batch: PackedBatch, tokenizer: Any, *, color: bool, pieces: Sequence[
     fields = (batch.input_ids, batch.document_ids, batch.labels)
     ids, documents, labels = (field.cpu().numpy() for field in fields)
     decode, between = decoder(tokenizer), " " if tokenizer is None else ""
+    image = _images(batch).reshape(ids.shape)
     origins = [f", {piece}" for piece in pieces] or [""] * batch.num_documents
 
     def lines(mark: Callable[[str, bool], str], plain: Callable[[str], str]) -> Iterator[str]:
@@ -114,9 +115,15 @@ def _shown(batch: PackedBatch, tokenizer: Any, *, color: bool, pieces: Sequence[
                     yield f"  padding, {len(places)} slots"
                     continue
                 learnt = labels[row, places] != -100
-                runs = np.split(places, np.flatnonzero(np.diff(learnt)) + 1)
+                changed = np.diff(learnt) | (np.diff(image[row, places]) != 0)
+                runs = np.split(places, np.flatnonzero(changed) + 1)
                 text = between.join(
-                    mark(_visible(decode(ids[row, run])), bool(labels[row, run[0]] != -100))
+                    mark(
+                        _visible(decode(ids[row, run]))
+                        if image[row, run[0]] < 0
+                        else f"[image, {len(run)} tokens]",
+                        bool(labels[row, run[0]] != -100),
+                    )
                     for run in runs
                 )
                 yield f"  document {number}, {len(places)} tokens{plain(origins[number])}: {text}"
@@ -126,6 +133,15 @@ def _shown(batch: PackedBatch, tokenizer: Any, *, color: bool, pieces: Sequence[
         "\n".join(shown if color else [*shown, _LEGEND]),
         lambda: _PRE.format("\n".join(lines(_html, escape))),
     )
+
+
+def _images(batch: PackedBatch) -> NDArray[np.int64]:
+    """(T,) the number of the image whose place a slot is; -1 of others."""
+    out = np.full(batch.rows * batch.seq_len, -1, dtype=np.int64)
+    places = getattr(batch, "_places", None)
+    for number, (start, stop) in enumerate(() if places is None else places.spans):
+        out[start:stop] = number
+    return out
 
 
 def _visible(text: str) -> str:

@@ -96,7 +96,8 @@ class ImagePlanner:
     Attributes:
         family: of the models it belongs to; name: its class.
         token: the text that stands for an image in texts; token_id: its id.
-        image_id: id of the tokens that get an image's features.
+        image_id: id of the tokens that get an image's features; video_id: of those of a video, or
+            -1.
 
     Raises:
         ConfigError: it is of no family that is known here.
@@ -114,6 +115,8 @@ class ImagePlanner:
         self.token: str = getattr(processor, self.family.marker)
         self.token_id = self._id(self.token)
         self.image_id = self._id(processor.image_token)
+        video = getattr(processor, "video_token", None)
+        self.video_id = -1 if video is None else self._id(video)
         before, after = [], []
         if self.family.around is not None:
             before, after = ([self._id(self._text(each))] for each in self.family.around)
@@ -125,7 +128,8 @@ class ImagePlanner:
         return getattr(getattr(self.processor, of) if of else self.processor, name)
 
     def _id(self, text: str) -> int:
-        return int(self.processor.tokenizer.convert_tokens_to_ids(text))
+        found = self.processor.tokenizer.convert_tokens_to_ids(text)
+        return -1 if found is None else int(found)
 
     def describe(self) -> dict[str, Any]:
         """JSON-able: what tokens and pixels follow from."""

@@ -74,6 +74,8 @@ class MediaProcessing:
         if given is None:
             given = objects([Attachments(())] * len(documents))
         offsets = documents.offsets
+        videos = np.flatnonzero(documents.tokens == self.planner.video_id)
+        has_video = np.diff(np.searchsorted(videos, offsets)) > 0
         places = np.flatnonzero(documents.tokens == self.planner.token_id)
         first = np.searchsorted(places, offsets)
         repeats = np.ones(len(documents.tokens), dtype=np.int64)
@@ -84,6 +86,8 @@ class MediaProcessing:
         for i, attached in enumerate(given):
             own = places[first[i] : first[i + 1]]
             try:
+                if has_video[i]:
+                    raise ValueError("has a place for a video, and images alone are read")
                 made, ids = self._planned(attached, own - offsets[i])
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))

@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology
+from streampack import (
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    SimilarityOrder,
+    TokenRules,
+    Topology,
+)
 from streampack.errors import ConfigError, ContentError
 from streampack.media import Images
 from streampack.media.families import axes_of
@@ -227,3 +234,50 @@ assert not [name for name in sys.modules if name.startswith("streampack.media")]
 assert "PIL" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_rows_are_shown_with_images_in_their_places() -> None:
+    given = [{"text": f"0:{PLACE}z", "images": [png(drawn(0, 40, 40))]}]
+    (batch,) = dataset(Images(given, text="text"), batch_size=1)
+    tokens = int(
+        (batch.input_ids[batch.document_ids == 0] == qwen_processor().image_token_id).sum()
+    )
+    shown = batch.show(qwen_processor().tokenizer, color=False)
+    assert f"0«:<|vision_start|>»[image, {tokens} tokens]«<|vision_end|>z»" in shown
+
+
+def test_text_with_a_place_for_a_video_is_refused_by_name() -> None:
+    given = [{"text": "a <|video_pad|>", "images": []}]
+    with pytest.raises(ContentError) as caught:
+        list(dataset(Images(given, text="text")))
+    assert caught.value.document == "item 0 of the list"
+
+
+def test_pixels_move_with_the_batch() -> None:
+    (batch,) = dataset(Images(records(6), text="text"))
+    moved = batch._moved(lambda buffer: buffer.clone())
+    assert torch.equal(moved.media["pixel_values"], batch.media["pixel_values"])
+    for name, own in batch.hf().items():
+        assert not isinstance(own, torch.Tensor) or torch.equal(own, moved.hf()[name])
+
+
+def test_order_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        PackedDataset(
+            Images(records(3), text="text"), seq_len=160, processor=qwen_processor(),
+            packer=None, order=SimilarityOrder(), attention="row",
+        )  # fmt: skip
+    assert caught.value.setting in ("order", "attention")
+
+
+def test_other_settings_go_on_with_images_that_wait() -> None:
+    given = records(60)
+
+    def loader(seq_len: int) -> PackedLoader:
+        return PackedLoader(dataset(Images(given, text="text"), lanes=1, seq_len=seq_len))
+
+    first = loader(160)
+    batches = [next(iter(first))]
+    second = loader(320)
+    second.load_state_dict(first.state_dict(), allow={"packer"})
+    assert_as_processor(documents_of([*batches, *second]), given)
