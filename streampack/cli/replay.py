@@ -15,6 +15,8 @@ import streampack  # whose names are imported when they are used: torch takes a 
 from streampack.arguments import type_in_words
 from streampack.cli.options import AsJson, object_at
 from streampack.errors import ConfigError, StateError
+from streampack.job.topology import Topology
+from streampack.run.cp_groups import CpGroups
 from streampack.run.state import check_state, merge_states
 
 
@@ -148,15 +150,23 @@ def _batch(
     lanes: int = state["fingerprint"]["lanes"]
     found = 0
 
-    def place(batch: streampack.PackedBatch) -> int:
-        return batch.step * lanes + batch.lane - first
+    groups = CpGroups.of(dataset.plan.config, Topology(rank, ranks))
 
-    for round_of_ranks, batches in groupby(loader, lambda batch: place(batch) // ranks):
+    def number(batch: streampack.PackedBatch) -> int:
+        return batch.step * lanes + batch.lane
+
+    def ranks_own(batch: streampack.PackedBatch) -> int:
+        """The number of the rank's batch in the step of this one."""
+        if groups is not None:
+            own = groups.step_of(batch)
+            return own.step * lanes + own.lane
+        return number(batch) - (number(batch) - first) % ranks + rank
+
+    for wanted, batches in groupby(loader, ranks_own):
         found += 1
         if found == step:
-            wanted = round_of_ranks * ranks + rank
-            own = (batch for batch in batches if place(batch) == wanted and batch.num_documents)
-            return first + wanted, next(own, None)
+            own = (batch for batch in batches if number(batch) == wanted and batch.num_documents)
+            return wanted, next(own, None)
     raise ConfigError(
         f"--step is {step:,}, and the run has {found:,} steps after the state.",
         f"Pass --step {found}, its last one, or less." if found else "Name an earlier state.",

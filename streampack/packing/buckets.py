@@ -230,12 +230,13 @@ class Buckets(Packer):
         all_go = bool(request.final or must_go.all())
         level = self.balance is not None
         order = by_length(room, shapes.sizes[-1]) if level else permutation(len(room), request.seed)
-        waiting = Waiting(room, must_go, order)
+        waiting, levels = Waiting(room, must_go, order), np.zeros(0, dtype=np.uint32)
         at_most = 2 * -(-(total if all_go else min(least_tokens, total)) // int(slots.min())) + 8
         while True:
             turns = scheduled_buckets(curriculum, request.schedule_seed, 0, request.step + at_most)
             buckets = turns[request.step :]
-            levels = levels_of(turns, shapes.rows, request.step)[: None if level else 0]
+            if level:
+                levels = levels_of(turns, shapes.rows, request.step)
             ends = slots[buckets].cumsum()
             count = int(ends.searchsorted(total if all_go else least_tokens)) + 1
             if not all_go:

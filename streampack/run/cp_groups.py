@@ -126,7 +126,7 @@ class CpGroups:
             if step is not None and number >= step.end:
                 yield step
                 step = None
-            step = step or self._step_of(batch)
+            step = step or self.step_of(batch)
             if batch.lane == step.lane:
                 step = step._replace(own=batch)
             else:
@@ -137,8 +137,8 @@ class CpGroups:
         if step is not None:
             yield step
 
-    def _step_of(self, batch: PackedBatch) -> Step:
-        """The step in which the lanes give this batch, without batches."""
+    def step_of(self, batch: PackedBatch) -> Step:
+        """The step in which some lane gives this batch, without batches."""
         degree, _ = self.place(batch.step)
         lanes, inside = self.lanes, self.ranks.rank % self.packer.cp[-1]
         taken = self.ranks.world_size // degree

@@ -134,3 +134,29 @@ def test_a_file_that_holds_no_state_is_named(tmp_path: Path) -> None:
         with pytest.raises(StateError) as caught:
             replay(tmp_path / "state.json")
         assert caught.value.path == str(tmp_path / "state.json")
+
+
+def test_it_prints_the_batch_that_ranks_share(tmp_path: Path) -> None:
+    script, made = tmp_path / "train.py", tmp_path / "state.json"
+    script.write_text(
+        "from streampack import Buckets, PackedDataset, Topology\n\n"
+        "def make(topology=Topology()):\n"
+        "    documents = [[n % 90 + 1] * (1 + n * 7 % 61) for n in range(900)]\n"
+        "    packer = Buckets(seq_lens=(32, 64), cp=(1, 2), shares=(0.5, 0.5))\n"
+        "    return PackedDataset(documents, packer=packer, lanes=4, topology=topology)\n"
+    )
+    names: dict[str, Any] = {}
+    exec(script.read_text(), names)
+    loaders = [PackedLoader(names["make"](Topology(rank, 2))) for rank in range(2)]
+    given = [iter(loader) for loader in loaders]
+    for _ in range(4):
+        batches = [next(own) for own in given]
+    made.write_text(json.dumps(loaders[1].state_dict()))
+    for _ in range(5):
+        batches = [next(own) for own in given]
+    for rank in range(2):
+        shown = replay(
+            made, "--dataset", f"{script}:make", "--step", 5, "--rank", rank, "--ranks", 2
+        )
+        number = batches[rank].step * 4 + batches[rank].lane
+        assert shown.startswith(f"batch {number} of the run, from lane {batches[rank].lane}: ")
