@@ -20,8 +20,12 @@ def with_media(arguments: dict[str, Any], batch: Any) -> dict[str, Any]:
         arguments: flat, with `position_ids` (1, T).
         batch: with images.
     """
-    made = {**arguments, **of_images(batch.media, arguments["input_ids"], batch._places)}
-    if batch._places.form.axes:
+    places, ids = batch._places, arguments["input_ids"]
+    if len(places.blank):
+        ids = ids.clone()
+        ids[0, torch.from_numpy(places.blank).to(ids.device)] = places.image_id
+    made = {**arguments, "input_ids": ids, **of_images(batch.media, ids, places)}
+    if places.form.axes:
         made["position_ids"] = _with_axes(arguments["position_ids"], batch)
     return made
 

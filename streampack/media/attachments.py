@@ -72,7 +72,9 @@ class BatchMedia(NamedTuple):
         arrays: by name, what the model takes, in the order of the places.
         spans: (A, 2) int64, the first slot of each image's place and the one after its last.
         entries: (A,) int64, rows of the first dimension of `pixel_values` that each image has.
-        pieces: (A,) int64, the document piece of each; -1 of an image that stands in padding.
+        pieces: (A,) int64, the document piece of each.
+        blank: (n,) int64, the slots that get the features of a small image where a batch has none
+            itself, so that every rank runs the vision tower; `arrays` are of that then.
         form: how the model takes them; image_id: id of the tokens that get features.
     """
 
@@ -80,14 +82,14 @@ class BatchMedia(NamedTuple):
     spans: NDArray[np.int64]
     entries: NDArray[np.int64]
     pieces: NDArray[np.int64]
+    blank: NDArray[np.int64]
     form: MediaForm
     image_id: int
 
     def emptied(self) -> BatchMedia:
         """The same without any image."""
-        return self._replace(
-            arrays={}, spans=self.spans[:0], entries=self.entries[:0], pieces=self.pieces[:0]
-        )
+        none = self.pieces[:0]
+        return self._replace(arrays={}, spans=self.spans[:0], entries=none, pieces=none, blank=none)
 
 
 def objects(values: list[Any]) -> NDArray[Any]:

@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.cached import cached_property
 from streampack.errors import ConfigError
 from streampack.media.attachments import MediaForm, Size
+from streampack.media.images import blank
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,20 @@ class ImagePlanner:
         )
         arrays = {name: np.asarray(made[name]) for name in self.family.names if name in made}
         return {name: own[0] for name, own in arrays.items()} if self.family.nested else arrays
+
+    @cached_property
+    def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:
+        """What the model takes of a small grey image, and of how many tokens that is."""
+        size = (56, 56)
+        (ids,), _ = self.plan([size])
+        arrays, tokens = self.arrays(blank(size)), int((ids == self.image_id).sum())
+        if self.family.form.axes:  # processors make no image of one token, and models take it
+            side = self.processor.image_processor.merge_size
+            grid = np.array([[1, side, side]], dtype=arrays["image_grid_thw"].dtype)
+            arrays, tokens = {
+                "pixel_values": arrays["pixel_values"][: side * side], "image_grid_thw": grid
+            }, 1  # fmt: skip
+        return arrays, tokens
 
     def count(self, arrays: Mapping[str, NDArray[Any]]) -> int:
         """The patches, or tiles, that an image has become."""

@@ -170,14 +170,16 @@ class MediaProcessing:
             rows = _without_loss(rows, {held[int(owners[at])].piece for at in broken})
         spans = np.concatenate([np.zeros((0, 2), np.int64), *map(_spans, held)])
         pieces = np.array([each.piece for each in held], dtype=np.int64)[owners]
+        arrays = {key: joined([each[key] for each in made]) for key in made[0]} if made else {}
+        slots = np.zeros(0, dtype=np.int64)
         if not made:
-            rows, made, spans, pieces = self._with_blank(rows, spans, pieces)
-        names = made[0] if made else {}
+            arrays, slots = self._blank(rows)
         media = BatchMedia(
-            {key: joined([each[key] for each in made]) for key in names},
+            arrays,
             spans,
             np.array([len(each["pixel_values"]) for each in made], dtype=np.int64),
             pieces,
+            slots,
             self.planner.family.form,
             self.planner.image_id,
         )
@@ -198,26 +200,19 @@ class MediaProcessing:
             return BrokenImageError(f"{found} patches, planned {patches}")
         return arrays
 
-    def _with_blank(
-        self, rows: PackedRows, spans: NDArray[np.int64], pieces: NDArray[np.int64]
-    ) -> tuple[PackedRows, list[Any], NDArray[np.int64], NDArray[np.int64]]:
-        """A batch without images with a small one in its padding, if there is room for it."""
-        (small,), (patches,) = self.planner.plan([_SMALL])
-        tokens = len(small)
-        sizes = np.where(rows.piece < 0, np.diff(rows.boundaries), 0)
-        run = int(sizes.argmax())
-        if sizes[run] < tokens:
-            return rows, [], spans, pieces
-        start = int(rows.boundaries[run])
-        wide = np.uint32 if small.max() >> 16 else rows.tokens.dtype
-        ids: NDArray[Any] = rows.tokens.astype(wide)
-        ids[start : start + tokens] = small
-        made = self._arrays((None, _SMALL, int(patches)))
-        place = np.array([[start, start + tokens]], dtype=np.int64)
-        return rows._replace(tokens=ids), [made], place, np.array([-1], dtype=np.int64)
+    def _blank(self, rows: PackedRows) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+        """A small image for a batch that has none, and the slots (n,) that get its features.
 
-
-_SMALL: Size = (56, 56)
+        Those are padding, or the last ones of documents: what a model reads there no other slot
+        sees, and what it says there is not learnt. Nothing if there are too few.
+        """
+        arrays, tokens = self.planner.smallest
+        padding = [
+            np.arange(*rows.boundaries[run : run + 2]) for run in np.flatnonzero(rows.piece < 0)
+        ]
+        last = rows.boundaries[1:][rows.piece >= 0] - 1
+        slots = np.concatenate([*padding, last]).astype(np.int64)
+        return (arrays, np.sort(slots[:tokens])) if len(slots) >= tokens else ({}, slots[:0])
 
 
 def _pool() -> ThreadPoolExecutor:

@@ -143,18 +143,30 @@ def test_record_whose_images_cannot_be_planned_is_named_or_skipped(images: Any) 
     assert len(documents_of(dataset(Images(given, text="text"), on_error="skip"))) == 6
 
 
-def test_batch_without_images_has_a_small_one_in_its_padding() -> None:
-    given = [{"text": "only text", "images": []}]
-    (batch,) = dataset(Images(given, text="text"), batch_size=1)
-    ids = batch.input_ids.view(-1)
+@pytest.mark.parametrize("words", ["", "z" * 999])
+def test_batch_without_images_runs_the_tower_by_a_small_one_that_changes_nothing(
+    words: str,
+) -> None:
+    given = [{"text": f"{i}{words}"[:40], "images": []} for i in range(8)]
+    (batch,) = dataset(Images(given, text="text"), seq_len=40, batch_size=8 if words else 1)
+    assert (batch.num_tokens == batch.rows * batch.seq_len) == bool(words)
     image = qwen_processor().image_token_id
-    assert len(batch.media["pixel_values"]) == 4 * int((ids == image).sum()) > 0
-    assert bool((batch.document_ids.view(-1)[ids == image] == -1).all())
+    assert image not in batch.input_ids.view(-1).tolist()
     model = qwen_model("Qwen2VL", embed_dim=16, hidden_size=32, mlp_ratio=2)
-    logits = model(**batch.hf(model=model)).logits
-    batch.loss(logits).backward()
-    grads = [own.grad for name, own in model.named_parameters() if "visual" in name]
-    assert all(grad is not None and not grad.any() for grad in grads)
+    arguments = batch.hf(model=model)
+    assert arguments["input_ids"].view(-1).tolist().count(image) == 1
+    batch.loss(model(**arguments).logits).backward()
+    found = {name: own.grad for name, own in model.named_parameters()}
+    model.zero_grad()
+    text = {name: own for name, own in arguments.items() if name not in batch.media}
+    text["input_ids"] = batch.input_ids.view(1, -1)
+    batch.loss(model(**text).logits).backward()
+    for name, own in model.named_parameters():
+        if "visual" in name:
+            assert found[name] is not None
+            assert not found[name].any()
+        else:
+            torch.testing.assert_close(found[name], own.grad, rtol=0, atol=1e-14)
 
 
 def test_axes_are_those_that_the_model_counts() -> None:

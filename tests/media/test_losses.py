@@ -129,3 +129,18 @@ def test_model_that_takes_images_otherwise_than_alone_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         batch.hf(model=other)
     assert caught.value.setting == "model"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batch_of_text_alone_runs_the_vision_tower_where_it_has_room(family: str) -> None:
+    example = FAMILIES[family]
+    processor = example.processor()
+    source = Images([{"text": f"{i}: some text"} for i in range(9)], text="text")
+    (batch,) = dataset(source, processor)
+    model = example.model(processor)
+    loss_of(logits_of(model, batch.hf(model=model)), batch.labels).backward()
+    towers = [
+        own.grad for name, own in model.named_parameters() if "vision" in name or "visual" in name
+    ]
+    assert any(own is not None for own in towers)
+    assert not any(own.any() for own in towers if own is not None)
