@@ -74,7 +74,7 @@ class ImageReader:
         return False
 
     def size(self, record: Any, tokenized: bool) -> int:
-        """About the bytes of a record: one per character, and those of its images."""
+        """About the bytes of a record, four for each token, by which corpora are measured."""
         if not isinstance(record, Mapping):
             return 0
         return sum(_bytes_in(record.get(name)) for name in self.columns)
@@ -135,8 +135,15 @@ class ImageReader:
         return Attachments(references, tuple(sizes))
 
 
+#: Bytes of an image's file for every byte of text that makes as many tokens: a photograph of
+#: 1024 x 768 pixels has 150 KB, and 1,000 tokens.
+_PER_BYTE = 36
+
+
 def _bytes_in(value: Any) -> int:
-    if isinstance(value, (bytes, str)):
+    if isinstance(value, bytes):
+        return len(value) // _PER_BYTE
+    if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
         return sum(map(_bytes_in, value.values()))

@@ -40,6 +40,7 @@ WINDOWS_PER_LANE = 12  # with fewer, the end of the lane, which packs badly, is 
 SHARES_DOCUMENTS = 8192  # of half as many, documents per row were up to 3.4 % off (docs/papers.md)
 BALANCE_WINDOWS = 3  # windows of rows packed from a sample to find out what rows cost
 BALANCE_ORDERS = 64  # times that the sample is packed for that at most
+IMAGE_BYTES_PER_TOKEN = 144  # of a window of images: a photograph of 150 KB has 1,000 tokens
 BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
 
 
@@ -61,7 +62,8 @@ def choose_lanes(config: LaneConfig, ranks: int) -> int:
     least = least_lanes(config.packer, ranks) if config.packer.cp[-1] > 1 else 0
     if 0 < least <= MOST_LANES:
         ranks //= config.packer.cp[-1]  # those that run other lanes
-    lane_bytes = BYTES_PER_TOKEN * window_tokens + source.reader_bytes()
+    token_bytes = BYTES_PER_TOKEN + (IMAGE_BYTES_PER_TOKEN if config.row_format.media else 0)
+    lane_bytes = token_bytes * window_tokens + source.reader_bytes()
     most = min(LANES_PER_RANK, config.window.memory_limit // lane_bytes) * ranks
     tokens, splits = source.estimate_tokens(), source.max_lanes()
     if tokens is not None:

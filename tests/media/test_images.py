@@ -19,6 +19,7 @@ from streampack import (
     SimilarityOrder,
     TokenRules,
     Topology,
+    WindowConfig,
 )
 from streampack.errors import ConfigError, ContentError
 from streampack.media import Images
@@ -293,3 +294,13 @@ def test_other_settings_go_on_with_images_that_wait() -> None:
     second = loader(320)
     second.load_state_dict(first.state_dict(), allow={"packer"})
     assert_as_processor(documents_of([*batches, *second]), given)
+
+
+def test_lanes_are_chosen_by_the_bytes_of_images_that_wait() -> None:
+    given = [{"text": PLACE + "z" * 4000, "images": [png(drawn(0, 20, 20))]}] * 9000
+    texts = [one["text"] for one in given]
+    window = WindowConfig(rows=64, memory_limit=16 << 20)
+    settings = {"window": window, "seq_len": 4096, "batch_size": 1}
+    with_images = dataset(Images(given, text="text"), **settings).plan.config.lanes
+    settings |= {"processor": None, "tokenizer": qwen_processor().tokenizer}
+    assert with_images < PackedDataset(texts, topology=Topology(), **settings).plan.config.lanes

@@ -171,7 +171,11 @@ class MDS(ShardedSource):
         columns = self._columns(layout, "")
         dtypes = [column.dtype for column in columns if column.setting != "document_fields"]
         token_bytes = sum(4 if dtype is None else dtype.itemsize for dtype in dtypes)
-        return int(self.manifest.weights.sum()) // (token_bytes if self.fields.tokenized else 4)
+        if self.beside is not None:  # most of it is images
+            token_bytes = 144
+        elif not self.fields.tokenized:
+            token_bytes = 4
+        return int(self.manifest.weights.sum()) // token_bytes
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
