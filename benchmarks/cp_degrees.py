@@ -68,7 +68,7 @@ def lognormal(median: float) -> Draw:
 
 
 def simulated(packer: Packer, draw: Draw, tokens: int, cost: Cost, balance: Any) -> Steps:
-    """Lanes in step, each of so many tokens; the first half, while windows fill, is left out."""
+    """Lanes in step, each of so many tokens, but for the time while windows fill, and the end."""
     mean = float(draw(100_000, 1).mean())
     window = WindowConfig().resolve(packer, LONGEST)
     costs, used = [], []
@@ -90,7 +90,7 @@ def simulated(packer: Packer, draw: Draw, tokens: int, cost: Cost, balance: Any)
         used.append(plan.row_fill().sum() / plan.seq_len.sum())
     found: list[tuple[float, float, float, int]] = []
     count = min(map(len, costs))
-    for rotation in range(count // 2, count - 2):
+    for rotation in range(count * 4 // 10, count * 8 // 10):
         (seq_len,) = {lane[rotation][0] for lane in costs}
         degree = DEGREES[SEQ_LENS.index(seq_len)]
         of_batch = cost.pair * np.array([lane[rotation][1] for lane in costs])
@@ -140,7 +140,7 @@ def main() -> None:
     """Print a table for each kind of lengths."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--medians", type=int, nargs="+", default=[665, 4000])
-    parser.add_argument("--tokens", type=int, default=48 << 20, help="of a lane")
+    parser.add_argument("--tokens", type=int, default=256 << 20, help="of a lane")
     parser.add_argument("--width", type=int, default=4096)
     given = parser.parse_args()
     cost = Cost.of_width(given.width)
