@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ from streampack.batch.packed_batch import PackedBatch
 from streampack.batch.tensors import TOKEN_FIELD, positions_in
 from streampack.batch.text import decoder
 from streampack.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streampack.batch.tree_nodes import TreeNodes
 
 
 def _refused(name: str, instead: str) -> property:
@@ -125,6 +128,18 @@ class TreeBatch(PackedBatch):
             mask_mod=sees,
             seq_lengths=(slots, slots),
         )
+
+    def nodes(self) -> TreeNodes:
+        """Nodes and paths, for variable-length attention and layers that keep a state.
+
+        FlashAttention aligns causal masks at the end of the keys, so
+        ``flash_attn_varlen_func(q, k[n.kv_index], v[n.kv_index], n.cu_seqlens_q, n.cu_seqlens_k,
+        n.max_seqlen_q, n.max_seqlen_k, causal=True)`` computes the trees. Recurrent layers begin
+        a node with the state in which its parent ended.
+        """
+        from streampack.batch.tree_nodes import nodes_of
+
+        return nodes_of(self)
 
     def hf(self, model: Any = None, **options: Any) -> dict[str, Any]:  # type: ignore[override]
         """Arguments for a Hugging Face transformers causal LM: no labels, use `loss`.
