@@ -71,7 +71,7 @@ def measured(kind: tuple[int, int, str], count: int, passes: int) -> list[str]:
     ids = replace(tokenizer.encode(block, skips), document_fields=block.document_fields)
     plan_s, documents = shortest(lambda: media.expanded(ids, source, skips), passes)
     jobs = [
-        (own.references[0], own.sizes[0], int(own.patches[0]))
+        (own.references[0], own.sizes[0], int(own.patches[0]), None)
         for own in documents.document_fields["media"]
     ]
     decode_s, made = shortest(lambda: [media._arrays(job) for job in jobs], passes)

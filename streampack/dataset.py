@@ -148,7 +148,13 @@ class PackedDataset(IterableDataset[PackedBatch]):
         source.prepare()  # a path that is wrong is said before anything else about what it holds
         say_unread(source)
         media = media_of(
-            processor, source, packer=packer, attention=attention, order=order, map=map
+            processor,
+            source,
+            packer=packer,
+            attention=attention,
+            layout=layout,
+            order=order,
+            map=map,
         )
         if tokenizer is None:
             tokenizer = tokenizer_of(processor)

@@ -23,6 +23,7 @@ class Attachments:
         sizes: A of them, as the image is seen (after EXIF rotation), or None before they are read.
         starts: (A,) int64, the first token of each in the document; tokens: (A,) int64, how many;
             patches: (A,) int64, their weights. None before they are planned.
+        storage: how URLs are reached.
     """
 
     references: tuple[Reference, ...]
@@ -30,6 +31,7 @@ class Attachments:
     starts: NDArray[np.int64] | None = None
     tokens: NDArray[np.int64] | None = None
     patches: NDArray[np.int64] | None = None
+    storage: Any = None
 
     @property
     def num_bytes(self) -> int:

@@ -6,19 +6,28 @@ and datasets do when they load one; of an animated one the first frame is taken.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from PIL import Image, ImageOps
 
 from streampack.arguments import type_in_words
+from streampack.errors import StorageError
 from streampack.media.attachments import Reference, Size
 from streampack.sources.records import BrokenDocumentError
+from streampack.storage.storage import Storage
 
 _ORIENTATION = 0x0112  # of EXIF
+_HEAD_BYTES = 64 << 10
+#: Of errors that are there the next time too; those of Pillow have no number.
+_LASTING = (
+    None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EINVAL,
+    errno.ENAMETOOLONG,
+)  # fmt: skip
 
 
 class BrokenImageError(ValueError):
@@ -58,43 +67,61 @@ def reference_of(value: Any, where: str, folder: str | None = None) -> Reference
 
 
 @contextmanager
-def _opened(reference: Reference) -> Iterator[Image.Image]:
+def _opened(reference: Reference, storage: Storage, *, whole: bool) -> Iterator[Image.Image]:
     """The image, of which only the head has been read.
 
+    Args:
+        whole: its pixels will be asked for.
+
     Raises:
-        BrokenImageError: it cannot be read, or is no image.
+        BrokenImageError: it is not there, or is no image.
+        StorageError: it could not be read, and may be another time.
     """
     try:
         if isinstance(reference, Image.Image):
             yield reference
-        elif isinstance(reference, bytes):
-            with Image.open(io.BytesIO(reference)) as image:
-                yield image
         else:
-            with _file(reference) as file, Image.open(file) as image:
+            with _open(reference, storage, whole=whole) as image:
                 yield image
-    except BrokenImageError:
-        raise
+    except (BrokenImageError, StorageError) as error:
+        if isinstance(error, StorageError) and error.failure not in ("missing", "denied"):
+            raise
+        raise BrokenImageError(f"{error}"[:200]) from error
+    except OSError as error:
+        if error.errno not in _LASTING:
+            path = str(reference)[:500]
+            raise StorageError(
+                f"{path} cannot be read: {error}.", "Go on from the last checkpoint.", path=path
+            ) from error
+        raise BrokenImageError(f"{type(error).__name__}: {error}"[:200]) from error
     except Exception as error:  # Pillow raises anything, at any damage
         raise BrokenImageError(f"{type(error).__name__}: {error}"[:200]) from error
 
 
-def _file(path: str) -> Any:
-    if "://" not in path:
-        return open(path, "rb")
-    import fsspec
+def _open(reference: bytes | str, storage: Storage, *, whole: bool) -> Image.Image:
+    if isinstance(reference, bytes):
+        return Image.open(io.BytesIO(reference))
+    if "://" not in reference:
+        return Image.open(reference)
+    size = storage.size(reference)
+    if not whole and size > _HEAD_BYTES:
+        with suppress(Exception):  # the head of some formats is longer
+            return Image.open(io.BytesIO(storage.read_range(reference, 0, _HEAD_BYTES)))
+    return Image.open(io.BytesIO(storage.read_range(reference, 0, size)))
 
-    return fsspec.open(path, "rb")
 
-
-def size_of(reference: Reference) -> Size:
+def size_of(reference: Reference, storage: Storage | None = None) -> Size:
     """Height and width of the image as a processor sees it, from its head.
 
+    Args:
+        storage: how URLs are reached.
+
     Raises:
-        BrokenImageError: it cannot be read, is no image, or one of so many pixels that Pillow takes
+        BrokenImageError: it is not there, is no image, or one of so many pixels that Pillow takes
             it for a decompression bomb.
+        StorageError: it could not be read, and may be another time.
     """
-    with _opened(reference) as image:
+    with _opened(reference, storage or Storage(), whole=False) as image:
         width, height = image.size
         # Pillow would decode a PNG to look for EXIF behind the pixels.
         in_head = image.format != "PNG" or "exif" in image.info
@@ -103,13 +130,14 @@ def size_of(reference: Reference) -> Size:
         return height, width
 
 
-def decoded(reference: Reference, size: Size) -> Image.Image:
+def decoded(reference: Reference, size: Size, storage: Storage | None = None) -> Image.Image:
     """The image in RGB, which has this size.
 
     Raises:
         BrokenImageError: it cannot be decoded, or has another size than was planned.
+        StorageError: as of `size_of`.
     """
-    with _opened(reference) as image:
+    with _opened(reference, storage or Storage(), whole=True) as image:
         made = ImageOps.exif_transpose(image)
         if (made.height, made.width) != size:
             height, width = size

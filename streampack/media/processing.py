@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import MEDIA, PATCHES, Documents, Texts, offsets_of
-from streampack.errors import ContentError
+from streampack.errors import ContentError, StorageError
 from streampack.media.attachments import Attachments, BatchMedia, HeldMedia, Size, objects
 from streampack.media.families import ImagePlanner, joined, with_margins
 from streampack.media.images import BrokenImageError, blank, decoded, size_of
@@ -119,7 +119,8 @@ class MediaProcessing:
         sizes = attached.sizes
         try:
             if sizes is None:
-                sizes = tuple(map(size_of, attached.references))
+                storage = attached.storage
+                sizes = tuple(size_of(each, storage) for each in attached.references)
             ids, patches = self.planner.plan(sizes)
         except BrokenImageError as error:
             raise ValueError(f"has an image that cannot be read ({error})") from error
@@ -127,7 +128,8 @@ class MediaProcessing:
             raise ValueError(f"has an image that the processor refuses ({error})") from error
         tokens = np.array([len(own) for own in ids], dtype=np.int64)
         starts = places + offsets_of(tokens - 1)[:-1]
-        return Attachments(attached.references, sizes, starts, tokens, patches), ids
+        planned = replace(attached, sizes=sizes, starts=starts, tokens=tokens, patches=patches)
+        return planned, ids
 
     # ------------------------------------------------------------------ after the plan
 
@@ -144,10 +146,11 @@ class MediaProcessing:
 
         Raises:
             ContentError: an image cannot be decoded, or is not as it was planned.
+            StorageError: it could not be read, and may be another time.
         """
         held = [HeldMedia(*each) for each in rows.media or ()]
         jobs = [
-            (reference, size, int(patches))
+            (reference, size, int(patches), each.attachments.storage)
             for each in held
             for reference, size, patches in zip(
                 each.attachments.references,
@@ -185,15 +188,17 @@ class MediaProcessing:
         )
         return rows._replace(media=media), len(broken)
 
-    def _arrays(self, job: tuple[Any, Size, int]) -> Any:
+    def _arrays(self, job: tuple[Any, Size, int, Any]) -> Any:
         """What the model takes of an image, or why it cannot be read."""
-        reference, size, patches = job
+        reference, size, patches, storage = job
         try:
             arrays = self.planner.arrays(
-                blank(size) if reference is None else decoded(reference, size)
+                blank(size) if reference is None else decoded(reference, size, storage)
             )
         except BrokenImageError as error:
             return error
+        except StorageError:
+            raise
         except Exception as error:  # whatever a processor raises at odd images
             return BrokenImageError(f"{type(error).__name__}: {error}"[:200])
         if (found := self.planner.count(arrays)) != patches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from streampack.sources.records import (
     record_block,
     require_field,
 )
+from streampack.storage.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class ImageReader:
         folder: where relative paths begin.
         placeholder: what stands for an image in the messages of conversations, beside parts.
         shape: of all conversations; None tells it by each one's fields.
+        storage: how URLs of images are reached.
     """
 
     text: str | None
@@ -48,6 +50,7 @@ class ImageReader:
     folder: str | None = None
     placeholder: str | None = None
     shape: str | None = None
+    storage: Storage = field(default_factory=Storage)
 
     @property
     def columns(self) -> Sequence[str]:
@@ -116,7 +119,7 @@ class ImageReader:
         )
         references = references_of(of_parts, column)
         if self.sizes is None or not references:
-            return Attachments(references)
+            return Attachments(references, storage=self.storage)
         columns = []
         for name in self.sizes:
             require_field(record, name)
@@ -132,7 +135,7 @@ class ImageReader:
             raise BrokenDocumentError(
                 f"has {len(references)} images and {len(sizes)} sizes of images"
             )
-        return Attachments(references, tuple(sizes))
+        return Attachments(references, tuple(sizes), storage=self.storage)
 
 
 #: Bytes of an image's file for every byte of text that makes as many tokens: a photograph of

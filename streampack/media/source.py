@@ -54,8 +54,9 @@ class Images(Chat):
         template: as for `Chat`; None is the processor's.
         template_kwargs, shape: as for `Chat`.
         reading: how a lane reads the data.
-        storage: how files are reached and cached; for files. Images that records name by paths or
-            URLs are read where they are, twice: their heads for the plan, and whole for the batch.
+        storage: how files and URLs are reached and cached; for files. Images that records name by
+            paths or URLs are read where they are, and not kept: their heads for the plan, and whole
+            for the batch.
 
     Raises:
         ConfigError: arguments that do not go together, or data without such fields.
@@ -83,7 +84,8 @@ class Images(Chat):
         self.renders = text is None
         fields = (images,) if isinstance(images, str) else tuple(images)
         below = None if folder is None else os.fspath(folder)
-        reader = ImageReader(text, fields, sizes, below, placeholder, shape)
+        given = {} if storage is None else {"storage": storage}
+        reader = ImageReader(text, fields, sizes, below, placeholder, shape, **given)
         self.reader = reader
         reading = Reading(block_documents=_BLOCK_DOCUMENTS) if reading is None else reading
         self._records = _source_of(data, reader, reading, storage)

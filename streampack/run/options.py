@@ -157,7 +157,14 @@ def check_layout(layout: str, attention: str, packer: Packer, source: Source) ->
 
 
 def media_of(
-    processor: Any, source: Source, *, packer: Packer, attention: str, order: Any, map: Any
+    processor: Any,
+    source: Source,
+    *,
+    packer: Packer,
+    attention: str,
+    layout: str,
+    order: Any,
+    map: Any,
 ) -> Any:
     """What the run does with images: `MediaProcessing`; None without a processor.
 
@@ -180,7 +187,13 @@ def media_of(
         (order is not None, "order", "An order is given", "Leave out order="),
         (map is not None, "map", "A map is given", "Leave out map=; a filter= may stay"),
         (attention == "row", "attention", 'attention is "row"', "Leave out attention="),
-        (source.grouped, "source", "Records have several documents", "Give each its own record"),
+        (layout == "tree", "layout", 'layout is "tree"', "Leave out layout="),
+        (
+            source.grouped or packer.packs_members,
+            "source",
+            "Records may have several documents",
+            "Give each its own record",
+        ),
         (
             not whole,
             "packer",

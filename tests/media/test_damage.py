@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,18 @@ import pytest
 from PIL import Image
 
 from streampack import PackedLoader
-from streampack.documents.blocks import MEDIA, Documents
-from streampack.errors import ContentError
+from streampack.documents.blocks import MEDIA, Documents, make_origin
+from streampack.documents.fields import FieldTypes
+from streampack.errors import ContentError, StorageError
 from streampack.media import Images
 from streampack.media.attachments import Attachments, objects
 from streampack.media.images import decoded, size_of
+from streampack.media.processing import MediaProcessing
+from streampack.media.reader import ImageReader
+from streampack.sources import Storage
 from streampack.window.entries import FieldStore
 from tests.media.test_images import assert_as_processor, dataset, documents_of
-from tests.support.vision import PLACE, drawn, png, qwen_processor
+from tests.support.vision import PLACE, drawn, png, qwen_processor, records
 
 
 def rotated(orientation: int, form: str = "JPEG") -> bytes:
@@ -134,3 +140,38 @@ def test_window_lets_go_of_the_images_of_documents_that_went() -> None:
     store.keep(np.array([1, 2]))
     gc.collect()
     assert [own() is not None for own in held] == [False, True]
+
+
+def test_images_of_a_store_are_read_by_their_heads_and_then_whole(tmp_path: Path) -> None:
+    import fsspec
+
+    given = records(12)
+    with fsspec.open("memory://images/list.jsonl", "w") as file:
+        for i, record in enumerate(given):
+            names = [f"memory://images/{i}-{k}.png" for k in range(len(record["images"]))]
+            for name, data in zip(names, record["images"], strict=True):
+                fsspec.filesystem("memory").pipe(name, data)
+            file.write(json.dumps({"text": record["text"], "images": names}) + "\n")
+    storage = Storage(cache_dir=tmp_path)
+    source = Images("memory://images/list.jsonl", text="text", storage=storage)
+    assert_as_processor(documents_of(dataset(source)), given)
+
+
+class Failing(Storage):
+    """A store that answers nothing."""
+
+    def size(self, path: str) -> int:
+        error = StorageError("Nothing answers.", path=path)
+        error.failure = "transient"
+        raise error
+
+
+def test_store_that_fails_for_a_while_takes_no_loss_from_a_document() -> None:
+    reader = ImageReader("text", ("images",), storage=Failing())
+    given = [{"text": PLACE, "images": ["s3://bucket/a.png"]}]
+    block, _ = reader.block(given, make_origin(0, np.arange(1)), FieldTypes(), False)
+    (attached,) = block.document_fields[MEDIA]
+    with pytest.raises(StorageError):
+        size_of(attached.references[0], attached.storage)
+    with pytest.raises(StorageError):
+        MediaProcessing(qwen_processor())._arrays(("s3://bucket/a.png", (9, 9), 4, Failing()))
