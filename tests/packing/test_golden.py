@@ -117,6 +117,22 @@ ROWS = [
 ]
 
 
+def test_the_golden_batches_that_ranks_share_do_not_change_between_versions() -> None:
+    packer = Buckets(seq_lens=(8, 16), cp=(1, 2), balance="attention", shares=(0.5, 0.5))
+    found = packer.plan_window(window_request(TIED, seq_len=16, carry=0.42))
+    assert found.batches.tolist() == [0, 2, 4, 6, 8]
+    assert rows_of(found.plan) == [
+        [(3, 0, 5), (12, 0, 3)],
+        [(1, 0, 5), (8, 0, 2), (15, 0, 1)],
+        [(13, 0, 8)],
+        [(14, 0, 8)],
+        [(7, 0, 11), (9, 0, 2)],
+        [(16, 0, 16)],
+        [(11, 0, 16)],
+        [(0, 0, 9), (11, 16, 20)],
+    ]
+
+
 GROUPS = [[9, 5], [9], [5, 7, 7], [16, 11, 2], [2, 5], [8, 8, 1], [12, 12], [3]]
 
 

@@ -75,6 +75,19 @@ def test_batches_are_those_of_one_rank(ranks: int) -> None:
     assert held == at
 
 
+@pytest.mark.parametrize("ranks", [6, 12])
+def test_degrees_need_not_divide_one_another(ranks: int) -> None:
+    packer = Buckets(seq_lens=(8, 18, 36), cp=(2, 3, 6), shares=(0.3, 0.3, 0.4))
+    options: dict[str, Any] = {"packer": packer, "batch_size": 1}
+    found = []
+    for step in steps_of(ranks, **options):
+        (degree,) = {batch.cp_size for batch in step}
+        for group in range(0, ranks, degree):
+            assert len({number(batch) for batch in step[group : group + degree]}) == 1
+        found += sorted((b for b in step if not b.cp_rank and b.num_documents), key=number)
+    assert [identity(batch) for batch in found] == whole_run(**options)
+
+
 def test_ranks_of_a_group_hold_the_parts_of_one_batch_and_count_its_loss_once() -> None:
     ranks = 4
     for step in steps_of(ranks):
@@ -189,3 +202,24 @@ def test_every_token_comes_once() -> None:
         if token < 4_000_000
     ]
     assert sorted(tokens) == list(range(sum(map(len, DOCUMENTS))))
+
+
+def test_a_run_of_ranks_by_themselves_goes_on_with_groups_of_them() -> None:
+    def leg(ranks: int, packer: Buckets, steps: int | None, state: Any) -> Any:
+        def one(rank: int, member: Any) -> Any:
+            loader = PackedLoader(shared(Topology(rank, ranks), packer=packer), ranks=member)
+            if state is not None:
+                loader.load_state_dict(state, allow={"packer"})
+            return list(islice(loader, steps)), loader.state_dict()
+
+        results = on_ranks(ranks, one)
+        batches = [batch for own, _ in results for batch in own if not batch.cp_rank]
+        return batches, merge_states([saved for _, saved in results])
+
+    alone = Buckets(seq_lens=(8, 16, 32), shares=(0.3, 0.3, 0.4))
+    before, state = leg(3, alone, 5, None)
+    between, state = leg(4, PACKER, 20, state)
+    after, _ = leg(8, PACKER, None, state)
+    tokens = [t for b in (*before, *between, *after) for t in b.input_ids.ravel().tolist()]
+    assert max(batch.cp_size for batch in between) > 1
+    assert sorted(t for t in tokens if t < 4_000_000) == list(range(sum(map(len, DOCUMENTS))))
