@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from streampack.arguments import type_in_words
@@ -34,6 +35,7 @@ from streampack.batch.hf_ways import (
 )
 from streampack.batch.isolation import (
     check_isolation,
+    has_images,
     largest_movement,
     of_slots,
     put_back,
@@ -216,9 +218,12 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
 def _check_images(model: Any, batch: Any, way: str) -> None:
     """Raise `ConfigError` unless documents with images are as they are by themselves.
 
-    Tried with the first batch that has such documents, once per model and mode.
+    Tried with the first batch that has such documents, once per model and mode. Where ranks are
+    connected it is not: all would have to call the model as often, and not all have images.
     """
-    if getattr(batch, "_places", None) is None or not (batch._places.pieces >= 0).any():
+    if not has_images(batch) or not len(batch._places.pieces):
+        return
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return
     from streampack.batch.media_isolation import documents_moved
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +23,11 @@ from streampack import (
     Topology,
     WindowConfig,
 )
-from streampack.errors import ConfigError, ContentError
+from streampack.errors import ConfigError, ContentError, WorkerError
 from streampack.media import Images
 from streampack.media.families import axes_of
 from streampack.media.images import decoded, size_of
-from tests.support.runs import identity
+from tests.support.runs import child_processes, identity
 from tests.support.simulated_ranks import over_legs
 from tests.support.vision import PLACE, drawn, png, qwen_model, qwen_processor, records
 
@@ -304,3 +306,26 @@ def test_lanes_are_chosen_by_the_bytes_of_images_that_wait() -> None:
     with_images = dataset(Images(given, text="text"), **settings).plan.config.lanes
     settings |= {"processor": None, "tokenizer": qwen_processor().tokenizer}
     assert with_images < PackedDataset(texts, topology=Topology(), **settings).plan.config.lanes
+
+
+def test_worker_that_is_killed_costs_no_pixel() -> None:
+    given = records(200, seed=5)
+
+    def loader(**settings: Any) -> PackedLoader:
+        made = dataset(Images(given, text="text"), lanes=4, seq_len=128, batch_size=1)
+        return PackedLoader(made, **settings)
+
+    def of(batch: PackedBatch) -> Any:
+        return *identity(batch), batch.media["pixel_values"].numpy().tobytes()
+
+    whole = [of(batch) for batch in loader()]
+    killed = loader(num_workers=2, prefetch_factor=1)
+    batches = iter(killed)
+    found = [of(next(batches)) for _ in range(3)]
+    before = len(found)
+    for child in child_processes():
+        os.kill(child, signal.SIGKILL)
+    with pytest.raises(WorkerError):
+        found.extend(map(of, batches))
+    assert before <= len(found) < len(whole)
+    assert [*found, *map(of, killed)] == whole
