@@ -27,7 +27,7 @@ class Topology:
     """A place among data-parallel ranks.
 
     Ranks that hold parts of one model (tensor, pipeline or context parallel) share one data-
-    parallel rank and so get the same batches.
+    parallel rank and so get the same batches. With `Buckets(cp=...)` context-parallel ranks count.
 
     Args:
         rank: this process's data-parallel rank; world_size: how many there are.
