@@ -151,6 +151,9 @@ class ImagePlanner:
         if self.family.form.axes:
             pixels = self.processor.image_processor
             settings = {"size": pixels.size}  # which that of GLM-4V would not look at
+            most = {name: getattr(pixels, name, None) for name in ("min_pixels", "max_pixels")}
+            if None not in most.values():  # as their calls have it
+                settings |= most
             counts = [pixels.get_number_of_image_patches(*size, settings) for size in sizes]
             tokens = [count // pixels.merge_size**2 for count in counts]
             return [np.full(n, self.image_id, np.int64) for n in tokens], np.array(counts, np.int64)
@@ -208,7 +211,7 @@ class ImagePlanner:
         # Of an image of 3 or fewer pixels processors could not tell where the colours are.
         made = self.processor.image_processor(
             images=[[image]] if self.family.nested else [image],
-            return_tensors="np",
+            return_tensors="pt",  # the only ones that all of them make
             input_data_format="channels_last",
             **self.family.settings,
         )

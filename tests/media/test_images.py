@@ -29,7 +29,7 @@ from streampack.media.families import axes_of
 from streampack.media.images import decoded, size_of
 from tests.support.runs import child_processes, identity
 from tests.support.simulated_ranks import over_legs
-from tests.support.vision import PLACE, drawn, png, qwen_model, qwen_processor, records
+from tests.support.vision import PATCH, PLACE, drawn, png, qwen_model, qwen_processor, records
 
 
 def dataset(source: Any, processor: Any = None, **settings: Any) -> PackedDataset:
@@ -329,3 +329,13 @@ def test_worker_that_is_killed_costs_no_pixel() -> None:
         found.extend(map(of, batches))
     assert before <= len(found) < len(whole)
     assert [*found, *map(of, killed)] == whole
+
+
+def test_limits_of_pixels_that_were_set_on_the_processor_hold() -> None:
+    processor = qwen_processor()
+    processor.image_processor.max_pixels = (8 * PATCH) ** 2
+    given = [{"text": f"0:{PLACE}", "images": [png(drawn(0, 60, 60))]}]
+    (batch,) = dataset(Images(given, text="text"), processor, batch_size=1)
+    made = processor(text=[given[0]["text"]], images=[drawn(0, 60, 60)], return_tensors="pt")
+    assert torch.equal(batch.media["pixel_values"], made["pixel_values"])
+    assert batch.input_ids[batch.document_ids == 0].tolist() == made["input_ids"][0].tolist()
