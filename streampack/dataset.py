@@ -71,7 +71,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         tokenizer: for text: a path to tokenizer.json (or its folder), a tokenizers or
             transformers tokenizer, or a `Tokenizer`. Never downloaded.
         processor: for documents with images (`streampack.media.Images`): a processor of
-            transformers, whose tokenizer is used if none is given (docs/media.md).
+            transformers, or a `streampack.media.ImageModel`, whose tokenizer is used if none is
+            given (docs/media.md).
         token_rules: end-of-document and padding ids and the size of the vocabulary, where they are
             not to be taken from the tokenizer.
         attention: "document" keeps documents apart; "row" lets a row attend across them.

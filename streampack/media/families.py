@@ -110,7 +110,8 @@ class ImagePlanner:
         if name is None or not hasattr(processor, "_get_num_multimodal_tokens"):
             raise ConfigError(
                 f"processor is {type(processor).__name__}.",
-                f"Use one of {', '.join(FAMILIES)}, of transformers 4.56 or later.",
+                f"Use one of {', '.join(FAMILIES)}, of transformers 4.56 or later; or an object "
+                "with the methods of streampack.media.ImageModel.",
                 setting="processor",
             )
         self.processor, self.name, self.family = processor, name, FAMILIES[name]

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import MEDIA, PATCHES, Documents, Texts, offsets_of
 from streampack.errors import ContentError, StorageError
 from streampack.media.attachments import Attachments, BatchMedia, HeldMedia, Size, objects
-from streampack.media.families import ImagePlanner, joined, with_margins
+from streampack.media.families import joined, with_margins
 from streampack.media.images import BrokenImageError, blank, decoded, size_of
+from streampack.media.own import planner_of
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
 from streampack.window.packed_rows import PackedRows
@@ -36,7 +37,7 @@ class MediaProcessing:
     """What a run does with images. Picklable.
 
     Args:
-        processor: of transformers.
+        processor: of transformers, or an `ImageModel`.
 
     Attributes:
         fingerprint: 64 bits, in hexadecimal, over all that tokens and pixels follow from.
@@ -46,7 +47,7 @@ class MediaProcessing:
     """
 
     def __init__(self, processor: Any) -> None:
-        self.planner = ImagePlanner(processor)
+        self.planner = planner_of(processor)
         described = json.dumps(self.planner.describe(), sort_keys=True)
         self.fingerprint = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
