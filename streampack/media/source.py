@@ -52,7 +52,8 @@ class Images(Chat):
         folder: where relative paths of images begin, a path or URL; None is the working directory.
         placeholder: a text that stands for an image in messages, such as "<image>".
         template: as for `Chat`; None is the processor's.
-        template_kwargs, shape: as for `Chat`.
+        template_kwargs: as for `Chat`.
+        shape: as for `Chat`.
         reading: how a lane reads the data.
         storage: how files and URLs are reached and cached; for files. Images that records name by
             paths or URLs are read where they are, and not kept: their heads for the plan, and whole
