@@ -13,6 +13,7 @@ from streampack.lane.config import LaneConfig, LaneShare
 from streampack.lane.lane import Lane
 from streampack.lane.state import LaneBatch, LaneEnd
 from streampack.metrics import Metrics
+from streampack.sources.skips import Skips
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ def rotate(
     """
     config, states, topology, start = share.config, share.states, share.topology, share.start
     dealer = sharing.dealer(config.dealing, exchange, states)
+    skips = Skips(config.on_error, config.skip_limit)  # of images
     others = OtherLanes(config, dealer, sharing)
     running: dict[int, Lane | None] = dict.fromkeys(states)
     waited_for = set(states)  # those that have not given their last item
@@ -59,19 +61,22 @@ def rotate(
             item = ready.pop(lane)
             if lane not in running:
                 waited_for.discard(lane)
-            yield _with_pixels(item, config)
+            yield _with_pixels(item, config, skips)
 
 
-def _with_pixels(item: LaneBatch | LaneEnd, config: LaneConfig) -> LaneBatch | LaneEnd:
+def _with_pixels(
+    item: LaneBatch | LaneEnd, config: LaneConfig, skips: Skips
+) -> LaneBatch | LaneEnd:
     """The item; in runs with images a batch with what its images are processed to."""
     media = config.preparation.media
     if media is None or isinstance(item, LaneEnd):
         return item
-    rows, broken = media.processed(item.rows, config.source.document_name, config.on_error)
-    if not broken:
-        return item._replace(rows=rows)
-    metrics = (item.metrics or Metrics()) + Metrics(skipped=broken)
-    return item._replace(rows=rows, metrics=metrics)
+    before = skips.count
+    item = item._replace(rows=media.processed(item.rows, config.source.document_name, skips))
+    if skips.count == before:
+        return item
+    metrics = (item.metrics or Metrics()) + Metrics(skipped=skips.count - before)
+    return item._replace(metrics=metrics)
 
 
 def _end(item: LaneBatch | LaneEnd) -> LaneEnd:

@@ -134,16 +134,14 @@ class MediaProcessing:
 
     # ------------------------------------------------------------------ after the plan
 
-    def processed(
-        self, rows: PackedRows, name: Callable[[Any], str], on_error: str
-    ) -> tuple[PackedRows, int]:
-        """A batch with the pixels of its images, and how many of its images are broken.
+    def processed(self, rows: PackedRows, name: Callable[[Any], str], skips: Skips) -> PackedRows:
+        """A batch with the pixels of its images.
 
         Args:
             rows: whose `media` are `HeldMedia`, or None.
             name: of a document, by its origin.
-            on_error: "skip" gives the document of a broken image no loss, and a grey image of the
-                same size in its place.
+            skips: gets a `ContentError` for each broken image. If it is skipped, its document
+                carries no loss, and a grey image of the same size takes its place.
 
         Raises:
             ContentError: an image cannot be decoded, or is not as it was planned.
@@ -167,8 +165,7 @@ class MediaProcessing:
         broken = [at for at, each in enumerate(made) if isinstance(each, BrokenImageError)]
         for at in broken:
             owner = held[int(owners[at])]
-            if on_error != "skip":
-                raise _error(name(owner.origin), owner, made[at])
+            skips.handle(_error(name(owner.origin), owner, made[at]))
             made[at] = self._arrays((None, *jobs[at][1:]))
         if broken:
             rows = _without_loss(rows, {held[int(owners[at])].piece for at in broken})
@@ -187,7 +184,7 @@ class MediaProcessing:
             self.planner.family.form,
             self.planner.image_id,
         )
-        return rows._replace(media=media), len(broken)
+        return rows._replace(media=media)
 
     def _arrays(self, job: tuple[Any, Size, int, Any]) -> Any:
         """What the model takes of an image, or why it cannot be read."""

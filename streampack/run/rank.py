@@ -37,6 +37,7 @@ from streampack.run.plan import RunPlan
 from streampack.run.provenance import SourceReport, counted, source_report
 from streampack.run.state import Deferred, RunState, batches_known
 from streampack.sources.mixture import Mixture
+from streampack.sources.skips import Skips
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +263,7 @@ class RankRun:
         config = self.plan.config
         rows = config.empty_batch(step)
         if config.preparation.media is not None:
-            rows, _ = config.preparation.media.processed(rows, str, config.on_error)
+            rows = config.preparation.media.processed(rows, str, Skips("raise"))
         return kind_of(rows)(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
 
     def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Generator[PackedBatch, None, None]:

@@ -166,3 +166,17 @@ def test_mixture_with_text_alone_keeps_its_weights_and_its_loss() -> None:
         assert int(batch.by_source[:, 2].sum()) == batch.num_loss_tokens
         patches = batch.document_fields["patches"]
         assert bool((patches[batch.source_ids == 1] == 0).all())
+
+
+def test_ids_without_images_are_mixed_in() -> None:
+    given = chats(30)
+    ids = [{"input_ids": [i % 200 + 1] * (i % 40 + 2)} for i in range(60)]
+    mixture = sources.Mixture(
+        {"images": Images(given), "ids": sources.Items(ids, tokens="input_ids")},
+        weights={"images": 0.5, "ids": 0.5},
+    )
+    batches = list(dataset(mixture, processor(), seq_len=256, on_error="skip"))
+    assert {int(kind) for batch in batches for kind in batch.source_ids} == {0, 1}
+    for batch in batches:
+        of_images = batch.document_fields["patches"] > 0
+        assert set(np.flatnonzero(of_images).tolist()) == set(batch._places.pieces.tolist())

@@ -115,7 +115,9 @@ def test_workers_give_the_same_pixels() -> None:
     assert_as_processor(documents_of(loader), given)
 
 
-def test_image_that_cannot_be_decoded_takes_the_loss_from_its_document_and_is_counted() -> None:
+def test_image_that_cannot_be_decoded_takes_the_loss_from_its_document_and_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     given = records(12)
     hurt = next(i for i, record in enumerate(given) if record["images"])
     data = given[hurt]["images"][0]
@@ -124,7 +126,9 @@ def test_image_that_cannot_be_decoded_takes_the_loss_from_its_document_and_is_co
         list(dataset(Images(given, text="text")))
     assert caught.value.document == f"item {hurt} of the list"
     loader = PackedLoader(dataset(Images(given, text="text"), on_error="skip"))
-    batches = list(loader)
+    with caplog.at_level("WARNING"):
+        batches = list(loader)
+    assert f"tem {hurt} of the list" in caplog.text
     assert loader.metrics().skipped == 1
     for batch in batches:
         assert int((batch.labels != -100).sum()) == batch.num_loss_tokens
