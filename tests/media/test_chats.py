@@ -13,8 +13,8 @@ from streampack import sources
 from streampack.errors import ConfigError, ContentError
 from streampack.media import Images
 from streampack.media.images import decoded, size_of
-from tests.media.test_images import dataset
 from tests.support.vision import drawn, png, qwen_processor
+from tests.support.vision_runs import dataset
 
 #: As Qwen2-VL has it.
 TEMPLATE = (

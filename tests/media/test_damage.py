@@ -24,8 +24,8 @@ from streampack.media.processing import MediaProcessing
 from streampack.media.reader import ImageReader
 from streampack.sources import Storage
 from streampack.window.entries import FieldStore
-from tests.media.test_images import assert_as_processor, dataset, documents_of
 from tests.support.vision import PLACE, drawn, png, qwen_processor, records
+from tests.support.vision_runs import assert_as_processor, dataset, documents_of
 
 
 def rotated(orientation: int, form: str = "JPEG") -> bytes:

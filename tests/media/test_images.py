@@ -19,7 +19,6 @@ from streampack import (
     PackedDataset,
     PackedLoader,
     SimilarityOrder,
-    TokenRules,
     Topology,
     WindowConfig,
 )
@@ -30,42 +29,7 @@ from streampack.media.images import decoded, size_of
 from tests.support.runs import child_processes, identity
 from tests.support.simulated_ranks import over_legs
 from tests.support.vision import PATCH, PLACE, drawn, png, qwen_model, qwen_processor, records
-
-
-def dataset(source: Any, processor: Any = None, **settings: Any) -> PackedDataset:
-    given = {"seq_len": 160, "batch_size": 3, "shuffle": False, "topology": Topology()}
-    given |= {"token_rules": TokenRules(eos="as-is"), "processor": processor or qwen_processor()}
-    return PackedDataset(source, **{**given, **settings})
-
-
-def documents_of(batches: Any) -> dict[str, tuple[list[int], list[int], bytes]]:
-    """By their first words: ids, which of them carry loss, pixels."""
-    processor = qwen_processor()
-    found = {}
-    for batch in batches:
-        rows = np.append(0, np.cumsum(batch._places.entries))
-        for number in range(batch.num_documents):
-            at = batch.document_ids == number
-            ids = batch.input_ids[at].tolist()
-            own = np.flatnonzero(batch._places.pieces == number)
-            pixels = [batch.media["pixel_values"][rows[i] : rows[i + 1]].numpy() for i in own]
-            name = processor.tokenizer.decode(ids).partition(":")[0]
-            learnt = (batch.labels[at] != -100).tolist()
-            found[name] = ids, learnt, b"".join(each.tobytes() for each in pixels)
-    return found
-
-
-def assert_as_processor(found: dict[str, Any], given: list[dict[str, Any]]) -> None:
-    processor = qwen_processor()
-    assert len(found) == len(given)
-    for i, record in enumerate(given):
-        ids, learnt, pixels = found[str(i)]
-        images = [decoded(each, size_of(each)) for each in record["images"]]
-        made = processor(text=[record["text"]], images=images or None, return_tensors="np")
-        assert ids == made["input_ids"][0].tolist()
-        assert pixels == (made["pixel_values"].tobytes() if images else b"")
-        image = processor.image_token_id
-        assert learnt == [i > 0 and token != image for i, token in enumerate(ids)]
+from tests.support.vision_runs import assert_as_processor, dataset, documents_of
 
 
 def test_ids_and_pixels_are_those_of_the_processor() -> None:

@@ -7,22 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from streampack import PackedDataset, TokenRules, Topology, check_isolation
+from streampack import check_isolation
 from streampack.batch.isolation import without_loss
 from streampack.errors import ConfigError
 from streampack.media import Images
 from streampack.media.images import decoded, size_of
 from tests.support.vision import records
 from tests.support.vision_families import FAMILIES
+from tests.support.vision_runs import dataset
 
 #: They round to single precision inside, whatever the weights are.
 IN_SINGLE_PRECISION = {"GLM-4V", "Gemma 3"}
-
-
-def dataset(source: Any, processor: Any, **settings: Any) -> PackedDataset:
-    given = {"seq_len": 160, "batch_size": 3, "shuffle": False, "topology": Topology()}
-    given |= {"token_rules": TokenRules(eos="as-is"), "processor": processor}
-    return PackedDataset(source, **{**given, **settings})
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:

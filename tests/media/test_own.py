@@ -11,8 +11,8 @@ import torch
 from streampack import check_isolation
 from streampack.errors import ContentError
 from streampack.media import Images
-from tests.media.test_images import dataset
 from tests.support.vision import drawn, fast_tokenizer, png
+from tests.support.vision_runs import dataset
 
 
 class Means:

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from streampack.media import Images
-from tests.media.test_images import assert_as_processor, dataset, documents_of
 from tests.support.mosaic import streaming_module
 from tests.support.vision import PLACE, drawn, png, records
+from tests.support.vision_runs import assert_as_processor, dataset, documents_of
 
 
 def hugging_face(given: list[dict[str, Any]]) -> Any:
