@@ -127,9 +127,8 @@ def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, An
     for way in WAYS:
         if way == "rows" and not one_segment_per_row(batch):
             continue
-        reason = whats_wrong(model, batch, way, _tried)
+        reason = whats_wrong(model, batch, way, _tried) or _of_images(model, batch, way)
         if reason is None:
-            _check_images(model, batch, way)
             return arguments_by(model, batch, way, segments)
         if reason not in wrong.values():  # where seq_idx makes no difference
             wrong[way] = reason
@@ -215,16 +214,16 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
     return None
 
 
-def _check_images(model: Any, batch: Any, way: str) -> None:
-    """Raise `ConfigError` unless documents with images are as they are by themselves.
+def _of_images(model: Any, batch: Any, way: str) -> str | None:
+    """Why documents with images are not as they are by themselves; None if they are.
 
     Tried with the first batch that has such documents, once per model and mode. Where ranks are
     connected it is not: all would have to call the model as often, and not all have images.
     """
     if not has_images(batch) or not len(batch._places.pieces):
-        return
+        return None
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return
+        return None
     from streampack.batch.media_isolation import documents_moved
 
     known = _found.setdefault(model, {})
@@ -234,14 +233,7 @@ def _check_images(model: Any, batch: Any, way: str) -> None:
             tolerance = TOLERANCE_HALF if dtype_of(model).itemsize == 2 else TOLERANCE
             call = partial(arguments_by, model, way=way)
             known[key] = documents_moved(model, batch, lambda one: call(batch=one), tolerance)
-    if (reason := known[key]) is not None:
-        raise ConfigError(
-            f"{type(unwrapped(model)).__name__} does not take documents with images in a row as by "
-            f"themselves: {reason}.",
-            'Use a processor and a model of one family, and attn_implementation="sdpa" or '
-            '"eager"; or packer=Pad(seq_len=...).',
-            setting="model",
-        )
+    return known[key]
 
 
 @contextmanager

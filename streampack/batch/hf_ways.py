@@ -64,6 +64,11 @@ def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) 
     return {name: value for name, value in arguments.items() if name in wanted}
 
 
+def takes(model: Any, name: str) -> bool:
+    """True if the model's `forward` names this argument."""
+    return name in inspect.signature(unwrapped(model).forward).parameters
+
+
 def _mask(model: Any, batch: Any) -> Tensor | dict[str, Tensor]:
     """(rows, 1, seq_len, seq_len), 0 where a slot sees another one, else the least number.
 

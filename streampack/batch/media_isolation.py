@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from streampack.batch.hf_ways import takes
 from streampack.batch.isolation import largest_movement, of_slots, without_loss
 from streampack.batch.media_arguments import of_images, with_changed_images
 
@@ -31,8 +32,8 @@ def documents_moved(
     for number in dict.fromkeys((int(pieces[0]), int(pieces[-1]))):
         at = document == number
         size = int(at.sum())
-        alone = of_slots(model(**_alone(batch, number)), size)
-        other = of_slots(model(**_alone(with_changed_images(batch, at), number)), size)
+        other = with_changed_images(batch, at)
+        alone, other = (of_slots(model(**_alone(model, b, number)), size) for b in (batch, other))
         scale = float(largest_movement(alone, other).max())
         moved = float(largest_movement(alone, outputs[at]).max())
         if not moved <= tolerance * scale:
@@ -40,7 +41,7 @@ def documents_moved(
     return None
 
 
-def _alone(batch: Any, number: int) -> dict[str, Any]:
+def _alone(model: Any, batch: Any, number: int) -> dict[str, Any]:
     """Arguments of a model for one document by itself; it counts positions itself."""
     places = batch._places
     own = torch.from_numpy(places.pieces == number).to(batch.device)
@@ -53,4 +54,6 @@ def _alone(batch: Any, number: int) -> dict[str, Any]:
     # Without a mask some would take the places of images for those of packed documents.
     mask = torch.ones_like(ids)
     made = of_images(media, ids, places)
+    if takes(model, "mm_token_type_ids"):  # of transformers 5, to find the places of images
+        made["mm_token_type_ids"] = (ids == places.image_id).int()
     return {"input_ids": ids, "attention_mask": mask, **made, "use_cache": False}

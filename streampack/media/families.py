@@ -183,9 +183,6 @@ class ImagePlanner:
         self, sizes: Sequence[Size]
     ) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
         """`plan` for images that are written as rows and columns of tiles."""
-        from transformers.models.idefics3 import processing_idefics3 as written
-
-        prompt: Any = written.get_image_prompt_string
         processor, ids, patches = self.processor, [], []
         for size in sizes:
             count, *places = processor.image_processor.get_number_of_image_patches(
@@ -195,12 +192,7 @@ class ImagePlanner:
             if count == 1:
                 rows = columns = 0
             if (rows, columns) not in self._prompts:
-                text = prompt(
-                    rows, columns, processor.image_seq_len,
-                    image_token=processor.image_token,
-                    fake_token_around_image=processor.fake_image_token,
-                    global_img_token=processor.global_image_tag,
-                )  # fmt: skip
+                text = _prompt_of_tiles(processor, rows, columns)
                 made = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
                 self._prompts[rows, columns] = np.array(made, dtype=np.int64)
             ids.append(self._prompts[rows, columns])
@@ -237,6 +229,17 @@ class ImagePlanner:
         """The patches, or tiles, that an image has become."""
         pixels = arrays["pixel_values"]
         return int(pixels.shape[1] if self.family.tiled else len(pixels))
+
+
+def _prompt_of_tiles(processor: Any, rows: int, columns: int) -> str:
+    """What the processor of Idefics3 writes for an image of so many rows and columns of tiles."""
+    fake, image = processor.fake_image_token, processor.image_token * processor.image_seq_len
+    tiles = [
+        "".join(f"{fake}<row_{row + 1}_col_{column + 1}>{image}" for column in range(columns))
+        for row in range(rows)
+    ]
+    whole = f"{fake}{processor.global_image_tag}{image}{fake}"
+    return "".join(f"{line}\n" for line in tiles) + (f"\n{whole}" if rows else whole)
 
 
 def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -111,14 +112,15 @@ def test_model_that_takes_images_otherwise_than_alone_is_refused() -> None:
     model, batch = example_of("Qwen2-VL")
     batch.hf(model=model)
     other, _ = example_of("Qwen2-VL")
-    forward = type(other).forward
+    usual = type(other).forward
 
     class Leaking(type(other)):  # type: ignore[misc]
+        @functools.wraps(usual)  # whose arguments are asked for
         def forward(self, *args: Any, **given: Any) -> Any:
             if given.get("pixel_values") is not None:
                 mean = given["pixel_values"].mean(0, keepdim=True)
                 given["pixel_values"] = given["pixel_values"] + 5 * mean
-            return forward(self, *args, **given)
+            return usual(self, *args, **given)
 
     other.__class__ = Leaking
     with pytest.raises(ConfigError) as caught:

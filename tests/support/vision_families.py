@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,7 +54,8 @@ def glm_processor() -> Any:
         size={"shortest_edge": (4 * PATCH) ** 2 * 2, "longest_edge": (16 * PATCH) ** 2 * 2},
     )  # fmt: skip
     named = ids_of(tokenizer, image_token="<|image|>", video_token="<|video|>")
-    return images_alone(transformers.Glm4vProcessor, pixels, tokenizer, **named)
+    more = {"video_start_id": 1, "video_end_id": 2}  # of transformers 5
+    return images_alone(transformers.Glm4vProcessor, pixels, tokenizer, **named, **more)
 
 
 def glm_model(processor: Any) -> Any:
@@ -95,7 +97,12 @@ def internvl_processor() -> Any:
         image_token="<IMG_CONTEXT>",
     )  # fmt: skip
     return images_alone(
-        transformers.InternVLProcessor, pixels, tokenizer, image_seq_length=4, **named
+        transformers.InternVLProcessor,
+        pixels,
+        tokenizer,
+        image_seq_length=4,
+        multimodal_pattern=re.compile("(?P<image><IMG_CONTEXT>)|(?P<video><video>)"),
+        **named,
     )
 
 
