@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,8 @@ class ImagePlanner:
         if self.family.around is not None:
             before, after = ([self._id(self._text(each))] for each in self.family.around)
         self._before, self._after = before, after
+        # Calls of processors before transformers 5 go by both limits of pixels, or by neither.
+        self._limits_alone = int(metadata.version("transformers").partition(".")[0]) >= 5
         self._prompts: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def _text(self, attribute: str) -> Any:
@@ -152,9 +155,10 @@ class ImagePlanner:
         if self.family.form.axes:
             pixels = self.processor.image_processor
             settings = {"size": pixels.size}  # which that of GLM-4V would not look at
-            most = {name: getattr(pixels, name, None) for name in ("min_pixels", "max_pixels")}
-            if None not in most.values():  # as their calls have it
-                settings |= most
+            limits = {name: getattr(pixels, name, None) for name in ("min_pixels", "max_pixels")}
+            given = {name: limit for name, limit in limits.items() if limit is not None}
+            if given.keys() == limits.keys() or self._limits_alone:
+                settings |= given
             counts = [pixels.get_number_of_image_patches(*size, settings) for size in sizes]
             tokens = [count // pixels.merge_size**2 for count in counts]
             return [np.full(n, self.image_id, np.int64) for n in tokens], np.array(counts, np.int64)
