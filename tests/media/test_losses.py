@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from streampack import check_isolation
 from streampack.batch.isolation import without_loss
@@ -19,6 +20,8 @@ from tests.support.vision_runs import dataset
 
 #: They round to single precision inside, whatever the weights are.
 IN_SINGLE_PRECISION = {"GLM-4V", "Gemma 3"}
+#: By transformers 5 documents are not in packed rows as they are by themselves.
+REFUSED = {"Gemma 3"} if int(transformers.__version__.partition(".")[0]) >= 5 else set()
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:
@@ -48,6 +51,10 @@ def test_losses_and_gradients_of_vision_tower_and_text_are_those_of_single_docum
     processor, given = example.processor(), records(9, place=example.place)
     model = example.model(processor)
     (batch,) = dataset(Images(given, text="text"), processor, seq_len=256)
+    if family in REFUSED:
+        with pytest.raises(ConfigError):
+            batch.hf(model=model)
+        return
     logits = logits_of(model, batch.hf(model=model))
     packed = loss_of(logits, batch.labels)
     packed.backward()
@@ -86,7 +93,7 @@ def example_of(family: str) -> tuple[Any, Any]:
     return example.model(processor), batch
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in REFUSED])
 def test_documents_with_images_are_isolated(family: str) -> None:
     model, batch = example_of(family)
 
