@@ -3,4 +3,5 @@
 # own (.venv-frameworks). Arguments go to pytest.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" frameworks
 exec pytest -m "not gpu" tests/frameworks tests/batch/test_batch.py \
-    tests/batch/test_consumers.py tests/batch/test_equal_losses.py tests/media "$@"
+    tests/batch/test_consumers.py tests/batch/test_equal_losses.py \
+    tests/media/test_images.py tests/media/test_losses.py "$@"
