@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from streampack.batch.attention import segment_ids
 from streampack.packing.plan import Composition
@@ -44,13 +44,15 @@ def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) 
         arguments = batch.hf(seq_idx=way == "seq_idx", segments=segments)
         wanted = {name for name in arguments if takes_any or name in taken}
     else:
-        arguments = batch.hf()
+        tree = hasattr(batch, "tout")
+        arguments = batch._ids() if tree else batch.hf()
+        rows = 1 if tree and _is_flex(model) else batch.rows  # a block mask is of all rows
         for name in _OF_SLOTS & {*arguments}:
             values = arguments[name]
             if values.dim() == 3:  # three axes, and before them the text's positions
                 arguments[name] = values[1:].view(3, batch.rows, batch.seq_len)
             else:
-                arguments[name] = values.view(batch.rows, batch.seq_len)
+                arguments[name] = values.reshape(rows, -1)
         if way == "rows":
             del arguments["position_ids"]  # they count from the row's beginning anyway
         else:
@@ -69,21 +71,32 @@ def takes(model: Any, name: str) -> bool:
     return name in inspect.signature(unwrapped(model).forward).parameters
 
 
-def _mask(model: Any, batch: Any) -> Tensor | dict[str, Tensor]:
+def _is_flex(model: Any) -> bool:
+    return getattr(config_of(model), "_attn_implementation", None) == "flex_attention"
+
+
+def _mask(model: Any, batch: Any) -> Any:
     """(rows, 1, seq_len, seq_len), 0 where a slot sees another one, else the least number.
 
-    By kind of layer where the model's are not all of one kind.
+    Of trees for FlexAttention, block masks. By kind of layer where the model's are not all of one
+    kind.
     """
     config = config_of(model)
     dtype = dtype_of(model)
     position = batch.position_ids
-    if hasattr(batch, "tout"):  # trees
+    tree = hasattr(batch, "tout")
+    flex = tree and _is_flex(model)
+    if flex:
+        seen = torch.empty(0)
+    elif tree:
         seen = batch.mask()[:, 0]
     else:
         segment = segment_ids(batch).view(batch.rows, batch.seq_len)
         seen = (segment[:, :, None] == segment[:, None, :]).tril()
 
-    def mask(window: int | None) -> Tensor:
+    def mask(window: int | None) -> Any:
+        if flex:
+            return batch.flex(window=window)
         visible = seen
         if window is not None:
             visible = seen & (position[:, :, None] - position[:, None, :] < window)

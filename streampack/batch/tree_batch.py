@@ -92,28 +92,40 @@ class TreeBatch(PackedBatch):
         seen = (slot <= slot[:, None]) & (slot[:, None] < self.tout[:, None, :])
         return seen[:, None]
 
-    def flex(self, block_size: int = 128) -> BlockMask:
+    def flex(self, block_size: int = 128, *, window: int | None = None) -> BlockMask:
         """The block mask for `flex_attention` over the flattened rows, (1, 1, T, T).
 
         Made in a time that grows with ``(T / block_size)**2``, without a T x T matrix.
+
+        Args:
+            window: tokens of its sequence that a slot sees, itself included; None for all.
         """
         slots = self.rows * self.seq_len
         first = torch.arange(0, slots, self.seq_len, device=self.device)
         tout = (self.tout + first[:, None]).view(-1)
 
+        depth = self.position_ids.view(-1)
+
         def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return (key <= query) & (query < tout[key])
+            seen = (key <= query) & (query < tout[key])
+            return seen if window is None else seen & (depth[query] - depth[key] < window)
+
+        def by_block(values: Tensor, fill: int) -> Tensor:
+            padded = torch.nn.functional.pad(values, (0, blocks * block_size - slots), value=fill)
+            return padded.view(blocks, block_size)
 
         blocks = -(-slots // block_size)
         block = torch.arange(blocks, device=self.device)
         low, high = block * block_size, ((block + 1) * block_size).clamp(max=slots)
-        padded = torch.nn.functional.pad(tout, (0, blocks * block_size - slots), value=0)
-        latest = padded.view(blocks, block_size).amax(dim=1)
-        padded = torch.nn.functional.pad(tout, (0, blocks * block_size - slots), value=slots)
-        soonest = padded.view(blocks, block_size).amin(dim=1)
+        latest, soonest = by_block(tout, 0).amax(dim=1), by_block(tout, slots).amin(dim=1)
         before = block[None, :] < block[:, None]  # blocks of keys before those of queries
         full = before & (soonest[None, :] >= high[:, None])
-        some = before & (latest[None, :] > low[:, None]) & ~full
+        some = before & (latest[None, :] > low[:, None])
+        if window is not None:
+            deepest, least = by_block(depth, 0).amax(dim=1), by_block(depth, slots).amin(dim=1)
+            full &= deepest[:, None] - least[None, :] < window
+            some &= least[:, None] - deepest[None, :] < window
+        some &= ~full
         some |= torch.eye(blocks, dtype=torch.bool, device=self.device)
 
         def listed(which: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,7 +160,8 @@ class TreeBatch(PackedBatch):
         seq_len). With the `model` it is in its dtype, of every kind of layer where its layers are
         of several (a sliding window counts along a sequence, not along the row); and a small tree
         is run through the model some ten times before, once for each shape, to be sure that it
-        computes trees. Without the model the mask is bool, as SDPA alone takes it.
+        computes trees. With FlexAttention ids are (1, T), and the mask is that of `flex`. Without
+        the model the mask is bool, as SDPA alone takes it.
 
         Raises:
             ConfigError: the model does not compute trees; the message says why.
@@ -157,10 +170,13 @@ class TreeBatch(PackedBatch):
             from streampack.batch.tree_models import arguments_for
 
             return arguments_for(model, self)
+        return {**self._ids(), "attention_mask": self.mask()}
+
+    def _ids(self) -> dict[str, Any]:
+        """What models of transformers take besides a mask."""
         return {
             "input_ids": self.input_ids,
             "position_ids": self.position_ids,
-            "attention_mask": self.mask(),
             "use_cache": False,
         }
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 
 from streampack import check_isolation, pack
 from streampack.errors import ConfigError
@@ -84,6 +85,27 @@ def test_losses_and_gradients_are_those_of_sequences_one_by_one(family: str) -> 
                     shared[name], parameter.grad, rtol=0, atol=1e-12 * max(scale, 1), msg=name
                 )
     assert check_isolation(model, batch)
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt_neox", "qwen3", "opt", "mistral", "starcoder2", "gemma2"]
+)
+def test_flex_attention_takes_the_block_mask(family: str) -> None:
+    flex, dense = (tiny_model(family, way, seconds=60) for way in ("flex_attention", "sdpa"))
+    dense.load_state_dict(flex.state_dict())
+    batch, _ = batch_of(1)
+    torch.compiler.reset()
+    # On a CPU torch has no gradients of FlexAttention, and compiles it for one shape alone.
+    with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        arguments = batch.hf(model=flex)
+        found = flex(**arguments).logits.view(batch.seq_len, -1)
+        expected = dense(**batch.hf(model=dense)).logits.view(batch.seq_len, -1)
+    masks = arguments["attention_mask"]
+    for mask in masks.values() if isinstance(masks, dict) else [masks]:
+        assert isinstance(mask, BlockMask)
+    real = batch.document_ids.view(-1) >= 0
+    torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-5)
+    assert batch.loss(found) > 0
 
 
 @pytest.mark.parametrize("family", ["mamba", "recurrent_gemma", "lfm2"])

@@ -129,14 +129,19 @@ def test_loss_and_gradients_are_those_of_sequences_one_by_one(
             torch.testing.assert_close(one, parameter.grad, rtol=0, atol=1e-12)
 
 
-@given(DRAWN, st.sampled_from([4, 7, 16, 64]))
+@given(DRAWN, st.sampled_from([4, 7, 16, 64]), st.sampled_from([None, 1, 3]))
 @settings(max_examples=100, deadline=None)
-def test_the_block_mask_is_the_mask(drawn: list[Group], block_size: int) -> None:
+def test_the_block_mask_is_the_mask(
+    drawn: list[Group], block_size: int, window: int | None
+) -> None:
     for batch in batches_of(drawn):
-        found = batch.flex(block_size)
+        found = batch.flex(block_size, window=window)
+        seen, depth = batch.mask()[0, 0], batch.position_ids[0]
+        if window is not None:
+            seen = seen & (depth[:, None] - depth[None, :] < window)
         slots = batch.seq_len
         dense = create_mask(found.mask_mod, 1, 1, slots, slots, device="cpu")[0, 0]
-        assert torch.equal(dense, batch.mask()[0, 0])
+        assert torch.equal(dense, seen)
         blocks = -(-slots // block_size)
         some, full = (
             {(q, int(k)) for q in range(blocks) for k in indices[0, 0, q, : int(count[0, 0, q])]}
@@ -149,7 +154,8 @@ def test_the_block_mask_is_the_mask(drawn: list[Group], block_size: int) -> None
         for q in range(blocks):
             for k in range(blocks):
                 part = dense[q * block_size :, k * block_size :][:block_size, :block_size]
-                assert ((q, k) in some | full) == bool(part.any())
+                listed = (q, k) in some | full
+                assert listed == bool(part.any()) or (listed and window is not None)
                 assert part.all() or (q, k) not in full
 
 
