@@ -187,7 +187,21 @@ def test_what_is_shared_is_named_in_one_way(given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["labels", "varlen", "cu_seqlens", "next_tokens", "samples", "numpy", "seq_idx"]
+    "name",
+    [
+        "labels",
+        "varlen",
+        "cu_seqlens",
+        "next_tokens",
+        "samples",
+        "numpy",
+        "seq_idx",
+        "context_parallel",
+        "fla",
+        "megatron",
+        "packed_seq_params",
+        "limit_context",
+    ],
 )
 def test_what_trees_do_not_have_says_so(name: str) -> None:
     (batch,) = batches_of([[[1, 2], [1, 3]]])
