@@ -130,6 +130,7 @@ COMMANDS = {
     "balance": "--seq-lens 2048 --steps 3 --skip 1 --only lognormal",
     "dealing": "--ranks 1 --batches 2 --only shards_alike",
     "fields": "--documents 200 --repeats 1",
+    "images": "--count 2 --passes 1",
     "layouts": "--size 0.001",
     "memory": "--scale 0.01 --rounds 1 --passes 1",
     "resume": "--scale 0.01",
