@@ -32,6 +32,7 @@ from streampack.run.progress import with_progress
 from streampack.run.provenance import SourceReport
 from streampack.run.rank import RankRun, feed_in_process
 from streampack.run.workers import WorkerSettings, feed_from_workers
+from streampack.sources.credits import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -281,6 +282,34 @@ class PackedLoader(DataLoader[Any]):
             self._stop()
         return found
 
+    def set_weights(self, weights: Weights, *, from_step: int | None = None) -> None:
+        """Mix the sources of the run's `Mixture` by other weights from a step on.
+
+        All ranks call it after the same step with the same numbers. It may be called inside the
+        loop, which goes on. Batches made ahead are dropped and made again, so that it costs
+        as much as a resume. Each lane draws by the new weights from its first round on that
+        begins with that step or later; what waits in its window comes first. So the batches are
+        the same for any number of ranks and workers, and the state records the change.
+
+        Args:
+            weights: by name, one for every source, as for `Mixture`. They stay constant up to the
+                next change.
+            from_step: a step from the beginning of the run, counted as ranks are now; None is the
+                one that comes next. If ranks share batches, whole rounds of the lanes wait for it.
+
+        Raises:
+            ConfigError: the source is no mixture, the run has an order, the weights are not of
+                these sources or cannot be shares, or the step is over.
+
+        Raises (in the next step, on every rank):
+            RankError: the ranks gave different numbers.
+        """
+        if self._finished:
+            self._begin_again()
+        self._run.set_weights(weights, from_step)
+        if self._live is not None:
+            self._live.go_on(self._batches())
+
     # ------------------------------------------------------------------ one iterator at a time
 
     def _open(self) -> Prefetcher:
@@ -294,12 +323,18 @@ class PackedLoader(DataLoader[Any]):
                     "order. Use PackedDataset(epochs=n) and one loop for passes in other orders.",
                     config.epochs,
                 )
-            self._run.go_on(self._run.plan, self._run.plan.start())
-            self._finished = False
+            self._begin_again()
         self._stop()
-        batches = self._run.batches(self._feed, processes=self.num_workers > 0)
-        self._live = Prefetcher(self._run, batches, self._copies, self._pin_memory)
+        self._live = Prefetcher(self._run, self._batches(), self._copies, self._pin_memory)
         return self._live
+
+    def _begin_again(self) -> None:
+        """Go back to the beginning, and to the mixture's own weights."""
+        self._run.go_on(self._run.plan, self._run.plan.start())
+        self._finished = False
+
+    def _batches(self) -> Generator[PackedBatch, None, None]:
+        return self._run.batches(self._feed, processes=self.num_workers > 0)
 
     def _feed(
         self, share: LaneShare, sharing: Sharing, exchange: ReportExchange

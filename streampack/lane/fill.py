@@ -85,6 +85,7 @@ class Fill:
     def read(self, step: int) -> bool:
         """Admit what the round that begins with batch `step` wants; True if there was less."""
         self.stream.allow(step)
+        self.stream.reweigh(step)
         self.reports.forget(step)
         starved = self._admit()
         if self.config.packer.overflow == "drop":

@@ -246,6 +246,9 @@ def resume_run(
     plan = RunPlan.of(config, topology)
     run = RunState.of_rank(state, plan.fingerprint, plan.topology)
     if replans:
+        before = replace(before, weight_changes=run.weight_changes)
+        if "source" in changed:  # whose weights hold from here on
+            run.weight_changes = ()
         sharing, rule = run.sharing(connected=False), before.dealing
         dealer = sharing.dealer(rule, sharing.exchange(rule), run.states())
         OtherLanes(before, dealer, sharing).report_for(given)

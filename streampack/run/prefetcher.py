@@ -169,6 +169,12 @@ class Prefetcher:
         if self._copies is not None and following:
             self._copies.start(following[0])
 
+    def go_on(self, batches: Generator[PackedBatch, None, None]) -> None:
+        """Give these instead of what the loop has not taken."""
+        self._given.close()
+        self._given = batches
+        self._got.clear()
+
     def end(self) -> None:
         """Give nothing more, and end what makes the batches."""
         if not self._ended:

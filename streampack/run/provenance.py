@@ -16,6 +16,7 @@ from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError
 from streampack.metrics import SourceCounts, SourceTotals
 from streampack.sources.base import Source
+from streampack.sources.credits import WeightChange
 from streampack.sources.mixture import Mixture, sources_of
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
@@ -187,13 +188,19 @@ def source_report(
 
 
 def counted(
-    totals: SourceTotals, mixture: Mixture, by_source: NDArray[np.int64], at: int
+    totals: SourceTotals,
+    mixture: Mixture,
+    by_source: NDArray[np.int64],
+    at: int,
+    change: WeightChange | None,
 ) -> SourceTotals:
     """The totals with a batch, in another object: threads may be reading these.
 
-    `by_source` is that of `PackedRows`; `at` are the tokens of the run before the batch.
+    `by_source` is that of `PackedRows`; `at` are the tokens of the run before the batch; `change`
+    is that of the weights by then.
     """
-    rates = mixture.shares.rates(at, [True] * len(mixture.sources))
+    shares = mixture.shares if change is None else change.shares([*mixture.sources])
+    rates = shares.rates(at, [True] * len(mixture.sources))
     rows = by_source.tolist()
     each = sum(row[0] for row in rows) / sum(rates)
     made, none = SourceTotals(totals), SourceCounts()

@@ -13,6 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,8 @@ from streampack.run.estimation import Estimate, estimate_steps, steps_as_found
 from streampack.run.plan import RunPlan
 from streampack.run.provenance import SourceReport, counted, source_report
 from streampack.run.state import Deferred, RunState, batches_known
+from streampack.run.weights import steps_before, with_weights
+from streampack.sources.credits import Weights, change_at
 from streampack.sources.mixture import Mixture
 from streampack.sources.skips import Skips
 
@@ -111,10 +114,9 @@ class RankRun:
     def steps_taken(self) -> int:
         """Steps from the beginning of the run to the place where its state is."""
         plan, batches = self.plan, self.state.next_batch
-        share = plan.config.packer.batch_share(
-            batches // plan.config.lanes, schedule_seed=plan.config.seed
-        )
-        return int(batches // plan.topology.world_size * share)
+        if plan.groups is None:
+            return batches // plan.topology.world_size
+        return steps_before(plan, batches)
 
     def lanes(self) -> list[int]:
         """The lanes that this rank's next batches come from, in the order of the rotation."""
@@ -135,6 +137,13 @@ class RankRun:
         self._untaken.clear()
         self._steps.clear()
         self._passes.clear()
+
+    def set_weights(self, weights: Weights, from_step: int | None) -> None:
+        """See `PackedLoader.set_weights`. Batches that were given and not taken are void."""
+        changes = with_weights(self.plan, self.state, weights, from_step, taken=self.steps_taken)
+        for state in (self.state, *(recent for _, recent in self._recent)):
+            state.weight_changes = changes
+        self._untaken.clear()
 
     # ------------------------------------------------------------------ giving
 
@@ -174,7 +183,8 @@ class RankRun:
     ) -> Generator[PackedBatch, None, None]:
         plan, start = self.plan, self.state.next_batch
         finite = plan.config.epochs is not None
-        check_same_start(self.ranks, start, plan.fingerprint)
+        config = replace(plan.config, weight_changes=self.state.weight_changes)
+        check_same_start(self.ranks, start, {**plan.fingerprint, "weights": config.weight_changes})
         states = self.state.states()
         connected = sharing is None and self._is_connected()
         name = f"{os.getpid()}-{uuid.uuid4().hex}" if processes else None
@@ -183,7 +193,7 @@ class RankRun:
         exchange = own.exchange(rule)
         dealer = own.dealer(rule, exchange, states) if connected else None
         with_ranks = None if dealer is None else RankExchange(dealer, self.ranks)
-        feed = open_feed(LaneShare(plan.config, plan.topology, start, states), own, exchange)
+        feed = open_feed(LaneShare(config, plan.topology, start, states), own, exchange)
         items = self._real(feed)
         # A DataLoader takes its workers' batches in turn, and so each has one.
         leaves_out, alone = sharing is None and not self._is_apart(), plan.topology.world_size == 1
@@ -344,7 +354,8 @@ class RankRun:
         if batch.by_source is not None and isinstance(source, Mixture):
             slots = self._number(batch) * self.plan.config.mean_batch_tokens(batch.step)
             at = int(slots * metrics.composition.utilisation)
-            metrics.sources = counted(metrics.sources, source, batch.by_source, at)
+            change = change_at(self.state.weight_changes, self._number(batch))
+            metrics.sources = counted(metrics.sources, source, batch.by_source, at, change)
             self._passes[batch.lane] = batch.by_source[:, 3]
 
     def by_source(self) -> SourceReport:

@@ -1,7 +1,9 @@
 """The state of a run: what the loop has consumed, as coordinates that any process can go on from.
 
 ``{"version": 7, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
-"lanes": {"0": {...}, ...}}``: plain JSON. A lane that has given nothing yet has the state None.
+"lanes": {"0": {...}, ...}}``: plain JSON. Where weights of a mixture were changed while it ran,
+also ``"weights": [[batch, {name: weight, ...}], ...]``. A lane that has given nothing yet has the
+state None.
 The state of a rank holds the lanes whose latest turn was its own: where the ranks divide the lanes,
 all that it runs. `merge_states` makes one of the states of all ranks, and any number of ranks goes
 on from that.
@@ -23,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +36,7 @@ from streampack.deals.sharing import Sharing
 from streampack.errors import StateError
 from streampack.job.topology import Topology
 from streampack.run.fingerprint import changed_fields
+from streampack.sources.credits import WeightChange
 
 VERSION = 7
 
@@ -69,6 +72,7 @@ class RunState:
         lanes: state of each lane this rank owns.
         stepped_over: [first, end) numbers of batches that the loop stepped over.
         others: the states of other lanes at the place that this one was loaded from.
+        weight_changes: of a mixture, made and to come, in the order of their batches.
     """
 
     fingerprint: dict[str, Any]
@@ -77,6 +81,7 @@ class RunState:
     lanes: dict[int, Deferred]
     stepped_over: list[list[int]] = field(default_factory=list)
     others: dict[int, Deferred] = field(default_factory=dict)
+    weight_changes: tuple[WeightChange, ...] = ()
 
     @classmethod
     def of_rank(
@@ -100,15 +105,13 @@ class RunState:
             )
         lanes = {int(lane): own for lane, own in state["lanes"].items()}
         own = {lane: lanes.pop(lane) for lane in owned}
-        return cls(fingerprint, topology, start, own, state["stepped_over"], lanes)
+        changes = tuple(WeightChange(*change) for change in state.get("weights", ()))
+        return cls(fingerprint, topology, start, own, state["stepped_over"], lanes, changes)
 
     def copy(self) -> RunState:
         """An independent copy."""
         stepped_over = [list(numbers) for numbers in self.stepped_over]
-        lanes, others = dict(self.lanes), self.others
-        return RunState(
-            self.fingerprint, self.topology, self.next_batch, lanes, stepped_over, others
-        )
+        return replace(self, lanes=dict(self.lanes), stepped_over=stepped_over)
 
     def commit(self, lane: int, step: int, state: Deferred) -> None:
         """Record that the loop has consumed batch number `step` of `lane`.
@@ -175,6 +178,8 @@ class RunState:
             "next_batch": self.next_batch,
             "stepped_over": [list(numbers) for numbers in self.stepped_over],
         }
+        if self.weight_changes:
+            state["weights"] = [[batch, dict(by)] for batch, by in self.weight_changes]
         owned = self.topology.owned_lanes(self.next_batch, self.fingerprint["lanes"])
         lanes = {str(lane): self.lane(lane) for lane in sorted(owned)}
         state["lanes"] = lanes
@@ -210,11 +215,11 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         seen.add(state["checksum"])
         if state["fingerprint"] != first["fingerprint"]:
             changed_fields(first["fingerprint"], state["fingerprint"])
-        for name in ("next_batch", "stepped_over"):
-            if state[name] != first[name]:
+        for name in ("next_batch", "stepped_over", "weights"):
+            here, there = first.get(name), state.get(name)
+            if here != there:
                 raise StateError(
-                    f"`{name}` is {first[name]} in the first state and {state[name]} in number "
-                    f"{number + 1}.",
+                    f"`{name}` is {here} in the first state and {there} in number {number + 1}.",
                     "Merge what all ranks saved in one checkpoint.",
                 )
         twice = [int(lane) for lane in state["lanes"] if int(lane) in lanes]

@@ -19,7 +19,7 @@ from streampack.job.ending import Alone
 from streampack.run.fingerprint import changed_fields
 from streampack.run.plan import RunPlan
 from streampack.run.rank import RankRun, feed_in_process
-from streampack.run.state import RunState, check_state
+from streampack.run.state import Deferred, RunState, check_state
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +66,9 @@ class WorkerShare(Iterator[PackedBatch]):
         lanes = self._plan.topology.lanes(start.next_batch, plan.config.lanes)
         if self._ended:
             lanes = lanes[:0]
+        own_states: dict[int, Deferred] = {lane: start.lane(lane) for lane in lanes}
         self._run = self._begin(
-            RunState(
-                start.fingerprint,
-                self._plan.topology,
-                start.next_batch,
-                {lane: start.lane(lane) for lane in lanes},
-                start.stepped_over,
-            )
+            replace(start, topology=self._plan.topology, lanes=own_states, others={})
         )
         self._sharing = sharing
         self._batches: Generator[PackedBatch, None, None] | None = None

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import pairwise
+from typing import NamedTuple
 
 from streampack.errors import ConfigError
 
@@ -260,6 +261,30 @@ def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
             setting="weights",
         )
     return [Fraction(value) for value in values]
+
+
+class WeightChange(NamedTuple):
+    """Weights that hold from some place of a run on.
+
+    Attributes:
+        batch: number of a batch of the run: the first round of a lane that begins with it or with
+            a later one draws by these weights.
+        weights: by name.
+    """
+
+    batch: int
+    weights: dict[str, float]
+
+    def shares(self, names: Sequence[str]) -> TokenShares:
+        """The shares of these sources, constant over the run."""
+        of = dict(zip(self.weights, _shares([*self.weights.values()]), strict=True))
+        return TokenShares(((0, tuple(of.get(name, 0) for name in names)),))
+
+
+def change_at(changes: Sequence[WeightChange], batch: int) -> WeightChange | None:
+    """What a round that begins with this batch draws by; None is the mixture's own weights."""
+    before = bisect_right(changes, batch, key=lambda change: change.batch)
+    return changes[before - 1] if before else None
 
 
 def tempered(sizes: list[int], temperature: float) -> list[Fraction]:

@@ -85,6 +85,9 @@ class LaneStream(ABC):
     def allow(self, step: int) -> None:  # noqa: B027
         """The next round to be filled begins with batch number `step` of the lane."""
 
+    def reweigh(self, step: int) -> None:  # noqa: B027
+        """Go by the weights that hold for a round that begins with batch `step` of the lane."""
+
     def remaining(self) -> list[Remaining]:
         """Of every source that the lane is dealt, in the order of the rule's lines."""
         return []

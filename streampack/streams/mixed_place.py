@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from streampack.errors import StateError
-from streampack.sources.credits import TokenShares
+from streampack.sources.credits import TokenShares, WeightChange
 from streampack.sources.mixture import Mixture
 from streampack.streams.base import BEGINNING, StreamPosition
 
@@ -36,26 +36,33 @@ class Rules:
     """How sources are mixed up to a document.
 
     Attributes:
-        until: serial of the first document that other rules give; None for the rules of this run.
+        until: serial of the first document that other rules give; None for the rules in force.
         shares: of all sources.
         known: names of the sources that the rules mix.
         quantum_documents: see `Mixture`.
+        batch: that of the `WeightChange` they are from; None if they are the mixture's own.
     """
 
     until: int | None
     shares: TokenShares
     known: tuple[str, ...]
     quantum_documents: int
+    batch: int | None = None
 
     @classmethod
-    def of(cls, mixture: Mixture) -> Rules:
-        """The rules of a mixture."""
-        return cls(None, mixture.shares, tuple(mixture.sources), mixture.quantum_documents)
+    def of(cls, mixture: Mixture, change: WeightChange | None = None) -> Rules:
+        """The rules of a mixture, or those that a change of its weights makes of them."""
+        names = tuple(mixture.sources)
+        if change is None:
+            return cls(None, mixture.shares, names, mixture.quantum_documents)
+        return cls(None, change.shares(names), names, mixture.quantum_documents, change.batch)
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
         """JSON-able; `names` of all sources."""
         known = [i for i, name in enumerate(names) if name in self.known]
+        changed = {} if self.batch is None else {"batch": self.batch}
         return {
+            **changed,
             "until": self.until,
             "sources": [names[i] for i in known],
             "shares": [[at, [shares[i] for i in known]] for at, shares in self.shares.knots],
@@ -71,7 +78,7 @@ class Rules:
             of = dict(zip(known, shares, strict=True))
             knots.append((at, tuple(of.get(name, 0) for name in names)))
         until, quantum = saved["until"], saved["quantum_documents"]
-        return cls(until, TokenShares(tuple(knots)), known, quantum)
+        return cls(until, TokenShares(tuple(knots)), known, quantum, saved.get("batch"))
 
 
 def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> dict[str, Any]:
@@ -83,8 +90,11 @@ def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> di
         until: serial of the first document that the other mixture gives (a quantum that has begun
             by then is drawn to its end).
     """
-    rules = replace(Rules.of(before), until=until).as_dict(list(before.sources))
-    return {**cursor, "before": [*cursor["before"], rules]}
+    rules = list(cursor["before"])
+    if not rules or rules[-1]["until"] is not None:
+        rules.append(Rules.of(before).as_dict(list(before.sources)))
+    rules[-1] = {**rules[-1], "until": until}
+    return {**cursor, "before": rules}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +105,8 @@ class MixedPlace:
         serial: number of the document that comes next.
         tokens, quantum: see `Credits`; credits: of each source, by its number.
         places: of each source.
-        before: the rules for documents up to here and some beyond, without those of this run.
+        before: the rules for documents up to here and some beyond, without those in force where
+            they are the mixture's own.
     """
 
     serial: int

@@ -11,9 +11,10 @@ the choice depends on nothing but credits. A source is read again only once it i
 Where lanes are dealt a source, it may have nothing for now when it is chosen. Then the lane waits,
 so that the order of draws does not depend on when deals are known.
 
-If a run continues with another mixture (`changed_cursor`), documents that were read before the
-change are read again by the rules of that time: places hold those rules until they are after the
-change.
+If a run continues with another mixture (`changed_cursor`) or with other weights (`reweigh`),
+documents that were read before the change are read again by the rules of that time: places hold
+those rules until they are after the change. Weights change with the quantum after the one of the
+document that comes next, for whether that one is drawn already a state does not say.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from streampack.deals.dealer import Dealer
 from streampack.documents.blocks import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
-from streampack.sources.credits import Credits
+from streampack.sources.credits import Credits, WeightChange, change_at
 from streampack.sources.mixture import Mixture, source_seed
 from streampack.sources.skips import Skips
 from streampack.streams.base import LaneStream, Remaining, StreamPosition
@@ -134,9 +135,12 @@ class MixedStream(LaneStream):
             )
             self._members.append(_Member(name, stream, place, place.offset, place.ended))
         self._dealt = () if dealer is None else tuple(dealer.rule.lines)
-        self._lanes = config.lanes
+        self._lane, self._lanes = lane, config.lanes
+        self._changes: tuple[WeightChange, ...] = config.weight_changes
         self._waits = False  # for a deal
-        self._rules = (*start.before, Rules.of(mixture))
+        self._rules = start.before
+        if not self._rules or self._rules[-1].until is not None:
+            self._rules = (*self._rules, Rules.of(mixture))
         self._credits = self._credits_of(start.tokens, start.quantum, list(start.credits))
         self._current = 0
         self._drawn = 0  # tokens of the current quantum that are consumed
@@ -163,6 +167,17 @@ class MixedStream(LaneStream):
     def allow(self, step: int) -> None:
         for member in self._members:
             member.stream.allow(step)
+
+    def reweigh(self, step: int) -> None:
+        change, last = change_at(self._changes, step * self._lanes + self._lane), self._rules[-1]
+        if change is None or change.batch == last.batch:
+            return
+        until = self.serial + (step > 0)
+        changed = (replace(last, until=until), Rules.of(self._mixture, change))
+        self._rules = (*self._rules[:-1], *changed)
+        for number, place in enumerate(self._starts):
+            before = place.before[:-1] if last.batch is not None else place.before
+            self._starts[number] = replace(place, before=(*before, *changed))
 
     @property
     def ended(self) -> bool:
@@ -215,7 +230,7 @@ class MixedStream(LaneStream):
             credits.quantum,
             tuple(credits.amounts),
             tuple(member.place for member in self._members),
-            self._rules[:-1],
+            self._rules if self._rules[-1].batch is not None else self._rules[:-1],
         )
 
     def _next_documents(self) -> Documents | None:

@@ -19,6 +19,7 @@ from streampack.errors import ConfigError
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
 from streampack.sources.base import Block, Source
+from streampack.sources.credits import WeightChange
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.streams.base import BEGINNING, LaneStream, Remaining, StreamPosition
@@ -43,6 +44,7 @@ class StreamConfig:
         epochs: how often the source is read; None is for ever.
         on_error, skip_limit: see `Skips`.
         order: orders documents before they come into the window; None leaves them as they are.
+        weight_changes: of a mixture, in the order of their batches.
     """
 
     source: Source
@@ -54,6 +56,7 @@ class StreamConfig:
     on_error: Any = "raise"
     skip_limit: int = 1000
     order: DocumentOrder | None = None
+    weight_changes: tuple[WeightChange, ...] = ()
 
 
 class DocumentStream(LaneStream):
