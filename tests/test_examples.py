@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.fill_in_the_middle import FillInTheMiddle
+from examples.online_mixing import REFERENCE, DoReMi, train
 from examples.per_source_loss import per_source_loss
 from streampack import PackedDataset, Topology, sources
 from streampack.documents import Documents
@@ -33,6 +34,7 @@ PRINTS = {
     "hf_trainer": r"weights differ by 0\.0e\+00; [1-9]\d* tokens since resuming",
     "lightning_datamodule": r"weights differ by 0\.0e\+00; the same tokens: True",
     "megatron_batches": r"([1-9]\d*) tokens of \1 on 2 context-parallel ranks",
+    "online_mixing": r"weights: cycle 0\.[01]\d, noise 0\.[123]\d, table 0\.[5-8]\d",
     "own_parts": r"5 documents in 4 rows\n(.*\n)*1\d\d batches, 20 .* the same: True",
     "per_source_loss": r"step 40: easy [01]\.\d\d, hard [3-9]\.\d\d",
     "similarity_embedders": r"hashed n-grams: [1-9]\d* files ordered, \d+ near-duplicates left out",
@@ -141,3 +143,38 @@ def test_per_source_loss_is_that_of_each_sources_documents() -> None:
                 expected[batch.source_ids[piece]] -= logits[0, t - 1].log_softmax(-1)[label]
         torch.testing.assert_close(sums, expected)
     assert total.tolist() == [5 + 9 + 14 - 3] * 2
+
+
+def test_online_mixing_moves_weight_to_what_is_still_to_learn() -> None:
+    """Of a cycle that is learnt at once, noise that nothing learns, and a table that takes time."""
+    loader = train()
+    changes = loader.state_dict()["weights"]
+    assert [batch for batch, _ in changes][:6] == [10, 20, 30, 40, 50, 60]
+    shares = np.array([[weights[name] for name in REFERENCE] for _, weights in changes])
+    np.testing.assert_allclose(shares.sum(1), 1)
+    cycle, noise, table = shares.T
+    assert (table > 0.5).all()
+    assert max(cycle.max(), noise.max()) < 0.4
+
+
+def test_online_mixing_weighs_by_the_excess_of_the_loss_alone() -> None:
+    given: list[dict[str, float]] = []
+
+    class Loader:
+        set_weights = staticmethod(given.append)
+
+    mixing = DoReMi(Loader(), {"a": 1.0, "b": 3.0, "c": 0.0}, rate=1.0, even=0.0)  # type: ignore[arg-type]
+    mixing.update(torch.tensor([30.0, 20.0, 0.0]), torch.tensor([10, 10, 0]))
+    # Two nats above the reference, one below it, and not seen.
+    by = np.exp([2.0, 0.0, 0.0])
+    np.testing.assert_allclose([*given[-1].values()], by / by.sum())
+
+
+@pytest.mark.docs
+def test_online_mixing_sets_the_same_weights_on_every_rank(host: Host, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text((FOLDER / "online_mixing.py").read_text())
+    statuses, said = host.run_job(program, processes=2)
+    assert statuses == [0, 0], said
+    first, second = re.findall(r"weights: .*", said)
+    assert first == second
