@@ -152,6 +152,10 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     **each(concatenated, atom=[True, 3]),
     **each(
+        decreasing,
+        capacity=[{"patches": 0}, {"patches": "9"}, {1: 9}, 9],
+    ),
+    **each(
         bucketed,
         seq_lens=[(), (8, 8)],
         padding_threshold=[-1],
@@ -163,6 +167,29 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         "batch_size",
     ),
     "an unknown balance": (lambda: dataset(packer=decreasing(balance="tokens")), "balance"),
+    "a balance of patches where documents have no images": (
+        lambda: dataset(packer=decreasing(balance="patches", overflow="drop")),
+        "balance",
+    ),
+    "a balance of patches of rows that cannot": (
+        lambda: dataset(packer=Concat(seq_len=16, balance="patches")),  # type: ignore[arg-type]
+        "balance",
+    ),
+    "a capacity of a field that is not there": (
+        lambda: dataset(packer=decreasing(capacity={"frames": 9}, overflow="drop")),
+        "capacity",
+    ),
+    "a capacity of a field of fractions": (
+        lambda: dataset(
+            packer=decreasing(capacity={"frames": 9}, overflow="drop"),
+            document_fields={"frames": "float32"},
+        ),
+        "capacity",
+    ),
+    "a capacity for documents that are cut": (
+        lambda: decreasing(capacity={"frames": 9}),
+        "overflow",
+    ),
     "a balance of what costs the same": (
         lambda: dataset(packer=decreasing(balance="attention"), attention="row"),
         "balance",
