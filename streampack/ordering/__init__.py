@@ -4,6 +4,7 @@ Knows documents and their vectors; it does not know rows or lanes. faiss is used
 if it is installed.
 """
 
+from streampack.ordering.bm25 import BM25
 from streampack.ordering.embedding import Embedder, TextEmbedder, TokenEmbedder
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import Neighbours, find_neighbours
@@ -11,6 +12,7 @@ from streampack.ordering.order import DocumentOrder, GroupBy, Ordered, Similarit
 from streampack.ordering.traversal import walk
 
 __all__ = [
+    "BM25",
     "DocumentOrder",
     "Embedder",
     "GroupBy",
