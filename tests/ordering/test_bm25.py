@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
-from streampack.errors import ConfigError
 from streampack.ordering import BM25, SimilarityOrder
 from streampack.ordering.bm25 import TermCounts, log2
 from tests.support import ordering_reference as reference
@@ -95,13 +94,3 @@ def test_related_documents_follow_one_another_and_copies_are_dropped() -> None:
     assert order.order(Documents.from_arrays(copies)).dropped.tolist() == list(range(300, 340))
     assert order.order(documents[:0]).order.tolist() == []
     assert order.order(documents[:1]).order.tolist() == [0]
-
-
-@pytest.mark.parametrize(
-    ("options", "setting"),
-    [({"dimension": 0}, "dimension"), ({"k1": -1}, "k1"), ({"b": 1.1}, "b"), ({"b": "x"}, "b")],
-)
-def test_a_value_out_of_its_range_is_refused(options: dict[str, object], setting: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        BM25(**options)  # type: ignore[arg-type]
-    assert error.value.setting == setting
