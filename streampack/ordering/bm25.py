@@ -60,6 +60,21 @@ class TermCounts:
     tokens: int
 
     @classmethod
+    def none(cls) -> TermCounts:
+        """Those of no documents."""
+        return cls.from_array(np.zeros((1, 2), dtype=np.int64))
+
+    @classmethod
+    def from_array(cls, saved: NDArray[np.int64]) -> TermCounts:
+        """What `as_array` made an array (V + 1, 2) of."""
+        return cls(saved[1:, 0], saved[1:, 1], int(saved[0, 0]), int(saved[0, 1]))
+
+    def as_array(self) -> NDArray[np.int64]:
+        """(V + 1, 2) int64: the two totals, then each term and its documents."""
+        terms = np.stack([self.terms.astype(np.int64), self.documents], axis=1)
+        return np.concatenate([[[self.total, self.tokens]], terms])
+
+    @classmethod
     def of(cls, documents: Documents) -> TermCounts:
         """Those of these documents."""
         return cls.of_indexed(*_indexed(documents))
