@@ -2,7 +2,7 @@
 
 The k nearest kept documents of each kept document are a graph; `ordering.traversal` walks it and
 merges short runs, in one process. Memory: 8 bytes per neighbour for the lists and up to 16 for the
-graph, and 120 bytes per document; with a limit of similarity three times as much for the lists.
+graph, and 120 bytes per document; with a limit of similarity about 1 KB per document in all.
 
 A shard ends at the last run that it can hold whole; a run that is larger than a shard is cut. So
 a reader that shuffles shards, and no documents, keeps related ones together.

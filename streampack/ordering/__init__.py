@@ -9,7 +9,7 @@ from streampack.ordering.embedding import Embedder, TextEmbedder, TokenEmbedder
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import Neighbours, find_neighbours
 from streampack.ordering.order import DocumentOrder, GroupBy, Ordered, SimilarityOrder
-from streampack.ordering.traversal import walk
+from streampack.ordering.traversal import Limit, walk
 
 __all__ = [
     "BM25",
@@ -17,6 +17,7 @@ __all__ = [
     "Embedder",
     "GroupBy",
     "HashedNgrams",
+    "Limit",
     "Neighbours",
     "Ordered",
     "SimilarityOrder",
