@@ -21,6 +21,7 @@ from streampack import (
     PackedDataset,
     PackedLoader,
     Pad,
+    SimilarityOrder,
     TokenRules,
     Topology,
     WindowConfig,
@@ -30,6 +31,7 @@ from streampack import (
     sources,
 )
 from streampack.errors import ConfigError, ContentError, PlanError, StateError
+from streampack.ordering import BM25
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 
 IDS = [[1, 2, 3]] * 20
@@ -150,6 +152,15 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         align=[3],
         extra_capacity=[-1, 16, 2.5],
     ),
+    **each(
+        SimilarityOrder,
+        k=[0, 1.5],
+        duplicate_threshold=[0, 1.1, "x"],
+        max_similarity=[0, 1.1, None],
+        row_tokens=[0, 0.5],
+        embedder=["bm25", 3],
+    ),
+    **each(BM25, dimension=[0, 1 << 17], k1=[-1, float("inf")], b=[1.1, "x", float("nan")]),
     **each(concatenated, atom=[True, 3]),
     **each(
         decreasing,
