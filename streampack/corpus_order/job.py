@@ -20,10 +20,11 @@ from streampack.corpus_order.engine import Engine, opened
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
 from streampack.ordering.approximate import require_faiss
+from streampack.ordering.bm25 import BM25
 from streampack.sources.base import Reading, Source
 from streampack.sources.infer import open as open_source
 
-STAGES = ("embed", "index", "search", "duplicates", "path", "write")
+STAGES = ("copy", "embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"
 RESULTS = "_order"
 IN_ORDER = Reading(open_shards=1)
@@ -108,6 +109,9 @@ class _Run:
         """All stages; returns the number of shards."""
         job, parts = self.job, range(self.job.num_parts)
         each_part = [(p,) for p in parts]
+        self._tasks("copy", embed.copy_part, each_part, "embed/{0:05}.copied.json")
+        if isinstance(job.similarity.embedding, BM25):
+            self._here("copy", embed.add_counts, embed.TERMS)
         self._tasks("embed", embed.embed_part, each_part, "embed/{0:05}.json")
         corpus = Corpus.gather_notes(job.files, job.num_parts)
         embed.check_dimensions(job)

@@ -340,6 +340,9 @@ class RankRun:
         if self._said_lost or topology.rank or not lost.dropped:
             return
         self._said_lost = True
+        remedy = "" if packer.overflow == "split" else ' Longer rows or overflow="split" keep them.'
+        if packer.capacity:
+            remedy = " Longer rows or a larger capacity keep them."
         logger.warning(
             "%.1f %% of the tokens of %s are in no row (%s, rows of %d): %d of %d documents lost "
             "some, and %d of these all.%s",
@@ -352,7 +355,7 @@ class RankRun:
             lost.documents_cropped,
             lost.documents + lost.documents_lost,
             lost.documents_lost,
-            "" if packer.overflow == "split" else ' Longer rows or overflow="split" keep them.',
+            remedy,
         )
 
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:

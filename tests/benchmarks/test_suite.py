@@ -144,6 +144,7 @@ COMMANDS = {
     "papers.refining": "--small",
     "papers.seamless": "--draws 1",
     "papers.in_context": "--documents 64",
+    "papers.row_mates": "--documents 64",
     "papers.corpus_order": "--documents 200 --workers 0",
     "papers.recall": "--report",
 }

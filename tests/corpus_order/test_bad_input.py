@@ -13,7 +13,7 @@ import pytest
 
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder, run_job
-from streampack.corpus_order.embed import embed_part
+from streampack.corpus_order.embed import copy_part, embed_part
 from streampack.errors import ConfigError
 from streampack.ordering import TextEmbedder, TokenEmbedder
 from tests.support.ordered_corpora import make_job, shards_of, write_parquet, write_topics
@@ -134,6 +134,7 @@ def test_a_shard_that_was_removed_from_the_destination_is_written_again(
 def test_what_a_lost_machine_left_of_another_job_is_not_taken(corpus: Path, tmp_path: Path) -> None:
     job = make_job(corpus, tmp_path / "out")
     other = make_job(corpus, tmp_path / "out", first_tokens=3)
+    copy_part(other, 1)
     embed_part(other, 1)  # and no settings are noted
     run_job(job, workers=0)
     run_job(make_job(corpus, tmp_path / "whole"), workers=0)

@@ -43,8 +43,8 @@ def test_a_node_that_dies_in_each_stage_leaves_the_shards_in_the_store_as_they_a
         destination = Destination(job.destination.url)
         found = {name: destination.read(name) for name in destination.names()}
     assert nodes.killed == [
-        "embed_part", "fill_shard", "search_part", "find_pairs", "embed_whole", "search_again",
-        "write_part",
+        "copy_part", "embed_part", "fill_shard", "search_part", "find_pairs", "embed_whole",
+        "search_again", "write_part",
     ]  # fmt: skip
     del found["_order/summary.json"]
     assert found == shards_of(tmp_path / "alone")

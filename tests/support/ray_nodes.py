@@ -27,7 +27,7 @@ INDEX_SHARD = 100  # documents, so that a small corpus has several shards of its
 LONGEST_S = 60.0
 #: The last file that a task writes, of each stage with tasks but the last.
 LAST_FILES = re.compile(
-    r"embed/\d+\.json|index/\d+\.faiss|search/\d+\.\d+\.npy|"
+    r"embed/\d+(\.copied)?\.json|index/\d+\.faiss|search/\d+\.\d+\.npy|"
     r"duplicates/\d+\.(pairs|whole)\.npy|path/\d+\.again\.npy"
 )
 
