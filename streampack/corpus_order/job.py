@@ -91,9 +91,10 @@ def run_job(
 def _begin(job: CorpusOrder) -> None:
     found, what = job.files.read(SETTINGS), "order"
     if found and any(job.files.path("embed").glob("*.json")):  # a part is finished
-        job.destination.refuse_other(what, found, job.settings())
+        job.destination.refuse_other(what, found, job.settings(), str(job.work or ""))
     else:
         job.destination.refuse_filled(what)
+        job.files.clear()  # a machine that was thought dead may have left something of another job
         job.files.note(SETTINGS, job.settings())
 
 
@@ -136,6 +137,7 @@ class _Run:
         self._here("path", lambda job: write.find_path(job, shards), "path/note.json")
         self._here("write", write.plan_shards, "write/starts.npy")
         count = len(self.files.load("write/starts.npy")) - 1
+        write.forget_missing(job, count)
         self._tasks("write", write.write_part, [(s,) for s in range(count)], "write/{0:05}.json")
         return count
 

@@ -130,7 +130,10 @@ class CorpusOrder(Conversion):
         names = ("embedder", "k", "duplicate_threshold", "first_tokens", "revision")
         limited = ("max_similarity", "row_tokens")
         own = {name: described[name] for name in (*names, *limited) if name in described}
-        return {**super().settings(), **own, "search": self.search, "parts": self.num_parts}
+        own.update(search=self.search, parts=self.num_parts)
+        if self.work is not None:  # which does not lie in the destination
+            own["destination"] = self.destination.url
+        return {**super().settings(), **own}
 
 
 def _decoded(tokenizer: Tokenizer, documents: Sequence[list[int]]) -> list[str]:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.conversion.shards import OVERHEAD, Payload, write_shard
+from streampack.conversion.shards import OVERHEAD, Payload, shard_name, write_shard
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.search import candidates_of
 from streampack.corpus_order.settings import CorpusOrder
@@ -86,6 +86,14 @@ def write_part(job: CorpusOrder, shard: int) -> None:
         file = write_shard(Path(scratch), shard, payloads, job.compression)
         job.destination.put(file, file.name)
     job.files.note(f"write/{shard:05}.json", {"documents": len(ids)})
+
+
+def forget_missing(job: CorpusOrder, shards: int) -> None:
+    """Remove the notes of shards that the destination does not have any more."""
+    there = set(job.destination.names())
+    for shard in range(shards):
+        if shard_name(shard) not in there:
+            job.files.path(f"write/{shard:05}.json").unlink(missing_ok=True)
 
 
 def write_documents(job: CorpusOrder, file: Path) -> None:
