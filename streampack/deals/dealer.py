@@ -1,9 +1,9 @@
 """The deals of a run, made by each process, and the exchange of reports between ranks.
 
 Ranks exchange reports with one collective per deal, ordered by steps, once they know that all are
-about to. Every rank starts it before
-the first step that begins after all lanes have given the batch that the
-deal goes by, and has its result before the next step. No lane needs it sooner (see `rule.LAG`).
+about to. Every rank starts it before the first step that begins after all lanes have given the
+batch that the deal goes by, and has its result before the next step. No lane needs it sooner (see
+`rule.LAG`).
 """
 
 from __future__ import annotations
