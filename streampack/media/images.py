@@ -52,7 +52,9 @@ def reference_of(value: Any, where: str, folder: str | None = None) -> Reference
     """One image: bytes, a path or URL, an image of Pillow, or what Hugging Face's feature holds."""
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path") or value.get("url")
-    if isinstance(value, (bytes, Image.Image)):
+    if isinstance(value, Image.Image):
+        return _file_of(value) or value
+    if isinstance(value, bytes):
         return value
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -64,6 +66,17 @@ def reference_of(value: Any, where: str, folder: str | None = None) -> Reference
     if folder is None or "://" in value or os.path.isabs(value):
         return value
     return f"{folder.rstrip('/')}/{value}"
+
+
+def _file_of(image: Image.Image) -> Reference:
+    """The file of an image of which only the head has been read; None of others.
+
+    Processes that read one open file, and threads that load one image, would disturb one another.
+    """
+    file = getattr(image, "fp", None)
+    if file is None or not getattr(image, "tile", None) or image.tell():
+        return None
+    return file.getvalue() if isinstance(file, io.BytesIO) else getattr(image, "filename", None)
 
 
 @contextmanager
@@ -123,8 +136,10 @@ def size_of(reference: Reference, storage: Storage | None = None) -> Size:
     """
     with _opened(reference, storage or Storage(), whole=False) as image:
         width, height = image.size
-        # Pillow would decode a PNG to look for EXIF behind the pixels.
-        in_head = image.format != "PNG" or "exif" in image.info
+        if image.format == "EPS":  # which is a program, and takes any time
+            raise BrokenImageError("EPS is not read")
+        # Pillow turns TIFF itself, and would decode a PNG to look for EXIF behind the pixels.
+        in_head = image.format not in ("PNG", "TIFF") or "exif" in image.info
         if in_head and image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
             width, height = height, width
         return height, width

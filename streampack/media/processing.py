@@ -75,8 +75,9 @@ class MediaProcessing:
         if given is None:
             given = objects([Attachments(())] * len(documents))
         offsets = documents.offsets
-        videos = np.flatnonzero(documents.tokens == self.planner.video_id)
-        has_video = np.diff(np.searchsorted(videos, offsets)) > 0
+        taken = [self.planner.video_id, *{self.planner.image_id} - {self.planner.token_id}]
+        strange = np.flatnonzero(np.isin(documents.tokens, taken))
+        is_strange = np.diff(np.searchsorted(strange, offsets)) > 0
         places = np.flatnonzero(documents.tokens == self.planner.token_id)
         first = np.searchsorted(places, offsets)
         repeats = np.ones(len(documents.tokens), dtype=np.int64)
@@ -87,8 +88,10 @@ class MediaProcessing:
         for i, attached in enumerate(given):
             own = places[first[i] : first[i + 1]]
             try:
-                if has_video[i]:
-                    raise ValueError("has a place for a video, and images alone are read")
+                if is_strange[i]:
+                    raise ValueError(
+                        "has a token of videos, or of an image's features, in its text"
+                    )
                 made, ids = self._planned(attached, own - offsets[i])
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))

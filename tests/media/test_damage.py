@@ -25,6 +25,7 @@ from streampack.media.reader import ImageReader
 from streampack.sources import Storage
 from streampack.window.entries import FieldStore
 from tests.support.vision import PLACE, drawn, png, qwen_processor, records
+from tests.support.vision_families import FAMILIES
 from tests.support.vision_runs import assert_as_processor, dataset, documents_of
 
 
@@ -34,10 +35,21 @@ def rotated(orientation: int, form: str = "JPEG") -> bytes:
     return png(drawn(1, 40, 24), form, exif=exif)
 
 
+def depth_of_16_bits() -> bytes:
+    values = np.random.default_rng(0).integers(0, 1 << 16, (30, 40), dtype=np.uint16)
+    return png(Image.fromarray(values))
+
+
 ODD = {
     **{f"rotated by EXIF {i}": rotated(i) for i in range(1, 9)},
-    "rotated PNG": rotated(6, "PNG"),
-    "rotated WebP": rotated(6, "WEBP"),
+    **{f"rotated {form}": rotated(6, form) for form in ("PNG", "WEBP", "TIFF", "MPO")},
+    "pages": png(drawn(8, 40, 30), "TIFF", save_all=True, append_images=[drawn(9, 30, 20)]),
+    "garbage behind": png(drawn(2, 40, 30)) + b"garbage" * 99,
+    "16 bits": depth_of_16_bits(),
+    "grey with alpha": png(drawn(3, 40, 30).convert("LA")),
+    "palette with alpha": png(drawn(4, 40, 30).convert("P"), transparency=bytes(range(256))),
+    "floats": png(drawn(3, 40, 30).convert("F"), "TIFF"),
+    "JPEG 2000": png(drawn(3, 40, 30), "JPEG2000"),
     "CMYK": png(drawn(2, 40, 30).convert("CMYK"), "JPEG"),
     "grey": png(drawn(3, 40, 30).convert("L")),
     "palette": png(drawn(4, 40, 30).convert("P")),
@@ -84,6 +96,7 @@ WRONG = {
     "decompression bomb": bomb(),
     "empty": b"",
     "text": b"<html>404</html>",
+    "PostScript": png(drawn(0, 20, 20), "EPS"),
     "cut in its head": png(drawn(0, 20, 20))[:20],
     "longer than 200 times its width": png(drawn(0, 2, 500)),
 }
@@ -99,6 +112,28 @@ def test_images_that_cannot_be_planned_are_named_or_their_documents_left_out(kin
     loader = PackedLoader(dataset(Images(given, text="text"), on_error="skip"))
     assert documents_of(loader).keys() == {"good"}
     assert loader.metrics().skipped == 1
+
+
+@pytest.mark.parametrize("images", [[], [png(drawn(0, 20, 20))]])
+def test_text_that_writes_the_token_of_features_itself_is_refused(images: list[bytes]) -> None:
+    example = FAMILIES["Gemma 3"]
+    given = [{"text": f"<image_soft_token>{example.place * len(images)}", "images": images}]
+    with pytest.raises(ContentError) as caught:
+        list(dataset(Images(given, text="text"), example.processor()))
+    assert caught.value.document == "item 0 of the list"
+
+
+def test_images_that_are_opened_and_shared_are_read_by_workers_and_threads(tmp_path: Path) -> None:
+    files = [png(drawn(i, 90, 90)) for i in range(4)]
+    opened = []
+    for i, data in enumerate(files):
+        (tmp_path / f"{i}.png").write_bytes(data)
+        opened.append(Image.open(io.BytesIO(data) if i == 3 else tmp_path / f"{i}.png"))
+    given = [{"text": f"{i}:{PLACE}", "images": [files[i % 4]]} for i in range(64)]
+    items = [{**one, "images": [opened[i % 4]]} for i, one in enumerate(given)]
+    source = Images(items, text="text", folder=tmp_path / "elsewhere")
+    made = dataset(source, lanes=4, batch_size=2)
+    assert_as_processor(documents_of(PackedLoader(made, num_workers=2)), given)
 
 
 def flipped(data: bytes) -> bytes:
