@@ -49,6 +49,7 @@ class Family:
     tiled: bool = False
 
 
+_KEPT_SIZES = 1 << 14
 _GRIDS = Family(("pixel_values", "image_grid_thw"), MediaForm(axes=True))
 _TILES = Family(
     ("pixel_values", "pixel_attention_mask"),
@@ -143,6 +144,7 @@ class ImagePlanner:
         if self._patches is None and name == "Glm4vProcessor":  # of torchvision, in 4.57
             slow = import_module("transformers").Glm4vImageProcessor
             self._patches = partial(slow.get_number_of_image_patches, pixels)
+        self._counts: dict[Size, int] = {}
         self._prompts: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def _text(self, attribute: str) -> Any:
@@ -169,15 +171,10 @@ class ImagePlanner:
         if self.family.nested:
             return self._plan_tiles(sizes)
         if self.family.form.axes:
-            pixels = self.processor.image_processor
-            settings = {"size": pixels.size}  # which that of GLM-4V would not look at
-            limits = {name: getattr(pixels, name, None) for name in ("min_pixels", "max_pixels")}
-            given = {name: limit for name, limit in limits.items() if limit is not None}
-            if given.keys() == limits.keys() or self._limits_alone:
-                settings |= given
-            counts = [self._patches(*size, settings) for size in sizes]
-            tokens = [count // pixels.merge_size**2 for count in counts]
-            return [np.full(n, self.image_id, np.int64) for n in tokens], np.array(counts, np.int64)
+            counts = [self._counts.get(size) or self._count(size) for size in sizes]
+            merged = self.processor.image_processor.merge_size**2
+            ids = [np.full(count // merged, self.image_id, np.int64) for count in counts]
+            return ids, np.array(counts, np.int64)
         found = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
         patches = found.num_image_patches
         if self.family.tiled:
@@ -189,6 +186,19 @@ class ImagePlanner:
             for count in found.num_image_tokens
         ]
         return ids, np.array(patches, dtype=np.int64)
+
+    def _count(self, size: Size) -> int:
+        """Patches of an image of the models with axes, which are kept for the next of that size."""
+        pixels = self.processor.image_processor
+        settings = {"size": pixels.size}  # which that of GLM-4V would not look at
+        limits = {name: getattr(pixels, name, None) for name in ("min_pixels", "max_pixels")}
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        if given.keys() == limits.keys() or self._limits_alone:
+            settings |= given
+        found = int(self._patches(*size, settings))
+        if len(self._counts) < _KEPT_SIZES:
+            self._counts[size] = found
+        return found
 
     def _tiles(self, size: Size) -> int:
         """Tiles of an image that is cut in the best of several resolutions, and itself as one."""

@@ -131,9 +131,9 @@ class MediaProcessing:
         except ValueError as error:
             raise ValueError(f"has an image that the processor refuses ({error})") from error
         tokens = np.array([len(own) for own in ids], dtype=np.int64)
-        starts = places + offsets_of(tokens - 1)[:-1]
-        planned = replace(attached, sizes=sizes, starts=starts, tokens=tokens, patches=patches)
-        return planned, ids
+        starts = places if count == 1 else places + offsets_of(tokens - 1)[:-1]
+        storage = attached.storage
+        return Attachments(attached.references, sizes, starts, tokens, patches, storage), ids
 
     # ------------------------------------------------------------------ after the plan
 

@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,12 @@ from streampack.documents.fields import FieldTypes
 from streampack.errors import ContentError, StorageError
 from streampack.media import Images
 from streampack.media.attachments import Attachments, objects
-from streampack.media.images import decoded, size_of
+from streampack.media.images import (
+    BrokenImageError,
+    _size_of_plain_jpeg,
+    decoded,
+    size_of,
+)
 from streampack.media.processing import MediaProcessing
 from streampack.media.reader import ImageReader
 from streampack.sources import Storage
@@ -27,6 +33,9 @@ from streampack.window.entries import FieldStore
 from tests.support.vision import PLACE, drawn, png, qwen_processor, records
 from tests.support.vision_families import FAMILIES
 from tests.support.vision_runs import assert_as_processor, dataset, documents_of
+
+EXIF = Image.Exif()
+EXIF[0x0112] = 6
 
 
 def rotated(orientation: int, form: str = "JPEG") -> bytes:
@@ -71,6 +80,36 @@ def test_odd_images_are_as_transformers_loads_them(kind: str) -> None:
     assert np.array_equal(np.asarray(made), np.asarray(loaded))
     given = [{"text": f"0:{PLACE}", "images": [data]}]
     assert_as_processor(documents_of(dataset(Images(given, text="text"))), given)
+
+
+@pytest.mark.parametrize("settings", [{}, {"progressive": True}, {"comment": b"c"}, {"exif": EXIF}])
+@pytest.mark.parametrize("colours", ["RGB", "L", "CMYK"])
+def test_size_by_the_head_of_a_jpeg_is_pillows_whatever_is_damaged(
+    colours: str, settings: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    whole = png(drawn(1, 40, 24).convert(colours), "JPEG", **settings)
+    plain = colours != "CMYK" and "exif" not in settings
+    assert _size_of_plain_jpeg(whole) == ((24, 40) if plain else None)
+    for _ in range(2000):
+        data = bytearray(whole[: rng.integers(1, len(whole))] if rng.integers(2) else whole)
+        for _ in range(rng.integers(0, 3)):
+            data[rng.integers(len(data))] = rng.integers(256)
+        if found := _size_of_plain_jpeg(bytes(data)):
+            sizes = []
+            with suppress(Exception), Image.open(io.BytesIO(data)) as image:
+                turned = image.getexif().get(0x0112, 1) > 4
+                sizes.append(image.size if turned else image.size[::-1])
+            assert sizes in ([], [found])
+
+
+def test_jpeg_that_says_it_has_more_pixels_than_pillow_likes_is_left_to_pillow() -> None:
+    data = bytearray(png(drawn(0, 20, 20), "JPEG"))
+    at = data.index(b"\xff\xc0")
+    data[at + 5 : at + 9] = (65000).to_bytes(2, "big") * 2
+    assert _size_of_plain_jpeg(bytes(data)) is None
+    with pytest.raises(BrokenImageError, match="DecompressionBomb"):
+        size_of(bytes(data))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 3), (9, 1), (1, 9), (3, 40)])
