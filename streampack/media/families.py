@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from streampack.cached import cached_property
 from streampack.errors import ConfigError
-from streampack.media.attachments import MediaForm, Size
-from streampack.media.images import blank
+from streampack.media.attachments import Attachments, MediaForm, Reference, Size
+from streampack.media.images import blank, decoded, size_of
+from streampack.storage.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,22 @@ class ImagePlanner:
         more = ("image_seq_length", "image_seq_len", "num_image_tokens", "vision_aspect_ratio")
         named = {name: getattr(self.processor, name, None) for name in more}
         return {"processor": self.name, "image_token": self.token, **named, **settings}
+
+    def sizes(self, attached: Attachments) -> tuple[Size, ...]:
+        """Those of the images, from fields or their heads; raises `ValueError`."""
+        if attached.sizes is None:
+            return tuple(size_of(each, attached.storage) for each in attached.references)
+        if any(len(size) != 2 for size in attached.sizes):
+            raise ValueError("has sizes of other than two numbers, a height and a width")
+        return attached.sizes
+
+    def opened(self, reference: Reference, size: Size, storage: Storage | None) -> Any:
+        """The decoded image; raises as `decoded` does."""
+        return decoded(reference, size, storage)
+
+    def blank(self, size: Size) -> Any:
+        """A grey image that takes the place of a broken one."""
+        return blank(size)
 
     def plan(self, sizes: Sequence[Size]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
         """The ids of A images of these sizes, and their patches (A,), or tiles.

@@ -92,7 +92,7 @@ def _opened(reference: Reference, storage: Storage, *, whole: bool) -> Iterator[
         BrokenImageError: it is not there, or is no image.
         StorageError: it could not be read, and may be another time.
     """
-    try:
+    with _named(reference):
         if isinstance(reference, Image.Image):
             yield reference
         else:
@@ -100,6 +100,13 @@ def _opened(reference: Reference, storage: Storage, *, whole: bool) -> Iterator[
                 if image.format == "EPS":  # which is a program, and takes any time
                     raise BrokenImageError("EPS is not read")
                 yield image
+
+
+@contextmanager
+def _named(reference: Reference) -> Iterator[None]:
+    """What goes wrong with a reference as `BrokenImageError`, or as `StorageError`."""
+    try:
+        yield
     except (BrokenImageError, StorageError) as error:
         if isinstance(error, StorageError) and error.failure not in ("missing", "denied"):
             raise
@@ -125,6 +132,14 @@ def _open(reference: bytes | str, storage: Storage, *, whole: bool) -> Image.Ima
         with suppress(Exception):  # the head of some formats is longer
             return Image.open(io.BytesIO(storage.read_range(reference, 0, _HEAD_BYTES)))
     return Image.open(io.BytesIO(storage.read_range(reference, 0, size)))
+
+
+def content_of(reference: bytes | str, storage: Storage) -> bytes:
+    """The bytes of a file; raises as `decoded` does."""
+    with _named(reference):
+        if isinstance(reference, bytes):
+            return reference
+        return storage.read_range(reference, 0, storage.size(reference))
 
 
 def size_of(reference: Reference, storage: Storage | None = None) -> Size:

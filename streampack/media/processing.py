@@ -22,7 +22,7 @@ from streampack.documents.blocks import MEDIA, PATCHES, Documents, Texts, offset
 from streampack.errors import ContentError, StorageError
 from streampack.media.attachments import Attachments, BatchMedia, HeldMedia, Size, objects
 from streampack.media.families import joined, with_margins
-from streampack.media.images import BrokenImageError, blank, decoded, size_of
+from streampack.media.images import BrokenImageError
 from streampack.media.own import planner_of
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
@@ -37,7 +37,7 @@ class MediaProcessing:
     """What a run does with images. Picklable.
 
     Args:
-        processor: of transformers, or an `ImageModel`.
+        processor: of transformers, an `ImageModel` or a `MediaModel`.
 
     Attributes:
         fingerprint: 64 bits, in hexadecimal, over all that tokens and pixels follow from.
@@ -120,11 +120,8 @@ class MediaProcessing:
             )
         if not count:
             return attached, []
-        sizes = attached.sizes
         try:
-            if sizes is None:
-                storage = attached.storage
-                sizes = tuple(size_of(each, storage) for each in attached.references)
+            sizes = self.planner.sizes(attached)
             ids, patches = self.planner.plan(sizes)
         except BrokenImageError as error:
             raise ValueError(f"has an image that cannot be read ({error})") from error
@@ -194,7 +191,9 @@ class MediaProcessing:
         reference, size, patches, storage = job
         try:
             arrays = self.planner.arrays(
-                blank(size) if reference is None else decoded(reference, size, storage)
+                self.planner.blank(size)
+                if reference is None
+                else self.planner.opened(reference, size, storage)
             )
         except BrokenImageError as error:
             return error
