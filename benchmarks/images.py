@@ -98,7 +98,12 @@ def measured(kind: tuple[int, int, str, bool], count: int, passes: int) -> list[
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=16, help="images of each kind")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=32,
+        help="images of each kind: as many documents as a block of them has",
+    )
     parser.add_argument("--passes", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
