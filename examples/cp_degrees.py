@@ -2,15 +2,18 @@
 
     python examples/cp_degrees.py [ranks]
 
-starts 4 processes (or a multiple) on this machine's processors. In a step of rows of 64 tokens each
-has a batch of its own, of rows of 128 tokens two share one, of 256 four. A rank holds the head and
-the tail of every document of its batch (`batch.context_parallel("zigzag")`), gathers the keys and
-values of its group, and divides the sum of its losses by `batch.num_items_in_batch`. DDP averages
-over all ranks. Rank 0 compares every step with one process that computes the whole batches of it.
+starts 4 processes (or 2, or a multiple of 4) on this machine's processors. In a step of rows of 64
+tokens each has a batch of its own, of rows of 128 tokens two share one, of 256 four (or both of
+two). A rank holds the head and the tail of every document of its batch
+(`batch.context_parallel("zigzag")`), gathers the keys and values of its group, and divides the sum
+of its losses by `batch.num_items_in_batch`. DDP averages over all ranks. Rank 0 compares every step
+with one process that computes the whole batches of it.
 
 A kernel for GPUs takes the place of `attend`: ring attention over the same group, with
 ``part["cu_seqlens"]`` and ``part["max_seqlen"]`` as the boundaries. With Megatron-LM the part is
-``batch.megatron()``, with ``batch.packed_seq_params()``, whose `cp_group` is the step's group.
+``batch.megatron()``, with ``batch.packed_seq_params()``, whose `cp_group` is the step's group; its
+own groups and slices take the place of `groups_of` and `part_of` in
+``tests/frameworks/test_megatron_groups.py``.
 """
 
 from __future__ import annotations
@@ -91,12 +94,23 @@ def dataset_of(topology: Topology, lanes: int) -> PackedDataset:
     paragraphs = [text for file in files for text in file.read_bytes().split(b"\n\n") if text]
     return PackedDataset(
         [[*text] for text in paragraphs],
-        packer=Buckets(seq_lens=SEQ_LENS, cp=(1, 2, 4), shares=(0.4, 0.3, 0.3)),
+        packer=Buckets(seq_lens=SEQ_LENS, cp=(1, 2, min(lanes, 4)), shares=(0.4, 0.3, 0.3)),
         token_rules=TokenRules(eos_id=256),
         epochs=None,
         lanes=lanes,
         topology=topology,
     )
+
+
+def groups_of(ranks: int) -> dict[int, Any]:
+    """The groups of neighbouring ranks that this one is in, by their sizes."""
+    sizes = [size for size in (2, 4) if size <= ranks]
+    return {size: dist.new_subgroups(size)[0] for size in sizes} | {1: None}
+
+
+def part_of(batch: PackedBatch, group: Any) -> dict[str, Any]:
+    """What this rank computes of a batch."""
+    return batch.context_parallel("zigzag")
 
 
 def gradients(model: nn.Module) -> Tensor:
@@ -109,7 +123,7 @@ def train(rank: int, ranks: int, port: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    groups = {size: dist.new_subgroups(size)[0] for size in (2, 4)} | {1: None}
+    groups = groups_of(ranks)
     torch.manual_seed(0)
     model, alone = TinyModel().double(), TinyModel().double()
     alone.load_state_dict(model.state_dict())
@@ -118,9 +132,9 @@ def train(rank: int, ranks: int, port: str) -> None:
     degrees: Counter[int] = Counter()
     largest = 0.0
     for batch in islice(PackedLoader(dataset_of(Topology(rank, ranks), ranks)), STEPS):
-        part = batch.context_parallel("zigzag")
+        group = groups[batch.cp_size]
         model.zero_grad()
-        loss = model(batch, part, groups[batch.cp_size]) / batch.num_items_in_batch
+        loss = model(batch, part_of(batch, group), group) / batch.num_items_in_batch
         loss.backward()
         degrees[batch.cp_size] += 1
         if rank:

@@ -26,12 +26,10 @@ from streampack.packing import Packer
 from streampack.run.estimation import Estimate, estimate_steps
 from streampack.run.explanation import Explanation, explain
 from streampack.run.options import (
-    check_balance,
     check_kinds,
     check_layout,
     check_switches,
     checked_counts,
-    choose_packer,
     media_of,
     prepare,
     rows_by,
@@ -40,6 +38,7 @@ from streampack.run.options import (
     tokenizer_of,
     tokens_per_batch,
 )
+from streampack.run.packer_options import check_balance, check_weights, choose_packer
 from streampack.run.plan import RunPlan, evaluation_lanes, lane_tokens, plan_run, resume_run
 from streampack.run.provenance import Piece, locate, text_of
 from streampack.run.state import RunState
@@ -157,6 +156,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             order=order,
             map=map,
         )
+        if media is not None:
+            fields = fields.with_patches()
+        check_weights(packer, fields)
         if tokenizer is None:
             tokenizer = tokenizer_of(processor)
         preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules(), processor)
@@ -170,7 +172,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 preparation,
                 filter=as_hook("filter", filter),
                 map=as_hook("map", map),
-                fields=fields if media is None else fields.with_patches(),
+                fields=fields,
                 media=media,
                 grouped=tree or packer.packs_members,
                 tree=tree,

@@ -301,8 +301,10 @@ class PackedLoader(DataLoader[Any]):
             ConfigError: the source is no mixture, the run has an order, the weights are not of
                 these sources or cannot be shares, or the step is over.
 
-        Raises (in the next step, on every rank):
-            RankError: the ranks gave different numbers.
+        Raises (in the next step):
+            RankError: the ranks gave different numbers, or this one was alone in calling it. In
+                the latter case the others raise one step later, after the batch that they had
+                asked about before.
         """
         if self._finished:
             self._begin_again()

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import RankError
-from streampack.job.ending import Ranks
+from streampack.job.ending import OtherPlaceError, Ranks
 
 
 class SimulatedRanks:
@@ -79,6 +79,12 @@ class SimulatedRanks:
         return wait
 
 
+def _added(values: list[tuple[int, int]]) -> int:
+    if len({same for _, same in values}) > 1:
+        raise OtherPlaceError
+    return sum(count for count, _ in values)
+
+
 class _Member:
     """One of them."""
 
@@ -86,9 +92,9 @@ class _Member:
         self._ranks = ranks
         self.asked = 0
 
-    def total(self, count: int) -> Callable[[], int]:
+    def total(self, count: int, same: int = 0) -> Callable[[], int]:
         """See `Ranks`."""
-        return self._ask(count, sum)
+        return self._ask((count, same), _added)
 
     def highest(self, values: NDArray[np.float32]) -> Callable[[], NDArray[np.float32]]:
         """See `Ranks`."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streampack import BestFitDecreasing, PackedDataset, PackedLoader
 from streampack.errors import PlanError
 from streampack.packing import check_plan
-from streampack.packing.request import MemberLengths, WindowRequest
+from streampack.packing.request import DocumentSizes, MemberLengths, WindowRequest
 from streampack.packing.whole_groups import WholeGroups
 from tests.support.grouped_runs import LENGTHS, WHOLE, dataset, groups_of
 from tests.support.runs import gone_on
@@ -71,7 +71,7 @@ def test_groups_that_do_not_fit_a_batch_are_dropped_whole_counted_and_named(capl
     assert composition.documents_lost == len(LENGTHS) - sum(map(len, fit))
     assert composition.dropped == sum(LENGTHS) - sum(LENGTHS[i] for g in fit for i in g)
     assert composition.documents == sum(map(len, fit))
-    assert any("tokens and a batch has 2 rows of 16" in line for line in caplog.messages)
+    assert any("tokens, a batch has 2 rows of 16" in line for line in caplog.messages)
     error = BestFitDecreasing(seq_len=ROW, overflow="error")
     with pytest.raises(PlanError, match=r"The group that begins .* tokens, a batch has 2 rows of"):
         list(wide(seq_len=None, packer=error, batch_size=2))
@@ -114,7 +114,7 @@ def test_a_plan_places_each_group_in_one_batch(
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
     )
     sums = np.array([sum(group) for group in groups], dtype=np.int64)
-    fits = packer.fits(members, rows * ROW)
+    fits = packer.fits(DocumentSizes(sums, members=members), rows * ROW)
     assert fits[sums <= ROW].all()
     lengths = np.where(fits, sums, 0)
     selection = packer.plan_window(

@@ -21,6 +21,7 @@ from streampack import (
     PackedDataset,
     PackedLoader,
     Pad,
+    SimilarityOrder,
     TokenRules,
     Topology,
     WindowConfig,
@@ -30,6 +31,7 @@ from streampack import (
     sources,
 )
 from streampack.errors import ConfigError, ContentError, PlanError, StateError
+from streampack.ordering import BM25
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 
 IDS = [[1, 2, 3]] * 20
@@ -150,7 +152,20 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         align=[3],
         extra_capacity=[-1, 16, 2.5],
     ),
+    **each(
+        SimilarityOrder,
+        k=[0, 1.5],
+        duplicate_threshold=[0, 1.1, "x"],
+        max_similarity=[0, 1.1, None],
+        row_tokens=[0, 0.5],
+        embedder=["bm25", 3],
+    ),
+    **each(BM25, dimension=[0, 1 << 17], k1=[-1, float("inf")], b=[1.1, "x", float("nan")]),
     **each(concatenated, atom=[True, 3]),
+    **each(
+        decreasing,
+        capacity=[{"patches": 0}, {"patches": "9"}, {1: 9}, 9],
+    ),
     **each(
         bucketed,
         seq_lens=[(), (8, 8)],
@@ -163,6 +178,29 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         "batch_size",
     ),
     "an unknown balance": (lambda: dataset(packer=decreasing(balance="tokens")), "balance"),
+    "a balance of patches where documents have no images": (
+        lambda: dataset(packer=decreasing(balance="patches", overflow="drop")),
+        "balance",
+    ),
+    "a balance of patches of rows that cannot": (
+        lambda: dataset(packer=Concat(seq_len=16, balance="patches")),  # type: ignore[arg-type]
+        "balance",
+    ),
+    "a capacity of a field that is not there": (
+        lambda: dataset(packer=decreasing(capacity={"frames": 9}, overflow="drop")),
+        "capacity",
+    ),
+    "a capacity of a field of fractions": (
+        lambda: dataset(
+            packer=decreasing(capacity={"frames": 9}, overflow="drop"),
+            document_fields={"frames": "float32"},
+        ),
+        "capacity",
+    ),
+    "a capacity for documents that are cut": (
+        lambda: decreasing(capacity={"frames": 9}),
+        "overflow",
+    ),
     "a balance of what costs the same": (
         lambda: dataset(packer=decreasing(balance="attention"), attention="row"),
         "balance",

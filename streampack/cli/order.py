@@ -50,7 +50,7 @@ def order(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="wordllama, sentence-transformers:NAME or package.module:function (texts to "
+            help="bm25, wordllama, sentence-transformers:NAME or package.module:function (texts to "
             "vectors); default: n-grams of tokens.",
         ),
     ] = None,
@@ -58,6 +58,12 @@ def order(
     duplicate_threshold: Annotated[
         float, typer.Option(help="Cosine above which the later document is dropped; 1 drops none.")
     ] = 0.95,
+    max_similarity: Annotated[
+        float, typer.Option(help="Highest cosine of two documents in a row; 1 is no limit.")
+    ] = 1.0,
+    row_tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of a row, for --max-similarity.")
+    ] = 8192,
     first_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the embedder sees.")] = 512,
     search: Annotated[
         Literal["auto", "exact", "faiss"], typer.Option(help="auto: exact up to 65,536.")
@@ -104,6 +110,8 @@ def order(
         embedder=embedder,
         k=k,
         duplicate_threshold=duplicate_threshold,
+        max_similarity=max_similarity,
+        row_tokens=row_tokens,
         first_tokens=first_tokens,
         search=search,
         parts=parts,

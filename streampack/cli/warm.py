@@ -23,7 +23,7 @@ from streampack._jit import cache_folders
 from streampack.cli.options import say
 from streampack.documents.blocks import gather_ragged, offsets_of
 from streampack.errors import ConfigError
-from streampack.ordering import SimilarityOrder
+from streampack.ordering import BM25, SimilarityOrder
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,
@@ -100,8 +100,10 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
     yield _dataset(source, packer=BestFitDecreasing(seq_len=SEQ_LEN, balance="attention"))
     _write_mds(folder / "mds", documents)
     yield _dataset(MDS(folder / "mds"))
-    order = SimilarityOrder(order_window_documents=64)
-    yield _dataset(Items(documents), packer=Concat(seq_len=SEQ_LEN), order=order, attention="row")
+    for embedder in (None, BM25()):
+        order = SimilarityOrder(order_window_documents=64, embedder=embedder)
+        packer = Concat(seq_len=SEQ_LEN)
+        yield _dataset(Items(documents), packer=packer, order=order, attention="row")
     records = [{"ids": ids, "w": [0.5] * len(ids), "reward": 0.5} for ids in documents]
     fields = {"token_fields": {"w": "float32"}, "document_fields": {"reward": "float32"}}
     yield _dataset(Items(records, tokens="ids"), **fields)

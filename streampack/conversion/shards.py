@@ -29,6 +29,7 @@ Payload = NDArray[np.generic] | str
 #: Bytes a document takes besides its content, for cutting shards to size.
 OVERHEAD = 16
 ROW_GROUP_DOCUMENTS = 4096
+TIMEOUT_S = 60.0  # of a silent connection
 
 
 def masked_ids(ids: NDArray[np.generic], loss_mask: NDArray[np.bool_]) -> NDArray[np.generic]:
@@ -36,6 +37,11 @@ def masked_ids(ids: NDArray[np.generic], loss_mask: NDArray[np.bool_]) -> NDArra
     both = np.empty(len(ids), dtype=[("tokens", ids.dtype), ("loss_mask", np.uint8)])
     both["tokens"], both["loss_mask"] = ids, loss_mask
     return both
+
+
+def shard_name(shard: int) -> str:
+    """``part-00012.parquet``."""
+    return f"part-{shard:05}.parquet"
 
 
 def write_shard(
@@ -51,7 +57,7 @@ def write_shard(
         columns = {name: ids[name] for name in ids.dtype.names or ()} or {"tokens": ids}
         lists = [pa.LargeListArray.from_arrays(offsets, pa.array(c)) for c in columns.values()]
         table = pa.table(lists, names=list(columns))
-    file = folder / f"part-{shard:05}.parquet"
+    file = folder / shard_name(shard)
     pq.write_table(
         table, file, row_group_size=ROW_GROUP_DOCUMENTS, compression=compression or "none"
     )
@@ -165,7 +171,15 @@ class Destination:
                 path=shown(url),
             )
         self._root = self.url if self.local is None else str(self.local)
-        self._filesystem = open_filesystem(protocol or "file", {}, 60.0)
+        self._filesystem = open_filesystem(protocol or "file", {}, TIMEOUT_S)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_filesystem": self._filesystem.storage_options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:  # its file system is of one process
+        protocol, _ = split_url(state["url"])
+        opened = open_filesystem(protocol or "file", state["_filesystem"], TIMEOUT_S)
+        self.__dict__.update(state, _filesystem=opened)
 
     def names(self) -> list[str]:
         """Paths of all files in it, relative and sorted, hidden ones too."""
@@ -192,13 +206,18 @@ class Destination:
                 path=self.url,
             )
 
-    def refuse_other(self, what: str, found: dict[str, Any], wanted: dict[str, Any]) -> None:
-        """Raise `ConfigError` if the settings of the unfinished `what` are not the wanted ones."""
+    def refuse_other(
+        self, what: str, found: dict[str, Any], wanted: dict[str, Any], where: str = ""
+    ) -> None:
+        """Raise `ConfigError` if the settings of the unfinished `what` are not the wanted ones.
+
+        It lies in the destination, or `where` else.
+        """
         for name, value in json.loads(json.dumps(wanted)).items():
             if found.get(name) != value:
                 raise ConfigError(
-                    f"{self.url} holds an unfinished {what} with {name} {found.get(name)!r}; this "
-                    f"one has {value!r}.",
+                    f"{where or self.url} holds an unfinished {what} with {name} "
+                    f"{found.get(name)!r}; this one has {value!r}.",
                     "Repeat the first command to continue, or remove what is there to start again.",
                     setting=name,
                     path=self.url,

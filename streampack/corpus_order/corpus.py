@@ -18,6 +18,7 @@ from streampack.documents.blocks import Documents, gather_ragged, make_origin, o
 from streampack.ordering.hashing import hash_words
 
 NOTES = "embed/parts.json"
+BYTES_PER_TOKEN = 4  # of text
 BATCH_DOCUMENTS = 2048
 BATCH_UNITS = 8 << 20  # tokens, or bytes of text
 
@@ -69,7 +70,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Corpus:
-    """All parts, after the first stage.
+    """All parts, after the first two stages.
 
     Attributes:
         work: where they are.
@@ -90,7 +91,7 @@ class Corpus:
 
     @cached_property
     def notes(self) -> list[dict[str, Any]]:
-        """What the first stage noted of each part."""
+        """What these stages noted of each part."""
         found: list[dict[str, Any]] = self.work.read(NOTES)["parts"]
         return found
 
@@ -112,6 +113,11 @@ class Corpus:
         """ "str", "uint32" if any part has it, or "uint16"."""
         found = {note["dtype"] for note in self.notes if note["documents"]}
         return min(found, key=["str", "uint32", "uint16"].index, default="uint32")
+
+    @property
+    def units_per_token(self) -> int:
+        """1, or bytes of a token of text, about."""
+        return BYTES_PER_TOKEN if self.dtype == "str" else 1
 
     def part(self, part: int) -> Part:
         """The documents of a part, left on the disk."""

@@ -1,4 +1,4 @@
-"""Stage 4: near-duplicates, by the similarity of what the embedder saw and of whole documents.
+"""Stage 5: near-duplicates, by the similarity of what the embedder saw and of whole documents.
 
 Steps:
   1. By part: pairs of documents whose vectors have a cosine above the threshold (`search`).

@@ -1,11 +1,16 @@
-"""Stage 1, by part: documents are copied to the disk and embedded.
+"""Stages 1 and 2, by part: documents are copied to the disk, then embedded.
 
 A part is a lane of the source. Its documents are read once and kept as they will be written, since
 the last stage takes them in an order that no source can be read in. Vectors are of unit length and
 float16; a document without tokens has the vector 0.
+
+BM25 weighs terms by how rare they are in the whole corpus: they are counted while documents are
+copied, in up to 256 parts that lie evenly over it (all, of up to about 270 million tokens).
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,34 +20,68 @@ from streampack.corpus_order.corpus import Corpus, Part, batches
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.documents.blocks import ORIGIN, offsets_of
 from streampack.errors import ConfigError
-from streampack.ordering.embedding import TextEmbedder, checked, heads
+from streampack.ordering.bm25 import BM25, TermCounts
+from streampack.ordering.embedding import Embedder, TextEmbedder, checked, heads
 from streampack.ordering.hashing import hash_words
 from streampack.sources.skips import Skips
 
+COUNTED_PARTS = 256
+TERMS = "embed/terms.npy"
 
-def embed_part(job: CorpusOrder, part: int) -> None:
-    """Write the documents of a part, their names and vectors; and a note, when all is there.
+
+def copy_part(job: CorpusOrder, part: int) -> None:
+    """Write the documents of a part and their names, what BM25 counts, and a note, at the end.
 
     Raises:
-        ConfigError: the embedder returned something else than one finite vector per document.
         ContentError: a broken document, with on_error="raise".
         StorageError: reading or writing failed.
     """
     name = f"embed/{part:05}"
     dtype, lengths, origin, skipped = _copy(job, part)
-    offsets = offsets_of(lengths)
-    job.files.save(f"{name}.offsets.npy", offsets)
+    job.files.save(f"{name}.offsets.npy", offsets_of(lengths))
     job.files.save(f"{name}.origin.npy", origin)
-    dimension = _embed(job, name, Part.opened(job.files, part, dtype), origin)
+    if isinstance(job.similarity.embedding, BM25) and part in counted_parts(job):
+        content = Part.opened(job.files, part, dtype)
+        counts = TermCounts.none()
+        for chosen in batches(content.offsets):
+            counts += TermCounts.of(heads(content.documents(chosen), job.first_tokens))
+        job.files.save(f"{name}.terms.npy", counts.as_array())
+    job.files.note(f"{name}.copied.json", {"dtype": dtype, "skipped": skipped})
+
+
+def counted_parts(job: CorpusOrder) -> list[int]:
+    """The parts whose terms are counted, ascending."""
+    found = np.linspace(0, job.num_parts - 1, min(job.num_parts, COUNTED_PARTS))
+    return np.unique(found.astype(np.int64)).tolist()  # type: ignore[no-any-return]
+
+
+def add_counts(job: CorpusOrder) -> None:
+    """Write the counts of all parts together."""
+    names = [f"embed/{part:05}.terms.npy" for part in counted_parts(job)]
+    found = [TermCounts.from_array(job.files.load(name)) for name in names]
+    job.files.save(TERMS, sum(found, TermCounts.none()).as_array())
+
+
+def embed_part(job: CorpusOrder, part: int) -> None:
+    """Write the vectors of a part's documents; and a note, when all is there.
+
+    Raises:
+        ConfigError: the embedder returned something else than one finite vector per document.
+        StorageError: reading or writing failed.
+    """
+    name = f"embed/{part:05}"
+    copied = job.files.read(f"{name}.copied.json")
+    content = Part.opened(job.files, part, copied["dtype"])
+    dimension = _embed(job, name, content, job.files.load(f"{name}.origin.npy"))
+    lengths = np.diff(content.offsets)
     job.files.note(
         f"{name}.json",
         {
+            **copied,
             "documents": len(lengths),
-            "units": int(offsets[-1]),
+            "units": int(content.offsets[-1]),
             "empty": int((lengths == 0).sum()),
-            "dtype": dtype,
             "dimension": dimension,
-            "skipped": skipped,
         },
     )
 
@@ -68,9 +107,12 @@ def _copy(job: CorpusOrder, part: int) -> tuple[str, NDArray[np.int64], NDArray[
 def _embed(job: CorpusOrder, name: str, part: Part, origin: NDArray[np.void]) -> int:
     """Write the vectors of a part; returns their dimension, 0 if there are none."""
     dimension = 0
+    embedder = job.similarity.embedding
+    if isinstance(embedder, BM25):
+        embedder = partial(embedder, counts=TermCounts.from_array(job.files.load(TERMS)))
     with job.files.writing(f"{name}.vectors.npy") as path, path.open("wb") as file:
         for chosen in batches(part.offsets):
-            vectors = embed_batch(job, part, chosen, origin)
+            vectors = embed_batch(job, embedder, part, chosen, origin)
             if not dimension:
                 dimension = vectors.shape[1]
                 header = {"descr": "<f2", "fortran_order": False}
@@ -92,10 +134,14 @@ def _embed(job: CorpusOrder, name: str, part: Part, origin: NDArray[np.void]) ->
 
 
 def embed_batch(
-    job: CorpusOrder, part: Part, chosen: NDArray[np.int64], origin: NDArray[np.void]
+    job: CorpusOrder,
+    embedder: Embedder,
+    part: Part,
+    chosen: NDArray[np.int64],
+    origin: NDArray[np.void],
 ) -> NDArray[np.float16]:
     """(M, D) float16 vectors, of length 1 or 0, of the documents `chosen` (M,) of a part."""
-    embedder, first = job.similarity.embedding, job.first_tokens
+    first = job.first_tokens
     if part.is_text:
         content, offsets = part.gathered(chosen)
         words, ends = hash_words(content, offsets)
@@ -113,7 +159,10 @@ def embed_batch(
         found = embedder(heads(documents, first))
         empty = documents.lengths == 0
     vectors = checked(
-        embedder, found, len(chosen), lambda i: job.source.document_name(origin[chosen[i]])
+        job.similarity.embedding,
+        found,
+        len(chosen),
+        lambda i: job.source.document_name(origin[chosen[i]]),
     )
     norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     unit = np.where((norms == 0) | empty[:, None], 0, vectors / np.where(norms == 0, 1, norms))

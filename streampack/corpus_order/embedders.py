@@ -1,8 +1,8 @@
 """Embedders by name: a model is loaded in the process that uses it, once.
 
-"wordllama" is the static embedding that comes with that package; "sentence-transformers:NAME" a
-model of that library, by name or path; "package.module:function" a function from N texts to
-(N, D) numbers.
+"bm25" is `BM25()`; "wordllama" is the static embedding that comes with that package;
+"sentence-transformers:NAME" a model of that library, by name or path; "package.module:function" a
+function from N texts to (N, D) numbers.
 """
 
 from __future__ import annotations
@@ -16,17 +16,22 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import ConfigError
-from streampack.ordering.embedding import TextEmbedder
+from streampack.ordering.bm25 import BM25
+from streampack.ordering.embedding import Embedder, TextEmbedder
 
 Decode = Callable[[Sequence[list[int]]], Sequence[str]]
 
 
-def named_embedder(name: str, decode: Decode | None) -> TextEmbedder:
+def named_embedder(name: str, decode: Decode | None) -> Embedder:
     """The embedder of a name, for texts, or for ids that `decode` makes texts of.
+
+    BM25 takes both as they are.
 
     Raises:
         ConfigError: there is no such name, or what it needs is not installed.
     """
+    if name == "bm25":
+        return BM25()
     _load(name)
     return TextEmbedder(name, _Named(name), decode)
 
@@ -70,7 +75,7 @@ def _load(name: str) -> Callable[[list[str]], Any]:
         ) from error
     raise ConfigError(
         f'"{name}" names no embedder.',
-        'Use "wordllama", "sentence-transformers:NAME" or "package.module:function"; leave it out '
-        "for the n-grams of tokens.",
+        'Use "bm25", "wordllama", "sentence-transformers:NAME" or "package.module:function"; leave '
+        "it out for the n-grams of tokens.",
         setting="embedder",
     )

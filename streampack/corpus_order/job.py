@@ -20,10 +20,11 @@ from streampack.corpus_order.engine import Engine, opened
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
 from streampack.ordering.approximate import require_faiss
+from streampack.ordering.bm25 import BM25
 from streampack.sources.base import Reading, Source
 from streampack.sources.infer import open as open_source
 
-STAGES = ("embed", "index", "search", "duplicates", "path", "write")
+STAGES = ("copy", "embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"
 RESULTS = "_order"
 IN_ORDER = Reading(open_shards=1)
@@ -90,9 +91,10 @@ def run_job(
 def _begin(job: CorpusOrder) -> None:
     found, what = job.files.read(SETTINGS), "order"
     if found and any(job.files.path("embed").glob("*.json")):  # a part is finished
-        job.destination.refuse_other(what, found, job.settings())
+        job.destination.refuse_other(what, found, job.settings(), str(job.work or ""))
     else:
         job.destination.refuse_filled(what)
+        job.files.clear()  # a machine that was thought dead may have left something of another job
         job.files.note(SETTINGS, job.settings())
 
 
@@ -107,6 +109,9 @@ class _Run:
         """All stages; returns the number of shards."""
         job, parts = self.job, range(self.job.num_parts)
         each_part = [(p,) for p in parts]
+        self._tasks("copy", embed.copy_part, each_part, "embed/{0:05}.copied.json")
+        if isinstance(job.similarity.embedding, BM25):
+            self._here("copy", embed.add_counts, embed.TERMS)
         self._tasks("embed", embed.embed_part, each_part, "embed/{0:05}.json")
         corpus = Corpus.gather_notes(job.files, job.num_parts)
         embed.check_dimensions(job)
@@ -132,6 +137,7 @@ class _Run:
         self._here("path", lambda job: write.find_path(job, shards), "path/note.json")
         self._here("write", write.plan_shards, "write/starts.npy")
         count = len(self.files.load("write/starts.npy")) - 1
+        write.forget_missing(job, count)
         self._tasks("write", write.write_part, [(s,) for s in range(count)], "write/{0:05}.json")
         return count
 

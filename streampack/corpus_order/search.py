@@ -1,10 +1,10 @@
-"""Stages 2 and 3: the index of a large corpus, and the nearest documents of each document.
+"""Stages 3 and 4: the index of a large corpus, and the nearest documents of each document.
 
-Stage 2, for large corpora; small ones are searched without an index:
+Stage 3, for large corpora; small ones are searched without an index:
   1. A sample of the vectors trains the lists of an inverted file and a product quantizer, here.
   2. By shard of the index, that of consecutive parts: their vectors are added to a copy.
 
-Stage 3:
+Stage 4:
   1. faiss finds candidates, three for each neighbour wanted, so that k remain where near-duplicates
      go: in a small corpus by comparing every pair, in a large one in one shard of the index.
   2. Their cosines are computed again from the vectors as they lie on the disk, the same for both

@@ -38,6 +38,8 @@ class CorpusOrder(Conversion):
         embedder: as for `SimilarityOrder`; or a name, see `named_embedder`.
         k: neighbours of each document in the graph.
         duplicate_threshold: as for `SimilarityOrder`, over the whole corpus.
+        max_similarity, row_tokens: as for `SimilarityOrder`; a token of a text without tokenizer is
+            four bytes.
         first_tokens: tokens (words of a text without tokenizer) that the embedder sees.
         search: "exact" compares every pair, "faiss" searches an inverted file, "auto" is exact up
             to 65,536 documents.
@@ -53,6 +55,8 @@ class CorpusOrder(Conversion):
     embedder: Embedder | str | None = None
     k: int = 10
     duplicate_threshold: float = 0.95
+    max_similarity: float = 1.0
+    row_tokens: int = 8192
     first_tokens: int = 512
     search: Search = "auto"
     parts: int | None = None
@@ -70,6 +74,8 @@ class CorpusOrder(Conversion):
             embedder=embedder,
             k=self.k,
             duplicate_threshold=self.duplicate_threshold,
+            max_similarity=self.max_similarity,
+            row_tokens=self.row_tokens,
             first_tokens=self.first_tokens,
             search=self.search,
         )
@@ -122,8 +128,12 @@ class CorpusOrder(Conversion):
         """See `Conversion.settings`."""
         described = self.similarity.describe()
         names = ("embedder", "k", "duplicate_threshold", "first_tokens", "revision")
-        own = {name: described[name] for name in names}
-        return {**super().settings(), **own, "search": self.search, "parts": self.num_parts}
+        limited = ("max_similarity", "row_tokens")
+        own = {name: described[name] for name in (*names, *limited) if name in described}
+        own.update(search=self.search, parts=self.num_parts)
+        if self.work is not None:  # which does not lie in the destination
+            own["destination"] = self.destination.url
+        return {**super().settings(), **own}
 
 
 def _decoded(tokenizer: Tokenizer, documents: Sequence[list[int]]) -> list[str]:

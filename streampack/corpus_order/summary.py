@@ -19,7 +19,6 @@ from streampack.packing.rng import permutation
 PAIRS = 20_000  # sampled
 ROWS = 400
 ROW_TOKENS = 8192
-BYTES_PER_TOKEN = 4  # of text
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def sampled_cosines(job: CorpusOrder) -> tuple[NDArray[np.float64], NDArray[np.f
 
 def _within_rows(corpus: Corpus, order: NDArray[np.int64], lengths: NDArray[np.int64]) -> float:
     """Mean cosine of all pairs of documents in rows along the path."""
-    row_units = ROW_TOKENS * (BYTES_PER_TOKEN if corpus.dtype == "str" else 1)
+    row_units = ROW_TOKENS * corpus.units_per_token
     row = np.cumsum(lengths[order]) // row_units  # of the end of each document
     starts = np.flatnonzero(np.diff(row, prepend=-1))
     total, pairs = 0.0, 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Work:
             StorageError: see `telling`.
         """
         path = self.path(name)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # machines share process ids
         with self.telling(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -67,8 +68,8 @@ class Work:
         try:
             yield
         except OSError as error:
-            if not is_of_system(error):
-                raise
+            if isinstance(error, StorageError) or not is_of_system(error):
+                raise  # a StorageError, of the source or the destination, says what failed
             raise StorageError(
                 f"{path} cannot be written: {os.strerror(error.errno or 0)}.",
                 "Make room and repeat the command: it goes on from there.",

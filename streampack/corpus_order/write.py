@@ -1,8 +1,8 @@
-"""Stages 5 and 6: the path through the neighbours, and the shards along it.
+"""Stages 6 and 7: the path through the neighbours, and the shards along it.
 
 The k nearest kept documents of each kept document are a graph; `ordering.traversal` walks it and
 merges short runs, in one process. Memory: 8 bytes per neighbour for the lists and up to 16 for the
-graph, and 80 bytes per document.
+graph, and 120 bytes per document; with a limit of similarity about 1 KB per document in all.
 
 A shard ends at the last run that it can hold whole; a run that is larger than a shard is cut. So
 a reader that shuffles shards, and no documents, keeps related ones together.
@@ -19,10 +19,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.conversion.shards import OVERHEAD, Payload, write_shard
+from streampack.conversion.shards import OVERHEAD, Payload, shard_name, write_shard
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.search import candidates_of
 from streampack.corpus_order.settings import CorpusOrder
+from streampack.ordering.approximate import MARGIN
 from streampack.ordering.neighbours import NONE
 from streampack.ordering.traversal import walk_runs
 
@@ -87,6 +88,14 @@ def write_part(job: CorpusOrder, shard: int) -> None:
     job.files.note(f"write/{shard:05}.json", {"documents": len(ids)})
 
 
+def forget_missing(job: CorpusOrder, shards: int) -> None:
+    """Remove the notes of shards that the destination does not have any more."""
+    there = set(job.destination.names())
+    for shard in range(shards):
+        if shard_name(shard) not in there:
+            job.files.path(f"write/{shard:05}.json").unlink(missing_ok=True)
+
+
 def write_documents(job: CorpusOrder, file: Path) -> None:
     """Write a Parquet file with the place in the source of each document, along the path."""
     corpus = Corpus(job.files, job.num_parts)
@@ -106,7 +115,9 @@ def find_path(job: CorpusOrder, shards: int) -> None:
     duplicate_of = job.files.load("duplicates/duplicate_of.npy", in_memory=True)
     kept = np.flatnonzero(duplicate_of < 0).astype(np.int32)
     ids, similarity = _graph(job, shards, duplicate_of)
-    path, runs = walk_runs(ids, similarity)
+    corpus = Corpus(job.files, job.num_parts)
+    limit = job.similarity.limit(corpus.lengths()[kept], corpus.units_per_token)
+    path, runs = walk_runs(ids, similarity, limit=limit)
     lonely = int((ids < 0).all(axis=1).sum())
     job.files.save("path/order.npy", kept[path])
     job.files.save("path/runs.npy", runs)
@@ -116,13 +127,17 @@ def find_path(job: CorpusOrder, shards: int) -> None:
 def _graph(
     job: CorpusOrder, shards: int, duplicate_of: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """(M, k) the nearest kept documents of each, by their number among the kept, and how near."""
+    """(M, k) the nearest kept documents of each, by their number among the kept, and how near.
+
+    (M, 3 k) with a limit of similarity.
+    """
+    width = job.k if job.max_similarity == 1 else MARGIN * job.k
     corpus = Corpus(job.files, job.num_parts)
     stays = np.append(duplicate_of < 0, False)  # the last stands for "none"
     position = np.append(np.cumsum(stays[:-1], dtype=np.int32) - 1, -1).astype(np.int32)
     count = int(stays.sum())
-    ids = np.full((count, job.k), -1, dtype=np.int32)
-    similarity = np.full((count, job.k), NONE, dtype=np.float32)
+    ids = np.full((count, width), -1, dtype=np.int32)
+    similarity = np.full((count, width), NONE, dtype=np.float32)
     at = 0
     for part in range(job.num_parts):
         low, high = corpus.first[part : part + 2]
@@ -132,7 +147,7 @@ def _graph(
         near[again] = job.files.load(f"path/{part:05}.again.similarity.npy")
         own = stays[low:high]
         found, near = found[own], near[own]
-        order = np.argsort(~stays[found], axis=1, kind="stable")[:, : job.k]
+        order = np.argsort(~stays[found], axis=1, kind="stable")[:, :width]
         found = np.take_along_axis(found, order, axis=1)
         near = np.take_along_axis(near, order, axis=1)
         ids[at : at + len(found)] = np.where(stays[found], position[found], -1)

@@ -1,6 +1,7 @@
 """The deals of a run, made by each process, and the exchange of reports between ranks.
 
-Ranks exchange reports with one collective per deal, ordered by steps. Every rank starts it before
+Ranks exchange reports with one collective per deal, ordered by steps, once they know that all are
+about to. Every rank starts it before
 the first step that begins after all lanes have given the batch that the
 deal goes by, and has its result before the next step. No lane needs it sooner (see `rule.LAG`).
 """
@@ -27,7 +28,7 @@ from streampack.deals.rule import (
     Span,
     deal,
 )
-from streampack.job.ending import Ranks
+from streampack.job.ending import Ranks, question
 
 
 class _Dealt:
@@ -183,6 +184,8 @@ class RankExchange:
             entries = dealer.exchange.filled(self._next)
             # Entries are whole numbers of 24 bits, so nothing is lost.
             sent = entries.astype(np.float32)
+            # A rank that asks something else here, of another size, would end the process.
+            self._ranks.total(0, question("deal", self._next))()
             self._waiting.append((self._next, self._ranks.highest(sent)))
             self._next += 1
             if not self._begun:  # deals before the place that a run goes on from

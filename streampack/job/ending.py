@@ -15,6 +15,7 @@ Cost: one sum over ranks per step; no batch is held back but for the first of ea
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.errors import RankError
 from streampack.job.topology import Topology
 
 End = Literal["drain", "stop"]
@@ -33,10 +35,11 @@ GIVES = 1 << 32  # above all flags in a sum over ranks: how many have a batch
 class Ranks(Protocol):
     """The data-parallel ranks of a job, as a sum over them."""
 
-    def total(self, count: int) -> Callable[[], int]:
+    def total(self, count: int, same: int = 0) -> Callable[[], int]:
         """Start to add up `count` over the data-parallel ranks; the result waits for the sum.
 
-        Every rank calls it, in the same order.
+        Every rank calls it, in the same order, with the same `same`, of 24 bits. The result raises
+        `RankError` on all of them otherwise.
         """
         ...
 
@@ -45,10 +48,29 @@ class Ranks(Protocol):
         ...
 
 
+def question(*what: object) -> int:
+    """What all ranks ask in this place: 24 bits, which differ from those of other questions."""
+    return zlib.crc32(repr(what).encode()) >> 8
+
+
+class OtherPlaceError(RankError):
+    """Ranks ask different questions at once."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The ranks are not at the same place of the same run.",
+            "Pass the same arguments and load states of the same step on every rank; call "
+            "set_weights and skip on all of them, after the same step and with the same numbers.",
+        )
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+
 class Alone:
     """A rank that asks no others: it ends when its own lanes do."""
 
-    def total(self, count: int) -> Callable[[], int]:
+    def total(self, count: int, same: int = 0) -> Callable[[], int]:
         """The rank's own count."""
         return lambda: count
 
@@ -155,7 +177,8 @@ class Ending:
         else:
             flag = not self._all_have((first + self._topology.world_size - 1) // self._lanes)
         gives = not given and (sure or lane not in self._dry or self._last[lane] >= step)
-        self._answers.append(self._ranks.total(int(flag) + int(gives) * GIVES))
+        same = question("step", first)
+        self._answers.append(self._ranks.total(int(flag) + int(gives) * GIVES, same))
 
     def _next_batches(self) -> int | None:
         """How many ranks may have a batch in the next step; None if the run ends before it."""

@@ -12,13 +12,14 @@ Collectives that were started and not waited for: what becomes of them when the 
 A question to the other ranks travels while the loop computes, so a loop that is left has one under
 way. Python ends threads that need it while it shuts down, and one of gloo's that drops a
 tensor then ends the whole process by a signal. So at exit they are waited for, for a while: ranks
-that left their loops after the same step have all asked the same.
+that left their loops after the same step have all asked the same. And the last ones are dropped by
+nobody.
 """
 
 from __future__ import annotations
 
 import atexit
-import hashlib
+import ctypes
 import json
 import logging
 import os
@@ -36,22 +37,23 @@ from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
 from streampack.errors import ConfigError, RankError
-from streampack.job.ending import Alone, Ranks
+from streampack.job.ending import Alone, OtherPlaceError, Ranks, question
 from streampack.job.listed_once import job_store
 from streampack.job.topology import Topology
 
 EXIT_WAIT_S = 5.0  # for all together, where another rank asks nothing more and does not exit either
 
-#: Started in this process (by its id), in order, each with its tensor. What is complete is kept
-#: until something newer is complete, so that the thread that completed it never drops it last.
+#: Started in this process (by its id), in order, each with its tensor. The last ones are kept
+#: though they are complete, so that the thread that completed one never drops it last.
 _kept: deque[tuple[int, Any, Any]] = deque()
+KEPT = 16
 
 
 def keep(work: Any, tensor: Any) -> None:
-    """Keep a collective that was just started, and what it writes to, until it is complete."""
-    while _kept and _kept[0][1].is_completed():
-        _kept.popleft()
+    """Keep a collective that was just started, and what it writes to, beyond its completion."""
     _kept.append((os.getpid(), work, tensor))
+    while len(_kept) > KEPT and _kept[0][1].is_completed():
+        _kept.popleft()
 
 
 @atexit.register
@@ -62,6 +64,7 @@ def _wait() -> None:
         if process == os.getpid() and left_s > 0:  # a child that was forked has no such threads
             with suppress(RuntimeError):  # another rank died, or asks nothing
                 work.wait(timedelta(seconds=left_s))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))  # not even the interpreter's end drops them
 
 
 logger = logging.getLogger(__name__)
@@ -130,13 +133,20 @@ class ProcessRanks:
                 "the same world_size everywhere.",
                 setting="topology",
             )
-        self._replicas = int(counts[0])
+        self._processes, self._replicas = processes, int(counts[0])
 
-    def total(self, count: int) -> Callable[[], int]:
+    def total(self, count: int, same: int = 0) -> Callable[[], int]:
         """See `Ranks`."""
-        value = torch.tensor([count], dtype=torch.int64)
-        wait = self._start(value, dist.ReduceOp.SUM)
-        return lambda: int(wait()) // self._replicas
+        wait = self._start(torch.tensor([count, same, same**2]), dist.ReduceOp.SUM)
+
+        def result() -> int:
+            total, sames, squares = wait().tolist()
+            # Only numbers that are all the same have no variance.
+            if (self._processes * squares - sames**2) % (1 << 64):
+                raise OtherPlaceError
+            return int(total) // self._replicas
+
+        return result
 
     def highest(self, values: NDArray[np.float32]) -> Callable[[], NDArray[np.float32]]:
         """See `Ranks`."""
@@ -160,17 +170,14 @@ class ProcessRanks:
 
 def check_same_start(ranks: Ranks, start: int, run: Mapping[str, Any]) -> None:
     """Raise `RankError` on every rank unless all start the same run at the same batch."""
-    text = json.dumps([start, run], sort_keys=True, default=str).encode()
-    digest = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
-    # One sum gives the number of ranks, above, and that of their digests. If it is so many times
-    # one's own on every rank, then all are equal.
-    count, total = divmod(ranks.total((1 << 48) + digest)(), 1 << 48)
-    if ranks.total(int(total != count * digest))():
+    try:
+        ranks.total(0, question("start", start, json.dumps(run, sort_keys=True, default=str)))()
+    except OtherPlaceError as error:
         raise RankError(
             f"The ranks do not start the same run from the same place; this one starts at batch "
             f"{start} with {run.get('lanes')} lanes.",
-            "Pass the same arguments and load states of the same step on every rank.",
-        )
+            error.remedy,
+        ) from None
 
 
 def _connected(topology: Topology) -> bool:

@@ -89,7 +89,10 @@ def warm_up(config: LaneConfig) -> None:
     for dtype in (np.uint16, np.uint32):
         tokens = np.zeros(5, dtype=dtype)
         origin = make_origin(0, np.arange(2, dtype=np.int64))
-        documents = Documents(tokens, np.array([0, 3, 5], dtype=np.int64), origin)
+        weights = {name: np.zeros(2, dtype=np.int64) for name in config.packer.weights}
+        documents = Documents(
+            tokens, np.array([0, 3, 5], dtype=np.int64), origin, document_fields=weights
+        )
         documents.take(np.array([1, 0], dtype=np.int64))
         if isinstance(config.order, SimilarityOrder) and config.order.exact:  # loads no model
             config.order.order(documents)

@@ -143,22 +143,18 @@ class Fill:
 
     def _name_dropped(self, entries: Entries) -> None:
         """Log which documents are longer than a row, the first few by name."""
-        config = self.config
-        longest = config.packer.seq_lens[-1]
-        for i in np.flatnonzero(entries.held == 0).tolist():
-            self._dropped += 1
-            if self._dropped <= NAMED_DOCUMENTS:
-                logger.warning(
-                    "dropped: %s%s has %d %s and a %s%d%s",
-                    "the group that begins with " if config.row_format.grouped else "",
-                    config.source.document_name(entries.origin[i]),
-                    entries.length[i],
-                    "slots" if config.row_format.tree else "tokens",
-                    f"batch has {config.batch_tokens // longest} rows of "
-                    if config.packer.packs_members
-                    else "row has ",
-                    longest,
-                    "; further ones are only counted (metrics: documents_lost)"
-                    if self._dropped == NAMED_DOCUMENTS
-                    else "",
-                )
+        config, first = self.config, self._dropped
+        dropped = np.flatnonzero(entries.held == 0)
+        self._dropped += len(dropped)
+        named = entries.pick(dropped[: max(NAMED_DOCUMENTS - first, 0)])
+        sizes = self.window.buffer.fields.sizes(named, config.packer)
+        for i, origin in enumerate(named.origin):
+            logger.warning(
+                "dropped: %s%s %s%s",
+                "the group that begins with " if config.row_format.grouped else "",
+                config.source.document_name(origin),
+                self.window.excess(sizes, i, slots=config.row_format.tree),
+                "; further ones are only counted (metrics: documents_lost)"
+                if first + i + 1 == NAMED_DOCUMENTS
+                else "",
+            )

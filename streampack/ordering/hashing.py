@@ -14,8 +14,7 @@ values sum to at most `ngrams` times the document's tokens. So float32 holds the
 products of vectors are exact in any order of summation (see `neighbours`).
 
 Source: signed feature hashing is from K. Weinberger et al., "Feature Hashing for Large Scale
-Multitask Learning", ICML 2009. Weights by document frequency inside the window were tried on
-Python files and brought less related ones together.
+Multitask Learning", ICML 2009. `bm25` weighs tokens by how many documents have them.
 """
 
 from __future__ import annotations

@@ -16,11 +16,15 @@ from numpy.typing import NDArray
 from streampack.arguments import explained, is_number, one_of, type_in_words, whole_number
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
-from streampack.ordering.approximate import find_neighbours_approximately, require_faiss
+from streampack.ordering.approximate import (
+    MARGIN,
+    find_neighbours_approximately,
+    require_faiss,
+)
 from streampack.ordering.embedding import Embedder, embed, embedder_name
 from streampack.ordering.hashing import HashedNgrams
-from streampack.ordering.neighbours import Neighbours, Wholes, find_neighbours
-from streampack.ordering.traversal import walk
+from streampack.ordering.neighbours import Neighbours, Wholes, find_neighbours, on_grid
+from streampack.ordering.traversal import Limit, walk
 
 Search = Literal["auto", "exact", "faiss"]
 
@@ -97,11 +101,17 @@ class SimilarityOrder:
         first_window_documents: size of a lane's first window, so that its first batch comes early;
             the later ones double until they are full. With `order_window_documents` or more, all
             windows are full.
-        embedder: `Documents` -> (N, D) float32, see `embedding`; None hashes token n-grams.
+        embedder: `Documents` -> (N, D) float32, see `embedding`; None hashes token n-grams, and
+            `BM25()` weighs tokens by how rare they are in the window.
         k: neighbours of each document in the graph.
         duplicate_threshold: a document is dropped if its cosine to an earlier kept one of its
             window exceeds this, by the embedder and as whole documents by token n-grams; 1 drops
             none.
+        max_similarity: the highest cosine of two documents in a row; 1 sets no limit. With one, a
+            document waits while it is more similar to one of the last `row_tokens` tokens
+            (Threshold Filtering Packing). Only the ``3 k`` most similar ones of each document are
+            kept apart, and not where nothing else is left, nor between ordering windows.
+        row_tokens: what a row holds, for `max_similarity`: the dataset's `seq_len` or more.
         first_tokens: tokens of a document that the embedder sees.
         search: "exact" compares every pair, "faiss" searches approximately (extra `[ordering]`),
             "auto" is exact up to 65,536 documents.
@@ -119,6 +129,8 @@ class SimilarityOrder:
     embedder: Embedder | None = None
     k: int = 10
     duplicate_threshold: float = 0.95
+    max_similarity: float = 1.0
+    row_tokens: int = 8192
     first_tokens: int = 512
     search: Search = "auto"
     duplicates_folder: str | PathLike[str] | None = None
@@ -127,15 +139,17 @@ class SimilarityOrder:
     _embed: Embedder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        require_counts(
-            self, "order_window_documents", "first_window_documents", "k", "first_tokens"
-        )
-        if not is_number(self.duplicate_threshold) or not 0 < self.duplicate_threshold <= 1:
-            raise ConfigError(
-                f"duplicate_threshold is {self.duplicate_threshold!r}.",
-                "Use a value in (0, 1]; 1 drops none.",
-                setting="duplicate_threshold",
-            )
+        windows = ("order_window_documents", "first_window_documents")
+        require_counts(self, *windows, "k", "row_tokens", "first_tokens")
+        for name, none in (
+            ("duplicate_threshold", "drops none"),
+            ("max_similarity", "is no limit"),
+        ):
+            value = getattr(self, name)
+            if not is_number(value) or not 0 < value <= 1:
+                raise ConfigError(
+                    f"{name} is {value!r}.", f"Use a value in (0, 1]; 1 {none}.", setting=name
+                )
         one_of("search", self.search, get_args(Search))
         if self.embedder is not None and not callable(self.embedder):
             raise ConfigError(
@@ -169,10 +183,21 @@ class SimilarityOrder:
         return embed(self._embed, documents, self.first_tokens)
 
     def neighbours(self, documents: Documents, vectors: NDArray[np.float32]) -> Neighbours:
-        """The neighbours of N documents by their vectors (N, D), without near-duplicates."""
+        """The neighbours of N documents by their vectors (N, D), without near-duplicates.
+
+        They are k of each; with `max_similarity` 3 k, for what is above it.
+        """
         find = find_neighbours_approximately if self._approximate else find_neighbours
         hashed = self._embed if isinstance(self._embed, HashedNgrams) else None
-        return find(vectors, self.k, self.duplicate_threshold, Wholes(documents, hashed))
+        k = self.k * (1 if self.max_similarity == 1 else MARGIN)
+        return find(vectors, k, self.duplicate_threshold, Wholes(documents, hashed))
+
+    def limit(self, lengths: NDArray[np.int64], unit_tokens: int = 1) -> Limit | None:
+        """For a walk through documents of these lengths (M,), in units of which a token is some."""
+        if self.max_similarity == 1:
+            return None
+        similarity = on_grid(self.max_similarity)
+        return Limit(similarity, self.k, lengths, self.row_tokens * unit_tokens)
 
     def order(self, documents: Documents, *, seed: int = 0) -> Ordered:
         """The walk through the kept documents, and the near-duplicates.
@@ -180,11 +205,13 @@ class SimilarityOrder:
         Nothing is random, so the seed changes nothing.
         """
         found = self.neighbours(documents, self.embed(documents))
-        path = walk(found.ids, found.similarity)
+        limit = self.limit(documents.lengths[found.kept])
+        path = walk(found.ids, found.similarity, limit=limit)
         return ordered(found, path)
 
     def describe(self) -> dict[str, Any]:
-        """Kind, parameters and algorithm revision."""
+        """Kind, parameters and algorithm revision; of the limit only where there is one."""
+        limited = {"max_similarity": self.max_similarity, "row_tokens": self.row_tokens}
         return {
             "kind": type(self).__name__,
             "revision": self.revision,
@@ -195,6 +222,7 @@ class SimilarityOrder:
             "duplicate_threshold": self.duplicate_threshold,
             "first_tokens": self.first_tokens,
             "search": "faiss" if self._approximate else "exact",
+            **(limited if self.max_similarity < 1 else {}),
         }
 
 

@@ -8,12 +8,23 @@ Steps:
      then start again (2). What lies between two starts is a run.
   4. Short runs are merged into others (`merge_runs`).
 
-Cost: O(N * k): each edge is looked at a few times. Keeps every document.
+With a limit of similarity (`Limit`), a document waits while it is too similar to one of the last
+ones, as many as a row holds:
+  1. Neighbours above the limit are no edges; the k nearest of the others are.
+  2. A visit to one of the two makes the other wait until a row's tokens have followed. A document
+     that waits is passed over in steps 2 and 3, unless all that are left wait.
+  3. Short runs are not merged, since that would bring documents together that had to wait.
+
+Cost: O(N * k): each edge is looked at a few times. Keeps every document. Of documents that are too
+similar only those are kept apart that are in each other's lists of neighbours.
 
 Source: Algorithm 1 of "In-Context Pretraining: Language Modeling Beyond Document Boundaries", a
 greedy path for the maximum travelling-salesman problem. Its pseudo-code takes the least similar
 neighbour, and its text the most similar; this follows the text. The paper starts again at a random
 document of least degree, this at the first one.
+"Threshold Filtering Packing for Supervised Fine-Tuning: Training Related Samples within Packs"
+(NAACL 2025) walks greedily too, and keeps what is too similar out of a pack by a threshold; that
+the last tokens stand for the pack is ours, since rows are cut after the walk.
 """
 
 from __future__ import annotations
@@ -39,6 +50,22 @@ class Graph(NamedTuple):
     offsets: NDArray[np.int64]
     neighbour: NDArray[Any]
     weight: NDArray[Any]
+
+
+class Limit(NamedTuple):
+    """How similar documents may be that follow one another inside a row.
+
+    Attributes:
+        similarity: the highest that is allowed.
+        k: neighbours of each, among those at or below it.
+        lengths: (M,) tokens of the documents.
+        row_tokens: so many tokens lie between two that are more similar.
+    """
+
+    similarity: float
+    k: int
+    lengths: NDArray[np.int64]
+    row_tokens: int
 
 
 @kernel
@@ -148,28 +175,49 @@ def _left_of(
 
 
 def walk(
-    ids: NDArray[np.int64], similarity: NDArray[np.float64], *, shortest_run: int = SHORTEST
+    ids: NDArray[np.int64],
+    similarity: NDArray[np.float64],
+    *,
+    shortest_run: int = SHORTEST,
+    limit: Limit | None = None,
 ) -> NDArray[np.int64]:
     """The order (M,) int64 in which M documents are visited: a permutation of range(M).
 
     Args:
-        ids: (M, k) neighbours of each, -1 where there are fewer than k.
+        ids: (M, k) neighbours of each, nearest first, -1 where there are fewer than k; more than
+            k of them with a limit, which needs to know what is above it.
         similarity: (M, k) of each edge; must be the same from both of its ends.
         shortest_run: runs of fewer documents are merged into others; 1 leaves all as they are.
+        limit: of similarity inside a row.
     """
-    return walk_runs(ids, similarity, shortest_run=shortest_run)[0]
+    return walk_runs(ids, similarity, shortest_run=shortest_run, limit=limit)[0]
 
 
 def walk_runs(
-    ids: NDArray[Any], similarity: NDArray[Any], *, shortest_run: int = SHORTEST
+    ids: NDArray[Any],
+    similarity: NDArray[Any],
+    *,
+    shortest_run: int = SHORTEST,
+    limit: Limit | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """As `walk`, and where each of its R runs begins in the order, (R,) int64.
 
     The graph is held in the dtypes of `ids` and `similarity`: int32 and float32 halve its memory.
     """
+    if limit is None:
+        lengths, row_tokens = np.zeros(len(ids), dtype=np.int64), 0
+        above = _build_graph(ids[:, :0], similarity[:, :0])
+    else:
+        lengths, row_tokens, shortest_run = limit.lengths, limit.row_tokens, 1
+        over = similarity > limit.similarity
+        above = _build_graph(np.where(over, ids, -1), similarity)
+        order = np.argsort(over, axis=1, kind="stable")[:, : limit.k]
+        ids = np.take_along_axis(np.where(over, -1, ids), order, axis=1)
+        similarity = np.take_along_axis(similarity, order, axis=1)
     graph = _build_graph(ids, similarity)
     starts = np.argsort(np.diff(graph.offsets), kind="stable")
-    path, run = merge_runs(*_follow(graph, starts), graph, shortest_run)
+    followed = _follow(graph, starts, above, lengths, row_tokens)
+    path, run = merge_runs(*followed, graph, shortest_run)
     return path, np.flatnonzero(np.diff(run[path], prepend=-1))
 
 
@@ -211,30 +259,53 @@ def _build_graph(ids: NDArray[Any], similarity: NDArray[Any]) -> Graph:
 
 
 @kernel
-def _follow(graph: Graph, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _follow(
+    graph: Graph,
+    starts: NDArray[np.int64],
+    above: Graph,
+    lengths: NDArray[np.int64],
+    row_tokens: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Visit every document; `starts` holds them all by number of edges, ties by arrival.
+
+    The neighbours in `above` of a visited document wait until `row_tokens` have followed it.
 
     Returns the path and the number of each document's run.
     """
     offsets, neighbour, weight = graph
-    visited = np.zeros(len(starts), dtype=np.bool_)
-    path = np.empty(len(starts), dtype=np.int64)
-    run = np.empty(len(starts), dtype=np.int64)
-    length = 0
-    runs = 0
-    for start in starts:
-        i = start
-        runs += not visited[start]
-        while i >= 0 and not visited[i]:
+    count = len(starts)
+    visited = np.zeros(count, dtype=np.bool_)
+    path = np.empty(count, dtype=np.int64)
+    run = np.empty(count, dtype=np.int64)
+    waits = np.zeros(count, dtype=np.int64)  # for this number of tokens since the first document
+    place = np.empty(count, dtype=np.int64)
+    place[starts] = np.arange(count)
+    after = np.arange(1, count + 2)  # the unvisited, as in `starts`; the last stands for both ends
+    before = np.arange(-1, count)
+    after[count], before[0] = 0, count
+    length = runs = tokens = 0
+    while length < count:
+        at = after[count]
+        while at < count and waits[starts[at]] > tokens:
+            at = after[at]
+        i = starts[at if at < count else after[count]]
+        runs += 1
+        while i >= 0:
             visited[i] = True
             run[i] = runs - 1
             path[length] = i
             length += 1
+            left, right = before[place[i]], after[place[i]]
+            after[left], before[right] = right, left
+            tokens += lengths[i]
+            for e in range(above.offsets[i], above.offsets[i + 1]):
+                waits[above.neighbour[e]] = tokens + row_tokens
             best = -1
             highest = -np.inf
             for e in range(offsets[i], offsets[i + 1]):
                 j = neighbour[e]
-                if not visited[j] and (weight[e] > highest or (weight[e] == highest and j < best)):
+                free = not visited[j] and waits[j] <= tokens
+                if free and (weight[e] > highest or (weight[e] == highest and j < best)):
                     best = j
                     highest = weight[e]
             i = best

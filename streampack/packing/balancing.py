@@ -1,7 +1,8 @@
 """Balanced work: which rows go when, so that attention costs all ranks about the same in a step.
 
 Every batch has the same number of slots, so linear layers cost the same for all of them. Attention
-costs the sum of the squared document lengths, and that differs. In a step the ranks take the
+costs the sum of the squared document lengths, and that differs; so do the patches of images, which
+a vision tower reads. In a step the ranks take the
 batches of one rotation (one batch of every lane), and no lane knows what the others hold. So all
 lanes follow one schedule: it says which costs the rows of a lane's batch number s should have, and
 depends on s alone.
@@ -23,7 +24,8 @@ until long documents are due, which come from the other lanes in the same step. 
 rows wait, the lane asks for higher costs than the schedule has (`_shift`).
 
 Costs are integers: the squared lengths of a row's documents, summed, per slot of the row. That is
-the length of the document that the token in an average slot belongs to. Nothing is thrown away.
+the length of the document that the token in an average slot belongs to. By patches a row costs as
+many as it has. Nothing is thrown away.
 
 Cost: O(rows log rows), and a search outwards from each cost, which is short unless the window holds
 other rows than the schedule wants.
@@ -39,6 +41,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.documents.blocks import Fields
+from streampack.packing.limits import row_weights
 from streampack.packing.plan import Plan
 
 _STEPS = 128  # between the least and the greatest cost of a measured distribution
@@ -53,20 +57,28 @@ class Balance:
     Args:
         quantiles: of the costs of rows, ascending, from the least to the greatest at equal steps;
             None while they are not measured.
+        kind: "attention", or the document field that is a row's cost.
     """
 
     quantiles: tuple[int, ...] | None = None
+    kind: str = "attention"
 
     @classmethod
-    def measured(cls, costs: NDArray[np.int64]) -> Balance:
+    def measured(cls, costs: NDArray[np.int64], kind: str = "attention") -> Balance:
         """The schedule for rows of these costs (R,); at least one."""
         places = (np.arange(_STEPS + 1, dtype=np.int64) * (len(costs) - 1) + _STEPS // 2) // _STEPS
-        return cls(tuple(np.sort(costs)[places].tolist()))
+        return cls(tuple(np.sort(costs)[places].tolist()), kind)
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> Balance:
         """The measured schedule whose `describe` gave `description`."""
-        return cls(tuple(description["quantiles"]))
+        return cls(tuple(description["quantiles"]), description["kind"])
+
+    def costs(self, plan: Plan, weights: Fields) -> NDArray[np.int64]:
+        """(R,) int64: of the plan's rows, whose documents have these weights (N,) by name."""
+        if self.kind == "attention":
+            return row_costs(plan)
+        return row_weights(plan, weights[self.kind])
 
     def wanted(
         self, step: int, batches: int, rows_per_batch: int, pool: NDArray[np.int64] | None = None
@@ -93,7 +105,7 @@ class Balance:
     def describe(self) -> dict[str, Any]:
         """JSON-able identity for the fingerprint."""
         return {
-            "kind": "attention",
+            "kind": self.kind,
             "revision": 1,
             "quantiles": None if self.quantiles is None else list(self.quantiles),
         }

@@ -22,15 +22,17 @@ with "split"; "Improving Continual Pre-training Through Seamless Data Packing" (
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.documents.blocks import NO_FIELDS, PATCHES, Fields
 from streampack.packing.fit import greedy_fit
+from streampack.packing.limits import plan_within, require_capacity, require_whole
 from streampack.packing.overflow import (
     Overflow,
     limit_lengths,
@@ -79,7 +81,11 @@ class _Decreasing(Packer):
             (``2 * cp_size``); it counts as padding. Of several needs, as ``(2 * cp_size, 16)``,
             it is the least common multiple.
         balance: "attention" gives every rank batches whose attention costs about the same in each
-            step of a run; None goes by no costs.
+            step of a run, "patches" batches of about as many patches of images; None goes by no
+            costs.
+        capacity: what a row holds at most beside its tokens, as ``{"patches": 4096}``: of images,
+            or of any document field of whole numbers (`packing.limits`). It goes with whole
+            documents, overflow "drop" or "error".
     """
 
     seq_len: int
@@ -87,7 +93,8 @@ class _Decreasing(Packer):
     extra_capacity: int = 0
     protect_short: bool = False
     align: int | Sequence[int] = 1
-    balance: Literal["attention"] | None = None
+    balance: Literal["attention", "patches"] | None = None
+    capacity: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     keeps_whole = True
     _best: ClassVar[bool]
@@ -97,6 +104,11 @@ class _Decreasing(Packer):
         extra = require_extra_capacity(self.extra_capacity, self.seq_len)
         object.__setattr__(self, "extra_capacity", extra)
         object.__setattr__(self, "align", require_align(self.align, self.seq_len, extra))
+        capacity = require_capacity(self.capacity)
+        object.__setattr__(self, "capacity", capacity)
+        balanced = [PATCHES] if self.balance == PATCHES else []
+        object.__setattr__(self, "weights", tuple(dict.fromkeys([*capacity, *balanced])))
+        require_whole(self.weights, self.overflow, extra)
         object.__setattr__(self, "seq_lens", (self.seq_len,))
 
     @property
@@ -109,8 +121,23 @@ class _Decreasing(Packer):
         """A bin's capacity."""
         return self.seq_len + self.extra_capacity
 
-    def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """Pack; neither `final` nor `seed` changes anything, because nothing here is random."""
+    def plan(
+        self,
+        lengths: NDArray[np.int64],
+        *,
+        final: bool,
+        seed: int,
+        weights: Fields = NO_FIELDS,
+    ) -> Plan:
+        """Pack; neither `final` nor `seed` changes anything, because nothing here is random.
+
+        `weights` are those of the documents, by name, each (N,); see `Packer`.
+        """
+        if self.capacity:
+            return plan_within(
+                lengths, weights, self.capacity, seq_len=self.seq_len, align=self._multiple,
+                best=self._best, overflow=self.overflow,
+            )  # fmt: skip
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
         # One kernel fills the arrays: each array that a kernel returns costs microseconds.
         pieces = len(kept) + int(kept.sum()) // self.seq_len
@@ -141,10 +168,11 @@ class _Decreasing(Packer):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Class, parameters and algorithm revision; `align` only if it does something."""
+        """Class, parameters and revision; `align` and `capacity` only if they do something."""
         align = {"align": self.align} if self._multiple > 1 else {}
+        capacity = {"capacity": self.capacity} if self.capacity else {}
         names = ("seq_len", "overflow", "extra_capacity", "protect_short")
-        return {**align, **self._described(*names)}
+        return {**align, **capacity, **self._described(*names)}
 
 
 class FirstFitDecreasing(_Decreasing):

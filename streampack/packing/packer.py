@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import check_call, is_whole
-from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError, PlanError
+from streampack.packing.limits import within
 from streampack.packing.overflow import OVERFLOWS, Overflow
 from streampack.packing.plan import Plan
-from streampack.packing.request import MemberLengths, Selection, WindowRequest
+from streampack.packing.request import DocumentSizes, Selection, WindowRequest
 from streampack.packing.selection import full_rows_first, fullest_rows
 
 if TYPE_CHECKING:
@@ -35,13 +36,17 @@ class Packer(ABC):
         mask_repeated: True if tokens repeated from an earlier row do not count in the loss.
         keeps_order: True if documents that arrive one after the other mostly share a row.
         keeps_whole: True if a document that fits a row is never cut.
-        balance: "attention" if `plan_window` is to follow `WindowRequest.balance`, as the functions
-            of `packing.selection` do; None if a run goes by no costs.
+        balance: "attention", or one of `weights`, if `plan_window` is to follow
+            `WindowRequest.balance`, as the functions of `packing.selection` do; None if a run goes
+            by no costs.
+        capacity: what a row holds at most of a document field, by its name. `fits` decides by it,
+            and rows count as full by it.
+        weights: the document fields that rows are filled and balanced by. `plan` of a packer that
+            has some takes their values as ``weights=``, by name, each (N,) int64.
         batch_tokens: tokens per batch, a multiple of the longest row; None leaves it to the run.
         cp: context-parallel ranks that share a batch, by the length of its rows; (1,) is none.
         packs_members: True if `plan_window` places the documents of a group one by one, in rows of
-            one batch. Then `WindowRequest.members` has their lengths, and `fits` decides which
-            groups are longer than a row in the sense of `overflow`.
+            one batch. Then `WindowRequest.members` has their lengths.
         revision: of the algorithm; another one where plans differ.
     """
 
@@ -51,7 +56,9 @@ class Packer(ABC):
     mask_repeated: bool = False
     keeps_order: bool = False
     keeps_whole: bool = False
-    balance: Literal["attention"] | None = None
+    balance: Literal["attention", "patches"] | None = None
+    capacity: Mapping[str, int] = MappingProxyType({})
+    weights: tuple[str, ...] = ()
     batch_tokens: int | None = None
     cp: Sequence[int] = (1,)
     packs_members: bool = False
@@ -92,7 +99,8 @@ class Packer(ABC):
         plans everything and chooses with `fullest_rows`.
         """
         request = full_rows_first(request)
-        plan = self.plan(request.lengths, final=request.final, seed=request.seed)
+        given = {"weights": request.weights} if self.weights else {}
+        plan = self.plan(request.lengths, final=request.final, seed=request.seed, **given)
         if not isinstance(plan, Plan):
             raise PlanError(
                 f"{type(self).__name__}.plan returned {plan!r:.80}.",
@@ -100,9 +108,10 @@ class Packer(ABC):
             )
         return fullest_rows(plan, request)
 
-    def fits(self, members: MemberLengths, batch_tokens: int) -> NDArray[np.bool_]:
-        """(N,) which groups of these documents can be placed; by default those within a row."""
-        return np.diff(offsets_of(members.lengths)[members.offsets]) <= self.seq_lens[-1]
+    def fits(self, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.bool_]:
+        """(N,) which documents of these sizes a row can hold whole."""
+        lengths = sizes.lengths
+        return (lengths <= self.seq_lens[-1]) & within(self.capacity, sizes.weights, len(lengths))
 
     @property
     def max_tokens_per_row(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.documents.blocks import NO_FIELDS, Fields, joined_fields, part_of
 from streampack.packing.balancing import Balance
 from streampack.packing.plan import Plan
 
@@ -27,6 +29,36 @@ class MemberLengths(NamedTuple):
     def of_single(cls, lengths: NDArray[np.int64]) -> MemberLengths:
         """Groups of one document each, with these lengths (N,)."""
         return cls(lengths, np.arange(len(lengths) + 1, dtype=np.int64))
+
+
+class DocumentSizes(NamedTuple):
+    """What decides whether documents (N,) fit a row.
+
+    Attributes:
+        lengths: (N,) int64 tokens of each.
+        weights: by name, (N,) int64, for packers that have `weights`.
+        members: of documents that are groups, for packers with `packs_members`.
+    """
+
+    lengths: NDArray[np.int64]
+    weights: Fields = NO_FIELDS
+    members: MemberLengths | None = None
+
+    def first(self, count: int) -> DocumentSizes:
+        """Those of the first `count` documents, or of all."""
+        members = self.members
+        if members is not None:
+            offsets = members.offsets[: count + 1]
+            members = MemberLengths(members.lengths[: offsets[-1]], offsets)
+        return DocumentSizes(self.lengths[:count], part_of(self.weights, slice(count)), members)
+
+    @classmethod
+    def joined(cls, parts: Sequence[DocumentSizes]) -> DocumentSizes:
+        """Those of several blocks, at least one; members count as documents."""
+        return cls(
+            np.concatenate([(part.members or part).lengths for part in parts]),
+            joined_fields([part.weights for part in parts]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,6 +89,8 @@ class WindowRequest:
         schedule_seed: of the random decisions that all lanes must make alike.
         balance: the schedule of costs that rows follow; None for none.
         members: of documents that are groups, for packers with `packs_members`; else None.
+        weights: by name, (N,) int64 of the documents, for packers that have `weights`.
+        capacity: what a row holds of each weight at most, where that is limited.
     """
 
     lengths: NDArray[np.int64]
@@ -75,6 +109,8 @@ class WindowRequest:
     schedule_seed: int
     balance: Balance | None = None
     members: MemberLengths | None = None
+    weights: Fields = field(default_factory=dict)
+    capacity: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def rows_per_batch(self) -> int:

@@ -3,7 +3,7 @@
 `fullest_rows` is the way of most packers:
   1. Rows that must go (they hold a document that may not wait any longer) come first, the oldest
      before the others; then rows filled to at least `min_fill`; then the rest, fullest first. Ties
-     are in seeded random order.
+     are in seeded random order. With a capacity a row is as full as its fullest limit.
   2. From the rest, as many go as it takes to leave at most the share `carry` of the tokens.
   3. A row goes only after the rows that hold earlier tokens of its documents, so that what stays
      of a document is always its tail.
@@ -30,7 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.packing.balancing import choose_by_cost, order_by_cost, row_costs
+from streampack.packing.balancing import choose_by_cost, order_by_cost
+from streampack.packing.limits import row_loads
 from streampack.packing.plan import Plan, RowColumns, check_rows, sound_fill
 from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.rng import derive_seed, permutation
@@ -126,7 +127,7 @@ def _in_turn(plan: Plan, rows: NDArray[np.int64], request: WindowRequest) -> Sel
     each, balance = request.rows_per_batch, request.balance
     if balance is not None and len(rows):
         wanted = balance.wanted(request.step, -(-len(rows) // each), each)
-        rows = order_by_cost(rows, row_costs(plan), wanted)
+        rows = order_by_cost(rows, balance.costs(plan, request.weights), wanted)
     return Selection.in_batches(plan, rows, each)
 
 
@@ -156,8 +157,11 @@ def _ranked(
     """
     order = np.empty(plan.num_rows, dtype=np.int64)
     rule = _Rule(request.rows_per_batch, float(min_fill), float(request.carry), by_fill, by_cost)
+    loads = np.zeros(0, dtype=np.int64)
+    if request.capacity and plan.num_rows:
+        loads = row_loads(plan, request.capacity, request.weights)
     count, must_go, full = _best_rows(
-        plan.columns, request.rounds_left, request.held, ties, rule, order
+        plan.columns, request.rounds_left, request.held, ties, rule, loads, order
     )
     if count < 0:
         check_rows(plan, np.maximum(request.lengths, request.remaining))
@@ -174,7 +178,7 @@ def _by_cost(
     """As many rows of the pool as `rows` are, with the first `must_go` of these, by their costs."""
     balance, each = request.balance, request.rows_per_batch
     assert balance is not None
-    costs = row_costs(plan)
+    costs = balance.costs(plan, request.weights)
     # Of equal costs, what came first goes first.
     oldest = np.minimum.reduceat(plan.document, plan.row_offsets[:-1])
     pool = np.sort(pool)
@@ -204,6 +208,7 @@ def _best_rows(
     held: NDArray[np.int64],
     ties: NDArray[np.int64],
     rule: _Rule,
+    loads: NDArray[np.int64],
     out: NDArray[np.int64],
 ) -> tuple[int, int, int]:
     """Steps 1 to 4, the most pressing rows first.
@@ -214,6 +219,7 @@ def _best_rows(
     Args:
         plan: all rows; rounds_left, held: of its documents; ties: see `_ranked`.
         rule: how many rows go.
+        loads: (R,) int64, by which rows count as full, in slots; (0,) goes by their tokens.
         out: (R,) int64, filled with the rows in order, without those that cannot go.
 
     Returns:
@@ -225,6 +231,8 @@ def _best_rows(
     fill = np.empty(num_rows, dtype=np.int64)
     if not sound_fill(plan, len(held), fill):
         return -1, 0, 0
+    if len(loads):
+        fill = loads
     rank = np.zeros(num_rows, dtype=np.int64)
     waiting = np.zeros(num_rows, dtype=np.bool_)
     forced = 0

@@ -30,7 +30,7 @@ from streampack.documents.blocks import offsets_of, ranges_of
 from streampack.errors import PlanError
 from streampack.packing.decreasing import BestFitDecreasing
 from streampack.packing.plan import Plan
-from streampack.packing.request import MemberLengths, Selection, WindowRequest
+from streampack.packing.request import DocumentSizes, MemberLengths, Selection, WindowRequest
 from streampack.packing.selection import fullest_rows
 
 
@@ -50,8 +50,9 @@ class WholeGroups(BestFitDecreasing):
     packs_members = True
     revision = 2
 
-    def fits(self, members: MemberLengths, batch_tokens: int) -> NDArray[np.bool_]:
+    def fits(self, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.bool_]:
         """(N,) which groups fit into an empty batch."""
+        members = sizes.members or MemberLengths.of_single(sizes.lengths)
         out = np.empty(len(members.offsets) - 1, dtype=np.bool_)
         _fit(*self._units(members), batch_tokens // self.seq_len, self.seq_len, out)
         return out

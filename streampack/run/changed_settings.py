@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from streampack.deals.dealer import Dealer
 from streampack.deals.report_exchange import ENDED
 from streampack.deals.rule import DealRule, Report
+from streampack.documents.blocks import Fields
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
 from streampack.lane.fill import Fill
@@ -121,8 +122,8 @@ def carry_over(
     # What the next row would have repeated is delivered already.
     start = entries.start + entries.repeated
     packer = config.packer
-    members = fill.member_lengths(entries)
-    needed = needed_tokens(packer, entries.length, members, config.batch_tokens)
+    sizes = fill.window.buffer.fields.sizes(entries, packer)
+    needed = needed_tokens(packer, sizes, config.batch_tokens)
     held = np.maximum(needed - start, 0)
     continued = place.continued and packer.overflow in ("split", "error")
     if continued:  # whole rows, as always of a document that goes on
@@ -144,20 +145,23 @@ def carry_over(
         reported_deal=place.reported_deal,
     )
     if dealer is not None and config.dealing is not None:
-        room = _room(packer, entries.held - entries.repeated)
+        room = _room(packer, entries.held - entries.repeated, sizes.weights)
         reports = _reports(fill, following, dealer, config.dealing, room)
         following = replace(following, reports=reports, reported_deal=config.dealing.first)
     return following.state(0)
 
 
-def _room(packer: Packer, lengths: NDArray[np.int64]) -> tuple[int, int]:
+def _room(packer: Packer, lengths: NDArray[np.int64], weights: Fields) -> tuple[int, int]:
     """Slots and tokens of the rows that a packer makes of documents of these lengths (N,)."""
     longest = packer.seq_lens[-1]
-    lengths = lengths[(lengths > 0) & ((lengths <= longest) | (packer.overflow == "split"))]
+    held = (lengths > 0) & ((lengths <= longest) | (packer.overflow == "split"))
+    lengths = lengths[held]
     if packer.packs_members or not len(lengths):
         return 1, 1
     times = min(ROWS * longest // int(lengths.sum()) + 1, ROWS)  # or the last row would count much
-    plan = packer.plan(np.tile(lengths, times), final=True, seed=0)
+    given: Any = {name: np.tile(values[held], times) for name, values in weights.items()}
+    given = {"weights": given} if given else {}
+    plan = packer.plan(np.tile(lengths, times), final=True, seed=0, **given)
     return int(plan.seq_len.sum()), int((plan.stop - plan.start).sum())
 
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Documents, make_origin, offsets_of, ranges_of
+from streampack.documents.blocks import (
+    NO_FIELDS,
+    Documents,
+    Fields,
+    make_origin,
+    offsets_of,
+    ranges_of,
+)
 from streampack.packing import Packer, Plan
 from streampack.packing.balancing import Balance
 from streampack.window.config import WindowConfig
@@ -28,10 +35,12 @@ def stream_plan(
     batch_tokens: int,
     seed: int = 0,
     balance: Balance | None = None,
+    weights: Fields = NO_FIELDS,
 ) -> Plan:
     """The rows that a lane gives for documents of these lengths (N,), as one plan over all.
 
-    Rows are in the order in which they go; `dropped` counts the tokens that none of them holds.
+    `weights` are what else the packer goes by, each (N,) by name. Rows are in the order in which
+    they go; `dropped` counts the tokens that none of them holds.
 
     Raises:
         ConfigError: the window is too small for a batch.
@@ -49,7 +58,7 @@ def stream_plan(
     emitted: list[_Emitted] = []
     serial, step, final = 0, 0, False
     while not final:
-        serial, final = _fill(window, lengths, serial)
+        serial, final = _fill(window, lengths, weights, serial)
         planned = window.plan(final=final, step=step)
         emitted.append(_emitted(planned, window.entries))
         step += len(planned.batches) - 1
@@ -77,16 +86,20 @@ def stream_plan(
 _Emitted = tuple[NDArray[np.generic], ...]
 
 
-def _fill(window: Window, lengths: NDArray[np.int64], serial: int) -> tuple[int, bool]:
+def _fill(
+    window: Window, lengths: NDArray[np.int64], weights: Fields, serial: int
+) -> tuple[int, bool]:
     """Admit documents from `serial` on; returns the next one, and True if there is none."""
     while window.wants:
         if serial == len(lengths):
             return serial, True
         block = lengths[serial : serial + BLOCK]
+        own = {name: values[serial : serial + BLOCK] for name, values in weights.items()}
         offsets = offsets_of(block)
         tokens = np.zeros(int(offsets[-1]), dtype=np.uint16)
         origin = make_origin(0, np.arange(serial, serial + len(block), dtype=np.int64))
-        taken, full = window.admit(Documents(tokens, offsets, origin), serial)
+        documents = Documents(tokens, offsets, origin, document_fields=own)
+        taken, full = window.admit(documents, serial)
         serial += taken
         if full:
             break

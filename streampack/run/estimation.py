@@ -26,11 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.deals.sharing import decode_reports
-from streampack.documents.blocks import Documents
+from streampack.documents.blocks import Fields
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.metrics import LaneTimes
+from streampack.packing.request import DocumentSizes
 from streampack.run.dry_run import stream_plan
 from streampack.sources.base import Source
 from streampack.sources.iterable.indexed import InMemory
@@ -39,7 +40,7 @@ from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.streams.base import LaneStream
 from streampack.streams.lane_stream import open_stream
-from streampack.window.entries import lengths_of_members
+from streampack.window.entries import sizes_of
 
 SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
 SAMPLE_DOCUMENTS = 1024  # at each place, unless a number is given
@@ -51,17 +52,14 @@ class Sample(NamedTuple):
 
     Attributes:
         lengths: (N,) int64, their tokens.
+        weights: by name, (N,) int64, what else the packer goes by.
         empty: others without a token, which are left out; skipped: others that are broken.
     """
 
     lengths: NDArray[np.int64]
+    weights: Fields
     empty: int
     skipped: int
-
-
-def sample_lengths(config: LaneConfig, *, documents: int | None = None) -> NDArray[np.int64]:
-    """(N,) int64: the lengths of `sample`."""
-    return sample(config, documents=documents).lengths
 
 
 def sample(config: LaneConfig, *, documents: int | None = None) -> Sample:
@@ -71,7 +69,7 @@ def sample(config: LaneConfig, *, documents: int | None = None) -> Sample:
     of lanes and the topology do not matter.
 
     Args:
-        config: source and preparation; the packer is not used.
+        config: source and preparation, and the packer's weights.
         documents: how many to read (fewer if the source has fewer, or if they are very long);
             None is 1024 at each place.
 
@@ -89,33 +87,33 @@ def sample(config: LaneConfig, *, documents: int | None = None) -> Sample:
     share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)
     most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
     once = replace(config, lanes=lanes, epochs=1, order=None)
-    lengths = [np.zeros(0, dtype=np.int64)]
+    found = []
     empty = skipped = 0
     for lane in range(lanes):
         stream, blocks, _ = begun(once, lane, documents=share, tokens=most_tokens)
-        own = [block.lengths for block in blocks]
-        lengths.append(np.concatenate([*lengths[:1], *own])[:share])
+        found += _first([block._replace(members=None) for block in blocks], share)
         empty, skipped = empty + stream.empty_documents, skipped + stream.skips.count
-    return Sample(np.concatenate(lengths), empty, skipped)
+    every = _joined(found, config)
+    return Sample(every.lengths, every.weights, empty, skipped)
 
 
 def begun(
     config: LaneConfig, lane: int, *, documents: int, tokens: int
-) -> tuple[LaneStream, list[Documents], bool]:
+) -> tuple[LaneStream, list[DocumentSizes], bool]:
     """A lane's stream after its first blocks, which hold so many documents or tokens.
 
     Returns:
-        The stream, the blocks, and True if it ended before.
+        The stream, the sizes of the blocks, and True if it ended before.
     """
     skips = Skips(config.on_error, config.skip_limit)
     stream = open_stream(config, lane, skips=skips, times=LaneTimes())
-    blocks: list[Documents] = []
+    blocks: list[DocumentSizes] = []
     read = 0
     while stream.serial < documents and read < tokens:
         block = stream.peek()
         if block is None:
             return stream, blocks, True
-        blocks.append(block)
+        blocks.append(sizes_of(block, config.packer))
         read += block.num_tokens
         stream.consume(len(block))
     return stream, blocks, False
@@ -161,13 +159,13 @@ class _Size:
     Attributes:
         tokens: of an epoch; error: their standard error.
         chance: about how much longer than the mean of all the longest lane is, as a share of it.
-        lengths: (N,) of a sample of documents.
+        sample: of some documents.
     """
 
     tokens: float
     error: float
     chance: float
-    lengths: NDArray[np.int64]
+    sample: DocumentSizes
 
 
 def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
@@ -188,9 +186,15 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     epochs = [n / size.tokens if size.tokens else 0.0 for n, size in zip(drawn, sizes, strict=True)]
     error = math.hypot(*(n * size.error for n, size in zip(epochs, sizes, strict=True)))
     chance = math.hypot(*(share * size.chance for share, size in zip(shares, sizes, strict=True)))
-    lengths = np.concatenate([size.lengths for size in sizes])
-    plan = stream_plan(lengths, config.packer, config.window, batch_tokens=config.batch_tokens)
-    sampled = max(int(lengths.sum()), 1)
+    documents = DocumentSizes.joined([size.sample for size in sizes])
+    plan = stream_plan(
+        documents.lengths,
+        config.packer,
+        config.window,
+        batch_tokens=config.batch_tokens,
+        weights=documents.weights,
+    )
+    sampled = max(int(documents.lengths.sum()), 1)
     slots_per_token = int(plan.seq_len.sum()) / sampled
     of_lane = total * (1 + chance / 2) * slots_per_token / config.batch_tokens / config.lanes
     turns = config.lanes / topology.world_size
@@ -297,39 +301,40 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     places = finer * min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
     alone = replace(alone, lanes=places)
     found = [_place(alone, place, finer) for place in range(places)]
-    lengths = np.concatenate([lengths for _, _, lengths in found])
+    sample_of = DocumentSizes.joined([sizes for _, _, sizes in found])
+    lengths = sample_of.lengths
     if all(whole for _, whole, _ in found):
         tokens = float(lengths.sum())
-        return _Size(tokens, 0.0, _chance(config, lengths, len(lengths)), lengths)
+        return _Size(tokens, 0.0, _chance(config, lengths, len(lengths)), sample_of)
     if not isinstance(source.inner, ShardedSource):
         return None
     read = np.array([units for units, _, _ in found], dtype=np.float64)
-    held = np.array([own.sum() for _, _, own in found], dtype=np.float64)
+    held = np.array([own.lengths.sum() for _, _, own in found], dtype=np.float64)
     if not read.all():
         rough = source.estimate_tokens()
-        return None if rough is None else _Size(float(rough), rough / 2, 0.0, lengths)
+        return None if rough is None else _Size(float(rough), rough / 2, 0.0, sample_of)
     per_unit = held.sum() / read.sum()
     residual = float(((held - per_unit * read) ** 2).sum())
     units = float(source.inner.weight)
     spread = math.sqrt(places / max(places - 1, 1) * residual) / read.sum() * units
     tokens = per_unit * units
     documents = tokens / max(float(lengths.mean()), 1e-9)
-    return _Size(tokens, spread, _chance(config, lengths, documents), lengths)
+    return _Size(tokens, spread, _chance(config, lengths, documents), sample_of)
 
 
-def _place(config: LaneConfig, place: int, finer: int) -> tuple[float, bool, NDArray[np.int64]]:
-    """The weight read at one place, True if that is everything, and the documents' lengths (N,).
+def _place(config: LaneConfig, place: int, finer: int) -> tuple[float, bool, DocumentSizes]:
+    """The weight read at one place, True if that is everything, and the sizes of its documents.
 
-    The lengths are of the documents in that weight; it is 0 if no place in a shard was known.
+    The weight is 0 if no place in a shard was known. Documents are those that groups consist of.
     """
     most = {"documents": SAMPLE_DOCUMENTS // finer, "tokens": SAMPLE_TOKENS // finer}
     stream, blocks, ended = begun(config, place, **most)
     if ended or stream.peek() is None:
-        return _read(config, place, None), True, _lengths(config, blocks, stream.serial)
+        return _read(config, place, None), True, _joined(_first(blocks, stream.serial), config)
     position = stream.position_before(stream.serial)
     cursor = position.cursor.get("at")
     units = 0.0 if cursor is None else _read(config, place, cursor)
-    return units, False, _lengths(config, blocks, position.serial)
+    return units, False, _joined(_first(blocks, position.serial), config)
 
 
 def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:
@@ -351,11 +356,16 @@ def _chance(config: LaneConfig, lengths: NDArray[np.int64], documents: float) ->
     return deviation * math.sqrt(2 * math.log(config.lanes))
 
 
-def _lengths(config: LaneConfig, blocks: list[Documents], count: int) -> NDArray[np.int64]:
-    """(N,) int64: tokens of what is packed as one, of the first `count` documents of the blocks."""
-    lengths = [np.zeros(0, dtype=np.int64)]
+def _first(blocks: list[DocumentSizes], count: int) -> list[DocumentSizes]:
+    """The first `count` documents of the blocks."""
+    found = []
     for block in blocks:
-        part, count = block[:count], max(count - len(block), 0)
-        members = lengths_of_members(part) if config.packer.packs_members else None
-        lengths.append(part.lengths if members is None else members.lengths)
-    return np.concatenate(lengths)
+        found.append(block.first(count))
+        count = max(count - len(block.lengths), 0)
+    return found
+
+
+def _joined(parts: list[DocumentSizes], config: LaneConfig) -> DocumentSizes:
+    none = np.zeros(0, dtype=np.int64)
+    nothing = DocumentSizes(none, dict.fromkeys(config.packer.weights, none))
+    return DocumentSizes.joined([nothing, *parts])

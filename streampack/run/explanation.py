@@ -119,7 +119,9 @@ def explain(
             "Check the path and the name of the column that is read.",
             setting="source",
         )
-    planned = stream_plan(lengths, packer, config.window, batch_tokens=config.batch_tokens)
+    planned = stream_plan(
+        lengths, packer, config.window, batch_tokens=config.batch_tokens, weights=found.weights
+    )
     first = list(islice(batches, BATCHES))
     tokens = sum(batch.num_tokens for batch in first)
     sources = [part.inner for part in sources_of(config.source)]

@@ -15,9 +15,7 @@ from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
 from streampack.ordering import DocumentOrder
-from streampack.packing import Balance, BestFitDecreasing, Buckets, Concat, Packer
-from streampack.packing.packer import require_packer
-from streampack.packing.whole_groups import WholeGroups
+from streampack.packing import Packer
 from streampack.sources.base import Source
 from streampack.sources.chat.source import Chat
 from streampack.sources.mixture import Mixture, sources_of
@@ -30,101 +28,6 @@ from streampack.window.gather import RowFormat
 logger = logging.getLogger(__name__)
 
 BATCH_ROWS = 8  # a row by itself takes twice the time per token to assemble
-
-
-def choose_packer(
-    seq_len: int | None,
-    packer: Packer | None,
-    order: DocumentOrder | None,
-    source: Source,
-    layout: str = "documents",
-    media: bool = False,
-) -> Packer:
-    """The packer of a run, from what is given of row length, packer, order, layout and images."""
-    if packer is not None:
-        packer = require_packer(packer)
-    if (seq_len is None) == (packer is None):
-        raise ConfigError(
-            f"seq_len is {seq_len!r} and packer is {packer!r:.200}.",
-            "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048)."
-            if packer is None
-            else "Leave out seq_len=.",
-            setting="seq_len",
-        )
-    if packer is None:
-        if (layout == "tree" or media) and order is None:
-            return BestFitDecreasing(seq_len=seq_len or 0, overflow="drop")
-        usual = _usual_packer(seq_len or 0, order, source)
-        return _of_groups(usual) if source.grouped and layout != "tree" else usual
-    if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
-        logger.warning(
-            "%s cuts conversations, and what is cut off is learnt without what was said before; "
-            'BestFitDecreasing(seq_len=%d, overflow="%s") learns no such part.',
-            type(packer).__name__,
-            packer.seq_lens[-1],
-            source.overflow,
-        )
-    if order is not None and not packer.keeps_order:
-        raise ConfigError(
-            f"{type(packer).__name__} puts documents into rows by their lengths, "
-            f"which tears apart what {type(order).__name__} puts side by side.",
-            f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
-            setting="order",
-        )
-    return _of_groups(packer) if source.grouped and layout != "tree" else packer
-
-
-def _usual_packer(seq_len: int, order: DocumentOrder | None, source: Source) -> Packer:
-    """The packer of rows of `seq_len` where none is given."""
-    if order is None and source.grouped:
-        return BestFitDecreasing(seq_len=seq_len, overflow="drop")
-    if len({part.overflow for part in sources_of(source)}) > 1:
-        raise ConfigError(
-            "The mixture has conversations, which are truncated, and documents, which are split.",
-            f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
-            '"truncate" or "drop".',
-            setting="packer",
-        )
-    if order is None:
-        return BestFitDecreasing(seq_len=seq_len, overflow=source.overflow)
-    if source.overflow != "split":
-        raise ConfigError(
-            f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
-            f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
-            setting="order",
-        )
-    return Concat(seq_len=seq_len)
-
-
-def _of_groups(packer: Packer) -> Packer:
-    """The packer that keeps the documents of a record together, if the one given can."""
-    given = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=packer.overflow)
-    if packer == given and given.overflow in ("drop", "error"):
-        return WholeGroups(seq_len=given.seq_len, overflow=given.overflow)
-    logger.warning(
-        "The documents of a record are packed apart: only BestFitDecreasing with overflow "
-        '"drop" or "error", and without balance=, keeps them in one batch.'
-    )
-    return packer
-
-
-def check_balance(attention: str, packer: Packer) -> Balance | None:
-    """The schedule that the packer's `balance` asks for, to be measured; None if it asks for none.
-
-    Raises:
-        ConfigError: it or `attention` is unknown, or there is nothing to be balanced.
-    """
-    one_of("attention", attention, ["document", "row"])
-    if packer.balance is None:
-        return None
-    one_of("balance", packer.balance, ["attention"])
-    if attention == "row":
-        raise ConfigError(
-            'The packer has balance="attention", and attention is "row": all rows cost the same.',
-            "Leave out balance=.",
-            setting="balance",
-        )
-    return None if isinstance(packer, Buckets) else Balance()  # those have their own schedule
 
 
 def check_layout(layout: str, attention: str, packer: Packer, source: Source) -> bool:
@@ -148,6 +51,8 @@ def check_layout(layout: str, attention: str, packer: Packer, source: Source) ->
             f"{type(packer).__name__} with overflow={packer.overflow!r} cuts documents",
             f'use packer=BestFitDecreasing(seq_len={size}, overflow="drop"), or "error"',
         )
+    elif packer.weights:
+        wrong = f"the packer goes by {packer.weights[0]} of documents", "leave them out"
     if wrong is not None:
         fact, remedy = wrong
         raise ConfigError(
@@ -248,7 +153,6 @@ def rows_by(
             setting="token_rules",
         )
     grouped = tree or packer.packs_members
-    fields = fields.with_patches() if media else fields
     return replace(
         row_format,
         mask_repeated=packer.mask_repeated,

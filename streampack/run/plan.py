@@ -15,17 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.documents.blocks import NO_FIELDS, Fields
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES, LaneConfig
 from streampack.lane.rotation import OtherLanes
 from streampack.packing import Packer
-from streampack.packing.balancing import Balance, row_costs
+from streampack.packing.balancing import Balance
+from streampack.packing.limits import row_loads
 from streampack.packing.rng import permutation
 from streampack.run.changed_settings import carry_over, previous_config
 from streampack.run.cp_groups import CpGroups, least_lanes
 from streampack.run.dry_run import stream_plan
-from streampack.run.estimation import sample_lengths
+from streampack.run.estimation import sample
 from streampack.run.fingerprint import changed_fields, fingerprint_of
 from streampack.run.state import Deferred, RunState, batches_due, check_state
 from streampack.sources.base import Source
@@ -101,7 +103,7 @@ def measured(config: LaneConfig) -> LaneConfig:
         ConfigError: the source can be read only once, so a sample would be lost to the run.
     """
     if config.packer.needs_sample:
-        lengths = sample_lengths(config, documents=SHARES_DOCUMENTS)
+        lengths = sample(config, documents=SHARES_DOCUMENTS).lengths
         config = replace(config, packer=config.packer.with_sample(lengths))
     if config.balance is None or config.balance.quantiles is not None:
         return config
@@ -111,8 +113,13 @@ def measured(config: LaneConfig) -> LaneConfig:
             "Leave out balance=, or pass a source that can be read again.",
             setting="balance",
         )
+    found = sample(config)
     balance = measure_balance(
-        sample_lengths(config), config.packer, config.window, batch_tokens=config.batch_tokens
+        found.lengths,
+        config.packer,
+        config.window,
+        batch_tokens=config.batch_tokens,
+        weights=found.weights,
     )
     return replace(config, balance=balance)
 
@@ -125,7 +132,7 @@ def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
     packer, balance = config.packer, saved["balance"]
     if packer.needs_sample:
         config = replace(config, packer=packer.with_saved(saved["packer"]))
-    if config.balance is None or balance is None:
+    if config.balance is None or balance is None or balance["kind"] != config.balance.kind:
         return config
     if saved["packer"].get("seq_len") != packer.seq_lens[-1]:
         return config
@@ -133,24 +140,31 @@ def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
 
 
 def measure_balance(
-    lengths: NDArray[np.int64], packer: Packer, window: WindowConfig, *, batch_tokens: int
+    lengths: NDArray[np.int64],
+    packer: Packer,
+    window: WindowConfig,
+    *,
+    batch_tokens: int,
+    weights: Fields = NO_FIELDS,
 ) -> Balance:
-    """The schedule of costs for documents of these lengths (N,), a sample.
+    """The schedule of the packer's costs for documents of these lengths and weights, a sample.
 
     The sample is packed as a lane would pack it without a balance, several times in random orders,
     because it would fill only a few long rows. `window` is resolved.
     """
-    window_tokens = window.tokens(packer)
-    lengths = lengths[lengths > 0]
+    window_tokens, kind = window.tokens(packer), packer.balance or "attention"
+    held = lengths > 0
+    lengths = lengths[held]
     total = max(int(np.minimum(lengths, window_tokens).sum()), 1)
     orders = min(-(-BALANCE_WINDOWS * window_tokens // total), BALANCE_ORDERS)
-    stream = [lengths[permutation(len(lengths), order)] for order in range(orders)]
-    plan = stream_plan(np.concatenate(stream), packer, window, batch_tokens=batch_tokens)
+    stream = np.concatenate([permutation(len(lengths), order) for order in range(orders)])
+    weights = {name: values[held][stream] for name, values in weights.items()}
+    plan = stream_plan(lengths[stream], packer, window, batch_tokens=batch_tokens, weights=weights)
     if not plan.num_rows:
-        return Balance((0,))
-    full = plan.row_fill() >= window.min_fill * plan.seq_len
-    costs = row_costs(plan)[full if full.any() else slice(None)]
-    return Balance.measured(costs)
+        return Balance((0,), kind)
+    full = row_loads(plan, packer.capacity, weights) >= window.min_fill * plan.seq_len
+    costs = Balance(kind=kind).costs(plan, weights)[full if full.any() else slice(None)]
+    return Balance.measured(costs, kind)
 
 
 logger = logging.getLogger(__name__)

@@ -145,11 +145,12 @@ class Prefetcher:
             if not step:
                 return
             if counted and step[0] is not asked:  # the first one, or after a `skip`
-                total = ranks.total(_loss_tokens(step))
+                total = ranks.total(_loss_tokens(step), self._run.place())
             following = self.get(2 * size)[size:] if looks_ahead else []
             num_loss_tokens, total = 0 if total is None else total(), None
             if counted and following:
-                asked, total = following[0], ranks.total(_loss_tokens(following))
+                asked = following[0]
+                total = ranks.total(_loss_tokens(following), self._run.place())
             taken = [self.take() for _ in step]
             if counted:
                 for batch in taken:

@@ -26,7 +26,7 @@ from streampack.deals.dealer import RankExchange
 from streampack.deals.report_exchange import ReportExchange
 from streampack.deals.sharing import Sharing
 from streampack.errors import ConfigError, StateError
-from streampack.job.ending import Alone, End, Ending, Gap, Ranks
+from streampack.job.ending import Alone, End, Ending, Gap, Ranks, question
 from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
 from streampack.lane.config import LaneShare
 from streampack.lane.rotation import rotate
@@ -88,6 +88,7 @@ class RankRun:
         self._ranks = ranks
         self._end = end
         self._timeout_s = timeout_s
+        self._weights = 0  # a digest of what was set in this process
         self._sampled: Estimate | None = None
         self._passes: dict[int, NDArray[np.int64]] = {}  # over each source, by lane
         self._gave = False  # a document, from where it was started
@@ -109,6 +110,10 @@ class RankRun:
     def num_ranks(self) -> int:
         """How many agree: 1 where nothing connects this rank with others."""
         return 1 if isinstance(self.ranks, Alone) else self.plan.ranks.world_size
+
+    def place(self) -> int:
+        """Where the run is, and by which weights, as a `question` for the other ranks."""
+        return question("loss", self.state.next_batch, self._weights)
 
     @property
     def steps_taken(self) -> int:
@@ -143,6 +148,7 @@ class RankRun:
         changes = with_weights(self.plan, self.state, weights, from_step, taken=self.steps_taken)
         for state in (self.state, *(recent for _, recent in self._recent)):
             state.weight_changes = changes
+        self._weights = question(changes)
         self._untaken.clear()
 
     # ------------------------------------------------------------------ giving
@@ -334,6 +340,9 @@ class RankRun:
         if self._said_lost or topology.rank or not lost.dropped:
             return
         self._said_lost = True
+        remedy = "" if packer.overflow == "split" else ' Longer rows or overflow="split" keep them.'
+        if packer.capacity:
+            remedy = " Longer rows or a larger capacity keep them."
         logger.warning(
             "%.1f %% of the tokens of %s are in no row (%s, rows of %d): %d of %d documents lost "
             "some, and %d of these all.%s",
@@ -346,7 +355,7 @@ class RankRun:
             lost.documents_cropped,
             lost.documents + lost.documents_lost,
             lost.documents_lost,
-            "" if packer.overflow == "split" else ' Longer rows or overflow="split" keep them.',
+            remedy,
         )
 
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:

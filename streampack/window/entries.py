@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from streampack._jit import kernel
 from streampack.documents.blocks import MEDIA, Documents, Fields, offsets_of
 from streampack.documents.fields import FieldTypes
-from streampack.packing.request import MemberLengths
+from streampack.packing.packer import Packer
+from streampack.packing.request import DocumentSizes, MemberLengths
 from streampack.packing.rng import mix
 
 #: Rows of `Entries.numbers`.
@@ -157,6 +158,20 @@ def _digest(
     return total
 
 
+def sizes_of(documents: Documents, packer: Packer) -> DocumentSizes:
+    """What the packer goes by of a block of N documents, which have the fields of its weights."""
+    return DocumentSizes(
+        documents.lengths,
+        {name: _weights(documents.document_fields[name]) for name in packer.weights},
+        lengths_of_members(documents) if packer.packs_members else None,
+    )
+
+
+def _weights(values: ArrayLike) -> NDArray[np.int64]:
+    """Values of a document field as weights; a negative one counts as 0."""
+    return np.maximum(np.asarray(values, dtype=np.int64), 0)
+
+
 def lengths_of_members(documents: Documents) -> MemberLengths:
     """Of the groups (N,) of a block; documents that are none are alone."""
     members = documents.members
@@ -229,6 +244,19 @@ class FieldStore:
                 low += int(np.searchsorted(ends, start))
             found.append(block.members.documents[low:high])
         return found
+
+    def sizes(self, entries: Entries, packer: Packer) -> DocumentSizes:
+        """What the packer goes by of these documents (N,), with all of their tokens."""
+        serials = entries.serial
+        places = [self._places[own] for own in serials.tolist()] if packer.weights else []
+        return DocumentSizes(
+            entries.length,
+            {
+                name: _weights([block.document_fields[name][i] for block, i in places])
+                for name in packer.weights
+            },
+            self.member_lengths(serials) if packer.packs_members else None,
+        )
 
     def member_lengths(self, serials: NDArray[np.int64]) -> MemberLengths | None:
         """Of the documents of these groups (D,); None if the store holds none."""

@@ -14,7 +14,7 @@ from streampack.errors import PlanError
 from streampack.packing.overflow import kept_tokens
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan, RowColumns, check_rows, sound_fill
-from streampack.packing.request import MemberLengths, Selection, WindowRequest
+from streampack.packing.request import DocumentSizes, Selection, WindowRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,17 +247,8 @@ def admitted(offsets: NDArray[np.int64], first: int, room: Room, held: NDArray[n
     return count
 
 
-def needed_tokens(
-    packer: Packer,
-    lengths: NDArray[np.int64],
-    members: MemberLengths | None = None,
-    batch_tokens: int = 0,
-) -> NDArray[np.int64]:
-    """(N,) int64: tokens that rows will hold of documents of these lengths (N,), by overflow.
-
-    `members` and `batch_tokens` count for packers with `packs_members`.
-    """
-    if packer.packs_members and packer.overflow in ("truncate", "drop"):
-        fits = packer.fits(members or MemberLengths.of_single(lengths), batch_tokens)
-        return np.where(fits, lengths, 0)
-    return kept_tokens(lengths, packer.seq_lens[-1], packer.overflow)
+def needed_tokens(packer: Packer, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.int64]:
+    """(N,) int64: tokens that rows will hold of documents of these sizes (N,), by overflow."""
+    if packer.overflow == "drop":
+        return np.where(packer.fits(sizes, batch_tokens), sizes.lengths, 0)
+    return kept_tokens(sizes.lengths, packer.seq_lens[-1], packer.overflow)

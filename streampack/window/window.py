@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, offsets_of
 from streampack.errors import PlanError, StreampackError
 from streampack.packing.balancing import Balance
+from streampack.packing.limits import check_weights, excess
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan, check_plan
-from streampack.packing.request import WindowRequest
+from streampack.packing.request import DocumentSizes, WindowRequest
 from streampack.packing.rng import derive_seed
 from streampack.window.buffer import TokenBuffer
 from streampack.window.config import WindowConfig, sure_tokens
-from streampack.window.entries import HELD, LENGTH, START, Entries, lengths_of_members
+from streampack.window.entries import HELD, LENGTH, START, Entries, sizes_of
 from streampack.window.planned import (
     PlannedWindow,
     Room,
@@ -161,8 +162,9 @@ class Window:
 
         The window applies the overflow policy, for the packer may see only a part of a document.
         """
-        members = lengths_of_members(documents) if self._packer.packs_members else None
-        return needed_tokens(self._packer, documents.lengths - cut, members, self._batch_tokens)
+        sizes = sizes_of(documents, self._packer)
+        sizes = sizes._replace(lengths=sizes.lengths - cut)
+        return needed_tokens(self._packer, sizes, self._batch_tokens)
 
     def _append(
         self, documents: Documents, first: int, held: NDArray[np.int64], serial: int
@@ -196,10 +198,8 @@ class Window:
             PlanError: the packer's rows cannot be gathered (`planned_window`).
         """
         entries, longest = self.entries, self._longest
-        held, members = entries.held, None
-        if self._packer.packs_members:
-            members = self.buffer.fields.member_lengths(entries.serial)
-        needed = needed_tokens(self._packer, entries.length, members, self._batch_tokens)
+        held, sizes = entries.held, self.buffer.fields.sizes(entries, self._packer)
+        needed = needed_tokens(self._packer, sizes, self._batch_tokens)
         lengths = remaining = np.maximum(needed - entries.start, 0)
         if self._continued and remaining[-1] > held[-1]:
             lengths = np.append(remaining[:-1], held[-1] + 2 * longest)
@@ -219,7 +219,9 @@ class Window:
             seed=derive_seed(self._seed, self.round),
             schedule_seed=self._schedule_seed,
             balance=self._balance,
-            members=members,
+            members=sizes.members,
+            weights=sizes.weights,
+            capacity=self._packer.capacity,
         )
         selection = self._packer.plan_window(request)
         planned = planned_window(selection, request, entries.repeated, self._packer)
@@ -245,6 +247,7 @@ class Window:
                 lengths[-1] = reached[-1]
         try:
             check_plan(plan, lengths)
+            check_weights(plan, request.capacity, request.weights)
         except PlanError as error:
             raise PlanError(
                 f"The plan of {type(self._packer).__name__} for round {self.round} is wrong. "
@@ -257,25 +260,31 @@ class Window:
         # The packer would find out too late: it sees a document only when the window holds it.
         if self._packer.overflow != "error" or not len(documents):
             return
-        lengths = documents.lengths
-        over, room = lengths > self._longest, f"a row has {self._longest}"
-        if self._packer.packs_members:
-            over = ~self._packer.fits(lengths_of_members(documents), self._batch_tokens)
-            room = f"a batch has {self._batch_tokens // self._longest} rows of {self._longest}"
+        sizes = sizes_of(documents, self._packer)
+        over = ~self._packer.fits(sizes, self._batch_tokens)
         if over.any():
-            i = int(np.argmax(np.where(over, lengths, 0)))
+            i = int(np.argmax(np.where(over, sizes.lengths, 0)))
             name = self._name(documents.origin[i])
             name = f"the group that begins with {name}" if documents.members else name
+            slots = documents.members is not None and documents.members.planted
             raise PlanError(
-                f"{name[0].upper()}{name[1:]} has {int(lengths[i])} "
-                f"{'slots' if documents.members and documents.members.planted else 'tokens'}, "
-                f"{room}.",
+                f"{name[0].upper()}{name[1:]} {self.excess(sizes, i, slots=slots)}.",
                 'Filter them out, or use overflow="drop".'
                 if documents.members
                 else 'Filter such documents out, or use overflow="split", "truncate" or "drop".',
                 setting="overflow",
                 document=name,
             )
+
+    def excess(self, sizes: DocumentSizes, i: int, *, slots: bool) -> str:
+        """Why document i does not fit: "has 9 tokens, a row has 5", or with `slots` of trees."""
+        packer, longest = self._packer, self._longest
+        found = excess(packer.capacity, sizes.weights, i)
+        if found is not None:
+            return found
+        many = f"a batch has {self._batch_tokens // longest} rows of"
+        where = many if packer.packs_members else "a row has"
+        return f"has {sizes.lengths[i]} {'slots' if slots else 'tokens'}, {where} {longest}"
 
     def advance(self, planned: PlannedWindow, *, starved: bool = False) -> None:
         """Remove the rows that went; the rest stays for the next round.

@@ -131,6 +131,7 @@ COMMANDS = {
     "dealing": "--ranks 1 --batches 2 --only shards_alike",
     "fields": "--documents 200 --repeats 1",
     "images": "--count 2 --passes 1",
+    "image_rows": "--documents 3000 --steps 5",
     "layouts": "--size 0.001",
     "memory": "--scale 0.01 --rounds 1 --passes 1",
     "resume": "--scale 0.01",
@@ -144,6 +145,7 @@ COMMANDS = {
     "papers.refining": "--small",
     "papers.seamless": "--draws 1",
     "papers.in_context": "--documents 64",
+    "papers.row_mates": "--documents 64",
     "papers.corpus_order": "--documents 200 --workers 0",
     "papers.recall": "--report",
 }

@@ -20,3 +20,17 @@ def test_it_says_what_came_of_it(tmp_path: Path) -> None:
     files = ["documents.parquet", "duplicates.jsonl", "runs.npy", "summary.json"]
     assert names == files
     assert sum(1 for _ in (out / "_order" / "duplicates.jsonl").open()) == COPIES
+
+
+def test_bm25_and_a_limit_of_similarity_change_the_order_alone(tmp_path: Path) -> None:
+    source = write_topics(tmp_path / "in", count=100)
+    found = []
+    for number, options in enumerate(
+        [(), ("--embedder", "bm25"), ("--max-similarity", 0.2, "--row-tokens", 1000)]
+    ):
+        out = tmp_path / f"out{number}"
+        said = output_of("order", source, out, "--workers", 0, *options)
+        assert f"130 documents = 100 in 1 shards + {COPIES} near-duplicates" in said
+        found.append(documents_of(out))
+    assert sorted(found[0]) == sorted(found[1]) == sorted(found[2])
+    assert len({tuple(order) for order in found}) == 3

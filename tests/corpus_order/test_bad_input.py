@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder, run_job
+from streampack.corpus_order.embed import copy_part, embed_part
 from streampack.errors import ConfigError
 from streampack.ordering import TextEmbedder, TokenEmbedder
 from tests.support.ordered_corpora import make_job, shards_of, write_parquet, write_topics
@@ -104,9 +106,44 @@ class StopError(Exception):
     pass
 
 
-def stopped(job: CorpusOrder) -> None:
+def test_a_job_that_was_stopped_while_it_wrote_to_a_url_goes_on_to_no_other_one(
+    corpus: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("moto")
+    work = str(tmp_path / "work")
+    with s3_server() as server:
+        url = f"s3://{server.bucket}"
+        stopped(make_job(corpus, f"{url}/one", work=work), "write", 3)
+        with pytest.raises(ConfigError) as caught:
+            run_job(make_job(corpus, f"{url}/other", work=work), workers=0)
+        assert caught.value.setting == "destination"
+        assert not Destination(f"{url}/other").names()
+
+
+def test_a_shard_that_was_removed_from_the_destination_is_written_again(
+    corpus: Path, tmp_path: Path
+) -> None:
+    job, whole = make_job(corpus, tmp_path / "out"), tmp_path / "whole"
+    stopped(job, "write", 3)
+    (tmp_path / "out" / "part-00001.parquet").unlink()
+    run_job(make_job(corpus, tmp_path / "out"), workers=0)
+    run_job(make_job(corpus, whole), workers=0)
+    assert shards_of(tmp_path / "out") == shards_of(whole)
+
+
+def test_what_a_lost_machine_left_of_another_job_is_not_taken(corpus: Path, tmp_path: Path) -> None:
+    job = make_job(corpus, tmp_path / "out")
+    other = make_job(corpus, tmp_path / "out", first_tokens=3)
+    copy_part(other, 1)
+    embed_part(other, 1)  # and no settings are noted
+    run_job(job, workers=0)
+    run_job(make_job(corpus, tmp_path / "whole"), workers=0)
+    assert shards_of(tmp_path / "out") == shards_of(tmp_path / "whole")
+
+
+def stopped(job: CorpusOrder, at: str = "search", tasks: int = 0) -> None:
     def report(stage: str, done: int, total: int) -> None:
-        if stage == "search":
+        if stage == at and done >= tasks:
             raise StopError
 
     with pytest.raises(StopError):

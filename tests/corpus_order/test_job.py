@@ -13,8 +13,9 @@ import pytest
 from streampack import PackedDataset, PackedLoader, TokenRules, sources
 from streampack.corpus_order import run_job
 from streampack.corpus_order.job import STAGES
-from streampack.ordering import HashedNgrams
+from streampack.ordering import BM25, HashedNgrams
 from streampack.packing import Concat
+from streampack.packing.rng import permutation
 from tests.support import ordering_reference as reference
 from tests.support.ordered_corpora import (
     COPIES,
@@ -101,16 +102,33 @@ def test_of_a_hundred_copies_one_stays_beside_its_like_though_the_search_finds_c
     assert beside.count(topic[7]) > 1
 
 
-def test_the_path_is_that_of_the_reference(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [1.0, 0.25])
+@pytest.mark.parametrize("embedder", [HashedNgrams(), BM25()])
+def test_the_path_is_that_of_the_reference(tmp_path: Path, embedder: Any, limit: float) -> None:
     documents, _ = topical(150)
     source = write_parquet(tmp_path / "in", [documents.document(i) for i in range(150)])
-    run_job(make_job(source, tmp_path / "out", k=4, duplicate_threshold=1), workers=0)
-    vectors = unit(HashedNgrams()(documents))
+    settings = {"embedder": embedder, "max_similarity": limit, "row_tokens": 500}
+    run_job(make_job(source, tmp_path / "out", k=4, duplicate_threshold=1, **settings), workers=0)
+    vectors = unit(embedder(documents))
     cosines = np.rint(vectors @ vectors.T * 2**22) / 2**22  # as float32 keeps them, about
-    _, _, nearest = reference.neighbours(cosines, 4, 2.0)
-    expected = reference.path(nearest, cosines)
+    _, _, nearest = reference.neighbours(cosines, 4 if limit == 1 else 12, 2.0)
+    lengths = documents.lengths.tolist()
+    if limit == 1:
+        expected = reference.path(nearest, cosines)
+    else:
+        expected = reference.limited_path(nearest, cosines, limit, 4, lengths, 500)
+        assert expected != reference.path([near[:4] for near in nearest], cosines, 1)
     found = documents_of(tmp_path / "out")
     assert found == [tuple(documents.document(i).tolist()) for i in expected]
+
+
+def test_words_of_texts_are_weighed_over_the_whole_corpus(tmp_path: Path) -> None:
+    texts = [f"the {topic} of the {word}" for topic in "abcdef" for word in ("x", "y", "z", "w")]
+    source = write_parquet(tmp_path / "in", [texts[i] for i in permutation(24, 3)])
+    run_job(make_job(source, tmp_path / "out", embedder="bm25", k=3), workers=0)
+    found = documents_of(tmp_path / "out")
+    assert counted(found) == counted(texts)
+    assert np.mean([a[:5] == b[:5] or a[-1] == b[-1] for a, b in pairwise(found)]) > 0.7
 
 
 def test_most_documents_side_by_side_share_their_topic(corpus: Path, whole: Path) -> None:
@@ -136,19 +154,23 @@ class StopError(Exception):
     pass
 
 
-@pytest.mark.parametrize("search", ["exact", "faiss"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"search": "exact"}, {"search": "faiss"}, {"embedder": "bm25", "max_similarity": 0.3}],
+    ids=["exact", "faiss", "bm25"],
+)
 def test_stopped_in_any_stage_it_goes_on_to_the_same_shards(
-    corpus: Path, whole: Path, tmp_path: Path, search: str
+    corpus: Path, whole: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    job = make_job(corpus, tmp_path / "whole", search=search)
+    job = make_job(corpus, tmp_path / "whole", **settings)
     events: list[tuple[str, int, int]] = []
     run_job(job, workers=0, report=lambda *event: events.append(event))
     assert {stage for stage, _, _ in events} == set(STAGES)
     expected = shards_of(tmp_path / "whole")
-    if search == "exact":
+    if settings == {"search": "exact"}:
         assert expected == shards_of(whole)
     for stage in STAGES:
-        out = tmp_path / f"{search}-{stage}"
+        out = tmp_path / stage
         for at_its_end in (False, True):
 
             def report(
@@ -158,8 +180,8 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_shards(
                     raise StopError
 
             with pytest.raises(StopError):
-                run_job(make_job(corpus, out, search=search), workers=0, report=report)
-        run_job(make_job(corpus, out, search=search), workers=0)
+                run_job(make_job(corpus, out, **settings), workers=0, report=report)
+        run_job(make_job(corpus, out, **settings), workers=0)
         assert shards_of(out) == expected
 
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
+from streampack.job import exchange
 from tests.support.forked import Host
 
 RANK = """
 import torch.distributed as dist
 from streampack import PackedLoader, Topology
 from streampack.errors import RankError
+from tests.run.test_set_weights import endless
 from tests.support.runs import uneven
 
 dist.init_process_group("gloo")
 rank, dataset = dist.get_rank(), uneven(Topology.detect())
+without_end = endless(Topology.detect())
 """
 
 LEFT = {
@@ -33,6 +38,23 @@ LEFT = {
     "as it is": """
     batches = iter(PackedLoader(dataset))
     kept = [next(batches) for _ in range(5)]
+    """,
+    "without an end, by break": """
+    for number, batch in enumerate(PackedLoader(without_end)):
+        if number == 9:
+            break
+    """,
+    "without an end, with other weights": """
+    loader = PackedLoader(without_end)
+    for number, batch in enumerate(loader):
+        if number == 3:
+            loader.set_weights({"a": 1, "b": 1, "c": 4})
+        if number == 9:
+            break
+    """,
+    "without an end, as it is, with a worker": """
+    batches = iter(PackedLoader(without_end, num_workers=1))
+    kept = [next(batches) for _ in range(9)]
     """,
 }
 
@@ -81,3 +103,22 @@ def test_a_rank_that_leaves_its_loop_is_missed_after_the_time_given(
     """,
         1,
     )
+
+
+def test_the_last_questions_are_kept_though_they_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Work:
+        def __init__(self, done: bool) -> None:
+            self.is_completed = lambda: done
+
+    kept: deque[Any] = deque()
+    monkeypatch.setattr(exchange, "_kept", kept)
+    answered = [Work(True) for _ in range(exchange.KEPT + 3)]
+    for work in answered:
+        exchange.keep(work, None)
+    assert [work for _, work, _ in kept] == answered[3:]
+    open_ones = [Work(False) for _ in range(2 * exchange.KEPT)]
+    for work in open_ones:
+        exchange.keep(work, None)
+    assert [work for _, work, _ in kept] == open_ones

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from streampack import (
+    BestFitDecreasing,
     PackedBatch,
     PackedDataset,
     PackedLoader,
@@ -185,6 +186,49 @@ def test_sequence_over_other_ranks_and_workers_is_the_same_with_pixels(
     whole = over_legs(make, [(1, 0, 999)], of)
     assert len(whole) > 12
     assert over_legs(make, legs, of) == whole
+
+
+def patches_of_rows(batch: PackedBatch) -> list[int]:
+    patches = batch.document_fields["patches"].numpy()
+    return [int(patches[np.unique(row[row >= 0])].sum()) for row in batch.document_ids.numpy()]
+
+
+def test_rows_hold_no_more_patches_than_their_capacity_and_larger_documents_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = records(40)
+    plain = list(dataset(Images(given, text="text"), seq_len=320))
+    most = max(int(batch.document_fields["patches"].max()) for batch in plain)
+    assert max(n for batch in plain for n in patches_of_rows(batch)) > most
+    packer = BestFitDecreasing(seq_len=320, overflow="drop", capacity={"patches": most})
+    large = {"text": f"big:{PLACE * 3}", "images": [png(drawn(0, 60, 60))] * 3}
+    source = Images([*given, large], text="text")
+    loader = PackedLoader(dataset(source, seq_len=None, packer=packer))
+    batches = list(loader)
+    assert max(n for batch in batches for n in patches_of_rows(batch)) <= most
+    assert loader.metrics().composition.documents_lost == 1
+    assert f"dropped: item 40 of the list has 768 patches, a row has {most}" in caplog.text
+    assert_as_processor(documents_of(batches), given)
+
+
+def test_balance_by_patches_is_measured_on_images_and_goes_on() -> None:
+    given = records(60)
+    packer = BestFitDecreasing(seq_len=160, overflow="drop", balance="patches")
+
+    def loader() -> PackedLoader:
+        made = dataset(
+            Images(given, text="text"), seq_len=None, packer=packer, batch_size=1, lanes=2
+        )
+        return PackedLoader(made)
+
+    first = loader()
+    batches = [batch for _, batch in zip(range(4), first, strict=False)]
+    state = first.state_dict()
+    assert state["fingerprint"]["balance"]["kind"] == "patches"
+    assert max(state["fingerprint"]["balance"]["quantiles"]) > 0
+    second = loader()
+    second.load_state_dict(state)
+    assert_as_processor(documents_of([*batches, *second]), given)
 
 
 def test_state_holds_no_image() -> None:

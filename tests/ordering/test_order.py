@@ -88,3 +88,33 @@ def test_no_documents_and_one() -> None:
     documents, _ = topical(1)
     assert SimilarityOrder().order(documents)[0].tolist() == [0]
     assert SimilarityOrder().order(documents[:0])[0].tolist() == []
+
+
+def test_documents_above_the_limit_are_a_row_apart_and_the_rest_stays_related() -> None:
+    documents, topic = topical(300)
+    vectors = HashedNgrams()(heads(documents, 512)).astype(np.float64)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = vectors @ vectors.T
+    limit = float(np.quantile(cosines[np.triu_indices(300, 1)], 0.99))
+    free = SimilarityOrder(duplicate_threshold=1)
+    limited = SimilarityOrder(duplicate_threshold=1, max_similarity=limit, row_tokens=1000)
+
+    def sharing(path: Any) -> int:
+        """Pairs above the limit that a row of 1,000 tokens may hold."""
+        ends = np.cumsum(documents.lengths[path])
+        starts = ends - documents.lengths[path]
+        near = np.triu(starts[None, :] - ends[:, None] < 1000, 1)
+        return int((cosines[np.ix_(path, path)] > limit + 1e-9)[near].sum())
+
+    assert sharing(free.order(documents).order) > 50
+    path = limited.order(documents).order
+    assert sorted(path.tolist()) == list(range(300))
+    assert sharing(path[:270]) == 0  # at the end nothing else may be left
+    assert together(topic, path) > 2 * together(topic, np.arange(300))
+
+
+def test_only_orders_with_a_limit_are_described_with_it() -> None:
+    plain = SimilarityOrder().describe()
+    assert SimilarityOrder(row_tokens=64).describe() == plain
+    limited = SimilarityOrder(max_similarity=0.8).describe()
+    assert limited == {**plain, "max_similarity": 0.8, "row_tokens": 8192}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.ordering import find_neighbours, walk
-from streampack.ordering.traversal import walk_runs
+from streampack.ordering.traversal import Limit, walk_runs
 from tests.support import ordering_reference as reference
 
 
@@ -54,3 +54,29 @@ def test_runs_begin_where_the_walk_starts_again_and_dtypes_change_nothing(
     merged, fewer = walk_runs(found.ids, found.similarity)
     assert sorted(merged.tolist()) == list(range(count))
     assert len(fewer) <= len(starts)
+
+
+@given(
+    st.integers(1, 30),
+    st.integers(1, 4),
+    st.integers(2, 8),
+    st.integers(0, 8),
+    st.integers(1, 60),
+    st.integers(0, 1 << 32),
+)
+@settings(deadline=None, max_examples=200)
+def test_the_walk_with_a_limit_is_that_of_the_reference(
+    count: int, k: int, levels: int, limit: int, row: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    similarity = rng.integers(0, levels, (count, count)) / levels
+    similarity = np.maximum(similarity, similarity.T)
+    lengths = rng.integers(0, 20, count)
+    _, _, nearest = reference.neighbours(similarity, 3 * k, 2.0)
+    ids = np.full((count, 3 * k), -1, dtype=np.int64)
+    for i, near in enumerate(nearest):
+        ids[i, : len(near)] = near
+    weights = np.where(ids < 0, -2.0, np.take_along_axis(similarity, np.maximum(ids, 0), axis=1))
+    found = walk(ids, weights, limit=Limit(limit / levels, k, lengths, row))
+    expected = reference.limited_path(nearest, similarity, limit / levels, k, lengths.tolist(), row)
+    assert found.tolist() == expected

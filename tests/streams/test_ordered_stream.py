@@ -21,7 +21,7 @@ from streampack import (
 )
 from streampack.errors import StateError
 from streampack.metrics import Metrics
-from streampack.ordering import HashedNgrams, TokenEmbedder
+from streampack.ordering import BM25, HashedNgrams, TokenEmbedder
 from streampack.packing import Concat
 from streampack.packing.rng import permutation
 from tests.support.memory_source import MemorySource
@@ -60,6 +60,8 @@ ORDERS: dict[str, Any] = {
         first_window_documents=3,
         embedder=TokenEmbedder("random", float_vectors),
     ),
+    "bm25": SimilarityOrder(order_window_documents=16, embedder=BM25()),
+    "limited": SimilarityOrder(order_window_documents=16, max_similarity=0.5, row_tokens=SEQ_LEN),
     "one-window": SimilarityOrder(order_window_documents=1000),
     "tiny": SimilarityOrder(order_window_documents=1),
     "float": SimilarityOrder(

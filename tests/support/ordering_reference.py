@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -27,6 +28,22 @@ def hashed(tokens: list[int], dimension: int, ngrams: int) -> list[int]:
     for h, count in counts.items():
         vector[h % dimension] += -count.bit_length() if h >> 63 else count.bit_length()
     return vector
+
+
+def bm25(documents: list[list[int]], k1: float, b: float) -> list[dict[int, float]]:
+    """The weight of each term of each document; sums of products are scores."""
+    mean = sum(map(len, documents)) / len(documents)
+    found = []
+    for tokens in documents:
+        weights = {}
+        for term in tokens:
+            have = sum(term in other for other in documents)
+            idf = math.log(1 + (len(documents) - have + 0.5) / (have + 0.5))
+            c = tokens.count(term)
+            saturated = c * (k1 + 1) / (c + k1 * (1 - b + b * len(tokens) / mean))
+            weights[term] = math.sqrt(idf) * saturated
+        found.append(weights)
+    return found
 
 
 def squared_cosine(a: list[int], b: list[int]) -> Fraction:
@@ -96,3 +113,38 @@ def merge(runs: list[list[int]], edges: list[set[int]], similarity: Any, shortes
                 for side in (front, behind)
             ]
             joined.insert(at if sides[0] > sides[1] else at + 1, i)
+
+
+def limited_path(
+    nearest: list[list[int]], similarity: Any, limit: float, k: int, lengths: list[int], row: int
+) -> list[int]:
+    """The walk in which documents above the limit are a row apart, without merged runs."""
+    below = [[j for j in near if similarity[i][j] <= limit][:k] for i, near in enumerate(nearest)]
+    above = {(i, j) for i, near in enumerate(nearest) for j in near if similarity[i][j] > limit}
+    edges: list[set[int]] = [set() for _ in nearest]
+    for i, near in enumerate(below):
+        for j in near:
+            edges[i].add(j)
+            edges[j].add(i)
+    found: list[int] = []
+
+    def may_follow(j: int) -> bool:
+        between = 0
+        for i in reversed(found):
+            if between >= row:
+                return True
+            if (i, j) in above or (j, i) in above:
+                return False
+            between += lengths[i]
+        return True
+
+    while len(found) < len(nearest):
+        left = [i for i in range(len(nearest)) if i not in found]
+        free = [j for j in left if may_follow(j)]
+        linked = [j for j in free if found and j in edges[found[-1]]]
+        if linked:
+            last = found[-1]
+            found.append(min(linked, key=lambda j: (-similarity[last][j], j)))
+        else:
+            found.append(min(free or left, key=lambda a: (len(edges[a]), a)))
+    return found

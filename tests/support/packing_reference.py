@@ -54,6 +54,33 @@ def decreasing(
     return rows
 
 
+def within(
+    documents: list[tuple[int, ...]], limits: tuple[int, ...], *, best: bool, align: int = 1
+) -> list[Row]:
+    """Rows of documents by what they take of each limit, tokens first."""
+    taken = [(-(-each[0] // align) * align, *each[1:]) for each in documents]
+    fit = [
+        i
+        for i, each in enumerate(documents)
+        if each[0] and all(size <= most for size, most in zip(each, limits, strict=True))
+    ]
+    fit.sort(
+        key=lambda i: -max((n << 30) // most for n, most in zip(taken[i], limits, strict=True))
+    )
+    bins: list[list[int]] = []
+    for i in fit:
+        candidates = []
+        for number, row in enumerate(bins):
+            rooms = [most - sum(taken[j][k] for j in row) for k, most in enumerate(limits)]
+            if all(size <= room for size, room in zip(taken[i], rooms, strict=True)):
+                candidates.append((rooms[0] if best else 0, number))
+        if candidates:
+            bins[min(candidates)[1]].append(i)
+        else:
+            bins.append([i])
+    return [[(i, 0, documents[i][0]) for i in row] for row in bins]
+
+
 def concat(lengths: list[int], seq_len: int, *, overflow: str = "split") -> list[Row]:
     stream = []
     for document, length in enumerate(limit(lengths, seq_len, overflow)):

@@ -1,0 +1,224 @@
+"""BM25 as a similarity: an embedder whose cosines are BM25 scores of documents with each other.
+
+Steps, over N documents that are compared:
+  1. A term is a token id (a word, of texts). One that n of the N documents have weighs
+     ``idf = log2((N + 1) / (n + 0.5))``, as in Lucene; the base of the logarithm cancels out.
+  2. In a document of length l, and `mean` on average, a term that occurs c times counts
+     ``c * (k1 + 1) / (c + k1 * (1 - b + b * l / mean))``: more with each time, but less and less.
+  3. The vector has ``sqrt(idf)`` times that for each term, added to a component chosen by the
+     term's hash, with a sign by the same hash. It is scaled to a length of 4,000 and rounded.
+
+So a product of two vectors is the BM25 score of one document with the other as the query, whose
+terms are counted by the same curve. This makes it symmetric, as a walk needs it, and the cosine
+divides it by the scores of both documents with themselves: 1 for equal ones, whatever their length,
+so that thresholds mean what they mean with other embedders.
+
+Cost: a sort of the tokens, then O(tokens). Lost: the order of tokens; and terms that share a
+component disturb each other, by about ``1 / sqrt(dimension)`` of a cosine.
+
+The same on any machine: logarithms are taken by squaring, so that everything is additions,
+multiplications, divisions and square roots of IEEE numbers in a fixed order.
+
+Source: S. Robertson and H. Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond",
+2009. "Analysing the Impact of Sequence Composition on Language Model Pre-Training" (2024) follows
+each document by the one of highest BM25 score, with k1 = 1.2 and b = 0.75 in the released code; it
+queries one document with another, unsymmetrically, and needs no embedding model either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack._jit import kernel
+from streampack.arguments import is_number, whole_number
+from streampack.documents.blocks import Documents
+from streampack.errors import ConfigError
+from streampack.packing.rng import mix
+
+LENGTH = 4000.0  # its square is below 2**24: products are exact in float32 (see `neighbours`)
+BITS = 24  # of a logarithm behind the point
+
+
+@dataclass(frozen=True)
+class TermCounts:
+    """In how many documents terms are.
+
+    Attributes:
+        terms: (V,) ids, ascending.
+        documents: (V,) int64, how many have each.
+        total: of documents.
+        tokens: of all documents together.
+    """
+
+    terms: NDArray[Any]
+    documents: NDArray[np.int64]
+    total: int
+    tokens: int
+
+    @classmethod
+    def none(cls) -> TermCounts:
+        """Those of no documents."""
+        return cls.from_array(np.zeros((1, 2), dtype=np.int64))
+
+    @classmethod
+    def from_array(cls, saved: NDArray[np.int64]) -> TermCounts:
+        """What `as_array` made an array (V + 1, 2) of."""
+        return cls(saved[1:, 0], saved[1:, 1], int(saved[0, 0]), int(saved[0, 1]))
+
+    def as_array(self) -> NDArray[np.int64]:
+        """(V + 1, 2) int64: the two totals, then each term and its documents."""
+        terms = np.stack([self.terms.astype(np.int64), self.documents], axis=1)
+        return np.concatenate([[[self.total, self.tokens]], terms])
+
+    @classmethod
+    def of(cls, documents: Documents) -> TermCounts:
+        """Those of these documents."""
+        return cls.of_indexed(*_indexed(documents))
+
+    @classmethod
+    def of_indexed(
+        cls, terms: NDArray[Any], index: NDArray[np.int64], offsets: NDArray[np.int64]
+    ) -> TermCounts:
+        """The same, after `_indexed`."""
+        return cls(terms, _count(index, offsets, len(terms)), len(offsets) - 1, len(index))
+
+    def __add__(self, other: TermCounts) -> TermCounts:
+        terms, index = np.unique(np.append(self.terms, other.terms), return_inverse=True)
+        documents = np.zeros(len(terms), dtype=np.int64)
+        np.add.at(documents, index, np.append(self.documents, other.documents))
+        return TermCounts(terms, documents, self.total + other.total, self.tokens + other.tokens)
+
+    def idf(self, terms: NDArray[Any]) -> NDArray[np.float64]:
+        """(T,) float64 weights of terms (T,), each once; what no document has is rarest."""
+        documents = np.zeros(len(terms), dtype=np.int64)
+        _, own, at = np.intersect1d(terms, self.terms, assume_unique=True, return_indices=True)
+        documents[own] = self.documents[at]
+        return log2((2 * self.total + 2) / (2 * documents + 1))
+
+
+def log2(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(T,) of numbers from 1 to 2**63, rounded down to a multiple of 2**-24."""
+    fraction, exponent = np.frexp(ratio)
+    rest, found = fraction * 2, (exponent - 1).astype(np.float64)
+    for bit in range(1, BITS + 1):
+        rest = rest * rest
+        found += (rest >= 2) * 2.0**-bit
+        rest = np.where(rest >= 2, rest / 2, rest)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class BM25:
+    """Embed documents so that cosines are BM25 scores; rare terms count most.
+
+    How rare a term is comes from the documents that are embedded together: those of an ordering
+    window.
+
+    Args:
+        dimension: components of a vector; more of them collide less and cost more to compare.
+        k1: how much more a term counts that occurs again; 0 counts it once.
+        b: how much less a term counts in a long document, from 0 (not at all) to 1.
+
+    Raises:
+        ConfigError: a value out of its range.
+    """
+
+    dimension: int = 2048
+    k1: float = 1.2
+    b: float = 0.75
+
+    exact: ClassVar[bool] = True
+    revision: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        dimension = whole_number("dimension", self.dimension, most=1 << 16)
+        object.__setattr__(self, "dimension", dimension)
+        for name, most in (("k1", 100), ("b", 1)):
+            value = getattr(self, name)
+            if not is_number(value) or not 0 <= value <= most:
+                raise ConfigError(
+                    f"{name} is {value!r}.", f"Use a number from 0 to {most}.", setting=name
+                )
+
+    @property
+    def name(self) -> str:
+        """Stands for this embedder in the fingerprint."""
+        return f"bm25-{self.revision}-{self.dimension}-{float(self.k1)}-{float(self.b)}"
+
+    def __call__(
+        self, documents: Documents, counts: TermCounts | None = None
+    ) -> NDArray[np.float32]:
+        """(N, dimension) float32, whole numbers.
+
+        Args:
+            documents: N documents.
+            counts: of what they are compared with; None are those of these documents.
+        """
+        terms, index, offsets = _indexed(documents)
+        if counts is None:
+            counts = TermCounts.of_indexed(terms, index, offsets)
+        weights = np.sqrt(counts.idf(terms))
+        vectors = np.zeros((len(documents), self.dimension), dtype=np.float32)
+        mean = max(counts.tokens, 1) / max(counts.total, 1)
+        curve = (float(self.k1), float(self.b), mean)
+        _embed(index, offsets, terms, weights, curve, vectors)
+        return vectors
+
+
+def _indexed(documents: Documents) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
+    """Their terms (V,), ascending; which of them each token is (T,), and offsets into that."""
+    first, stop = documents.offsets[[0, -1]]
+    tokens = documents.tokens[first:stop]
+    terms = np.unique(tokens)
+    return terms, np.searchsorted(terms, tokens), documents.offsets - first
+
+
+@kernel
+def _count(index: NDArray[np.int64], offsets: NDArray[np.int64], terms: int) -> NDArray[np.int64]:
+    """(terms,) int64, in how many documents each term is."""
+    found = np.zeros(terms, dtype=np.int64)
+    last = np.full(terms, -1, dtype=np.int64)
+    for i in range(len(offsets) - 1):
+        for t in index[offsets[i] : offsets[i + 1]]:
+            found[t] += last[t] != i
+            last[t] = i
+    return found
+
+
+@kernel
+def _embed(
+    index: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    terms: NDArray[Any],
+    weights: NDArray[np.float64],
+    curve: tuple[float, float, float],
+    vectors: NDArray[np.float32],
+) -> None:
+    """Write the vectors of all documents."""
+    k1, b, mean = curve
+    dimension = np.uint64(vectors.shape[1])
+    counts = np.zeros(len(terms), dtype=np.int64)
+    vector = np.empty(vectors.shape[1], dtype=np.float64)
+    for i in range(len(offsets) - 1):
+        own = index[offsets[i] : offsets[i + 1]]
+        for t in own:
+            counts[t] += 1
+        vector[:] = 0.0
+        slower = k1 * (1 - b + b * len(own) / mean)
+        for t in own:
+            if counts[t] > 0:
+                h = mix(np.uint64(terms[t]) + np.uint64(0x9E3779B97F4A7C15))
+                weight = weights[t] * (counts[t] * (k1 + 1) / (counts[t] + slower))
+                vector[np.int64(h % dimension)] += -weight if h >> np.uint64(63) else weight
+                counts[t] = 0
+        square = 0.0
+        for value in vector:
+            square += value * value
+        if square > 0:
+            scale = LENGTH / np.sqrt(square)
+            for d in range(len(vector)):
+                vectors[i, d] = np.rint(vector[d] * scale)
