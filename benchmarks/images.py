@@ -1,9 +1,10 @@
 """What planning an image takes beside decoding it: ``python -m benchmarks.images``.
 
-Images of three kinds by the processor of Qwen2-VL with its own settings. "plan" is reading the size
-from the head of the file and placing its tokens, "decode" what is left for when the batch is made:
-both of one thread, per image, the shortest of several passes. "held" are the bytes that a window
-holds of an image, "pixels" those of its `pixel_values`, which a buffer of decoded samples holds.
+Images of some kinds by the processor of Qwen2-VL with its own settings. "plan" is reading the size
+from the head of the file and placing its tokens, "decode" what is left for when the batch is made,
+decoding and the processor: both of one thread, per image, the shortest of several passes. "held"
+are the bytes that a window holds of an image, "pixels" those of its `pixel_values`, which a buffer
+of decoded samples holds.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ from streampack.media.reader import ImageReader
 from streampack.sources.skips import Skips
 from streampack.tokenization import load_tokenizer
 
+#: Width, height, format, and whether the sizes stand in fields.
 KINDS = {
-    "photographs, 1024 x 768, JPEG": (1024, 768, "JPEG"),
-    "photographs, 3072 x 2304, JPEG": (3072, 2304, "JPEG"),
-    "thumbnails, 224 x 224, JPEG": (224, 224, "JPEG"),
+    "photographs, 1024 x 768, JPEG": (1024, 768, "JPEG", False),
+    "photographs, 3072 x 2304, JPEG": (3072, 2304, "JPEG", False),
+    "thumbnails, 224 x 224, JPEG": (224, 224, "JPEG", False),
+    "the same with `sizes=`": (224, 224, "JPEG", True),
+    "thumbnails, 224 x 224, PNG": (224, 224, "PNG", False),
 }
 PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
 
@@ -57,13 +61,16 @@ def shortest(call: Callable[[], Any], passes: int) -> tuple[float, Any]:
     return min(times[1:]), made
 
 
-def measured(kind: tuple[int, int, str], count: int, passes: int) -> list[str]:
+def measured(kind: tuple[int, int, str, bool], count: int, passes: int) -> list[str]:
     """A row of the table."""
     processor = make_processor()
     processor.image_processor = transformers.Qwen2VLImageProcessor()
-    images = [drawn(i, *kind) for i in range(count)]
-    records = [{"text": f"{PLACE} what a photograph shows", "images": each} for each in images]
-    media, reader = MediaProcessing(processor), ImageReader("text", ("images",))
+    width, height, form, given = kind
+    images = [drawn(i, width, height, form) for i in range(count)]
+    common = {"text": f"{PLACE} what a photograph shows", "height": height, "width": width}
+    records = [{**common, "images": each} for each in images]
+    reader = ImageReader("text", ("images",), ("height", "width") if given else None)
+    media = MediaProcessing(processor)
     tokenizer = load_tokenizer(processor.tokenizer, eos="as-is")
     source, skips = sources.Items(["text"]), Skips("raise")
     origin = make_origin(0, np.arange(count, dtype=np.int64))
@@ -91,7 +98,12 @@ def measured(kind: tuple[int, int, str], count: int, passes: int) -> list[str]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--count", type=int, default=16, help="images of each kind")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=32,
+        help="images of each kind: as many documents as a block of them has",
+    )
     parser.add_argument("--passes", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import settings
 
 # transformers and others import torchvision where it is installed, and mosaicml-streaming installs
-# a build for CUDA, which cannot be imported beside a CPU build of torch. Nothing here needs it.
-sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
+# a build for CUDA, which cannot be imported beside a CPU build of torch.
+try:
+    import torchvision  # noqa: F401
+except Exception:  # such a build raises other than ImportError
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 # Tests run beside one another, one process per core; models are tiny, and threads only wait.
 if os.environ.get("PYTEST_XDIST_WORKER"):

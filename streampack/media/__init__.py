@@ -4,7 +4,7 @@ Knows what a processor of transformers makes of the size of an image before it i
 decodes what a batch holds once it is planned. Only runs with ``processor=`` import it.
 """
 
-from streampack.media.own import ImageModel
+from streampack.media.own import ImageModel, MediaModel
 from streampack.media.source import Images
 
-__all__ = ["ImageModel", "Images"]
+__all__ = ["ImageModel", "Images", "MediaModel"]

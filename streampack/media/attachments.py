@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 #: An image: its file's bytes, or the path or URL of that; in lists also an image of Pillow.
 Reference = Any
-#: Of an image, as processors have it: height and width in pixels.
-Size = tuple[int, int]
+#: Of an image, as processors have it, height and width in pixels; of other files what models say.
+Size = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

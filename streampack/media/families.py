@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
+from functools import partial
+from importlib import import_module, metadata
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 
 from streampack.cached import cached_property
 from streampack.errors import ConfigError
-from streampack.media.attachments import MediaForm, Size
-from streampack.media.images import blank
+from streampack.media.attachments import Attachments, MediaForm, Reference, Size
+from streampack.media.images import blank, decoded, size_of
+from streampack.storage.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Family:
         form: how models take them.
         around: attributes of the processor with the tokens before and after an image's.
         marker: attribute of the processor with the text that stands for an image.
+        features: attribute with the token that gets features.
         margin: what the processor writes before and after that text.
         settings: of the image processor, where the processor has others than it.
         nested: the image processor takes and gives lists of images; see `ImagePlanner.arrays`.
@@ -40,13 +43,21 @@ class Family:
     form: MediaForm = field(default_factory=MediaForm)
     around: tuple[str, str] | None = None
     marker: str = "image_token"
+    features: str = "image_token"
     margin: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     nested: bool = False
     tiled: bool = False
 
 
+_KEPT_SIZES = 1 << 14
 _GRIDS = Family(("pixel_values", "image_grid_thw"), MediaForm(axes=True))
+_TILES = Family(
+    ("pixel_values", "pixel_attention_mask"),
+    MediaForm(batched=True),
+    settings={"return_row_col_info": True},
+    nested=True,
+)
 #: By the class of the processor.
 FAMILIES = {
     "Qwen2VLProcessor": _GRIDS,
@@ -60,18 +71,15 @@ FAMILIES = {
         form=MediaForm(types=True),
         around=("boi_token", "tokenizer.eoi_token"),
         marker="boi_token",
+        features="tokenizer.image_token",
         margin="\n\n",
         settings={"do_pan_and_scan": False, "do_convert_rgb": True},
     ),
     "LlavaOnevisionProcessor": Family(
         ("pixel_values", "image_sizes", "batch_num_images"), tiled=True
     ),
-    "Idefics3Processor": Family(
-        ("pixel_values", "pixel_attention_mask"),
-        MediaForm(batched=True),
-        settings={"return_row_col_info": True},
-        nested=True,
-    ),
+    "Idefics3Processor": _TILES,
+    "SmolVLMProcessor": _TILES,
 }
 
 
@@ -108,7 +116,10 @@ class ImagePlanner:
 
     def __init__(self, processor: Any) -> None:
         name = family_of(processor)
-        if name is None or not hasattr(processor, "_get_num_multimodal_tokens"):
+        sized = name is not None and (
+            FAMILIES[name].nested or hasattr(processor, "_get_num_multimodal_tokens")
+        )
+        if name is None or not sized:
             raise ConfigError(
                 f"processor is {type(processor).__name__}.",
                 f"Use one of {', '.join(FAMILIES)}, of transformers 4.56 or later; or an object "
@@ -118,7 +129,7 @@ class ImagePlanner:
         self.processor, self.name, self.family = processor, name, FAMILIES[name]
         self.token: str = getattr(processor, self.family.marker)
         self.token_id = self._id(self.token)
-        self.image_id = self._id(processor.image_token)
+        self.image_id = self._id(self._text(self.family.features))
         video = getattr(processor, "video_token", None)
         self.video_id = -1 if video is None else self._id(video)
         before, after = [], []
@@ -127,6 +138,14 @@ class ImagePlanner:
         self._before, self._after = before, after
         # Calls of processors before transformers 5 go by both limits of pixels, or by neither.
         self._limits_alone = int(metadata.version("transformers").partition(".")[0]) >= 5
+        pixels = processor.image_processor
+        kinds = type(pixels).__mro__
+        self._fast = any(kind.__name__ == "BaseImageProcessorFast" for kind in kinds)
+        self._patches: Any = getattr(pixels, "get_number_of_image_patches", None)
+        if self._patches is None and name == "Glm4vProcessor":  # of torchvision, in 4.57
+            slow = import_module("transformers").Glm4vImageProcessor
+            self._patches = partial(slow.get_number_of_image_patches, pixels)
+        self._counts: dict[Size, int] = {}
         self._prompts: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def _text(self, attribute: str) -> Any:
@@ -144,6 +163,22 @@ class ImagePlanner:
         named = {name: getattr(self.processor, name, None) for name in more}
         return {"processor": self.name, "image_token": self.token, **named, **settings}
 
+    def sizes(self, attached: Attachments) -> tuple[Size, ...]:
+        """Those of the images, from fields or their heads; raises `ValueError`."""
+        if attached.sizes is None:
+            return tuple(size_of(each, attached.storage) for each in attached.references)
+        if any(len(size) != 2 for size in attached.sizes):
+            raise ValueError("has sizes of other than two numbers, a height and a width")
+        return attached.sizes
+
+    def opened(self, reference: Reference, size: Size, storage: Storage | None) -> Any:
+        """The decoded image; raises as `decoded` does."""
+        return decoded(reference, size, storage)
+
+    def blank(self, size: Size) -> Any:
+        """A grey image that takes the place of a broken one."""
+        return blank(size)
+
     def plan(self, sizes: Sequence[Size]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
         """The ids of A images of these sizes, and their patches (A,), or tiles.
 
@@ -153,15 +188,10 @@ class ImagePlanner:
         if self.family.nested:
             return self._plan_tiles(sizes)
         if self.family.form.axes:
-            pixels = self.processor.image_processor
-            settings = {"size": pixels.size}  # which that of GLM-4V would not look at
-            limits = {name: getattr(pixels, name, None) for name in ("min_pixels", "max_pixels")}
-            given = {name: limit for name, limit in limits.items() if limit is not None}
-            if given.keys() == limits.keys() or self._limits_alone:
-                settings |= given
-            counts = [pixels.get_number_of_image_patches(*size, settings) for size in sizes]
-            tokens = [count // pixels.merge_size**2 for count in counts]
-            return [np.full(n, self.image_id, np.int64) for n in tokens], np.array(counts, np.int64)
+            counts = [self._counts.get(size) or self._count(size) for size in sizes]
+            merged = self.processor.image_processor.merge_size**2
+            ids = [np.full(count // merged, self.image_id, np.int64) for count in counts]
+            return ids, np.array(counts, np.int64)
         found = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
         patches = found.num_image_patches
         if self.family.tiled:
@@ -173,6 +203,19 @@ class ImagePlanner:
             for count in found.num_image_tokens
         ]
         return ids, np.array(patches, dtype=np.int64)
+
+    def _count(self, size: Size) -> int:
+        """Patches of an image of the models with axes, which are kept for the next of that size."""
+        pixels = self.processor.image_processor
+        settings = {"size": pixels.size}  # which that of GLM-4V would not look at
+        limits = {name: getattr(pixels, name, None) for name in ("min_pixels", "max_pixels")}
+        given = {name: limit for name, limit in limits.items() if limit is not None}
+        if given.keys() == limits.keys() or self._limits_alone:
+            settings |= given
+        found = int(self._patches(*size, settings))
+        if len(self._counts) < _KEPT_SIZES:
+            self._counts[size] = found
+        return found
 
     def _tiles(self, size: Size) -> int:
         """Tiles of an image that is cut in the best of several resolutions, and itself as one."""
@@ -205,11 +248,12 @@ class ImagePlanner:
 
     def arrays(self, image: Any) -> dict[str, NDArray[Any]]:
         """What the model takes of one image of Pillow."""
-        # Of an image of 3 or fewer pixels processors could not tell where the colours are.
+        # Of an image of 3 or fewer pixels processors could not tell where the colours are. Some
+        # of torchvision ask once they have put them first.
         made = self.processor.image_processor(
             images=[[image]] if self.family.nested else [image],
             return_tensors="pt",  # the only ones that all of them make
-            input_data_format="channels_last",
+            input_data_format="channels_first" if self._fast else "channels_last",
             **self.family.settings,
         )
         arrays = {name: np.asarray(made[name]) for name in self.family.names if name in made}
@@ -236,13 +280,14 @@ class ImagePlanner:
 
 
 def _prompt_of_tiles(processor: Any, rows: int, columns: int) -> str:
-    """What the processor of Idefics3 writes for an image of so many rows and columns of tiles."""
+    """What a processor writes for an image of so many rows and columns of tiles."""
     fake, image = processor.fake_image_token, processor.image_token * processor.image_seq_len
     tiles = [
         "".join(f"{fake}<row_{row + 1}_col_{column + 1}>{image}" for column in range(columns))
         for row in range(rows)
     ]
-    whole = f"{fake}{processor.global_image_tag}{image}{fake}"
+    name = "global_image_tag" if hasattr(processor, "global_image_tag") else "global_image_token"
+    whole = f"{fake}{getattr(processor, name)}{image}{fake}"
     return "".join(f"{line}\n" for line in tiles) + (f"\n{whole}" if rows else whole)
 
 

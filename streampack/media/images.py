@@ -23,6 +23,8 @@ from streampack.storage.storage import Storage
 
 _ORIENTATION = 0x0112  # of EXIF
 _HEAD_BYTES = 64 << 10
+#: Segments of JPEG: JFIF, tables, intervals, a profile of colours, a remark.
+_PLAIN = (0xE0, 0xDB, 0xC4, 0xDD, 0xE2, 0xFE)
 #: Of errors that are there the next time too; those of Pillow have no number.
 _LASTING = (
     None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EINVAL,
@@ -52,7 +54,9 @@ def reference_of(value: Any, where: str, folder: str | None = None) -> Reference
     """One image: bytes, a path or URL, an image of Pillow, or what Hugging Face's feature holds."""
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path") or value.get("url")
-    if isinstance(value, (bytes, Image.Image)):
+    if isinstance(value, Image.Image):
+        return _file_of(value) or value
+    if isinstance(value, bytes):
         return value
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -66,6 +70,17 @@ def reference_of(value: Any, where: str, folder: str | None = None) -> Reference
     return f"{folder.rstrip('/')}/{value}"
 
 
+def _file_of(image: Image.Image) -> Reference:
+    """The file of an image of which only the head has been read; None of others.
+
+    Processes that read one open file, and threads that load one image, would disturb one another.
+    """
+    file = getattr(image, "fp", None)
+    if file is None or not getattr(image, "tile", None) or image.tell():
+        return None
+    return file.getvalue() if isinstance(file, io.BytesIO) else getattr(image, "filename", None)
+
+
 @contextmanager
 def _opened(reference: Reference, storage: Storage, *, whole: bool) -> Iterator[Image.Image]:
     """The image, of which only the head has been read.
@@ -77,12 +92,21 @@ def _opened(reference: Reference, storage: Storage, *, whole: bool) -> Iterator[
         BrokenImageError: it is not there, or is no image.
         StorageError: it could not be read, and may be another time.
     """
-    try:
+    with _named(reference):
         if isinstance(reference, Image.Image):
             yield reference
         else:
             with _open(reference, storage, whole=whole) as image:
+                if image.format == "EPS":  # which is a program, and takes any time
+                    raise BrokenImageError("EPS is not read")
                 yield image
+
+
+@contextmanager
+def _named(reference: Reference) -> Iterator[None]:
+    """What goes wrong with a reference as `BrokenImageError`, or as `StorageError`."""
+    try:
+        yield
     except (BrokenImageError, StorageError) as error:
         if isinstance(error, StorageError) and error.failure not in ("missing", "denied"):
             raise
@@ -110,6 +134,14 @@ def _open(reference: bytes | str, storage: Storage, *, whole: bool) -> Image.Ima
     return Image.open(io.BytesIO(storage.read_range(reference, 0, size)))
 
 
+def content_of(reference: bytes | str, storage: Storage) -> bytes:
+    """The bytes of a file; raises as `decoded` does."""
+    with _named(reference):
+        if isinstance(reference, bytes):
+            return reference
+        return storage.read_range(reference, 0, storage.size(reference))
+
+
 def size_of(reference: Reference, storage: Storage | None = None) -> Size:
     """Height and width of the image as a processor sees it, from its head.
 
@@ -121,13 +153,40 @@ def size_of(reference: Reference, storage: Storage | None = None) -> Size:
             it for a decompression bomb.
         StorageError: it could not be read, and may be another time.
     """
+    if isinstance(reference, bytes) and (plain := _size_of_plain_jpeg(reference)):
+        return plain
     with _opened(reference, storage or Storage(), whole=False) as image:
         width, height = image.size
-        # Pillow would decode a PNG to look for EXIF behind the pixels.
-        in_head = image.format != "PNG" or "exif" in image.info
+        # Pillow turns TIFF itself, and would decode a PNG to look for EXIF behind the pixels.
+        in_head = "exif" in image.info if image.format == "PNG" else image.format != "TIFF"
         if in_head and image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
             width, height = height, width
         return height, width
+
+
+def _size_of_plain_jpeg(data: bytes) -> Size | None:
+    """Height and width by the head of a JPEG, a tenth of what Pillow takes for it; None of others.
+
+    Those that may hold an orientation, have more pixels than Pillow likes, or are odd, are others.
+    """
+    size, at = None, 2
+    while data[:2] == b"\xff\xd8" and data[at : at + 1] == b"\xff" and at + 9 < len(data):
+        kind = data[at + 1]
+        if kind == 0xDA:  # pixels begin
+            return size
+        if kind in (0xC0, 0xC2) and size is None and data[at + 4] == 8 and data[at + 9] in (1, 3):
+            height, width = _number(data[at + 5 : at + 7]), _number(data[at + 7 : at + 9])
+            if not 0 < height * width <= (Image.MAX_IMAGE_PIXELS or 0):
+                return None
+            size = height, width
+        elif kind not in _PLAIN:
+            return None
+        at += 2 + _number(data[at + 2 : at + 4])
+    return None
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "big")
 
 
 def decoded(reference: Reference, size: Size, storage: Storage | None = None) -> Image.Image:

@@ -1,4 +1,4 @@
-"""ImageModel: images for a model of your own, in place of a processor of transformers."""
+"""ImageModel, MediaModel: images, or sound and films, for a model of your own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.cached import cached_property
-from streampack.media.attachments import Size
+from streampack.media.attachments import Attachments, Reference, Size
 from streampack.media.families import Family, ImagePlanner
-from streampack.media.images import blank
+from streampack.media.images import content_of
+from streampack.storage.storage import Storage
 
 
 @runtime_checkable
@@ -40,17 +41,65 @@ class ImageModel(Protocol):
         """JSON-able: all that tokens and pixels follow from, by which a state knows it."""
 
 
-class OwnPlanner(ImagePlanner):
-    """An `ImageModel` as a planner."""
+@runtime_checkable
+class MediaModel(Protocol):
+    """An `ImageModel` that opens files itself: of sound, of films, or of anything.
 
-    def __init__(self, processor: ImageModel) -> None:
+    Their sizes are numbers of any meaning, samples or frames, height and width, from as many fields
+    that ``Images(sizes=...)`` names. Otherwise each is treated as an image is.
+
+    Attributes:
+        smallest: size of the one that a batch without any gets.
+    """
+
+    tokenizer: Any
+    image_token: str
+    smallest: tuple[int, ...]
+
+    def plan(self, *size: int) -> tuple[int, int]:
+        """Tokens and patches by the size; raises `ValueError` if it has none."""
+
+    def open(self, data: bytes) -> Any:
+        """The content of a file; what it raises makes the file a broken one."""
+
+    def blank(self, *size: int) -> Any:
+        """What `open` would give of silence, or nothing to be seen, in place of a broken one."""
+
+    def arrays(self, opened: Any) -> Mapping[str, NDArray[Any]]:
+        """What the model takes of it; as of `ImageModel`."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """As of `ImageModel`."""
+
+
+class OwnPlanner(ImagePlanner):
+    """An `ImageModel` or `MediaModel` as a planner."""
+
+    def __init__(self, processor: Any) -> None:
         self.processor, self.name, self.family = processor, type(processor).__name__, Family()
+        self.opens = isinstance(processor, MediaModel)
         self.token, self.video_id = processor.image_token, -1
         self.token_id = self.image_id = self._id(self.token)
 
     def describe(self) -> dict[str, Any]:
         """JSON-able: what tokens and pixels follow from."""
         return {"processor": self.name, "image_token": self.token, **self.processor.describe()}
+
+    def sizes(self, attached: Attachments) -> tuple[Size, ...]:
+        """Those of attachments."""
+        if self.opens and attached.sizes is None:
+            raise ValueError("has no size; name the fields that hold it by sizes=")
+        return attached.sizes if self.opens and attached.sizes else super().sizes(attached)
+
+    def opened(self, reference: Reference, size: Size, storage: Storage | None) -> Any:
+        """The image, or what the model makes of the file."""
+        if not self.opens:
+            return super().opened(reference, size, storage)
+        return self.processor.open(content_of(reference, storage or Storage()))
+
+    def blank(self, size: Size) -> Any:
+        """A grey image, or what takes the place of another file."""
+        return self.processor.blank(*size) if self.opens else super().blank(size)
 
     def plan(self, sizes: Sequence[Size]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
         """The ids of A images of these sizes, and their patches (A,)."""
@@ -65,10 +114,11 @@ class OwnPlanner(ImagePlanner):
     @cached_property
     def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:
         """What the model takes of a small grey image, and of how many tokens that is."""
-        size = (56, 56)
-        return self.arrays(blank(size)), self.processor.plan(*size)[0]
+        size = self.processor.smallest if self.opens else (56, 56)
+        return self.arrays(self.blank(size)), self.processor.plan(*size)[0]
 
 
 def planner_of(processor: Any) -> ImagePlanner:
-    """The planner of a processor of transformers, or of an `ImageModel`."""
-    return OwnPlanner(processor) if isinstance(processor, ImageModel) else ImagePlanner(processor)
+    """The planner of a processor of transformers, or of a model's own."""
+    own = isinstance(processor, (ImageModel, MediaModel))
+    return OwnPlanner(processor) if own else ImagePlanner(processor)

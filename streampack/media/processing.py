@@ -22,7 +22,7 @@ from streampack.documents.blocks import MEDIA, PATCHES, Documents, Texts, offset
 from streampack.errors import ContentError, StorageError
 from streampack.media.attachments import Attachments, BatchMedia, HeldMedia, Size, objects
 from streampack.media.families import joined, with_margins
-from streampack.media.images import BrokenImageError, blank, decoded, size_of
+from streampack.media.images import BrokenImageError
 from streampack.media.own import planner_of
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
@@ -37,7 +37,7 @@ class MediaProcessing:
     """What a run does with images. Picklable.
 
     Args:
-        processor: of transformers, or an `ImageModel`.
+        processor: of transformers, an `ImageModel` or a `MediaModel`.
 
     Attributes:
         fingerprint: 64 bits, in hexadecimal, over all that tokens and pixels follow from.
@@ -75,8 +75,9 @@ class MediaProcessing:
         if given is None:
             given = objects([Attachments(())] * len(documents))
         offsets = documents.offsets
-        videos = np.flatnonzero(documents.tokens == self.planner.video_id)
-        has_video = np.diff(np.searchsorted(videos, offsets)) > 0
+        taken = [self.planner.video_id, *{self.planner.image_id} - {self.planner.token_id}]
+        strange = np.flatnonzero(np.isin(documents.tokens, taken))
+        is_strange = np.diff(np.searchsorted(strange, offsets)) > 0
         places = np.flatnonzero(documents.tokens == self.planner.token_id)
         first = np.searchsorted(places, offsets)
         repeats = np.ones(len(documents.tokens), dtype=np.int64)
@@ -87,8 +88,10 @@ class MediaProcessing:
         for i, attached in enumerate(given):
             own = places[first[i] : first[i + 1]]
             try:
-                if has_video[i]:
-                    raise ValueError("has a place for a video, and images alone are read")
+                if is_strange[i]:
+                    raise ValueError(
+                        "has a token of videos, or of an image's features, in its text"
+                    )
                 made, ids = self._planned(attached, own - offsets[i])
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))
@@ -117,20 +120,17 @@ class MediaProcessing:
             )
         if not count:
             return attached, []
-        sizes = attached.sizes
         try:
-            if sizes is None:
-                storage = attached.storage
-                sizes = tuple(size_of(each, storage) for each in attached.references)
+            sizes = self.planner.sizes(attached)
             ids, patches = self.planner.plan(sizes)
         except BrokenImageError as error:
             raise ValueError(f"has an image that cannot be read ({error})") from error
         except ValueError as error:
             raise ValueError(f"has an image that the processor refuses ({error})") from error
         tokens = np.array([len(own) for own in ids], dtype=np.int64)
-        starts = places + offsets_of(tokens - 1)[:-1]
-        planned = replace(attached, sizes=sizes, starts=starts, tokens=tokens, patches=patches)
-        return planned, ids
+        starts = places if count == 1 else places + offsets_of(tokens - 1)[:-1]
+        storage = attached.storage
+        return Attachments(attached.references, sizes, starts, tokens, patches, storage), ids
 
     # ------------------------------------------------------------------ after the plan
 
@@ -191,7 +191,9 @@ class MediaProcessing:
         reference, size, patches, storage = job
         try:
             arrays = self.planner.arrays(
-                blank(size) if reference is None else decoded(reference, size, storage)
+                self.planner.blank(size)
+                if reference is None
+                else self.planner.opened(reference, size, storage)
             )
         except BrokenImageError as error:
             return error

@@ -37,7 +37,7 @@ class ImageReader:
     Attributes:
         text: the field of the text; None reads conversations.
         images: the fields of the images, in their order.
-        sizes: the fields of their heights and widths, or None.
+        sizes: the fields of their heights and widths, or of what else their size is, or None.
         folder: where relative paths begin.
         placeholder: what stands for an image in the messages of conversations, beside parts.
         shape: of all conversations; None tells it by each one's fields.
@@ -46,7 +46,7 @@ class ImageReader:
 
     text: str | None
     images: tuple[str, ...]
-    sizes: tuple[str, str] | None = None
+    sizes: tuple[str, ...] | None = None
     folder: str | None = None
     placeholder: str | None = None
     shape: str | None = None
@@ -126,11 +126,11 @@ class ImageReader:
             value = record[name]
             columns.append(list(value) if hasattr(value, "__len__") else [value])
         sizes: list[Size] = []
-        for height, width in zip(*columns, strict=False):
-            for name, pixels in zip(self.sizes, (height, width), strict=True):
-                if not isinstance(pixels, (int, np.integer)) or pixels < 1:
-                    raise BrokenDocumentError(f'has {type_in_words(pixels)} in "{name}"')
-            sizes.append((int(height), int(width)))
+        for size in zip(*columns, strict=False):
+            for name, number in zip(self.sizes, size, strict=True):
+                if not isinstance(number, (int, np.integer)) or number < 1:
+                    raise BrokenDocumentError(f'has {type_in_words(number)} in "{name}"')
+            sizes.append(tuple(map(int, size)))
         if len(sizes) != len(references):
             raise BrokenDocumentError(
                 f"has {len(references)} images and {len(sizes)} sizes of images"

@@ -48,7 +48,8 @@ class Images(Chat):
         images: the field with the images, or several fields, in their order; in tar shards endings
             ("jpg"), in MDS columns of the type jpeg, png or bytes.
         sizes: fields with the heights and the widths of the images in pixels, as they are seen; a
-            number each, or lists. None reads them from the heads of the images.
+            number each, or lists. None reads them from the heads of the images. For a `MediaModel`
+            the fields of what its sizes are.
         folder: where relative paths of images begin, a path or URL; None is the working directory.
         placeholder: a text that stands for an image in messages, such as "<image>".
         template: as for `Chat`; None is the processor's.
@@ -72,7 +73,7 @@ class Images(Chat):
         *,
         text: str | None = None,
         images: str | Sequence[str] = "images",
-        sizes: tuple[str, str] | None = None,
+        sizes: tuple[str, ...] | None = None,
         folder: str | os.PathLike[str] | None = None,
         placeholder: str | None = None,
         template: str | Path | None = None,

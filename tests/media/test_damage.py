@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,22 @@ from streampack.documents.fields import FieldTypes
 from streampack.errors import ContentError, StorageError
 from streampack.media import Images
 from streampack.media.attachments import Attachments, objects
-from streampack.media.images import decoded, size_of
+from streampack.media.images import (
+    BrokenImageError,
+    _size_of_plain_jpeg,
+    decoded,
+    size_of,
+)
 from streampack.media.processing import MediaProcessing
 from streampack.media.reader import ImageReader
 from streampack.sources import Storage
 from streampack.window.entries import FieldStore
 from tests.support.vision import PLACE, drawn, png, qwen_processor, records
+from tests.support.vision_families import FAMILIES
 from tests.support.vision_runs import assert_as_processor, dataset, documents_of
+
+EXIF = Image.Exif()
+EXIF[0x0112] = 6
 
 
 def rotated(orientation: int, form: str = "JPEG") -> bytes:
@@ -34,10 +44,21 @@ def rotated(orientation: int, form: str = "JPEG") -> bytes:
     return png(drawn(1, 40, 24), form, exif=exif)
 
 
+def depth_of_16_bits() -> bytes:
+    values = np.random.default_rng(0).integers(0, 1 << 16, (30, 40), dtype=np.uint16)
+    return png(Image.fromarray(values))
+
+
 ODD = {
     **{f"rotated by EXIF {i}": rotated(i) for i in range(1, 9)},
-    "rotated PNG": rotated(6, "PNG"),
-    "rotated WebP": rotated(6, "WEBP"),
+    **{f"rotated {form}": rotated(6, form) for form in ("PNG", "WEBP", "TIFF", "MPO")},
+    "pages": png(drawn(8, 40, 30), "TIFF", save_all=True, append_images=[drawn(9, 30, 20)]),
+    "garbage behind": png(drawn(2, 40, 30)) + b"garbage" * 99,
+    "16 bits": depth_of_16_bits(),
+    "grey with alpha": png(drawn(3, 40, 30).convert("LA")),
+    "palette with alpha": png(drawn(4, 40, 30).convert("P"), transparency=bytes(range(256))),
+    "floats": png(drawn(3, 40, 30).convert("F"), "TIFF"),
+    "JPEG 2000": png(drawn(3, 40, 30), "JPEG2000"),
     "CMYK": png(drawn(2, 40, 30).convert("CMYK"), "JPEG"),
     "grey": png(drawn(3, 40, 30).convert("L")),
     "palette": png(drawn(4, 40, 30).convert("P")),
@@ -59,6 +80,36 @@ def test_odd_images_are_as_transformers_loads_them(kind: str) -> None:
     assert np.array_equal(np.asarray(made), np.asarray(loaded))
     given = [{"text": f"0:{PLACE}", "images": [data]}]
     assert_as_processor(documents_of(dataset(Images(given, text="text"))), given)
+
+
+@pytest.mark.parametrize("settings", [{}, {"progressive": True}, {"comment": b"c"}, {"exif": EXIF}])
+@pytest.mark.parametrize("colours", ["RGB", "L", "CMYK"])
+def test_size_by_the_head_of_a_jpeg_is_pillows_whatever_is_damaged(
+    colours: str, settings: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    whole = png(drawn(1, 40, 24).convert(colours), "JPEG", **settings)
+    plain = colours != "CMYK" and "exif" not in settings
+    assert _size_of_plain_jpeg(whole) == ((24, 40) if plain else None)
+    for _ in range(2000):
+        data = bytearray(whole[: rng.integers(1, len(whole))] if rng.integers(2) else whole)
+        for _ in range(rng.integers(0, 3)):
+            data[rng.integers(len(data))] = rng.integers(256)
+        if found := _size_of_plain_jpeg(bytes(data)):
+            sizes = []
+            with suppress(Exception), Image.open(io.BytesIO(data)) as image:
+                turned = image.getexif().get(0x0112, 1) > 4
+                sizes.append(image.size if turned else image.size[::-1])
+            assert sizes in ([], [found])
+
+
+def test_jpeg_that_says_it_has_more_pixels_than_pillow_likes_is_left_to_pillow() -> None:
+    data = bytearray(png(drawn(0, 20, 20), "JPEG"))
+    at = data.index(b"\xff\xc0")
+    data[at + 5 : at + 9] = (65000).to_bytes(2, "big") * 2
+    assert _size_of_plain_jpeg(bytes(data)) is None
+    with pytest.raises(BrokenImageError, match="DecompressionBomb"):
+        size_of(bytes(data))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 3), (9, 1), (1, 9), (3, 40)])
@@ -84,6 +135,7 @@ WRONG = {
     "decompression bomb": bomb(),
     "empty": b"",
     "text": b"<html>404</html>",
+    "PostScript": png(drawn(0, 20, 20), "EPS"),
     "cut in its head": png(drawn(0, 20, 20))[:20],
     "longer than 200 times its width": png(drawn(0, 2, 500)),
 }
@@ -99,6 +151,28 @@ def test_images_that_cannot_be_planned_are_named_or_their_documents_left_out(kin
     loader = PackedLoader(dataset(Images(given, text="text"), on_error="skip"))
     assert documents_of(loader).keys() == {"good"}
     assert loader.metrics().skipped == 1
+
+
+@pytest.mark.parametrize("images", [[], [png(drawn(0, 20, 20))]])
+def test_text_that_writes_the_token_of_features_itself_is_refused(images: list[bytes]) -> None:
+    example = FAMILIES["Gemma 3"]
+    given = [{"text": f"<image_soft_token>{example.place * len(images)}", "images": images}]
+    with pytest.raises(ContentError) as caught:
+        list(dataset(Images(given, text="text"), example.processor()))
+    assert caught.value.document == "item 0 of the list"
+
+
+def test_images_that_are_opened_and_shared_are_read_by_workers_and_threads(tmp_path: Path) -> None:
+    files = [png(drawn(i, 90, 90)) for i in range(4)]
+    opened = []
+    for i, data in enumerate(files):
+        (tmp_path / f"{i}.png").write_bytes(data)
+        opened.append(Image.open(io.BytesIO(data) if i == 3 else tmp_path / f"{i}.png"))
+    given = [{"text": f"{i}:{PLACE}", "images": [files[i % 4]]} for i in range(64)]
+    items = [{**one, "images": [opened[i % 4]]} for i, one in enumerate(given)]
+    source = Images(items, text="text", folder=tmp_path / "elsewhere")
+    made = dataset(source, lanes=4, batch_size=2)
+    assert_as_processor(documents_of(PackedLoader(made, num_workers=2)), given)
 
 
 def flipped(data: bytes) -> bytes:

@@ -30,7 +30,7 @@ def engine(special: list[str]) -> Any:
     return made
 
 
-def fast_tokenizer(special: list[str], **named: str) -> Any:
+def fast_tokenizer(special: list[str], **named: Any) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=engine(special), eos_token="<|endoftext|>", pad_token="<|endoftext|>",
         **named,

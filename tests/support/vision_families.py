@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -155,13 +156,26 @@ def idefics_processor() -> Any:
     )  # fmt: skip
 
 
-def idefics_model(processor: Any) -> Any:
-    config = transformers.Idefics3Config(
+def smolvlm_processor() -> Any:
+    """Its module imports torchvision."""
+    made = idefics_processor()
+    pixels = transformers.SmolVLMImageProcessor(
+        size={"longest_edge": 32}, max_image_size={"longest_edge": 16}
+    )
+    return images_alone(
+        transformers.SmolVLMProcessor, pixels, made.tokenizer, image_seq_len=4,
+        image_token="<image>", image_token_id=made.image_token_id, video_token="<video>",
+        fake_image_token="<fake_token_around_image>", global_image_token="<global-img>",
+    )  # fmt: skip
+
+
+def idefics_model(processor: Any, kind: str = "Idefics3") -> Any:
+    config = getattr(transformers, f"{kind}Config")(
         text_config={**TEXT, "model_type": "llama"},
         vision_config={**TOWER, "image_size": 16},
         image_token_id=processor.image_token_id, scale_factor=2, pad_token_id=0,
     )  # fmt: skip
-    return random_model("Idefics3", config)
+    return random_model(kind, config)
 
 
 # ---------------------------------------------------------------------------------- Gemma
@@ -169,22 +183,19 @@ def idefics_model(processor: Any) -> Any:
 
 def gemma_processor() -> Any:
     special = ["<|endoftext|>", "<start_of_image>", "<image_soft_token>", "<end_of_image>"]
-    tokenizer = fast_tokenizer(special)
-    tokenizer.eoi_token = "<end_of_image>"
+    named = {"boi_token": special[1], "image_token": special[2], "eoi_token": special[3]}
+    tokenizer = fast_tokenizer(special, extra_special_tokens=named)
+    kind = transformers.Gemma3Processor
+    kind = type(kind.__name__, (kind,), {"tokenizer_class": "PreTrainedTokenizerFast"})
     pixels = transformers.Gemma3ImageProcessor(size={"height": 16, "width": 16})
-    soft = "<image_soft_token>"
-    return images_alone(
-        transformers.Gemma3Processor, pixels, tokenizer, image_seq_length=4, image_token=soft,
-        boi_token="<start_of_image>", image_token_id=tokenizer.convert_tokens_to_ids(soft),
-        full_image_sequence=f"\n\n<start_of_image>{soft * 4}<end_of_image>\n\n",
-    )  # fmt: skip
+    return kind(pixels, tokenizer, image_seq_length=4)
 
 
 def gemma_model(processor: Any) -> Any:
     config = transformers.Gemma3Config(
         text_config={**TEXT, "sliding_window": 16, "query_pre_attn_scalar": 8},
         vision_config={**TOWER, "image_size": 16},
-        image_token_index=processor.image_token_id, mm_tokens_per_image=4,
+        image_token_index=processor.tokenizer.image_token_id, mm_tokens_per_image=4,
     )  # fmt: skip
     model = random_model("Gemma3", config)
     model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()  # zeros at first
@@ -213,3 +224,7 @@ FAMILIES = {
     "Idefics3": Example(idefics_processor, "<image>", idefics_model),
     "Gemma 3": Example(gemma_processor, "<start_of_image>", gemma_model),
 }  # fmt: skip
+if find_spec("torchvision") is not None:
+    FAMILIES["SmolVLM"] = Example(
+        smolvlm_processor, "<image>", lambda made: idefics_model(made, "SmolVLM")
+    )
