@@ -23,8 +23,6 @@ from streampack.storage.storage import Storage
 
 _ORIENTATION = 0x0112  # of EXIF
 _HEAD_BYTES = 64 << 10
-#: Segments of JPEG: JFIF, tables, intervals, a profile of colours, a remark.
-_PLAIN = (0xE0, 0xDB, 0xC4, 0xDD, 0xE2, 0xFE)
 #: Of errors that are there the next time too; those of Pillow have no number.
 _LASTING = (
     None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EINVAL,
@@ -153,8 +151,6 @@ def size_of(reference: Reference, storage: Storage | None = None) -> Size:
             it for a decompression bomb.
         StorageError: it could not be read, and may be another time.
     """
-    if isinstance(reference, bytes) and (plain := _size_of_plain_jpeg(reference)):
-        return plain
     with _opened(reference, storage or Storage(), whole=False) as image:
         width, height = image.size
         # Pillow turns TIFF itself, and would decode a PNG to look for EXIF behind the pixels.
@@ -162,31 +158,6 @@ def size_of(reference: Reference, storage: Storage | None = None) -> Size:
         if in_head and image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
             width, height = height, width
         return height, width
-
-
-def _size_of_plain_jpeg(data: bytes) -> Size | None:
-    """Height and width by the head of a JPEG, a tenth of what Pillow takes for it; None of others.
-
-    Those that may hold an orientation, have more pixels than Pillow likes, or are odd, are others.
-    """
-    size, at = None, 2
-    while data[:2] == b"\xff\xd8" and data[at : at + 1] == b"\xff" and at + 9 < len(data):
-        kind = data[at + 1]
-        if kind == 0xDA:  # pixels begin
-            return size
-        if kind in (0xC0, 0xC2) and size is None and data[at + 4] == 8 and data[at + 9] in (1, 3):
-            height, width = _number(data[at + 5 : at + 7]), _number(data[at + 7 : at + 9])
-            if not 0 < height * width <= (Image.MAX_IMAGE_PIXELS or 0):
-                return None
-            size = height, width
-        elif kind not in _PLAIN:
-            return None
-        at += 2 + _number(data[at + 2 : at + 4])
-    return None
-
-
-def _number(data: bytes) -> int:
-    return int.from_bytes(data, "big")
 
 
 def decoded(reference: Reference, size: Size, storage: Storage | None = None) -> Image.Image:
