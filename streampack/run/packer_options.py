@@ -1,4 +1,4 @@
-"""Which packer a run has, and whether it has what its packer goes by."""
+"""Which packer a run has, whether it has what the packer goes by, and what the packer loses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streampack.documents.blocks import PATCHES
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.ordering import DocumentOrder
-from streampack.packing import Balance, BestFitDecreasing, Buckets, Concat, Packer
+from streampack.packing import Balance, BestFitDecreasing, Buckets, Composition, Concat, Packer
 from streampack.packing.packer import require_packer
 from streampack.packing.whole_groups import WholeGroups
 from streampack.sources.base import Source
@@ -127,3 +127,18 @@ def check_weights(packer: Packer, fields: FieldTypes) -> None:
                 remedy,
                 setting="capacity" if name in packer.capacity else "balance",
             )
+
+
+def lost_in_words(found: Composition, packer: Packer, of: str) -> str:
+    """Which share of the tokens of `of` no row holds, and what would keep them."""
+    way, remedy = f'overflow="{packer.overflow}"', ' Longer rows or overflow="split" keep them.'
+    if packer.overflow == "split":
+        way, remedy = type(packer).__name__, ""
+    elif packer.capacity:
+        remedy = " Longer rows or a larger capacity keep them."
+    return (
+        f"{100 * found.dropped_ratio:.1f} % of the tokens of {of} are in no row ({way}, rows of "
+        f"{packer.seq_lens[-1]}): {found.documents_cropped} of "
+        f"{found.documents + found.documents_lost} documents lost some, and "
+        f"{found.documents_lost} of these all.{remedy}"
+    )

@@ -34,6 +34,7 @@ from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
 from streampack.run.cp_groups import CpGroups, Step
 from streampack.run.estimation import Estimate, estimate_steps, steps_as_found
+from streampack.run.packer_options import lost_in_words
 from streampack.run.plan import RunPlan
 from streampack.run.provenance import SourceReport, counted, source_report
 from streampack.run.state import Deferred, RunState, batches_known
@@ -335,28 +336,10 @@ class RankRun:
 
     def say_lost(self, of: str) -> None:
         """Say once, on rank 0, which share of the tokens no row holds, if there is one."""
-        packer, topology, found = self.plan.config.packer, self.plan.ranks, self.metrics
-        lost = found.composition
-        if self._said_lost or topology.rank or not lost.dropped:
-            return
-        self._said_lost = True
-        remedy = "" if packer.overflow == "split" else ' Longer rows or overflow="split" keep them.'
-        if packer.capacity:
-            remedy = " Longer rows or a larger capacity keep them."
-        logger.warning(
-            "%.1f %% of the tokens of %s are in no row (%s, rows of %d): %d of %d documents lost "
-            "some, and %d of these all.%s",
-            100 * lost.dropped_ratio,
-            of,
-            type(packer).__name__
-            if packer.overflow == "split"
-            else f'overflow="{packer.overflow}"',
-            packer.seq_lens[-1],
-            lost.documents_cropped,
-            lost.documents + lost.documents_lost,
-            lost.documents_lost,
-            remedy,
-        )
+        lost = self.metrics.composition
+        if lost.dropped and not self._said_lost and not self.plan.ranks.rank:
+            self._said_lost = True
+            logger.warning("%s", lost_in_words(lost, self.plan.config.packer, of))
 
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
         source = self.plan.config.source

@@ -32,7 +32,7 @@ SOME = {
     "mixtral": "positions",
     "gpt_oss": "mask",
     "opt": "mask",
-    "falcon": "mask",
+    "biogpt": "mask",
     "bloom": "refused",
     "mamba": "refused",
     "mamba2": "refused",
