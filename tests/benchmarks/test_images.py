@@ -6,7 +6,7 @@ from benchmarks.images import measured
 
 
 def test_a_row_has_the_tokens_and_the_bytes_of_an_image() -> None:
-    tokens, _, _, _, held, pixels, times = measured((224, 224, "JPEG"), 2, 1)
+    tokens, _, _, _, held, pixels, times = measured((224, 224, "JPEG", False), 2, 1)
     assert tokens == "90"
     assert held.endswith("KB")
     assert pixels == "1.2 MB"
