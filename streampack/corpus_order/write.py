@@ -23,7 +23,6 @@ from streampack.conversion.shards import OVERHEAD, Payload, shard_name, write_sh
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.search import candidates_of
 from streampack.corpus_order.settings import CorpusOrder
-from streampack.ordering.approximate import MARGIN
 from streampack.ordering.neighbours import NONE
 from streampack.ordering.traversal import walk_runs
 
@@ -131,7 +130,7 @@ def _graph(
 
     (M, 3 k) with a limit of similarity.
     """
-    width = job.k if job.max_similarity == 1 else MARGIN * job.k
+    width = job.similarity.num_neighbours
     corpus = Corpus(job.files, job.num_parts)
     stays = np.append(duplicate_of < 0, False)  # the last stands for "none"
     position = np.append(np.cumsum(stays[:-1], dtype=np.int32) - 1, -1).astype(np.int32)

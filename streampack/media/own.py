@@ -73,33 +73,16 @@ class MediaModel(Protocol):
 
 
 class OwnPlanner(ImagePlanner):
-    """An `ImageModel` or `MediaModel` as a planner."""
+    """An `ImageModel` as a planner."""
 
     def __init__(self, processor: Any) -> None:
         self.processor, self.name, self.family = processor, type(processor).__name__, Family()
-        self.opens = isinstance(processor, MediaModel)
         self.token, self.video_id = processor.image_token, -1
         self.token_id = self.image_id = self._id(self.token)
 
     def describe(self) -> dict[str, Any]:
         """JSON-able: what tokens and pixels follow from."""
         return {"processor": self.name, "image_token": self.token, **self.processor.describe()}
-
-    def sizes(self, attached: Attachments) -> tuple[Size, ...]:
-        """Those of attachments."""
-        if self.opens and attached.sizes is None:
-            raise ValueError("has no size; name the fields that hold it by sizes=")
-        return attached.sizes if self.opens and attached.sizes else super().sizes(attached)
-
-    def opened(self, reference: Reference, size: Size, storage: Storage | None) -> Any:
-        """The image, or what the model makes of the file."""
-        if not self.opens:
-            return super().opened(reference, size, storage)
-        return self.processor.open(content_of(reference, storage or Storage()))
-
-    def blank(self, size: Size) -> Any:
-        """A grey image, or what takes the place of another file."""
-        return self.processor.blank(*size) if self.opens else super().blank(size)
 
     def plan(self, sizes: Sequence[Size]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
         """The ids of A images of these sizes, and their patches (A,)."""
@@ -114,11 +97,37 @@ class OwnPlanner(ImagePlanner):
     @cached_property
     def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:
         """What the model takes of a small grey image, and of how many tokens that is."""
-        size = self.processor.smallest if self.opens else (56, 56)
+        return self._blank_of((56, 56))
+
+    def _blank_of(self, size: Size) -> tuple[dict[str, NDArray[Any]], int]:
         return self.arrays(self.blank(size)), self.processor.plan(*size)[0]
+
+
+class MediaPlanner(OwnPlanner):
+    """A `MediaModel` as a planner."""
+
+    def sizes(self, attached: Attachments) -> tuple[Size, ...]:
+        """Those of the fields; raises `ValueError` without them."""
+        if attached.sizes is None:
+            raise ValueError("has no size; name the fields that hold it by sizes=")
+        return attached.sizes
+
+    def opened(self, reference: Reference, size: Size, storage: Storage | None) -> Any:
+        """What the model makes of the file."""
+        return self.processor.open(content_of(reference, storage or Storage()))
+
+    def blank(self, size: Size) -> Any:
+        """What takes the place of a broken file."""
+        return self.processor.blank(*size)
+
+    @cached_property
+    def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:
+        """What the model takes of the smallest there is, and of how many tokens that is."""
+        return self._blank_of(self.processor.smallest)
 
 
 def planner_of(processor: Any) -> ImagePlanner:
     """The planner of a processor of transformers, or of a model's own."""
-    own = isinstance(processor, (ImageModel, MediaModel))
-    return OwnPlanner(processor) if own else ImagePlanner(processor)
+    if isinstance(processor, MediaModel):
+        return MediaPlanner(processor)
+    return OwnPlanner(processor) if isinstance(processor, ImageModel) else ImagePlanner(processor)

@@ -182,15 +182,17 @@ class SimilarityOrder:
         """(N, D) float32 vectors of N documents."""
         return embed(self._embed, documents, self.first_tokens)
 
-    def neighbours(self, documents: Documents, vectors: NDArray[np.float32]) -> Neighbours:
-        """The neighbours of N documents by their vectors (N, D), without near-duplicates.
+    @property
+    def num_neighbours(self) -> int:
+        """Neighbours that are looked for: k of each; with a limit 3 k, for what is above it."""
+        return self.k * (1 if self.max_similarity == 1 else MARGIN)
 
-        They are k of each; with `max_similarity` 3 k, for what is above it.
-        """
+    def neighbours(self, documents: Documents, vectors: NDArray[np.float32]) -> Neighbours:
+        """The neighbours of N documents by their vectors (N, D), without near-duplicates."""
         find = find_neighbours_approximately if self._approximate else find_neighbours
         hashed = self._embed if isinstance(self._embed, HashedNgrams) else None
-        k = self.k * (1 if self.max_similarity == 1 else MARGIN)
-        return find(vectors, k, self.duplicate_threshold, Wholes(documents, hashed))
+        wholes = Wholes(documents, hashed)
+        return find(vectors, self.num_neighbours, self.duplicate_threshold, wholes)
 
     def limit(self, lengths: NDArray[np.int64], unit_tokens: int = 1) -> Limit | None:
         """For a walk through documents of these lengths (M,), in units of which a token is some."""

@@ -2,10 +2,9 @@
 
 Every batch has the same number of slots, so linear layers cost the same for all of them. Attention
 costs the sum of the squared document lengths, and that differs; so do the patches of images, which
-a vision tower reads. In a step the ranks take the
-batches of one rotation (one batch of every lane), and no lane knows what the others hold. So all
-lanes follow one schedule: it says which costs the rows of a lane's batch number s should have, and
-depends on s alone.
+a vision tower reads. In a step the ranks take the batches of one rotation (one batch of every
+lane), and no lane knows what the others hold. So all lanes follow one schedule: it says which costs
+the rows of a lane's batch number s should have, and depends on s alone.
 
 Steps:
   1. Before the run, the costs of rows are measured on a sample: `quantiles`, the same in all lanes.

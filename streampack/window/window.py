@@ -270,7 +270,7 @@ class Window:
             raise PlanError(
                 f"{name[0].upper()}{name[1:]} {self.excess(sizes, i, slots=slots)}.",
                 'Filter them out, or use overflow="drop".'
-                if documents.members
+                if documents.members or self._packer.weights
                 else 'Filter such documents out, or use overflow="split", "truncate" or "drop".',
                 setting="overflow",
                 document=name,
