@@ -314,6 +314,11 @@ class _Receiver:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         pipe = batches._worker_result_queue
         pipe._writer.close()  # the workers' death then ends it
+        # Workers are ended by signals. One that was killed may hold the lock of the event by which
+        # torch ends them, and torch would wait for it for ever; nobody looks at the new one. Those
+        # that are spawned have still to open the old one.
+        batches._of_workers = batches._workers_done_event
+        batches._workers_done_event = threading.Event()
         with suppress(OSError):  # not Linux, or over the user's quota: slower, not wrong
             fcntl.fcntl(pipe._reader.fileno(), getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
         return batches

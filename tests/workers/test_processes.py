@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,36 @@ def test_loops_that_stop_half_way_leave_no_process_and_no_file_open() -> None:
         del batches
     assert child_processes() == []
     gc.collect()
+    deadline = time.monotonic() + 30  # a thread of each of torch's queues closes its pipe
+    while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def hold_the_lock_of_torchs_event(documents: Any, seeds: Any) -> Any:
+    """A hook after which a worker looks like one that is killed while it asks whether to end."""
+    frame: Any = sys._getframe()
+    while "done_event" not in frame.f_locals:
+        frame = frame.f_back
+    frame.f_locals["done_event"]._cond.acquire(False)
+    return documents.lengths >= 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_worker_that_is_killed_with_a_lock_keeps_no_loop_waiting(number: int) -> None:
+    hook = Hook("locks", hold_the_lock_of_torchs_event)
+    loader = PackedLoader(make_dataset(epochs=None, filter=hook), num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    if number == signal.SIGKILL:
+        os.kill(child_processes()[0], number)
+        with pytest.raises(WorkerError):
+            list(batches)
+    ends = threading.Thread(target=loader._stop, daemon=True)
+    ends.start()
+    ends.join(60)
+    assert not ends.is_alive()
+    assert child_processes() == []
 
 
 class Unsendable(MemorySource):
