@@ -123,6 +123,12 @@ class _Lanes(IterableDataset[bytes]):
     def __init__(self, share: LaneShare, sharing: Sharing) -> None:
         self._share = share
         self._sharing = sharing
+        self._exchange: ReportExchange  # a worker's own
+
+    def begin(self, worker: int) -> None:
+        """Make a worker one of ours, before it asks torch for anything and may wait."""
+        self._exchange = self._sharing.exchange(self._share.config.dealing)
+        _end_with_loop(self._exchange)
 
     def __iter__(self) -> Iterator[bytes]:
         info = get_worker_info()
@@ -130,11 +136,9 @@ class _Lanes(IterableDataset[bytes]):
         every = self._share.states
         lanes = list(every)[info.id :: info.num_workers]
         share = replace(self._share, states={lane: every[lane] for lane in lanes})
-        exchange = self._sharing.exchange(share.config.dealing)
-        _begin_worker(exchange)
         try:
             turns = -(-len(every) // info.num_workers)
-            yield from _messages(rotate(share, self._sharing, exchange), lanes, turns)
+            yield from _messages(rotate(share, self._sharing, self._exchange), lanes, turns)
         except Exception as error:
             yield pickle.dumps(_Failed(_picklable(error), traceback.format_exc()))
 
@@ -157,7 +161,7 @@ def _messages(
         turn += 1
 
 
-def _begin_worker(exchange: ReportExchange) -> None:
+def _end_with_loop(exchange: ReportExchange) -> None:
     """Leave Ctrl-C to the loop, and end when its process is killed, which then cannot do it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK["fork"])
@@ -181,12 +185,14 @@ class _Receiver:
     def __init__(self, share: LaneShare, sharing: Sharing, settings: WorkerSettings) -> None:
         self._settings = settings
         self._context = settings.context or multiprocessing.get_context()
+        lanes = _Lanes(share, sharing)
         self._loader = DataLoader(
-            _Lanes(share, sharing),
+            lanes,
             batch_size=None,
             num_workers=settings.num_workers,
             prefetch_factor=settings.prefetch_factor,
             multiprocessing_context=self._context,
+            worker_init_fn=lanes.begin,
             generator=torch.Generator(),  # the loop's own is left alone
         )
         self._process = os.getpid()

@@ -40,9 +40,7 @@ def test_a_worker_killed_in_the_middle_of_a_message_is_named_and_nothing_is_lost
     loader = PackedLoader(big_batches(), num_workers=1, prefetch_factor=1)
     batches = iter(loader)
     found = [next(batches).input_ids[:, 0].tolist()]
-    assert loader._live is not None
-    feed = loader._live._given.gi_frame.f_locals["feed"]
-    sent = feed.gi_frame.f_locals["receiver"]._batches
+    sent = receiver(loader)._batches
     pipe, (worker,) = sent._worker_result_queue._reader, sent._workers
     held = -1
     while held != (held := unread_bytes(pipe)) or held < 1 << 15:
@@ -54,6 +52,12 @@ def test_a_worker_killed_in_the_middle_of_a_message_is_named_and_nothing_is_lost
     assert len(found) < len(expected)
     found += [batch.input_ids[:, 0].tolist() for batch in loader]
     assert found == expected
+
+
+def receiver(loader: PackedLoader) -> Any:
+    assert loader._live is not None
+    feed = loader._live._given.gi_frame.f_locals["feed"]
+    return feed.gi_frame.f_locals["receiver"]
 
 
 def test_arrays_of_a_workers_batch_are_the_loops_to_write() -> None:
@@ -87,12 +91,42 @@ if __name__ == "__main__":
 """
 
 
+#: Workers that wait for the lock of torch's event, which one that was killed had held.
+LOCKED_OUT = """
+import multiprocessing, threading, time
+from multiprocessing.context import BaseContext
+from streampack import PackedLoader
+from tests.support.runs import make_dataset
+
+def held(context, event=BaseContext.Event):
+    made = event(context)
+    made._cond.acquire()
+    return made
+
+if __name__ == "__main__":
+    BaseContext.Event = held
+    loader = PackedLoader(make_dataset(), num_workers=2)
+    threading.Thread(target=next, args=[iter(loader)], daemon=True).start()
+    while len(workers := multiprocessing.active_children()) < 2:
+        time.sleep(0.05)
+    print(*(process.pid for process in workers), flush=True)
+    threading.Event().wait()
+"""
+
+
 @pytest.mark.parametrize(
-    "context",
-    ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("spawn", "forkserver"))],
+    ("script", "context"),
+    [
+        (LOCKED_OUT, "fork"),
+        (ORPHANS, "fork"),
+        *(pytest.param(ORPHANS, name, marks=pytest.mark.slow) for name in ("spawn", "forkserver")),
+    ],
+    ids=["locked out", "fork", "spawn", "forkserver"],
 )
-def test_no_worker_survives_a_loop_that_is_killed(context: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(ORPHANS)
+def test_no_worker_survives_a_loop_that_is_killed(
+    script: str, context: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(script)
     root = Path(__file__).parents[2]
     loop = subprocess.Popen(
         [sys.executable, str(tmp_path / "train.py"), context],
@@ -106,8 +140,10 @@ def test_no_worker_survives_a_loop_that_is_killed(context: str, tmp_path: Path) 
     loop.kill()
     loop.wait()
     loop.stdout.close()
-    while any(map(is_running, workers)):
+    deadline = time.monotonic() + 60
+    while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert not any(map(is_running, workers))
 
 
 def is_running(pid: int) -> bool:
@@ -156,21 +192,14 @@ def test_loops_that_stop_half_way_leave_no_process_and_no_file_open() -> None:
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def hold_the_lock_of_torchs_event(documents: Any, seeds: Any) -> Any:
-    """A hook after which a worker looks like one that is killed while it asks whether to end."""
-    frame: Any = sys._getframe()
-    while "done_event" not in frame.f_locals:
-        frame = frame.f_back
-    frame.f_locals["done_event"]._cond.acquire(False)
-    return documents.lengths >= 0
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_worker_that_is_killed_with_a_lock_keeps_no_loop_waiting(number: int) -> None:
-    hook = Hook("locks", hold_the_lock_of_torchs_event)
-    loader = PackedLoader(make_dataset(epochs=None, filter=hook), num_workers=2)
+    loader = PackedLoader(make_dataset(epochs=None), num_workers=2)
     batches = iter(loader)
     next(batches)
+    # As if a worker had been killed while it asked torch's event whether to end.
+    of_torch = receiver(loader)._batches._of_workers
+    of_torch._cond.acquire()
     if number == signal.SIGKILL:
         os.kill(child_processes()[0], number)
         with pytest.raises(WorkerError):
