@@ -98,6 +98,8 @@ def test_a_batch_has_eight_rows_unless_its_size_is_given() -> None:
 
 def test_a_corpus_broken_throughout_does_not_pass_in_silence(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "good"}\n' + "not json\n" * 1500)
-    with pytest.raises(ContentError, match="1000 broken documents"):
+    path.write_text('{"text": "good"}\n' + "not json\n" * 11_000)
+    with pytest.raises(ContentError, match="10,000 broken documents"):
         load(str(path), tokenizer=byte_tokenizer(), on_error="skip")
+    path.write_text(('{"text": "good"}\n' + "not json\n" * 3) * 4000)
+    assert load(str(path), tokenizer=byte_tokenizer(), on_error="skip")

@@ -320,7 +320,7 @@ class PackedBatch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """The batch on a device: one copy of the compact form, 2 to 4 bytes per token."""
-        if torch.device(device) == self.device:
+        if torch.empty(0, device=device).device == self.device:  # "cuda" is "cuda:0", say
             return self
         return self._moved(lambda buffer: buffer.to(device, non_blocking=non_blocking))
 

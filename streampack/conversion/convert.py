@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from streampack.arguments import one_of, whole_number
 from streampack.conversion.shards import (
     HIDDEN,
     OVERHEAD,
@@ -80,29 +81,15 @@ class Conversion:
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
-        if self.shard_bytes < 1:
-            raise ConfigError(
-                f"A shard is to hold {self.shard_bytes} bytes.",
-                "Pass a size such as 64MiB.",
-                setting="shard_bytes",
-            )
-        if self.compression not in (None, *_COMPRESSIONS):
-            raise ConfigError(
-                f'Parquet knows no compression "{self.compression}".',
-                f"Use {', '.join(_COMPRESSIONS)}, or leave it out.",
-                setting="compression",
-            )
+        whole_number("shard_bytes", self.shard_bytes)
+        for name, known in (("compression", _COMPRESSIONS), ("dtype", ("uint16", "uint32"))):
+            if getattr(self, name) is not None:
+                one_of(name, getattr(self, name), known)
         if self.tokenizer is not None and self.source.tokenized:
             raise ConfigError(
                 "A tokenizer was given for documents that are tokenized already.",
                 "Leave --tokenizer out, or name a column of text with --text.",
                 setting="tokenizer",
-            )
-        if self.dtype not in (None, "uint16", "uint32"):
-            raise ConfigError(
-                f'Ids are to be stored as "{self.dtype}".',
-                "Use uint16 or uint32, or leave it out.",
-                setting="dtype",
             )
 
     def settings(self) -> dict[str, Any]:
@@ -177,14 +164,14 @@ def _shards(
 ) -> Iterator[tuple[Progress, list[Payload]]]:
     """Yield (progress after a shard, its documents)."""
     skips = Skips(conversion.on_error)
-    skips.count = progress.skipped
+    skips.counts.skipped = progress.skipped
     (reader,) = conversion.source.lanes(1, seed=0, epoch=0, shuffle=False)
     before, inside = progress.cursor, progress.inside
     first, tokens = progress.documents, progress.tokens
     dtype = progress.dtype or conversion.dtype or ""
     gathered: list[Payload] = []
     size = 0
-    skipped = skips.count  # before the block, which is read again
+    skipped = skips.counts.skipped  # before the block, which is read again
 
     def progress_at(cursor: Cursor | None, inside: int) -> Progress:
         return Progress(
@@ -213,8 +200,8 @@ def _shards(
             gathered.append(payload)
             size += more
             tokens += 0 if isinstance(payload, str) else len(payload)
-        before, inside, skipped = cursor, 0, skips.count
+        before, inside, skipped = cursor, 0, skips.counts.skipped
         report(replace(progress_at(before, 0), shards=progress.shards))
-    skipped = skips.count
+    skipped = skips.counts.skipped
     if gathered:
         yield progress_at(cursor, 0), gathered

@@ -21,7 +21,7 @@ from streampack.errors import ConfigError, StateError
 from streampack.sources.base import Block, Source
 from streampack.sources.skips import Skips
 from streampack.storage.filesystems import open_filesystem
-from streampack.storage.remote import shown, split_url, with_retries
+from streampack.storage.remote import split_url, with_retries
 from streampack.tokenization import Tokenizer
 
 #: Content of one document: token ids, `masked_ids`, or text.
@@ -96,6 +96,8 @@ def payloads_of(
         ConfigError: the block holds what shards of ids would lose.
         StateError: ids do not fit into `dtype`.
     """
+    if len(block):
+        skips.in_a_row = 0
     if isinstance(block, Texts):
         if tokenizer is None:
             return "str", list(block.texts), block.origin
@@ -103,6 +105,12 @@ def payloads_of(
     if isinstance(block, Conversations):
         raise ConfigError(
             "The documents are conversations.",
+            "Pass them to PackedDataset as they are, in their files; they need no shards.",
+            setting="source",
+        )
+    if block.members is not None:
+        raise ConfigError(
+            "The records hold several documents each, which shards would join.",
             "Pass them to PackedDataset as they are, in their files; they need no shards.",
             setting="source",
         )
@@ -162,13 +170,6 @@ class Destination:
                 "Name an empty folder, or one that does not exist yet.",
                 setting="destination",
                 path=url,
-            )
-        if protocol in ("http", "https"):
-            raise ConfigError(
-                f"{shown(url)} is an HTTP address.",
-                "Use a local directory or an object store such as s3://.",
-                setting="destination",
-                path=shown(url),
             )
         self._root = self.url if self.local is None else str(self.local)
         self._filesystem = open_filesystem(protocol or "file", {}, TIMEOUT_S)

@@ -101,7 +101,7 @@ def _copy(job: CorpusOrder, part: int) -> tuple[str, NDArray[np.int64], NDArray[
             origins.append(origin)
             file.writelines(d if isinstance(d, bytes) else d.tobytes() for d in data)
     dtype = dtype or ("uint32" if job.source.tokenized or job.tokenizer else "str")
-    return dtype, np.array(lengths, dtype=np.int64), np.concatenate(origins), skips.count
+    return dtype, np.array(lengths, dtype=np.int64), np.concatenate(origins), skips.counts.skipped
 
 
 def _embed(job: CorpusOrder, name: str, part: Part, origin: NDArray[np.void]) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streampack.arguments import explained, is_whole, one_of, whole_number
+from streampack.arguments import explained, one_of, whole_number
 from streampack.errors import ConfigError, PlanError
 from streampack.in_memory.microbatches import MicrobatchPlan
 from streampack.packing.cost import Cost
@@ -75,16 +75,9 @@ def pack(
     seq_len = require_seq_len(seq_len, "error")
     multiple = require_align(align, seq_len)
     ranks = whole_number("ranks", ranks, most=1 << 20)
-    equal = isinstance(microbatches, str) and microbatches == "equal"
-    if not is_whole(microbatches) and not equal:
-        raise ConfigError(
-            f"microbatches is {microbatches!r}.",
-            'Pass a whole number, or "equal" for as few as hold all documents.',
-            setting="microbatches",
-        )
     wanted = None
-    if not equal:
-        wanted = whole_number("microbatches", microbatches, most=1 << 20)
+    if not (isinstance(microbatches, str) and microbatches == "equal"):
+        wanted = whole_number("microbatches", microbatches, most=1 << 20, otherwise='or "equal"')
     one_of("within", within, ("rank", "row"))
     one_of("layout", layout, ("documents", "tree"))
     sizes = checked_lengths(lengths).copy()  # the plan's own, whatever becomes of the caller's

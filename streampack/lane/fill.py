@@ -73,7 +73,7 @@ class Fill:
         self.stream = open_stream(
             config,
             lane,
-            skips=Skips(config.on_error, config.skip_limit),
+            skips=Skips(config.on_error),
             times=self.times,
             position=None if state is None else StreamPosition(state["serial"], state["cursor"]),
             dealer=dealer,
@@ -139,7 +139,7 @@ class Fill:
                 f"{state['digest']!r:.40}"
             )
         window.round = state["round"]
-        stream.skips.count = state["skipped"]
+        stream.skips.counts.skipped = state["skipped"]
 
     def _name_dropped(self, entries: Entries) -> None:
         """Log which documents are longer than a row, the first few by name."""

@@ -14,7 +14,7 @@ from typing import Any
 from streampack.deals.dealer import Dealer
 from streampack.lane.config import LaneConfig
 from streampack.lane.fill import Fill
-from streampack.lane.round import Round, Totals
+from streampack.lane.round import Round, totals
 from streampack.lane.state import LaneBatch, LaneEnd
 from streampack.metrics import Metrics
 
@@ -37,7 +37,7 @@ class Lane:
         self._fill = Fill(config, lane, state, dealer)
         self._round = None if state is None else Round.again(self._fill, state)
         self._step = 0 if state is None else state["step"] + state["emitted"]
-        self._totals = Totals() if state is None else Totals.of(self._fill, self._round)
+        self._totals = totals(self._fill, self._round)
         self._metrics: Metrics | None = None  # of the round, until a batch takes them
         self._following: LaneBatch | LaneEnd | None = None
 
@@ -81,15 +81,15 @@ class Lane:
 
     def _next_round(self) -> Round:
         """Remove the rows that went, fill the window and make the batches of a round."""
-        fill, before = self._fill, self._round
-        if before is not None:
+        fill, last = self._fill, self._round
+        if last is not None:
             with fill.times.measure("pack_s"):
-                fill.window.advance(before.planned, starved=before.starved)
+                fill.window.advance(last.planned, starved=last.starved)
         starved = fill.read(self._step)
         made = Round(fill, self._step, starved)
-        totals = Totals.of(fill, made)
-        spent = Metrics(composition=made.lost, **totals.since(self._totals))
-        self._totals = totals
+        before, self._totals = self._totals, totals(fill, made)
+        met = {name: now - before[name] for name, now in self._totals.items()}
+        spent = Metrics(composition=made.lost, **met)
         self._metrics = spent if self._metrics is None else self._metrics + spent
         return made
 

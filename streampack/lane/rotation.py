@@ -32,7 +32,7 @@ def rotate(
     """
     config, states, topology, start = share.config, share.states, share.topology, share.start
     dealer = sharing.dealer(config.dealing, exchange, states)
-    skips = Skips(config.on_error, config.skip_limit)  # of images
+    skips = Skips(config.on_error)  # of images
     others = OtherLanes(config, dealer, sharing)
     running: dict[int, Lane | None] = dict.fromkeys(states)
     waited_for = set(states)  # those that have not given their last item
@@ -71,11 +71,13 @@ def _with_pixels(
     media = config.preparation.media
     if media is None or isinstance(item, LaneEnd):
         return item
-    before = skips.count
+    before = skips.counts.skipped
     item = item._replace(rows=media.processed(item.rows, config.source.document_name, skips))
-    if skips.count == before:
+    skipped = skips.counts.skipped - before
+    if not skipped:
+        skips.in_a_row = 0
         return item
-    metrics = (item.metrics or Metrics()) + Metrics(skipped=skips.count - before)
+    metrics = (item.metrics or Metrics()) + Metrics(skipped=skipped)
     return item._replace(metrics=metrics)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +68,7 @@ class Round:
             return None
         # The round had read on until its window was full.
         starved = fill.window.wants and fill.stream.peek() is None
-        fill.stream.skips.count = state["skipped"]
+        fill.stream.skips.counts.skipped = state["skipped"]
         if (starved and fill.stream.ended) != state["final"]:
             raise fill.changed(
                 "there is more to read than when the end of the run was packed"
@@ -97,7 +98,7 @@ def round_start(fill: Fill, step: int, *, final: bool | None) -> RoundStart:
         admitted=stream.serial + continued - position.serial,
         continued=continued,
         entries=entries,
-        skipped=stream.skips.count,
+        skipped=stream.skips.counts.skipped,
         reports=list(fill.reports.entries),
         reported_deal=fill.reports.last,
     )
@@ -168,34 +169,12 @@ def _lost(fill: Fill, planned: PlannedWindow) -> Composition:
     return found + Composition(documents_cropped=more, documents_lost=more)
 
 
-class Totals(NamedTuple):
-    """What a lane has met and spent up to a round; fields as in `Metrics`."""
-
-    empty_documents: int = 0
-    eos_in_texts: int = 0
-    skipped: int = 0
-    duplicates: int = 0
-    duplicate_tokens: int = 0
-    first_epochs: int = 0
-    times: LaneTimes = LaneTimes()
-
-    @classmethod
-    def of(cls, fill: Fill, made: Round | None) -> Totals:
-        """Those of a lane after it has made a round."""
-        stream = fill.stream
-        # The epoch of the oldest document; positions of mixtures and orders have none.
-        epoch = 0 if made is None else made.start.position.cursor.get("epoch", 0)
-        return cls(
-            empty_documents=stream.empty_documents,
-            eos_in_texts=stream.eos_in_texts,
-            skipped=stream.skips.count,
-            duplicates=stream.duplicates,
-            duplicate_tokens=stream.duplicate_tokens,
-            first_epochs=int(epoch > 0),
-            times=fill.times + LaneTimes(),
-        )
-
-    def since(self, before: Totals) -> dict[str, Any]:
-        """What was met and spent between two rounds, as arguments of `Metrics`."""
-        then = before._asdict()
-        return {name: now - then[name] for name, now in self._asdict().items()}
+def totals(fill: Fill, made: Round | None) -> dict[str, Any]:
+    """What a lane has met and spent, after it has made a round; names as in `Metrics`."""
+    # The epoch of the oldest document; positions of mixtures and orders have none.
+    epoch = 0 if made is None else made.start.position.cursor.get("epoch", 0)
+    return {
+        **asdict(fill.stream.skips.counts),
+        "first_epochs": int(epoch > 0),
+        "times": fill.times + LaneTimes(),
+    }

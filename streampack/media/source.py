@@ -11,20 +11,12 @@ from streampack.arguments import explained
 from streampack.documents.conversations import TurnRules
 from streampack.media.reader import ImageReader
 from streampack.packing.overflow import Overflow
-from streampack.sources.arrow import Arrow
 from streampack.sources.base import Reading
-from streampack.sources.chat.source import Chat, names_files, source_of_records
-from streampack.sources.fields import Fields
-from streampack.sources.infer import open_files
-from streampack.sources.iterable.source import ItemSource
-from streampack.sources.jsonl import JSONL
+from streampack.sources.chat.source import FORMATS, Chat, source_of_records
 from streampack.sources.mds.source import MDS
-from streampack.sources.parquet.source import Parquet
-from streampack.sources.sharded import ShardedSource
 from streampack.sources.tar.source import WebDataset
 from streampack.storage.storage import Storage
 
-_FORMATS = (MDS, WebDataset, Parquet, JSONL, Arrow)
 _BLOCK_DOCUMENTS = 32  # for an image takes as much memory as hundreds of texts
 
 
@@ -90,7 +82,8 @@ class Images(Chat):
         reader = ImageReader(text, fields, sizes, below, placeholder, shape, **given)
         self.reader = reader
         reading = Reading(block_documents=_BLOCK_DOCUMENTS) if reading is None else reading
-        self._records = _source_of(data, reader, reading, storage)
+        formats = FORMATS if text is None else (MDS, WebDataset, *FORMATS)
+        self._records = source_of_records(data, reader, reading, storage, formats, text)
         self.reading, self.once = self._records.reading, self._records.once
 
     def __repr__(self) -> str:
@@ -100,22 +93,3 @@ class Images(Chat):
         """Adds the fields that are read."""
         reader = self.reader
         return {**super().describe(), "fields": list(reader.columns), "images": reader.placeholder}
-
-
-def _source_of(
-    data: Any, reader: ImageReader, reading: Reading, storage: Storage | None
-) -> ShardedSource | ItemSource:
-    """The source of files, or of what is in memory, that gives its records to the reader."""
-    if not names_files(data):
-        return source_of_records(data, reader, reading, storage)
-    paths = [os.fspath(path) for path in ([data] if isinstance(data, (str, os.PathLike)) else data)]
-    formats = _FORMATS if reader.text is not None else _FORMATS[2:]
-    made: Any = open_files(
-        paths, text=reader.text, reading=reading, storage=storage, formats=formats
-    )
-    if isinstance(made, (MDS, WebDataset)):
-        made.beside = reader
-    else:
-        made.fields = Fields(False, "", records=reader)
-    found: ShardedSource | ItemSource = made
-    return found

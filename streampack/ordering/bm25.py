@@ -34,9 +34,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.arguments import is_number, whole_number
+from streampack.arguments import real_number, whole_number
 from streampack.documents.blocks import Documents
-from streampack.errors import ConfigError
 from streampack.packing.rng import mix
 
 LENGTH = 4000.0  # its square is below 2**24: products are exact in float32 (see `neighbours`)
@@ -138,11 +137,8 @@ class BM25:
         dimension = whole_number("dimension", self.dimension, most=1 << 16)
         object.__setattr__(self, "dimension", dimension)
         for name, most in (("k1", 100), ("b", 1)):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 <= value <= most:
-                raise ConfigError(
-                    f"{name} is {value!r}.", f"Use a number from 0 to {most}.", setting=name
-                )
+            value = real_number(name, getattr(self, name), least=0, most=most)
+            object.__setattr__(self, name, value)
 
     @property
     def name(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, get_args, runti
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import explained, is_number, one_of, type_in_words, whole_number
+from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.ordering.approximate import (
@@ -141,15 +141,9 @@ class SimilarityOrder:
     def __post_init__(self) -> None:
         windows = ("order_window_documents", "first_window_documents")
         require_counts(self, *windows, "k", "row_tokens", "first_tokens")
-        for name, none in (
-            ("duplicate_threshold", "drops none"),
-            ("max_similarity", "is no limit"),
-        ):
-            value = getattr(self, name)
-            if not is_number(value) or not 0 < value <= 1:
-                raise ConfigError(
-                    f"{name} is {value!r}.", f"Use a value in (0, 1]; 1 {none}.", setting=name
-                )
+        for name in ("duplicate_threshold", "max_similarity"):
+            value = real_number(name, getattr(self, name), least=0.001, most=1)
+            object.__setattr__(self, name, value)
         one_of("search", self.search, get_args(Search))
         if self.embedder is not None and not callable(self.embedder):
             raise ConfigError(

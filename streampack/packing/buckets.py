@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.arguments import is_number, is_whole
+from streampack.arguments import is_whole, real_number, whole_number
 from streampack.documents.blocks import ranges_of
 from streampack.errors import ConfigError
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
@@ -106,20 +106,15 @@ class Buckets(Packer):
         if tokens is not None:
             object.__setattr__(self, "batch_tokens", int(tokens))
         check_rows(self.seq_lens, self.cp, self.batch_tokens or longest)
-        if not is_number(self.padding_threshold) or not 0 <= self.padding_threshold <= 1:
+        threshold = real_number("padding_threshold", self.padding_threshold, least=0, most=1)
+        object.__setattr__(self, "padding_threshold", threshold)
+        object.__setattr__(self, "warm_up", whole_number("warm_up", self.warm_up, least=0))
+        if self.warm_up and isinstance(self.shares, Curriculum):
             raise ConfigError(
-                f"padding_threshold is {self.padding_threshold!r}.",
-                "Use a number from 0 (cut rather than pad) to 1 (pad rather than cut).",
-                setting="padding_threshold",
-            )
-        whole = is_whole(self.warm_up) and self.warm_up >= 0
-        if not whole or (self.warm_up and isinstance(self.shares, Curriculum)):
-            raise ConfigError(
-                f"warm_up is {self.warm_up!r} and shares is {self.shares!r}.",
-                "Pass warm_up >= 0 with plain shares, or put the warm-up into the curriculum.",
+                f"warm_up is {self.warm_up} and shares is a Curriculum.",
+                "Put the warm-up into the curriculum.",
                 setting="warm_up",
             )
-        object.__setattr__(self, "warm_up", int(self.warm_up))
         if self.shares is not None:
             if not isinstance(self.shares, Curriculum):
                 object.__setattr__(self, "shares", plain_shares(self.shares))

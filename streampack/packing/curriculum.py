@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.arguments import is_number, is_whole
+from streampack.arguments import is_number, whole_number
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, mix
 
@@ -98,15 +98,9 @@ class Curriculum:
                     f"Pass {width} shares, one for each bucket.",
                     setting="shares",
                 )
-        if self.repeat is None:
-            return
-        if not is_whole(self.repeat) or self.repeat <= places[-1]:
-            raise ConfigError(
-                f"repeat is {self.repeat!r} and the last knot is at rotation {places[-1]}.",
-                f"Use repeat={places[-1] + 1} or more.",
-                setting="repeat",
-            )
-        object.__setattr__(self, "repeat", int(self.repeat))
+        if self.repeat is not None:
+            repeat = whole_number("repeat", self.repeat, least=places[-1] + 1)
+            object.__setattr__(self, "repeat", repeat)
 
     @classmethod
     def constant(cls, shares: Sequence[float]) -> Curriculum:

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.arguments import whole_number
 from streampack.documents.blocks import NO_FIELDS, PATCHES, Fields
 from streampack.packing.fit import greedy_fit
 from streampack.packing.limits import plan_within, require_capacity, require_whole
@@ -37,7 +38,6 @@ from streampack.packing.overflow import (
     Overflow,
     limit_lengths,
     require_align,
-    require_extra_capacity,
     require_seq_len,
 )
 from streampack.packing.packer import Packer
@@ -101,7 +101,8 @@ class _Decreasing(Packer):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
-        extra = require_extra_capacity(self.extra_capacity, self.seq_len)
+        most = self.seq_len - 1
+        extra = whole_number("extra_capacity", self.extra_capacity, least=0, most=most)
         object.__setattr__(self, "extra_capacity", extra)
         object.__setattr__(self, "align", require_align(self.align, self.seq_len, extra))
         capacity = require_capacity(self.capacity)

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streampack.arguments import is_whole, one_of
+from streampack.arguments import is_whole, one_of, whole_number
 from streampack.errors import ConfigError, PlanError
 
 Overflow = Literal["split", "truncate", "drop", "error"]
@@ -76,14 +76,8 @@ def kept_tokens(lengths: NDArray[np.int64], longest: int, overflow: Overflow) ->
 
 def require_seq_len(seq_len: int, overflow: str) -> int:
     """`seq_len` as a plain int; raises `ConfigError` unless these settings make sense."""
-    if not is_whole(seq_len) or not 2 <= seq_len < 1 << 31:
-        raise ConfigError(
-            f"seq_len is {seq_len!r}.",
-            "Pass the model's context length, for example seq_len=2048.",
-            setting="seq_len",
-        )
     one_of("overflow", overflow, OVERFLOWS)
-    return int(seq_len)
+    return whole_number("seq_len", seq_len, least=2, most=(1 << 31) - 1)
 
 
 def require_buckets(seq_lens: Sequence[int]) -> tuple[int, ...]:
@@ -131,14 +125,3 @@ def require_align(align: int | Sequence[int], seq_len: int, extra_capacity: int 
             setting="align",
         )
     return multiple
-
-
-def require_extra_capacity(extra_capacity: int, seq_len: int) -> int:
-    """`extra_capacity`; raises `ConfigError` unless it is a number of tokens below a row's."""
-    if not is_whole(extra_capacity) or not 0 <= extra_capacity < seq_len:
-        raise ConfigError(
-            f"extra_capacity is {extra_capacity!r} for seq_len {seq_len}.",
-            "Use at most seq_len; the paper has about seq_len / 41, and 0 drops nothing.",
-            setting="extra_capacity",
-        )
-    return int(extra_capacity)

@@ -45,13 +45,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import is_number
+from streampack.arguments import is_number, whole_number
 from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
 from streampack.packing.concat import cut_joined
 from streampack.packing.decreasing import Pieces, Placed, decreasing_pieces, lay_out, lost_with
 from streampack.packing.fit import greedy_fit
-from streampack.packing.overflow import checked_lengths, require_extra_capacity, require_seq_len
+from streampack.packing.overflow import checked_lengths, require_seq_len
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 from streampack.packing.request import Selection, WindowRequest
@@ -100,7 +100,7 @@ class Seamless(Packer):
                 "Use a share from 0, which repeats nothing, to below 1; the paper finds 0.3 best.",
                 setting="max_repetition",
             )
-        extra = require_extra_capacity(self._extra, self.seq_len)
+        extra = whole_number("extra_capacity", self._extra, least=0, most=self.seq_len - 1)
         if self.extra_capacity is not None:
             object.__setattr__(self, "extra_capacity", extra)
         object.__setattr__(self, "seq_lens", (self.seq_len,))

@@ -92,7 +92,8 @@ def sample(config: LaneConfig, *, documents: int | None = None) -> Sample:
     for lane in range(lanes):
         stream, blocks, _ = begun(once, lane, documents=share, tokens=most_tokens)
         found += _first([block._replace(members=None) for block in blocks], share)
-        empty, skipped = empty + stream.empty_documents, skipped + stream.skips.count
+        counts = stream.skips.counts
+        empty, skipped = empty + counts.empty_documents, skipped + counts.skipped
     every = _joined(found, config)
     return Sample(every.lengths, every.weights, empty, skipped)
 
@@ -105,7 +106,7 @@ def begun(
     Returns:
         The stream, the sizes of the blocks, and True if it ended before.
     """
-    skips = Skips(config.on_error, config.skip_limit)
+    skips = Skips(config.on_error)
     stream = open_stream(config, lane, skips=skips, times=LaneTimes())
     blocks: list[DocumentSizes] = []
     read = 0

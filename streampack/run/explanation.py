@@ -58,7 +58,7 @@ class Explanation:
             each source; None if the source does not know its size.
         loss_share: tokens with loss over tokens, of the first batches, 0 to 1.
         choices: other packers, overflows and row lengths, and what they make of the sample.
-        row: the first row as text.
+        row: the first row as text; empty if no document fits one.
     """
 
     source: str
@@ -123,6 +123,7 @@ def explain(
         lengths, packer, config.window, batch_tokens=config.batch_tokens, weights=found.weights
     )
     first = list(islice(batches, BATCHES))
+    names = tokenizer or config.preparation.any_tokenizer
     tokens = sum(batch.num_tokens for batch in first)
     sources = [part.inner for part in sources_of(config.source)]
     files = [s for s in sources if isinstance(s, ShardedSource) and not isinstance(s, InMemory)]
@@ -139,7 +140,7 @@ def explain(
         forecast=forecast(config, plan.topology),
         loss_share=sum(batch.num_loss_tokens for batch in first) / max(tokens, 1),
         choices=tuple((other, _made(other, config, lengths)) for other in _others(packer, lengths)),
-        row=_row(first[0].show(tokenizer or config.preparation.any_tokenizer, color=False)),
+        row="".join(_row(batch.show(names, color=False)) for batch in first[:1]),
     )
 
 

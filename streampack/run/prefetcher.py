@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from streampack.batch import BatchGroup, PackedBatch
-from streampack.errors import ConfigError, StateError
+from streampack.errors import StateError
 from streampack.run.rank import RankRun
 
 
@@ -30,7 +30,7 @@ class DeviceCopies:
     """
 
     def __init__(self, device: torch.device | str) -> None:
-        self.device = _usable(device)
+        self.device = torch.empty(0, device=device).device
         cuda = self.device.type == "cuda"
         self._stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]
         self._started: tuple[PackedBatch, PackedBatch] | None = None
@@ -56,20 +56,6 @@ class DeviceCopies:
             return batch.to(self.device)
         with torch.cuda.stream(self._stream):
             return batch.pin_memory().to(self.device, non_blocking=True)
-
-
-def _usable(device: torch.device | str) -> torch.device:
-    """The device by its name; raises `ConfigError` if torch cannot put a tensor there."""
-    try:
-        return torch.empty(0, device=device).device
-    except (AssertionError, ImportError, RuntimeError, TypeError, ValueError) as error:
-        lines = str(error).strip().splitlines() or [repr(error)]
-        reason = lines[0].split(". ")[0].rstrip(".")  # torch may go on to list all it was built of
-        raise ConfigError(
-            f"device is {device!r}, and torch says: {reason}.",
-            'Use a device that this process has, for example "cpu" or "cuda:0".',
-            setting="device",
-        ) from error
 
 
 class Prefetcher:

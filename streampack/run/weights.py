@@ -45,13 +45,13 @@ def with_weights(
             f"weights is {weights!r:.80}.", "Pass a dict of numbers by name.", setting="weights"
         )
     ((_, exact),) = checked_weights(weights, list(mixture.sources))
-    if from_step is not None and whole_number("from_step", from_step, least=0) < taken:
+    step = taken if from_step is None else whole_number("from_step", from_step, least=0)
+    if step < taken:
         raise ConfigError(
-            f"from_step is {from_step}, and {taken} steps are taken.",
+            f"from_step is {step}, and {taken} steps are taken.",
             "Pass a later step; None is the next one.",
             setting="from_step",
         )
-    step = taken if from_step is None else from_step
     by_name = dict(zip(mixture.sources, map(float, exact), strict=True))
     change = WeightChange(_batch_of_step(plan, state.next_batch, step, taken), by_name)
     others = [other for other in state.weight_changes if other.batch != change.batch]

@@ -11,25 +11,24 @@ read from the message.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from streampack.errors import ConfigError
-from streampack.sources.base import Block
 from streampack.sources.manifest import Manifest
-from streampack.sources.parquet.columns import kinds_of, placed_blocks
 from streampack.sources.parquet.footer import DAMAGE
-from streampack.sources.parquet.source import MOST_FOOTERS, Parquet
+from streampack.sources.parquet.places import Places
+from streampack.sources.parquet.source import MOST_FOOTERS, Parquet, RowReader
 from streampack.sources.records import DamagedFileError
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
-from streampack.storage.failures import is_of_system
 from streampack.storage.listing import has_ending, in_threads
 from streampack.storage.remote import FileInfo, shown
 
@@ -85,22 +84,11 @@ class Batches:
             raise DamagedFileError(f"its end mark is at byte {begin:,} of {file.size():,}")
         return found
 
-    def row_at(self, byte: int) -> int:
-        """The first row that begins at a byte or after it, with all rows of a batch as equals."""
-        k = bisect_right(self.ends, byte)
-        if k == len(self.ends):
-            return self.rows[-1]
-        rows = self.rows[k + 1] - self.rows[k]
-        inside = max(byte - self.begins[k], 0)
-        return self.rows[k] - -inside * rows // (self.ends[k] - self.begins[k])
-
-    def byte_of(self, row: int) -> int:
-        """Where a row begins; after the last one, where the batches end."""
-        k = bisect_right(self.rows, row) - 1
-        if k == len(self.ends):
-            return self.ends[-1]
-        rows = self.rows[k + 1] - self.rows[k]
-        return self.begins[k] + (self.ends[k] - self.begins[k]) * (row - self.rows[k]) // rows
+    @property
+    def places(self) -> Places:
+        """Where they lie in the file, from its first byte on."""
+        bounds = np.array([0, *self.begins[1:], *self.ends[-1:]], dtype=np.int64)
+        return Places(np.array(self.rows, dtype=np.int64), bounds, np.diff(bounds))
 
 
 def _head(message: Any) -> tuple[int, bool]:
@@ -176,14 +164,12 @@ class Arrow(Parquet):
                 "Check the path, and that the files are complete.",
                 path=shown(seen[0].path),
             )
-        path, first = next(iter(schemas.items()))
-        self.fields = self.fields.found_in(kinds_of(first), shown(path))
-        narrow = [self._check_schema(path, schema) for path, schema in schemas.items()]
+        narrow = self._read_schemas(schemas)
         details = {
-            "dtype": self._dtype_name(all(narrow)),
+            "dtype": self._dtype_name(narrow),
             "documents": None,
             "fields": self.fields,
-            "item_bytes": self._item_bytes(first),
+            "item_bytes": self._item_bytes(next(iter(schemas.values()))),
         }
         return Manifest.of_files(infos, details=details)
 
@@ -200,30 +186,11 @@ class Arrow(Parquet):
     def slow_layout(self) -> str:
         return ShardedSource.slow_layout(self)
 
-    def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block, int, int]]:
-        """Blocks of one file; see `ShardedSource.read_shard`."""
-        row = position or 0
-        with self.open_shard(shard) as path:
-            try:
-                with pa.memory_map(str(path)) as file:
-                    batches = Batches.of(file)
-                    self._check_listed(shard, batches.schema)
-                    stop = batches.rows[-1]
-                    if high < self.manifest.weights[shard]:
-                        stop = batches.row_at(high)
-                    row = max(batches.row_at(low), row)
-                    blocks = self._block_maker(shard, skips, batches.schema)
-                    decoded = self._decoded(shard, file, batches, row, stop)
-                    for block, row, place in placed_blocks(
-                        decoded, blocks, (low, high), stop, batches.byte_of
-                    ):
-                        yield block, row, place
-            except DAMAGE as error:
-                if is_of_system(error):
-                    raise
-                self._unreadable(shard, row, error)
+    @contextmanager
+    def open_rows(self, path: Path, shard: int) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
+        with pa.memory_map(str(path)) as file:
+            batches = Batches.of(file)
+            yield batches.schema, batches.places, partial(self._decoded, shard, file, batches)
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:
         """The schema of a file; None if it cannot be read."""
@@ -239,7 +206,7 @@ class Arrow(Parquet):
         return None
 
     def _decoded(
-        self, shard: int, file: Any, batches: Batches, start: int, stop: int
+        self, shard: int, file: Any, batches: Batches, _begin: int, start: int, stop: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """The rows [start, stop) in parts of batches, each with the number of its first row."""
         fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]

@@ -63,12 +63,6 @@ class Reading:
             if value is not None or name in ("open_shards", "block_bytes"):
                 checked = whole_number(name, value)
                 object.__setattr__(self, name, checked)
-        if not isinstance(self.shuffle_blocks, bool):
-            raise ConfigError(
-                f"shuffle_blocks is {self.shuffle_blocks!r}.",
-                "Pass True or False.",
-                setting="shuffle_blocks",
-            )
 
     @property
     def documents_per_block(self) -> int:

@@ -260,18 +260,14 @@ class JSONL(ShardedSource):
                     reached = block.end
                     place = max(low, min(content.stored(reached) * scale, high))
                     origin = make_origin(shard, block.index)
-                    made, problems = self.block_of(block.lines, origin)
+                    made, problems = block_of(
+                        block.lines, self.fields, origin, self.field_types, self.record_of
+                    )
                     self.report_broken(origin, problems, skips)
                     yield made, reached, place
             except DamagedError as error:
                 at = reached if reached is not None else content.produced if low else 0
                 raise self.broken_shard(shard, f"after byte {at}, {error}", at) from error
-
-    def block_of(
-        self, lines: list[bytes | None], origin: NDArray[np.void]
-    ) -> tuple[Block, dict[int, str]]:
-        """The good ones of N lines, and what is wrong with the others, by number."""
-        return block_of(lines, self.fields, origin, self.field_types, self.record_of)
 
     def record_of(self, line: bytes | None) -> dict[str, Any]:
         """The object of a line; None is one that was too long to be kept."""

@@ -72,16 +72,6 @@ class Names(Sequence[str]):
             yield self._prefix + self._bytes[start:stop].decode("utf-8", "surrogateescape")
             start = stop
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Names) and tuple(self) == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash((self._prefix, self._bytes))
-
-    def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self[:3]))
-        return f"Names({len(self)}: {shown}{', ...' if len(self) > 3 else ''})"
-
 
 def _encoded(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")  # a local file may have any bytes in its name

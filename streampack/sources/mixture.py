@@ -8,13 +8,12 @@ source through its own stream.
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from streampack.arguments import explained, whole_number
+from streampack.arguments import explained, one_of, real_number, whole_number
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError, StateError
 from streampack.packing.rng import derive_seed
@@ -284,20 +283,11 @@ def _check_sources(sources: Any) -> None:
             'Pass a dict: Mixture({"web": ..., "code": ...}, weights={"web": 0.7, "code": 0.3}).',
             setting="sources",
         )
-    for name in sources:
-        if not isinstance(name, str) or not name:
-            raise ConfigError(
-                f"A source of the mixture is named {name!r}.", "Use a string.", setting="sources"
-            )
 
 
 def _check_choices(at_end: str, transition: str, temperature: Any, weights: Any) -> None:
-    if at_end not in ("share", "stop"):
-        raise ConfigError(f"at_end is {at_end!r}.", 'Use "share" or "stop".', setting="at_end")
-    if transition not in ("step", "linear"):
-        raise ConfigError(
-            f"transition is {transition!r}.", remedy='Use "step" or "linear".', setting="transition"
-        )
+    one_of("at_end", at_end, ("share", "stop"))
+    one_of("transition", transition, ("step", "linear"))
     if temperature is None:
         return
     if weights is not None:
@@ -306,12 +296,7 @@ def _check_choices(at_end: str, transition: str, temperature: Any, weights: Any)
             "Leave out the other.",
             setting="temperature",
         )
-    if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
-        raise ConfigError(
-            f"temperature is {temperature!r}.",
-            "Use a positive number: 1 is proportional to size, more is more even.",
-            setting="temperature",
-        )
+    real_number("temperature", temperature, least=0.001)
 
 
 def _check_epochs(

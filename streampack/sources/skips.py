@@ -6,11 +6,24 @@ import logging
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streampack.errors import ConfigError, ContentError
+from streampack.arguments import one_of
+from streampack.errors import ContentError
 
 logger = logging.getLogger(__name__)
 
+IN_A_ROW = 10_000  # skips, after which a corpus counts as broken throughout
 NAMED = 10  # of the broken documents of a lane that are logged by name
+
+
+@dataclass
+class LaneCounts:
+    """What a lane has met since the run began; see `Metrics`."""
+
+    skipped: int = 0
+    empty_documents: int = 0
+    eos_in_texts: int = 0
+    duplicates: int = 0
+    duplicate_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -18,35 +31,24 @@ class Skips:
     """The broken content of one lane.
 
     Attributes:
-        on_error: "raise" stops at the first `ContentError`; "skip" continues after it.
-        limit: with "skip", the number of skips in a lane after which it raises an error as well,
-            because a corpus that is broken throughout should not be read in silence.
+        on_error: "raise" stops at the first `ContentError`; "skip" continues after it, unless
+            `IN_A_ROW` of them came with no document between.
         name: of the source in a mixture, or None.
+        counts: of the lane, one for all its sources.
+        in_a_row: skips since the last document.
     """
 
     on_error: Literal["raise", "skip"] = "raise"
-    limit: int = 1000
     name: str | None = None
-    _count: list[int] = field(default_factory=lambda: [0])  # one for all sources of a mixture
+    counts: LaneCounts = field(default_factory=LaneCounts)
+    in_a_row: int = 0
 
     def __post_init__(self) -> None:
-        if self.on_error not in ("raise", "skip"):
-            raise ConfigError(
-                f'on_error is "{self.on_error}".', 'Use "raise" or "skip".', setting="on_error"
-            )
-
-    @property
-    def count(self) -> int:
-        """How many were skipped since the run began; it is set where a lane goes on."""
-        return self._count[0]
-
-    @count.setter
-    def count(self, count: int) -> None:
-        self._count[0] = count
+        one_of("on_error", self.on_error, ("raise", "skip"))
 
     def of_source(self, name: str) -> Skips:
-        """The skips of one source of a mixture; its count and limit are those of the lane."""
-        return Skips(self.on_error, self.limit, name, _count=self._count)
+        """The skips of one source of a mixture, which are counted with those of the lane."""
+        return Skips(self.on_error, name, self.counts)
 
     def handle(self, error: ContentError) -> None:
         """Raise `error`, or count and name it and return."""
@@ -54,18 +56,19 @@ class Skips:
             error = error.of_source(self.name)
         if self.on_error == "raise":
             raise error
-        if self.count >= self.limit:
+        if self.in_a_row >= IN_A_ROW:
             raise ContentError(
-                f"{self.count} broken documents or shards were skipped in one lane, the "
-                f"limit, and now: {error.fact}",
-                "Repair the corpus, or raise the limit if so much may be lost.",
+                f"{IN_A_ROW:,} broken documents or shards came one after another, and now: "
+                f"{error.fact}",
+                "Repair the corpus, or leave out the files that hold no document.",
             ) from error
-        self.count += 1
+        self.in_a_row += 1
+        self.counts.skipped += 1
         self._log(error)
 
     def _log(self, error: ContentError) -> None:
         """Log every shard, the first documents, and then those whose count is a power of ten."""
-        count = self.count
+        count = self.counts.skipped
         if count > NAMED and not error.rest_of_shard and str(count).strip("0") != "1":
             return
         so_far = f" ({count:,} so far in this lane)" if count > NAMED else ""

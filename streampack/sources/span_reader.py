@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from streampack.errors import ContentError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources.base import Block, Cursor, LinePart
-from streampack.sources.manifest import Manifest, Pieces
+from streampack.sources.manifest import Pieces
 from streampack.sources.raw_bytes import Spans
 from streampack.sources.skips import Skips
-from streampack.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from streampack.sources.sharded import ShardedSource
 
 logger = logging.getLogger(__name__)
 
 Place = tuple[int, int | None, int]  # of an open piece: its number, position, how far that is
-
-
-class Shards(Protocol):
-    """What is read: see `ShardedSource`."""
-
-    storage: Storage
-
-    @property
-    def manifest(self) -> Manifest: ...
-    def will_read(self, shards: Sequence[int]) -> None: ...
-    def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block | Spans, int, int]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +31,7 @@ class SpanReader(LinePart):
     ``{"open": [[piece, position, reached], ...], "next": int, "turn": int}``.
     """
 
-    source: Shards
+    source: ShardedSource
     pieces: Pieces
     block_seed: int | None
     open_shards: int

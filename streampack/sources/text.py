@@ -12,6 +12,7 @@ from streampack.arguments import explained
 from streampack.documents.blocks import Texts, make_origin
 from streampack.sources.base import Block, Reading
 from streampack.sources.manifest import Manifest
+from streampack.sources.records import too_long
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.remote import shown
@@ -66,6 +67,9 @@ class TextFiles(ShardedSource):
     ) -> Iterator[tuple[Block, int, int]]:
         if low > 0 or position is not None:  # the document begins before
             return
+        size, most = int(self.manifest.num_bytes[shard]), self.reading.most_bytes
+        if size > most:
+            return skips.handle(self.broken_document(shard, 0, too_long(size, most)))
         with self.open_shard(shard) as file:
             data = file.read_bytes()
         try:

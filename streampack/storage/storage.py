@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from streampack.arguments import explained, real_number, whole_number
-from streampack.errors import ConfigError, ContentError, StateError, StorageError
+from streampack.errors import ConfigError, StateError, StorageError
 from streampack.storage.cache import ANY_SIZE, Cache, Entry, default_cache_dir
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.growing import GrowingFile
@@ -245,22 +245,6 @@ class Storage:
         remote = [path for path in paths if split_url(path)[0] is not None]
         if remote:
             self._process.read_ahead.hint(remote)
-
-    def read_bytes(self, path: str, limit_bytes: int) -> bytes:
-        """The content of a small file, an index for example; it is not cached.
-
-        Raises:
-            ContentError: it is larger than `limit_bytes`; nothing was read.
-            StorageError: it could not be read, after all retries.
-        """
-        size = self.size(path)
-        if size > limit_bytes:
-            raise ContentError(
-                f"{shown(path)} has {size} bytes, and a file of its kind at most {limit_bytes}.",
-                "Check that the path names the right file.",
-                path=shown(path),
-            )
-        return self.read_range(path, 0, size)
 
     def size(self, path: str) -> int:
         """Bytes in a file."""

@@ -43,15 +43,12 @@ class LaneStream(ABC):
 
     Attributes:
         serial: number of the document that comes next.
-        skips: what to do with broken content, and how much there was.
-        duplicates: near-duplicates that were dropped; duplicate_tokens: their tokens.
+        skips: what to do with broken content, and what the lane has met.
     """
 
     def __init__(self, skips: Skips, position: StreamPosition | None) -> None:
         self.skips = skips
         self.serial = position.serial if position else 0
-        self.duplicates = 0
-        self.duplicate_tokens = 0
         self._pending: Documents | None = None
 
     def peek(self) -> Documents | None:
@@ -95,16 +92,6 @@ class LaneStream(ABC):
     def passes(self) -> list[int]:
         """For every source of a mixture, the epochs that the lane has read its part of."""
         return []
-
-    @property
-    @abstractmethod
-    def empty_documents(self) -> int:
-        """Documents without a token that were left out."""
-
-    @property
-    @abstractmethod
-    def eos_in_texts(self) -> int:
-        """Ends of documents inside texts, which wrote that special token."""
 
     @abstractmethod
     def position_before(self, serial: int) -> StreamPosition:

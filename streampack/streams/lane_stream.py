@@ -162,15 +162,6 @@ class OrderedStream(LaneStream):
         """The position that the other stream has to start from."""
         return None if position is None else StreamPosition(0, position.cursor["at"])
 
-    @property
-    def empty_documents(self) -> int:
-        """Documents without a token that were left out."""
-        return self._stream.empty_documents
-
-    @property
-    def eos_in_texts(self) -> int:
-        return self._stream.eos_in_texts
-
     def position_before(self, serial: int) -> StreamPosition:
         """The start of the ordering window of document `serial`; earlier ones are dropped."""
         while len(self._places) > 1 and self._places[1].serial <= serial:
@@ -241,8 +232,8 @@ class OrderedStream(LaneStream):
             self._known -= 1
         elif len(dropped):
             tokens = int(documents.lengths[dropped].sum())
-            self.duplicates += len(dropped)
-            self.duplicate_tokens += tokens
+            self.skips.counts.duplicates += len(dropped)
+            self.skips.counts.duplicate_tokens += tokens
             logger.info(
                 "dropped %d near-duplicates of %d tokens among %d documents of %d",
                 len(dropped), tokens, len(documents), documents.num_tokens,

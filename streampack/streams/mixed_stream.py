@@ -20,7 +20,7 @@ document that comes next, for whether that one is drawn already a state does not
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -59,8 +59,8 @@ class _Member:
         """Step over documents that were drawn before the state was saved."""
         if not self.unread:
             return
-        preparer, skips = self.stream.preparer, self.stream.skips
-        reported = preparer.empty_documents, preparer.eos_in_texts, skips.count
+        counts = self.stream.skips.counts
+        counted = asdict(counts)
         self.unread = self.stream.step_over(self.unread)
         if self.unread:
             raise StateError(
@@ -68,7 +68,7 @@ class _Member:
                 f"{self.unread} documents too early.",
                 "Resume with the same data and code, or start a new run.",
             )
-        preparer.empty_documents, preparer.eos_in_texts, skips.count = reported
+        vars(counts).update(counted)
 
     def arrive(self, tokens: int) -> None:
         """Set `place` to the end of a quantum of so many tokens."""
@@ -145,15 +145,6 @@ class MixedStream(LaneStream):
         self._current = 0
         self._drawn = 0  # tokens of the current quantum that are consumed
         self._starts: deque[MixedPlace] = deque([self._start()])
-
-    @property
-    def empty_documents(self) -> int:
-        """Documents without a token that were left out."""
-        return sum(member.stream.empty_documents for member in self._members)
-
-    @property
-    def eos_in_texts(self) -> int:
-        return sum(member.stream.eos_in_texts for member in self._members)
 
     @property
     def epoch(self) -> int:

@@ -90,10 +90,6 @@ class BlockPreparer:
         number: of the source in a mixture; documents carry it in their origin.
         seed: of the run.
         skips: what to do with broken content.
-
-    Attributes:
-        empty_documents: documents without a token that were left out.
-        eos_in_texts: ends of documents inside texts.
     """
 
     def __init__(
@@ -104,8 +100,6 @@ class BlockPreparer:
         self._number = number
         self._seed = seed
         self._skips = skips
-        self.empty_documents = 0
-        self.eos_in_texts = 0
 
     def prepare(self, block: Block, epoch: int) -> Documents:
         """Tokenize, check, drop empty documents, filter and map."""
@@ -195,7 +189,7 @@ class BlockPreparer:
         inside = found[~np.isin(found + 1, documents.offsets)]
         if len(inside) == 0:
             return
-        if self.eos_in_texts == 0:
+        if self._skips.counts.eos_in_texts == 0:
             i = int(np.searchsorted(documents.offsets, inside[0], side="right")) - 1
             logger.warning(
                 "%s writes %s, which becomes the end of a document inside it (metrics: "
@@ -204,7 +198,7 @@ class BlockPreparer:
                 self._name(documents.origin[i]),
                 tokenizer.token(tokenizer.eos_id),
             )
-        self.eos_in_texts += len(inside)
+        self._skips.counts.eos_in_texts += len(inside)
 
     def _fielded(self, documents: Documents) -> Documents:
         """The documents with the fields of the run; `skips` gets those whose values do not fit."""
@@ -225,7 +219,7 @@ class BlockPreparer:
         if len(lengths) == 0 or lengths.min() > 0:
             return documents
         kept = documents.take(np.flatnonzero(lengths > 0))
-        self.empty_documents += len(documents) - len(kept)
+        self._skips.counts.empty_documents += len(documents) - len(kept)
         return kept
 
     def _checked(self, documents: Documents) -> Documents:

@@ -42,7 +42,7 @@ class StreamConfig:
         seed: of the run.
         shuffle: True if the source shuffles.
         epochs: how often the source is read; None is for ever.
-        on_error, skip_limit: see `Skips`.
+        on_error: see `Skips`.
         order: orders documents before they come into the window; None leaves them as they are.
         weight_changes: of a mixture, in the order of their batches.
     """
@@ -54,7 +54,6 @@ class StreamConfig:
     shuffle: bool = True
     epochs: int | None = 1
     on_error: Any = "raise"
-    skip_limit: int = 1000
     order: DocumentOrder | None = None
     weight_changes: tuple[WeightChange, ...] = ()
 
@@ -93,7 +92,8 @@ class DocumentStream(LaneStream):
         self.epoch = 0  # of the documents that come next
         first = position.cursor["part"] if position else 0
         start = position.cursor["at"] if position else None
-        self.preparer = BlockPreparer(config.preparation, config.source, number, config.seed, skips)
+        preparation, seed = config.preparation, config.seed
+        self._preparer = BlockPreparer(preparation, config.source, number, seed, skips)
         self._parts = _parts_of(config, lane, dealer, line)
         # The place after the block at hand, and of the block the place before it and the share of
         # its documents that are not prepared yet.
@@ -106,14 +106,6 @@ class DocumentStream(LaneStream):
 
     def _next_documents(self) -> Documents | None:
         return next(self._blocks, None)
-
-    @property
-    def empty_documents(self) -> int:
-        return self.preparer.empty_documents
-
-    @property
-    def eos_in_texts(self) -> int:
-        return self.preparer.eos_in_texts
 
     def position_before(self, serial: int) -> StreamPosition:
         while len(self._positions) > 1 and self._positions[1].serial <= serial:
@@ -177,12 +169,12 @@ class DocumentStream(LaneStream):
                 prepared = 0
                 for chunk in _chunks(block):
                     with self._times.measure("prepare_s"):
-                        documents = self.preparer.prepare(chunk, part.epoch)
+                        documents = self._preparer.prepare(chunk, part.epoch)
                     prepared += len(chunk)
                     self._unprepared = 1 - prepared / len(block)
                     if len(documents):
                         self._tokens += documents.num_tokens
-                        found = True
+                        found, self.skips.in_a_row = True, 0
                         self.epoch = part.epoch
                         yield documents
                 start = cursor

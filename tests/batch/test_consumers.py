@@ -122,6 +122,11 @@ def test_reserved_segments_give_static_shapes() -> None:
         batch.varlen(segments=1)
 
 
+def test_a_batch_that_is_on_the_device_is_not_moved() -> None:
+    batch = next(iter(batches()))
+    assert batch.to("cpu:0") is batch
+
+
 # ---------------------------------------------------------------------- torchtitan
 
 

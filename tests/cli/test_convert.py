@@ -137,6 +137,13 @@ def test_token_columns_keep_their_ids(tmp_path: Path) -> None:
         run(tmp_path / "in.jsonl", tmp_path / "x", "--tokens", "ids", "--dtype", "uint16")
 
 
+def test_groups_are_refused_and_not_joined(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps({"ids": [[1, 2, 3], [4, 5]]}))
+    with pytest.raises(ConfigError) as caught:
+        run(tmp_path / "in.jsonl", tmp_path / "out", "--tokens", "ids")
+    assert caught.value.setting == "source"
+
+
 @pytest.mark.parametrize("name", ["labels", "mask"])
 def test_loss_masks_stay_with_their_ids(tmp_path: Path, name: str) -> None:
     ids = [[11, 12, 13, 14], [21, 22], [31, 32, 33]] * 20

@@ -130,6 +130,14 @@ def test_broken_documents_are_counted_before_the_run(folder: Path) -> None:
     assert "0 without a token, 3 broken" in str(found)
 
 
+def test_rows_that_hold_no_document_are_explained() -> None:
+    packer = BestFitDecreasing(seq_len=16, overflow="drop")
+    found = PackedDataset([[1] * 100] * 20, packer=packer).explain()
+    assert found.composition.documents_lost == 20
+    assert found.row == ""
+    assert "100.00% lost" in str(found)
+
+
 def few_and_many(**options: Any) -> sources.Mixture:
     documents = {"few": [[1] * 10] * 200, "many": [[2] * 10] * 2000}
     return sources.Mixture(documents, weights={"few": 1, "many": 3}, **options)

@@ -209,7 +209,7 @@ def test_a_change_is_in_every_state_that_may_still_be_asked_for() -> None:
     """A trainer that is some batches ahead saves a step that was before the change."""
     loader = PackedLoader(endless())
     batches = list(islice(loader, 40))
-    loader.set_weights({"a": 1, "b": 0, "c": 0})
+    loader.set_weights({"a": 1, "b": 0, "c": 0}, from_step=np.int64(40))
     state = json.loads(json.dumps(loader.state_dict(after=batches[-3])))
     assert state["weights"] == [[40, {"a": 1.0, "b": 0.0, "c": 0.0}]]
     resumed = PackedLoader(endless())

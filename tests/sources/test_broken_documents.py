@@ -194,4 +194,4 @@ def test_an_item_that_is_no_record_is_skipped_alone(item: Any) -> None:
     skips = RecordedSkips()
     for source in (sources.Items, sources.Iterable):
         assert read_all(source([{"t": "a"}, item, {"t": "b"}], text="t"), skips) == ["a", "b"]
-    assert skips.count == 2
+    assert skips.counts.skipped == 2

@@ -330,10 +330,10 @@ def _outcome(
             recorded.append(len(skips.records))
         for k in range(0, len(blocks), max(1, len(blocks) // 4)) if cursors else ():
             again = RecordedSkips()
-            again.count = recorded[k]
+            again.counts.skipped = recorded[k]
             rest = read_lane(lane, blocks[k][1], again)
             assert [cursor for _, cursor in rest] == [cursor for _, cursor in blocks[k + 1 :]]
-            assert again.count == skips.count
+            assert again.counts.skipped == skips.counts.skipped
             assert again.records == skips.records[recorded[k] :]
         yield (
             [

@@ -82,7 +82,7 @@ def test_a_file_cut_short_is_named_and_what_lies_before_the_cut_is_read(
             except ConfigError as error:
                 assert_named(error, path)
             else:
-                assert skips.count or FORMATS[kind] == "open"
+                assert skips.counts.skipped or FORMATS[kind] == "open"
                 assert len(found) <= len(whole)
                 assert FORMATS[kind] == "open" or {*found} <= {*whole}
         path.write_bytes(content)
@@ -160,7 +160,7 @@ def test_a_document_longer_than_the_limit_is_one_skip(kind: str, tmp_path: Path)
     skips = Skips("skip")
     found = read_all(source, skips)
     assert [document for document in whole if document in found] == found
-    assert skips.count == len(whole) - len(found)
-    with pytest.raises(ContentError) if skips.count else nullcontext():
+    assert skips.counts.skipped == len(whole) - len(found)
+    with pytest.raises(ContentError) if skips.counts.skipped else nullcontext():
         read_all(source)
     assert FORMATS[kind] == "open" or lengths[0] == min(map(len, found))

@@ -17,7 +17,7 @@ import fsspec
 import pytest
 
 from demo.object_store import find_weed, object_store
-from streampack.errors import ConfigError, ContentError, StorageError
+from streampack.errors import ConfigError, StorageError
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import expand_braces
 from streampack.storage.remote import FileInfo
@@ -213,14 +213,6 @@ def test_a_new_version_of_a_file_is_a_new_entry(http: HTTPServer, storage: Stora
     content_of(storage, url)
     _, newer = serve(http, "a.bin", 20)
     assert content_of(pickle.loads(pickle.dumps(storage)), url) == newer
-
-
-def test_small_files_are_read_whole_within_a_limit(http: HTTPServer, storage: Storage) -> None:
-    url, data = serve(http, "index.json", 500)
-    assert storage.read_bytes(url, 500) == data
-    with pytest.raises(ContentError, match="500 bytes"):
-        storage.read_bytes(url, 499)
-    assert cached(storage) == []
 
 
 def test_no_name_leads_out_of_the_cache(http: HTTPServer, storage: Storage) -> None:

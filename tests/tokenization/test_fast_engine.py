@@ -106,7 +106,7 @@ def test_broken_texts_are_skipped_as_before() -> None:
     tokenizer = Tokenizer(ENGINES["gpt2"](), eos="as-is", engine="kitoken")
     skips = Skips("skip")
     assert len(encoded(tokenizer, ["good", "\ud800", None, "also good"], skips)) == 2
-    assert skips.count == 2
+    assert skips.counts.skipped == 2
 
 
 def err(fast: FastEngine, word: str) -> None:

@@ -250,7 +250,7 @@ def test_a_text_that_cannot_be_encoded_is_named_and_harms_no_other(bad: Any) -> 
     documents = tokenizer.encode(block, skips)
     assert documents.lengths.tolist() == [4, 0, 4]
     assert documents.origin["index"].tolist() == [0, 2, 3]
-    assert skips.count == 1
+    assert skips.counts.skipped == 1
 
 
 def test_a_text_outside_the_vocabulary_is_named() -> None:

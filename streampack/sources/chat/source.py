@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from streampack.arguments import explained
+from streampack.arguments import explained, one_of
 from streampack.documents.conversations import PARTS, TurnRules
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
@@ -26,6 +26,7 @@ from streampack.sources.base import LaneReader, Reading, Source
 from streampack.sources.chat.reader import ChatReader
 from streampack.sources.chat.records import SHAPES
 from streampack.sources.fields import Fields, RecordReader
+from streampack.sources.infer import open_files
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.indexed import Items
 from streampack.sources.iterable.items import is_random_access, kind_name
@@ -35,8 +36,10 @@ from streampack.sources.jsonl import JSONL
 from streampack.sources.parquet.source import Parquet
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.table import Table
-from streampack.storage.listing import has_ending, named_paths
+from streampack.storage.listing import named_paths
 from streampack.storage.storage import Storage
+
+FORMATS = (Parquet, JSONL, Arrow)
 
 
 class Chat(Source):
@@ -63,8 +66,8 @@ class Chat(Source):
     unless the packer that is passed does something else.
 
     Args:
-        data: files, directories, globs or brace expansions, local or any fsspec URL, read as
-            Parquet or Arrow if all names end so, otherwise as JSON lines (plain or compressed). Or
+        data: files, directories, globs or brace expansions, local or any fsspec URL: Parquet, Arrow
+            or JSON lines (plain or compressed), by what their names end in. Or
             records in memory: a list of them, a dataset of Hugging Face, a table of pyarrow, pandas
             or polars, and whatever else `Iterable` takes. Lists and tables are cut among any number
             of lanes; of what comes one by one there are as many as `Iterable` and `HFStream` give.
@@ -122,7 +125,9 @@ class Chat(Source):
         self.template = None if template is None else _read_template(template)
         self.template_kwargs = _checked_kwargs(template_kwargs or {})
         self.rules = rules
-        self.shape = _checked_shape(shape)
+        if shape is not None:
+            one_of("shape", shape, [*SHAPES])
+        self.shape = shape
 
     def __repr__(self) -> str:
         return f"Chat({self._records!r})"
@@ -190,18 +195,24 @@ class Chat(Source):
 
 
 def source_of_records(
-    data: Any, reader: RecordReader, reading: Reading | None, storage: Storage | None
+    data: Any,
+    reader: RecordReader,
+    reading: Reading | None,
+    storage: Storage | None,
+    formats: Sequence[Any] = FORMATS,
+    text: str | None = None,
 ) -> ShardedSource | ItemSource:
     """The source of files, or of what is in memory, that gives its records to the reader."""
     fields = Fields(False, "", records=reader)
     made: ShardedSource | ItemSource
     if names_files(data):
         paths = named_paths(data)
-        columnar = (
-            form for form in (Parquet, Arrow) if all(has_ending(p, form.endings) for p in paths)
-        )
-        made = next(columnar, JSONL)(paths, reading=reading, storage=storage)
-        made.fields = fields
+        files: Any = open_files(paths, text=text, reading=reading, storage=storage, formats=formats)
+        if hasattr(files, "beside"):  # of those without columns
+            files.beside = reader
+        else:
+            files.fields = fields
+        made = files
         return made
     if storage is not None:
         raise ConfigError(
@@ -260,16 +271,6 @@ def _read_template(template: str | Path) -> str:
             "Pass the template, its path, or a tokenizer that has one.",
             setting="template",
         ) from error
-
-
-def _checked_shape(shape: str | None) -> str | None:
-    if shape is not None and shape not in SHAPES:
-        raise ConfigError(
-            f"shape is {shape!r}.",
-            f"Use one of {', '.join(map(repr, SHAPES))}, or leave it out.",
-            setting="shape",
-        )
-    return shape
 
 
 #: Variables of a template that the conversation gives.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streampack.arguments import explained, type_in_words
+from streampack.arguments import explained
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
 from streampack.sources.iterable.items import iterate, own_copy
@@ -53,12 +53,6 @@ class HFStream(ItemSource):
         reading: Reading | None = None,
     ) -> None:
         super().__init__(reading)
-        if not hasattr(dataset, "set_epoch") or not hasattr(dataset, "num_shards"):
-            raise ConfigError(
-                f"dataset is {type_in_words(dataset)}, no datasets.IterableDataset.",
-                remedy="Load it with streaming=True, or use sources.Iterable for anything else.",
-                setting="dataset",
-            )
         if getattr(dataset, "_distributed", None) is not None:
             raise ConfigError(
                 "The dataset was split by node already, and streampack gives each rank its lanes.",

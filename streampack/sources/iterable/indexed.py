@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streampack.arguments import explained
 from streampack.documents.blocks import make_origin
@@ -131,18 +130,8 @@ class Items(InMemory):
             raise no_items(kind_name(self.data))
         return next(self.items(0, min(len(self.data), 1)), default)
 
-    def item_sizes(self, items: Sequence[Any]) -> NDArray[np.int64]:
-        """(N,) int64, about the bytes of the document in each item."""
-        return item_sizes(items, self.fields)
-
-    def item_block(
-        self, items: Sequence[Any], origin: NDArray[np.void]
-    ) -> tuple[Block, dict[int, str]]:
-        """A block from items, without the broken ones, and what is wrong with those, by number."""
-        return item_block(items, self.fields, origin, self.field_types)
-
     def list_shards(self) -> Manifest:
-        sizes = self.item_sizes(self.first_items())
+        sizes = item_sizes(self.first_items(), self.fields)
         mean = float(sizes.mean()) if len(sizes) else 0.0
         return self.numbered(len(self.data), mean / 4, {})
 
@@ -157,11 +146,11 @@ class Items(InMemory):
         while at < high:
             with outside_worker():
                 waiting += islice(items, reading.documents_per_block - len(waiting))
-            num_bytes = self.item_sizes(waiting).cumsum()
+            num_bytes = item_sizes(waiting, self.fields).cumsum()
             taken = waiting[: int(num_bytes.searchsorted(reading.block_bytes)) + 1]
             waiting = waiting[len(taken) :]
             origin = make_origin(shard, np.arange(at, at + len(taken), dtype=np.int64))
-            block, problems = self.item_block(taken, origin)
+            block, problems = item_block(taken, self.fields, origin, self.field_types)
             self.report_broken(origin, problems, skips)
             at += len(taken)
             yield block, at, at

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streampack.arguments import explained
 from streampack.documents.blocks import make_origin
@@ -89,16 +88,6 @@ class ItemSource(Source):
 
     def document_name(self, origin: np.void) -> str:
         return f"item {int(origin['index'])} of lane {int(origin['shard'])}"
-
-    def item_size(self, item: Any) -> int:
-        """About the bytes of the document in an item."""
-        return item_size(item, self.fields)
-
-    def item_block(
-        self, items: Sequence[Any], origin: NDArray[np.void]
-    ) -> tuple[Block, dict[int, str]]:
-        """A block from items, without the broken ones, and what is wrong with those, by number."""
-        return item_block(items, self.fields, origin, self.field_types)
 
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
         most = self.max_lanes()
@@ -186,14 +175,15 @@ class _ItemLane(LaneReader):
             if item is _END:
                 break
             taken.append(item)
-            size += self.source.item_size(item)
+            size += item_size(item, self.source.fields)
         return taken
 
     def _block(self, items: list[Any], first: int, skips: Skips) -> Block:
         index = np.arange(first, first + len(items), dtype=np.int64)
         origin = make_origin(self.lane, index)
-        block, problems = self.source.item_block(items, origin)
-        self.source.report_broken(origin, problems, skips)
+        source = self.source
+        block, problems = item_block(items, source.fields, origin, source.field_types)
+        source.report_broken(origin, problems, skips)
         if self.in_blocks and len(block) > 1:
             seed = derive_seed(self.seed, self.epoch, self.lane, first)
             return block.take(permutation(len(block), seed))

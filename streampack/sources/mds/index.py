@@ -230,7 +230,6 @@ _NUMBERS = (
 CODECS = ("br", "bz2", "gz", "snappy", "zstd")
 #: How the names of shards end.
 SHARDS = (".mds", *(f".mds.{codec}" for codec in CODECS))
-_INDEX_LIMIT = 1 << 30
 
 
 def read_index(folder: str, storage: Storage) -> bytes:
@@ -242,7 +241,7 @@ def read_index(folder: str, storage: Storage) -> bytes:
     """
     where = f"{folder}/index.json"
     try:
-        return storage.read_bytes(where, _INDEX_LIMIT)
+        return storage.read_range(where, 0, storage.size(where))
     except StorageError as error:
         if error.failure != "missing":
             raise

@@ -9,7 +9,6 @@ reading itself, raised an error or worked on every flipped bit
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -44,26 +43,18 @@ class Footer:
     Attributes:
         rows: of the file.
         num_bytes: of all columns, encoded, before compression.
-        narrow: True if the type of the ids fits into uint16.
+        schema: its.
         problem: what is wrong with the file; "" if nothing is.
     """
 
-    rows: int = 0
+    rows: int = -1
     num_bytes: int = 0
-    narrow: bool = True
+    schema: pa.Schema | None = None
     problem: str = ""
 
 
-def read_footer(
-    storage: Storage, info: FileInfo, check: Callable[[str, pa.Schema], bool]
-) -> Footer:
-    """Read a file's footer by ranges.
-
-    Args:
-        storage: where the file is.
-        info: which file.
-        check: refuses the schema of the named file, or returns `Footer.narrow`.
-    """
+def read_footer(storage: Storage, info: FileInfo) -> Footer:
+    """Read a file's footer by ranges."""
     size = info.num_bytes
     if size < 12:
         return Footer(problem=f"it has only {size} bytes")
@@ -82,7 +73,7 @@ def read_footer(
     except DAMAGE as error:
         return Footer(problem=f"its footer is broken ({error})")
     num_bytes = sum(group.total_byte_size for group in groups)
-    return Footer(metadata.num_rows, num_bytes, check(info.path, schema))
+    return Footer(metadata.num_rows, num_bytes, schema)
 
 
 def row_groups(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:

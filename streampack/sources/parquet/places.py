@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import offsets_of
 from streampack.sources.parquet.footer import row_groups
-
-_KEPT = 4  # footers
 
 
 def open_file(path: Path, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
@@ -28,37 +26,16 @@ def open_file(path: Path, metadata: pq.FileMetaData | None = None) -> pq.Parquet
     )
 
 
-class Footers:
-    """Footers of the files that were opened last, since a file has many parts.
+def footer_of(path: Path, weight: int) -> tuple[pq.FileMetaData, Places]:
+    """The footer of a file, and where its row groups lie on this weight; the last ones are kept."""
+    status = path.stat()
+    return _footer_of(path, weight, status.st_ino, status.st_size)  # the cache changes mtime
 
-    Another process knows none.
-    """
 
-    def __init__(self) -> None:
-        self._footers: dict[tuple[int, ...], pq.FileMetaData] = {}
-        self._places: dict[tuple[int, int], tuple[pq.FileMetaData, Places]] = {}
-
-    def __reduce__(self) -> Any:
-        return Footers, ()
-
-    def of(self, path: Path) -> pq.FileMetaData:
-        """The footer of a file."""
-        status = path.stat()
-        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        if key not in self._footers:
-            kept = [*self._footers.items()][-_KEPT:]
-            with open_file(path) as file:
-                self._footers = {**dict(kept), key: file.metadata}
-        return self._footers[key]
-
-    def places(self, footer: pq.FileMetaData, weight: int) -> Places:
-        """Where the row groups lie of a file whose footer is kept."""
-        key = (id(footer), weight)
-        if key not in self._places:
-            kept = [*self._places.items()][-_KEPT:]
-            found = Places.of(row_groups(footer), weight)
-            self._places = {**dict(kept), key: (footer, found)}
-        return self._places[key][1]
+@lru_cache(maxsize=4)
+def _footer_of(path: Path, weight: int, *_version: int) -> tuple[pq.FileMetaData, Places]:
+    with open_file(path) as file:
+        return file.metadata, Places.of(row_groups(file.metadata), weight)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

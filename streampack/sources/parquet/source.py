@@ -12,7 +12,9 @@ group is cut, its column is decoded once more, to find the row at which a part b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,18 +42,20 @@ from streampack.sources.parquet.footer import (
     read_footer,
     row_groups,
 )
-from streampack.sources.parquet.places import Footers, Places, open_file
+from streampack.sources.parquet.places import Places, footer_of, open_file
 from streampack.sources.records import DamagedFileError, block_of
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
 from streampack.storage.failures import is_of_system
 from streampack.storage.listing import in_threads
-from streampack.storage.remote import FileInfo, shown
+from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
+#: Called with the first row of a part, the first that is wanted and the end.
+RowReader = Callable[[int, int, int], Iterator[tuple[pa.RecordBatch, int]]]
+
 _FOOTER_THREADS = 64
-_LOOKED_AT = 8  # files, for one whose columns can be read
 #: Short rows are decoded so many at once: fewer take more time, more take memory.
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 256 << 10
@@ -105,7 +109,6 @@ class Parquet(ShardedSource):
         super().__init__(reading=reading, storage=storage)
         self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask)
         self.paths = paths
-        self._footers = Footers()
 
     @property
     def column(self) -> str:
@@ -121,29 +124,25 @@ class Parquet(ShardedSource):
         infos = self.storage.list(self.paths, endings=self.endings)
         step = -(-len(infos) // MOST_FOOTERS)
         seen = infos[::step]
-        if not self.fields.known or not self.fields.masks_known:
-            self.fields = self._fields_of_files(infos)
-        footers = in_threads(
-            lambda info: read_footer(self.storage, info, self._check_schema), seen, _FOOTER_THREADS
-        )
-        readable = [footer for footer in footers if not footer.problem]
-        if not readable:
+        footers = in_threads(lambda info: read_footer(self.storage, info), seen, _FOOTER_THREADS)
+        schemas = {i.path: f.schema for i, f in zip(seen, footers, strict=True) if f.schema}
+        if not schemas:
             raise ConfigError(
                 f"{shown(seen[0].path)} is not a Parquet file: {footers[0].problem}.",
                 "Check the path, and that the files are complete.",
                 path=shown(seen[0].path),
             )
-        narrow = all(footer.narrow for footer in readable)
+        narrow = self._read_schemas(schemas)
         weights = rows = None
         if step == 1:
-            rows = np.array([-1 if f.problem else f.rows for f in footers], dtype=np.int64)
+            rows = np.array([f.rows for f in footers], dtype=np.int64)
             num_bytes = np.array([f.num_bytes for f in footers], dtype=np.int64)
             weights = np.where(rows == 0, 0, np.maximum(num_bytes, 1))
         details = {
             "dtype": self._dtype_name(narrow),
             "documents": rows,
             "fields": self.fields,
-            "encoded_bytes": sum(footer.num_bytes for footer in readable) * len(infos) // len(seen),
+            "encoded_bytes": sum(footer.num_bytes for footer in footers) * len(infos) // len(seen),
         }
         return Manifest.of_files(infos, weights, details)
 
@@ -188,15 +187,14 @@ class Parquet(ShardedSource):
         row = position or 0
         with self.open_shard(shard) as path:
             try:
-                footer = self._footers.of(path)
-                with open_file(path, footer) as opened:
-                    places = self._places(footer, opened.schema_arrow, shard)
+                with self.open_rows(path, shard) as (schema, places, batches):
+                    self._check_listed(shard, schema)
                     first_row, stop = places.row(low), places.row(high)
                     row = max(first_row, row)
-                    blocks = self._block_maker(shard, skips, opened.schema_arrow)
-                    batches = self._batches(opened, shard, places, first_row, row, stop)
+                    blocks = self._block_maker(shard, skips, schema)
+                    decoded = batches(first_row, row, stop)
                     for block, row, place in placed_blocks(
-                        batches, blocks, (low, high), stop, places.about
+                        decoded, blocks, (low, high), stop, places.about
                     ):
                         yield block, row, place
             except DAMAGE as error:
@@ -204,24 +202,12 @@ class Parquet(ShardedSource):
                     raise
                 self._unreadable(shard, row, error)
 
-    def _fields_of_files(self, infos: Sequence[FileInfo]) -> Fields:
-        """The fields, by the columns of the first file that can be read."""
-        for info in infos[:_LOOKED_AT]:
-            schema = self._schema(info)
-            if schema is not None:
-                return self.fields.found_in(kinds_of(schema), shown(info.path))
-        return self.fields
-
-    def _schema(self, info: FileInfo) -> pa.Schema | None:
-        """The schema of a file; None if it cannot be read."""
-        seen: list[pa.Schema] = []
-
-        def keep(_name: str, schema: pa.Schema) -> bool:
-            seen.append(schema)
-            return True
-
-        read_footer(self.storage, info, keep)
-        return seen[0] if seen else None
+    def _read_schemas(self, schemas: Mapping[str, pa.Schema]) -> bool:
+        """Complete `fields` by the first of some files; True if all ids fit into uint16."""
+        path, first = next(iter(schemas.items()))
+        self.fields = self.fields.found_in(kinds_of(first), shown(path))
+        narrow = [self._check_schema(path, schema) for path, schema in schemas.items()]
+        return all(narrow)
 
     def _dtype_name(self, narrow: bool) -> str:
         """Of the documents; `narrow` says whether all ids fit into uint16."""
@@ -247,13 +233,15 @@ class Parquet(ShardedSource):
                 path=shown(name),
             )
 
-    def _places(self, footer: pq.FileMetaData, schema: pa.Schema, shard: int) -> Places:
-        """Where the row groups of a file lie, after the file is compared with the listing."""
+    @contextmanager
+    def open_rows(self, path: Path, shard: int) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
+        """The schema of a file, where its rows lie, and what reads them."""
+        footer, places = footer_of(path, int(self.manifest.weights[shard]))
         listed = self.manifest.details["documents"]
         if listed is not None and footer.num_rows != listed[shard]:
             raise DamagedFileError("the number of rows is not what it was when listed")
-        self._check_listed(shard, schema)
-        return self._footers.places(footer, int(self.manifest.weights[shard]))
+        with open_file(path, footer) as file:
+            yield file.schema_arrow, places, partial(self._batches, file, shard, places)
 
     def _check_listed(self, shard: int, schema: pa.Schema) -> None:
         """Compare a file with what was listed, since not all schemas were seen."""
