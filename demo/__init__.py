@@ -1,1 +1,1 @@
-"""What `streampack demo` runs: a corpus, an object store and a model that any machine has."""
+"""What `scripts/demo.sh` runs: a corpus, an object store and a model that any machine has."""

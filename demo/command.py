@@ -1,4 +1,4 @@
-"""`streampack demo`: the whole way from a corpus to a trained model on one machine, offline."""
+"""The demo: the whole way from a corpus to a trained model on one machine, offline."""
 
 from __future__ import annotations
 

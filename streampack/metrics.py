@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import add, attrgetter, sub
 from typing import Any, NamedTuple
@@ -36,44 +38,24 @@ class LaneTimes:
     def __sub__(self, other: LaneTimes) -> LaneTimes:
         return LaneTimes(*map(sub, _seconds(self), _seconds(other)))
 
-    def measure(self, stage: str) -> _Measured:
+    @contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
         """A context that adds the time of its block to `stage`."""
-        return _Measured(self, stage)
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, stage, getattr(self, stage) + time.perf_counter() - began)
 
-    def reading(self) -> _Reading:
+    @contextmanager
+    def reading(self) -> Iterator[None]:
         """A context whose time is that of reading and decoding."""
-        return _Reading(self, "read_s")
-
-
-class _Measured:
-    """Adds the time of a block to a stage."""
-
-    __slots__ = ("_began", "_stage", "_times")
-
-    def __init__(self, times: LaneTimes, stage: str) -> None:
-        self._times = times
-        self._stage = stage
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        spent = getattr(self._times, self._stage) + time.perf_counter() - self._began
-        setattr(self._times, self._stage, spent)
-
-
-class _Reading(_Measured):
-    __slots__ = ("_cpu",)
-
-    def __enter__(self) -> None:
-        self._cpu = time.thread_time()
-        super().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        spent = time.thread_time() - self._cpu
-        self._times.read_s -= spent
-        self._times.decode_s += spent
+        began = time.thread_time()
+        with self.measure("read_s"):
+            yield
+        spent = time.thread_time() - began
+        self.read_s -= spent
+        self.decode_s += spent
 
 
 class SourceCounts(NamedTuple):

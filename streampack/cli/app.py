@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,30 +24,6 @@ from streampack.cli.options import (
 from streampack.cli.order import order
 from streampack.cli.replay import replay
 from streampack.cli.warm import warm
-from streampack.errors import ConfigError
-
-_CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-def in_checkout() -> bool:
-    """True if the package lies in a checkout of the repository, which has the demo."""
-    return (_CHECKOUT / "demo" / "command.py").is_file()
-
-
-def demo(context: typer.Context) -> None:
-    """Stream a real corpus from a real object store, train, break things, and resume exactly.
-
-    Runs in a checkout of the repository; `streampack demo --help` there lists its options.
-    """
-    if not in_checkout():
-        raise ConfigError(
-            "The demo is not part of the installed package.",
-            "Clone the repository and run `bash scripts/demo.sh` in the clone.",
-        )
-    sys.path.insert(0, str(_CHECKOUT))
-    from demo.command import app
-
-    app(context.args, prog_name="streampack demo")
 
 
 def explain(
@@ -75,8 +49,6 @@ def explain(
     found = dataset.explain(documents=documents)
     print(json.dumps(found.as_dict()) if as_json else found)
 
-
-_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}  # arguments of the demo
 
 app = typer.Typer(
     name="streampack",
@@ -106,4 +78,3 @@ def _program(
 
 for command in (bench, convert, explain, order, replay, warm):
     app.command()(command)
-app.command(add_help_option=False, context_settings=_PASSED_ON, hidden=not in_checkout())(demo)

@@ -143,7 +143,7 @@ def _batch(
     try:
         loader.load_state_dict(state)
     except StateError as error:
-        if "allow=" not in error.remedy:
+        if error.setting is None:
             raise
         remedy = "Name a dataset that is made as it was when the state was saved."
         raise StateError(error.fact, remedy) from error

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.conversion.shards import payloads_of
-from streampack.corpus_order.corpus import Corpus, Part, batches
+from streampack.corpus_order.corpus import Part, batches
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.documents.blocks import ORIGIN, offsets_of
 from streampack.errors import ConfigError
@@ -121,11 +121,12 @@ def _embed(job: CorpusOrder, name: str, part: Part, origin: NDArray[np.void]) ->
                     file, {**header, "shape": shape}
                 )
             if vectors.shape[1] != dimension:
-                raise _other_dimension(
-                    vectors.shape[1],
-                    job.source.document_name(origin[chosen[0]]),
-                    dimension,
-                    job.source.document_name(origin[0]),
+                raise ConfigError(
+                    f"The embedder returned vectors of {vectors.shape[1]} numbers for "
+                    f"{job.source.document_name(origin[chosen[0]])} and those after it, and of "
+                    f"{dimension} for {job.source.document_name(origin[0])}.",
+                    "Return vectors of one dimension, remove the destination and start again.",
+                    setting="embedder",
                 )
             file.write(vectors.tobytes())
         if not dimension:
@@ -167,26 +168,3 @@ def embed_batch(
     norms = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     unit = np.where((norms == 0) | empty[:, None], 0, vectors / np.where(norms == 0, 1, norms))
     return unit.astype(np.float16)
-
-
-def check_dimensions(job: CorpusOrder) -> None:
-    """Raise `ConfigError` if parts have vectors of different dimensions."""
-    known: tuple[int, str] | None = None
-    for part, note in enumerate(Corpus(job.files, job.num_parts).notes):
-        dimension = int(note["dimension"])
-        if not dimension:
-            continue
-        origin = job.files.load(f"embed/{part:05}.origin.npy")[0]
-        name = job.source.document_name(origin)
-        if known is not None and known[0] != dimension:
-            raise _other_dimension(dimension, name, *known)
-        known = known or (dimension, name)
-
-
-def _other_dimension(found: int, where: str, before: int, there: str) -> ConfigError:
-    return ConfigError(
-        f"The embedder returned vectors of {found} numbers for {where} and those after it, and of "
-        f"{before} for {there}.",
-        "Return vectors of one dimension, remove the destination and start again.",
-        setting="embedder",
-    )

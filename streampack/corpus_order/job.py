@@ -114,7 +114,6 @@ class _Run:
             self._here("copy", embed.add_counts, embed.TERMS)
         self._tasks("embed", embed.embed_part, each_part, "embed/{0:05}.json")
         corpus = Corpus.gather_notes(job.files, job.num_parts)
-        embed.check_dimensions(job)
         if not len(corpus):
             self.files.clear()
             raise no_documents()

@@ -73,16 +73,16 @@ def changed_fields(
         name: name.partition(".")[0]
         for name in sorted(before.keys() | now.keys(), key=_cause_first)
         if before.get(name) != now.get(name)
-        and (name == _REVISION or not name.startswith("dealing"))
+        and (name == "dealing.revision" or not name.startswith("dealing"))
     }
     allowed = set[str]().union(*(CHANGEABLE[name] for name in allow))
     for name, field in differing.items():
         if field not in allowed:
-            joined = name == _SHARES or (name.startswith("source.sources.") and name not in before)
+            was, now_is = (f"{values.get(name, 'absent')!r:.200}" for values in (before, now))
             raise StateError(
-                f"`{name}` was {_shown(before, name)} when the state was saved and is "
-                f"{_shown(now, name)} now.",
-                _JOINED if joined else _remedy(field, differing.values()),
+                f"`{name}` was {was} when the state was saved and is {now_is} now.",
+                "Restore the old setting or start a new run; load_state_dict(allow=) lets "
+                f"{', '.join(CHANGEABLE)} change.",
                 setting=name,
             )
     return sorted(set(differing.values()))
@@ -93,46 +93,6 @@ def _cause_first(name: str) -> tuple[bool, bool, str]:
     them.
     """
     return not name.endswith("kind"), not name.startswith("packer.seq_len"), name
-
-
-_JOINED = (
-    "If sources were added after those of the state, or weights changed, pass "
-    'allow={"source"}; or leave the mixture as it was.'
-)
-
-
-_SHARES = "source.shares"
-_REVISION = "dealing.revision"  # of the rule
-
-
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    if name == _SHARES and name in values:
-        return "; ".join(
-            f"from {at:,} tokens on " * (len(values[name]) > 1)
-            + ", ".join(f"{share / sum(shares):.4g}" for share in shares)
-            for at, shares in values[name]
-        )
-    return f"{values[name]!r:.200}" if name in values else "absent"
-
-
-def _remedy(field: str, differing: Collection[str]) -> str:
-    if field == "source":
-        return (
-            "Pass the source as it was, with the files that it had. Others may join a run that "
-            'began with a sources.Mixture, with allow={"source"}.'
-        )
-    if any(field in fields for fields in CHANGEABLE.values()):
-        rows = CHANGEABLE["packer"].intersection(differing)
-        names = ["attention"] if "attention" in differing else []
-        if rows:
-            larger = "batch_tokens" in rows and rows <= CHANGEABLE["batch_size"]
-            names.append("batch_size" if larger else "packer")
-        needed = ", ".join(f'"{name}"' for name in names)
-        return (
-            f"Restore the old setting, or pass allow={{{needed}}} to go on with the new one from "
-            "here."
-        )
-    return "Restore the old setting, or start a new run."
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

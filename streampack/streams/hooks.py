@@ -7,7 +7,6 @@ does to a document never depends on which others happened to be in the block.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -55,16 +54,6 @@ class Hook:
                 "Pass a function (documents, seeds).",
                 setting="function",
             )
-        try:
-            inspect.signature(self.function).bind(None, None)
-        except ValueError:  # a builtin that does not tell
-            pass
-        except TypeError as error:
-            raise ConfigError(
-                f'The function of the hook "{self.name}" takes {inspect.signature(self.function)}.',
-                "Pass a function (documents, seeds), even if it uses only one of them.",
-                setting="function",
-            ) from error
 
 
 def as_hook(setting: str, function: Hook | HookFunction | None) -> Hook | None:

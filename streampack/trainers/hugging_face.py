@@ -12,7 +12,6 @@ unequal numbers of them. Here each batch's mean is weighted by its loss tokens, 
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -141,16 +140,6 @@ def check_evaluated(dataset: Any) -> None:
         )
 
 
-logger = logging.getLogger(__name__)
-
-#: Arguments of transformers and TRL for what a loader of ours has done already.
-WITHOUT_EFFECT = (
-    "per_device_train_batch_size", "per_device_eval_batch_size", "dataloader_num_workers",
-    "group_by_length", "packing", "padding_free", "max_length", "completion_only_loss",
-    "assistant_only_loss",
-)  # fmt: skip
-
-
 class TrainerMixin(EvaluationMixin):
     """Makes a Trainer take its batches from a `PackedLoader`, save its state, and resume from it.
 
@@ -195,20 +184,6 @@ class TrainerMixin(EvaluationMixin):
         evaluated = self.eval_dataset
         for given in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
             check_evaluated(given)
-        ignored = [
-            name
-            for name in WITHOUT_EFFECT
-            if getattr(self.args, name, None) != getattr(type(self.args), name, None)
-        ]
-        ignored += ["data_collator"] if options.get("data_collator") is not None else []
-        if ignored:
-            logger.warning(
-                "%s: none of these arguments of the Trainer changes anything, since batches are "
-                "packed already. What tokens are learnt is said by the source, such as "
-                "sources.Chat; the size of a batch by seq_len= and batch_size= of PackedDataset; "
-                "the number of processes by num_workers= of PackedLoader.",
-                ", ".join(ignored),
-            )
         self.args.ignore_data_skip = True
         self.add_callback(_callback(self))  # type: ignore[attr-defined]
 

@@ -136,7 +136,7 @@ def test_training_from_a_checkpoint_repeats_batches_and_losses(tmp_path: Path) -
 def start_demo(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     (tmp_path / "tmp").mkdir()
     return subprocess.Popen(
-        [sys.executable, "-m", "streampack", "demo", "--fast", *arguments],
+        [sys.executable, "-m", "demo", "--fast", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -144,6 +144,14 @@ def start_demo(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
         # A shell's background jobs ignore it.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
+
+
+def test_the_demo_says_what_it_cannot_do(tmp_path: Path) -> None:
+    process = start_demo(tmp_path, "--steps", "3")
+    output, _ = process.communicate()
+    assert process.returncode == 1
+    assert "40 steps" in output or "--steps 40" in output
+    assert gone(tmp_path) == []
 
 
 def left_behind(tmp_path: Path) -> list[str]:
