@@ -298,7 +298,7 @@ def row(name: str, size: int, one: dict[str, float], many: dict[str, float]) -> 
         content,
         pairs[0],
         pairs[1],
-        f"{many['ns'] / one['ns']:.2f}",
+        f"{many['ns'] / one['ns']:.2f}" if one["ns"] else "-",  # all is in the first batch
         many["ns"],
         *pairs[2:],
     ]

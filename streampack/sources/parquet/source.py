@@ -125,7 +125,11 @@ class Parquet(ShardedSource):
         step = -(-len(infos) // MOST_FOOTERS)
         seen = infos[::step]
         footers = in_threads(lambda info: read_footer(self.storage, info), seen, _FOOTER_THREADS)
-        schemas = {i.path: f.schema for i, f in zip(seen, footers, strict=True) if f.schema}
+        schemas = {
+            info.path: footer.schema
+            for info, footer in zip(seen, footers, strict=True)
+            if footer.schema is not None
+        }
         if not schemas:
             raise ConfigError(
                 f"{shown(seen[0].path)} is not a Parquet file: {footers[0].problem}.",
