@@ -95,7 +95,14 @@ def test_losses_and_gradients_are_those_of_sequences_one_by_one(
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "gpt_neox", "qwen3", "opt", "mistral", "starcoder2", "gemma2"]
+    "family",
+    [
+        "llama",
+        "qwen3",
+        "starcoder2",
+        "gemma2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt_neox", "mistral", "opt")),
+    ],
 )
 def test_flex_attention_takes_the_block_mask(family: str) -> None:
     flex, dense = (tiny_model(family, way, seconds=60) for way in ("flex_attention", "sdpa"))
