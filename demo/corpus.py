@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 __all__ = ["gather", "write_parquet"]
 
-_LONGEST = 2 << 20
+_LONGEST = 1 / 16  # of the corpus, so that no lane lies inside one document
 _ROWS_PER_GROUP = 64
 
 
@@ -36,7 +36,7 @@ def gather(limit_bytes: int) -> list[str]:
         except (OSError, UnicodeDecodeError):
             continue
         digest = _digest(data)  # packages carry copies of each other's files
-        if len(data) < 64 or len(data) > _LONGEST or digest in seen:
+        if len(data) < 64 or len(data) > _LONGEST * limit_bytes or digest in seen:
             continue
         seen.add(digest)
         texts.append(text)
