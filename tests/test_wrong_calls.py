@@ -223,6 +223,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         "temperature",
     ),
     "no source": (lambda: sources.Mixture({}), "sources"),
+    "a number for a name": (lambda: sources.Mixture({0: [[1]], 1: [[2]]}), "sources"),  # type: ignore[dict-item]
     "a mixture in a mixture": (lambda: sources.Mixture({"a": mixture()}), "sources"),
     "an eos outside of the vocabulary": (lambda: rules(eos_id=51, vocab_size=50), "eos_id"),
     "a pad outside of the vocabulary": (lambda: rules(pad_id=50, vocab_size=50), "pad_id"),

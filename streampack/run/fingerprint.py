@@ -78,9 +78,9 @@ def changed_fields(
     allowed = set[str]().union(*(CHANGEABLE[name] for name in allow))
     for name, field in differing.items():
         if field not in allowed:
-            was, now_is = (f"{values.get(name, 'absent')!r:.200}" for values in (before, now))
+            saved_value, value = (f"{own.get(name, 'absent')!r:.200}" for own in (before, now))
             raise StateError(
-                f"`{name}` was {was} when the state was saved and is {now_is} now.",
+                f"`{name}` was {saved_value} when the state was saved and is {value} now.",
                 "Restore the old setting or start a new run; load_state_dict(allow=) lets "
                 f"{', '.join(CHANGEABLE)} change.",
                 setting=name,

@@ -283,6 +283,11 @@ def _check_sources(sources: Any) -> None:
             'Pass a dict: Mixture({"web": ..., "code": ...}, weights={"web": 0.7, "code": 0.3}).',
             setting="sources",
         )
+    for name in sources:
+        if not isinstance(name, str) or not name:  # a saved state knows it as a string
+            raise ConfigError(
+                f"A source of the mixture is named {name!r}.", "Use a string.", setting="sources"
+            )
 
 
 def _check_choices(at_end: str, transition: str, temperature: Any, weights: Any) -> None:

@@ -272,7 +272,7 @@ class Cache:
                     status = item.stat(follow_symlinks=False)
                     total += status.st_size
                     if match["key"]:
-                        files.append((status.st_mtime_ns, status.st_size, item, match["key"]))
+                        files.append((status.st_atime_ns, status.st_size, item, match["key"]))
                     else:
                         hidden.setdefault(match["hidden"], []).append(item)
         for _, _, _, key in files:
@@ -320,7 +320,6 @@ class Cache:
 
 
 def _touch(path: Path) -> None:
-    """Note that a file is opened now."""
-    now = time.time_ns()
+    """Note that a file is opened now; that it has not changed its other time says."""
     with suppress(OSError):  # it is missing, or another user's
-        os.utime(path, ns=(now, now))
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))

@@ -195,3 +195,11 @@ def test_an_item_that_is_no_record_is_skipped_alone(item: Any) -> None:
     for source in (sources.Items, sources.Iterable):
         assert read_all(source([{"t": "a"}, item, {"t": "b"}], text="t"), skips) == ["a", "b"]
     assert skips.counts.skipped == 2
+
+
+def test_a_text_file_above_the_limit_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "a.txt").open("wb") as file:
+        file.truncate(8 << 30)  # of which nothing is stored
+    source = sources.TextFiles(tmp_path)
+    with pytest.raises(ContentError):
+        read_all(source)

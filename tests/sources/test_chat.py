@@ -59,6 +59,11 @@ def test_files_of_chats_keep_the_contract_of_sources(form: str, tmp_path: Path) 
     assert_source_contract(sources.Chat(path, **SMALL), EXPECTED, lane_counts=(1, 3))
 
 
+def test_a_folder_of_chats_is_read_by_what_its_files_end_in(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "a.parquet")
+    assert_source_contract(sources.Chat(tmp_path, **SMALL), EXPECTED, lane_counts=(1, 3))
+
+
 def test_tables_of_conversations_and_of_ids_are_no_one_source(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "a.parquet")
     ids = pa.Table.from_pylist([{"input_ids": [1, 2], "labels": [-100, 2]}])

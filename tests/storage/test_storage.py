@@ -215,6 +215,15 @@ def test_a_new_version_of_a_file_is_a_new_entry(http: HTTPServer, storage: Stora
     assert content_of(pickle.loads(pickle.dumps(storage)), url) == newer
 
 
+def test_a_file_of_the_cache_changes_by_no_opening(http: HTTPServer, storage: Storage) -> None:
+    url, _ = serve(http, "a.bin")
+    with storage.local(url) as path:
+        before = path.stat().st_mtime_ns
+    with storage.local(url) as path:
+        assert path.stat().st_mtime_ns == before
+        assert path.stat().st_atime_ns > before
+
+
 def test_no_name_leads_out_of_the_cache(http: HTTPServer, storage: Storage) -> None:
     (http.folder / "..x..").mkdir()
     url, data = serve(http, "..x../..%2f..%2f.bin".replace("%2f", "_"))

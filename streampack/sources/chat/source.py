@@ -67,10 +67,10 @@ class Chat(Source):
 
     Args:
         data: files, directories, globs or brace expansions, local or any fsspec URL: Parquet, Arrow
-            or JSON lines (plain or compressed), by what their names end in. Or
-            records in memory: a list of them, a dataset of Hugging Face, a table of pyarrow, pandas
-            or polars, and whatever else `Iterable` takes. Lists and tables are cut among any number
-            of lanes; of what comes one by one there are as many as `Iterable` and `HFStream` give.
+            or JSON lines (plain or compressed), by what their names end in. Or records in memory: a
+            list of them, a dataset of Hugging Face, a table of pyarrow, pandas or polars, and
+            whatever else `Iterable` takes. Lists and tables are cut among any number of lanes; of
+            what comes one by one there are as many as `Iterable` and `HFStream` give.
         template: a Jinja chat template, or the path of one. None is the tokenizer's.
         template_kwargs: what the template can use besides, by name, such as
             ``{"enable_thinking": False}``; values are what JSON has. "strftime_now" is the date
@@ -212,8 +212,7 @@ def source_of_records(
             files.beside = reader
         else:
             files.fields = fields
-        made = files
-        return made
+        return cast(ShardedSource, files)
     if storage is not None:
         raise ConfigError(
             f"storage was given, and data is {kind_name(data)}.",

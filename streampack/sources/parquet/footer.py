@@ -41,9 +41,9 @@ class Footer:
     """What the listing keeps of a file.
 
     Attributes:
-        rows: of the file.
+        rows: of the file; -1 if it cannot be read.
         num_bytes: of all columns, encoded, before compression.
-        schema: its.
+        schema: of the file; None if it cannot be read.
         problem: what is wrong with the file; "" if nothing is.
     """
 

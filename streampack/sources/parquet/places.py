@@ -29,7 +29,7 @@ def open_file(path: Path, metadata: pq.FileMetaData | None = None) -> pq.Parquet
 def footer_of(path: Path, weight: int) -> tuple[pq.FileMetaData, Places]:
     """The footer of a file, and where its row groups lie on this weight; the last ones are kept."""
     status = path.stat()
-    return _footer_of(path, weight, status.st_ino, status.st_size)  # the cache changes mtime
+    return _footer_of(path, weight, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=4)
