@@ -102,15 +102,9 @@ def payloads_of(
         if tokenizer is None:
             return "str", list(block.texts), block.origin
         block = tokenizer.encode(source.short_texts(block, skips), skips)
-    if isinstance(block, Conversations):
+    if isinstance(block, Conversations) or block.members is not None:
         raise ConfigError(
-            "The documents are conversations.",
-            "Pass them to PackedDataset as they are, in their files; they need no shards.",
-            setting="source",
-        )
-    if block.members is not None:
-        raise ConfigError(
-            "The records hold several documents each, which shards would join.",
+            "The records hold conversations, or several documents each.",
             "Pass them to PackedDataset as they are, in their files; they need no shards.",
             setting="source",
         )
