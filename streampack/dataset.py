@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,6 @@ from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_resharding
 from streampack.lane.config import LaneConfig
-from streampack.ordering import DocumentOrder
-from streampack.packing import Packer
-from streampack.run.estimation import Estimate, estimate_steps
-from streampack.run.explanation import Explanation, explain
 from streampack.run.options import (
     check_kinds,
     check_layout,
@@ -35,19 +31,25 @@ from streampack.run.options import (
     rows_by,
     say_if_kept_apart,
     say_unread,
+    stages_of,
     tokenizer_of,
     tokens_per_batch,
 )
 from streampack.run.packer_options import check_balance, check_weights, choose_packer
 from streampack.run.plan import RunPlan, evaluation_lanes, lane_tokens, plan_run, resume_run
-from streampack.run.provenance import Piece, locate, text_of
 from streampack.run.state import RunState
-from streampack.run.worker_share import WorkerShare
 from streampack.sources.infer import as_source
-from streampack.sources.mixture import Mixture
-from streampack.streams.hooks import Hook, HookFunction, as_hook
-from streampack.tokenization import TokenRules
+from streampack.tokenization.rules import TokenRules
 from streampack.window.config import WindowConfig
+
+if TYPE_CHECKING:
+    from streampack.ordering import DocumentOrder
+    from streampack.packing import Packer
+    from streampack.run.estimation import Estimate
+    from streampack.run.explanation import Explanation
+    from streampack.run.provenance import Piece
+    from streampack.run.worker_share import WorkerShare
+    from streampack.streams.hooks import Hook, HookFunction
 
 
 class PackedDataset(IterableDataset[PackedBatch]):
@@ -161,17 +163,18 @@ class PackedDataset(IterableDataset[PackedBatch]):
         check_weights(packer, fields)
         if tokenizer is None:
             tokenizer = tokenizer_of(processor)
-        preparation, row_format = prepare(source, tokenizer, token_rules or TokenRules(), processor)
-        if isinstance(source, Mixture):
+        tokens, row_format = prepare(source, tokenizer, token_rules or TokenRules(), processor)
+        if source.mixed:
             source.check_epochs(epochs)
         tree = check_layout(layout, attention, packer, source)
         config = LaneConfig(
             source=source,
             lanes=lanes or 0,
-            preparation=replace(
-                preparation,
-                filter=as_hook("filter", filter),
-                map=as_hook("map", map),
+            preparation=stages_of(
+                source,
+                tokens,
+                filter=hook_of("filter", filter),
+                map=hook_of("map", map),
                 fields=fields,
                 media=media,
                 grouped=tree or packer.packs_members,
@@ -180,11 +183,16 @@ class PackedDataset(IterableDataset[PackedBatch]):
             packer=packer,
             window=(window or WindowConfig()).resolve(packer, batch_tokens),
             batch_tokens=batch_tokens,
-            row_format=replace(
-                rows_by(row_format, packer, source, fields, tree=tree, media=media is not None),
-                attention_by_row=attention == "row",
+            row_format=rows_by(
+                row_format,
+                packer,
+                source,
+                fields,
+                tree=tree,
+                media=media,
                 provenance=provenance,
-            ),
+                by_row=attention == "row",
+            ),  # fmt: skip
             seed=seed,
             shuffle=shuffle,
             epochs=epochs,
@@ -294,6 +302,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
             ``(steps, error)``; None of an endless run, and of generators, functions and
             streams, whose length is not known, unless they are short.
         """
+        from streampack.run.estimation import estimate_steps
+
         return estimate_steps(self.plan.config, self.plan.topology)
 
     def explain(self, *, documents: int = 20_000, tokenizer: Any = None) -> Explanation:
@@ -309,6 +319,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         Example:
             >>> print(PackedDataset([[1, 2, 3]] * 100, seq_len=8).explain())  # doctest: +SKIP
         """
+        from streampack.run.explanation import explain
+
         alone = self._alone(lanes=1, epochs=1)
         return explain(self.plan, alone, documents, tokenizer)
 
@@ -336,6 +348,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         Raises:
             ConfigError: it has no provenance.
         """
+        from streampack.run.provenance import locate
+
         return locate(self._config.source, batch)
 
     def text_of(self, piece: Piece, tokenizer: Any = None) -> str:
@@ -353,7 +367,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             ConfigError: it is of an iterable, of another dataset, or no longer there.
             StorageError: its shard cannot be read.
         """
-        given = self._config.preparation.any_tokenizer if tokenizer is None else tokenizer
+        from streampack.run.provenance import text_of
+
+        given = self._config.preparation.find("tokenizer") if tokenizer is None else tokenizer
         return text_of(self._config.source, piece, given)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
@@ -414,8 +430,24 @@ class PackedDataset(IterableDataset[PackedBatch]):
         start = self._begins()
         name = f"{os.getppid()}-{self._exchange}" if info else None
         sharing = start.sharing(connected=False, name=name)
+        from streampack.run.worker_share import WorkerShare
+
         return WorkerShare(self.plan, start, sharing, worker=worker, workers=workers)
 
 
 def _traced(config: LaneConfig) -> LaneConfig:
-    return replace(config, row_format=replace(config.row_format, provenance=True))
+    from streampack.window.provenance import Provenance
+
+    layout = config.row_format
+    if Provenance() in layout.stages:
+        return config
+    return replace(config, row_format=replace(layout, stages=(Provenance(), *layout.stages)))
+
+
+def hook_of(setting: str, function: Any) -> Any:
+    """A function as a hook; None without one."""
+    if function is None:
+        return None
+    from streampack.streams.hooks import as_hook
+
+    return as_hook(setting, function)

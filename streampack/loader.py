@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch.utils.data import DataLoader
@@ -26,13 +26,13 @@ from streampack.job.wrong_callers import refuse_lightning
 from streampack.lane.config import LaneShare
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
-from streampack.run.estimation import Estimate
 from streampack.run.prefetcher import DeviceCopies, Prefetcher
-from streampack.run.progress import with_progress
-from streampack.run.provenance import SourceReport
 from streampack.run.rank import RankRun, feed_in_process
-from streampack.run.workers import WorkerSettings, feed_from_workers
-from streampack.sources.credits import Weights
+
+if TYPE_CHECKING:
+    from streampack.run.estimation import Estimate
+    from streampack.run.provenance import SourceReport
+    from streampack.sources.credits import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -202,6 +202,8 @@ class PackedLoader(DataLoader[Any]):
         topology = self._run.plan.topology
         if topology.rank or Topology.detect().rank:  # the latter of all processes of the job
             return iter(items)
+        from streampack.run.progress import with_progress
+
         return with_progress(items, self._run, every_s=every_s)
 
     def metrics(self) -> Metrics:
@@ -343,6 +345,8 @@ class PackedLoader(DataLoader[Any]):
     ) -> Iterable[PackedBatch | LaneEnd]:
         """Who makes the batches: worker processes, or this process."""
         if self.num_workers:
+            from streampack.run.workers import WorkerSettings, feed_from_workers
+
             settings = WorkerSettings(
                 num_workers=self.num_workers,
                 prefetch_factor=self.prefetch_factor or 1,

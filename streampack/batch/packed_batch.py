@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -12,11 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from streampack.batch import attention, hf_arguments, numpy_arrays, text
-from streampack.batch import loss as _loss
-from streampack.batch import loss as _pairs
-from streampack.batch import parallel as _context_parallel
-from streampack.batch import parallel as _megatron
 from streampack.batch.tensors import (
     DOCUMENT_FIELD,
     OF_MEDIA,
@@ -64,6 +60,18 @@ def _refuse(batches: Any, *, collate_fn_map: Any = None) -> NoReturn:
         "Pass batch_size=None: DataLoader(dataset, batch_size=None).",
         setting="batch_size",
     )
+
+
+class Form:
+    """A method of a batch that is a function of another module, imported when it is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, batch: Any, kind: type) -> Any:
+        module, _, name = self._name.partition(".")
+        function = getattr(import_module(f"streampack.batch.{module}"), name)
+        return function if batch is None else partial(function, batch)
 
 
 class PackedBatch:
@@ -222,27 +230,29 @@ class PackedBatch:
 
     # ------------------------------------------------------------------ for kernels and trainers
 
-    varlen = attention.varlen
-    fla = attention.fla
-    flex = attention.flex
-    next_tokens = attention.next_tokens
-    context_parallel = _context_parallel.context_parallel
-    hf = hf_arguments.hf
-    loss = _loss.loss
-    megatron = _megatron.megatron
-    packed_seq_params = _megatron.packed_seq_params
-    samples = _megatron.samples
-    numpy = numpy_arrays.numpy
-    pairs = _pairs.pairs
-    decode = text.decode
-    show = text.show
-    limit_context = attention.limit_context
+    varlen = Form("attention.varlen")
+    fla = Form("attention.fla")
+    flex = Form("attention.flex")
+    next_tokens = Form("attention.next_tokens")
+    context_parallel = Form("parallel.context_parallel")
+    hf = Form("hf_arguments.hf")
+    loss = Form("loss.loss")
+    megatron = Form("parallel.megatron")
+    packed_seq_params = Form("parallel.packed_seq_params")
+    samples = Form("parallel.samples")
+    numpy = Form("numpy_arrays.numpy")
+    pairs = Form("loss.pairs")
+    decode = Form("text.decode")
+    show = Form("text.show")
+    limit_context = Form("attention.limit_context")
     __getitem__ = no_item
     keys = no_keys
 
     @property
     def seq_idx(self) -> Tensor:
         """(1, T) int32, each slot's attention segment, as mamba_ssm and causal_conv1d take it."""
+        from streampack.batch import attention
+
         return attention.segment_ids(self).view(1, -1)
 
     # ------------------------------------------------------------------ tensors

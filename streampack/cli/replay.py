@@ -119,7 +119,7 @@ def replay(
     traced = _alone(dataset).with_provenance()
     number, batch = _batch(traced, state, step, rank, ranks)
     lane = number % state["fingerprint"]["lanes"]
-    named = tokenizer if tokenizer is not None else traced.plan.config.preparation.any_tokenizer
+    named = tokenizer if tokenizer is not None else traced.plan.config.preparation.find("tokenizer")
     if as_json:
         print(json.dumps({"batch": number, "lane": lane, **_as_dict(traced, batch, named)}))
         return

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from streampack.deals.rule import FRACTION, ONE, SETTINGS, UNENDING, DealRule, Line
 from streampack.sources.base import Source
-from streampack.sources.credits import ONE as WHOLE
-from streampack.sources.mixture import Mixture
 from streampack.sources.sharded import ShardedSource
 
 RUNS = -1  # stands for the epochs of the run
@@ -153,8 +151,10 @@ class DealSettings:
     def _sources(self, run_epochs: int | None = None) -> dict[str, _Dealable]:
         """Every source by name, with `run_epochs` in the place of the run's epochs."""
         source, run_epochs = self.source, self.epochs if run_epochs is None else run_epochs
-        if not isinstance(source, Mixture):
+        if not source.mixed:
             return {"": _Dealable(source.inner, run_epochs, ONE)}
+        from streampack.sources.credits import ONE as WHOLE
+
         knots = [shares for _, shares in source.shares.knots]
         most = [max(shares) for shares in zip(*knots, strict=True)]
         epochs, total = source.source_epochs(run_epochs), max(sum(most), WHOLE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from streampack.in_memory.microbatches import MicrobatchPlan
 from streampack.packing.overflow import as_array
 from streampack.trees.build import plant, planted
 from streampack.window.gather import RowFormat
+from streampack.window.provenance import Provenance
+from streampack.window.tree_rows import TreeRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,8 +41,8 @@ class TreePlan(MicrobatchPlan):
         return self.lengths - self.shared
 
     def _format(self, pad_id: int, fields: FieldTypes) -> RowFormat:
-        layout = super(TreePlan, self)._format(pad_id, fields.with_groups())
-        return replace(layout, grouped=True, tree=True)
+        stages = (Provenance(), TreeRows(fields.with_groups(), 0))
+        return RowFormat(pad_id=pad_id, eos_id=-1, stages=stages)
 
     def _block(self, block: Documents, numbers: NDArray[np.int64]) -> Documents:
         """The documents of a row as trees.

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from streampack.deals.rule import DealRule
 from streampack.deals.settings import DealSettings
 from streampack.documents.blocks import Documents, make_origin
-from streampack.documents.fields import FieldTypes
 from streampack.job.topology import Topology
-from streampack.ordering import SimilarityOrder
-from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
+from streampack.sources.skips import Skips
 from streampack.streams.stream import StreamConfig
 from streampack.window.config import WindowConfig
 from streampack.window.empty_rows import empty_rows
 from streampack.window.gather import RowFormat, gather_rows
 from streampack.window.packed_rows import PackedRows, derive_fields
 from streampack.window.window import Window
+
+if TYPE_CHECKING:
+    from streampack.packing.balancing import Balance
 
 MOST_LANES = 1 << 20  # of a run
 
@@ -55,6 +56,18 @@ class LaneConfig(StreamConfig):
             window_tokens=self.window.tokens(self.packer),
             ordered=self.order is not None,
         )
+
+    @property
+    def finishes(self) -> bool:
+        """Whether batches are finished where they are handed out."""
+        return any(hasattr(stage, "finish") for stage in self.row_format.stages)
+
+    def finished(self, rows: PackedRows, name: Callable[[Any], str], skips: Skips) -> PackedRows:
+        """A batch as it is handed out."""
+        for stage in self.row_format.stages:
+            if (finish := getattr(stage, "finish", None)) is not None:
+                rows = finish(rows, name, skips)
+        return rows
 
     def empty_batch(self, step: int) -> PackedRows:
         """Rows of padding, in the shape that batch number `step` of any lane has."""
@@ -94,7 +107,7 @@ def warm_up(config: LaneConfig) -> None:
             tokens, np.array([0, 3, 5], dtype=np.int64), origin, document_fields=weights
         )
         documents.take(np.array([1, 0], dtype=np.int64))
-        if isinstance(config.order, SimilarityOrder) and config.order.exact:  # loads no model
+        if getattr(config.order, "exact", False):  # loads no model
             config.order.order(documents)
         window = Window(
             config.window,
@@ -105,7 +118,7 @@ def warm_up(config: LaneConfig) -> None:
         )
         window.admit(documents, 0)
         planned = window.plan(final=True)
-        layout = replace(config.row_format, fields=FieldTypes(), grouped=False, tree=False)
+        layout = replace(config.row_format, stages=())
         rows = gather_rows(planned, window.buffer, layout)
         derive_fields(rows[0])
         window.advance(planned)

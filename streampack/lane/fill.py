@@ -94,7 +94,7 @@ class Fill:
 
     def member_lengths(self, entries: Entries) -> MemberLengths | None:
         """Of the groups among these of the window's entries; None without groups."""
-        if not self.config.row_format.grouped:
+        if not self.config.row_format.units[0]:
             return None
         return self.window.buffer.fields.member_lengths(entries.serial)
 
@@ -151,9 +151,9 @@ class Fill:
         for i, origin in enumerate(named.origin):
             logger.warning(
                 "dropped: %s%s %s%s",
-                "the group that begins with " if config.row_format.grouped else "",
+                config.row_format.units[0],
                 config.source.document_name(origin),
-                self.window.excess(sizes, i, slots=config.row_format.tree),
+                self.window.excess(sizes, i, slots=config.row_format.units[1] == "slots"),
                 "; further ones are only counted (metrics: documents_lost)"
                 if first + i + 1 == NAMED_DOCUMENTS
                 else "",

@@ -61,18 +61,15 @@ def rotate(
             item = ready.pop(lane)
             if lane not in running:
                 waited_for.discard(lane)
-            yield _with_pixels(item, config, skips)
+            yield _finished(item, config, skips)
 
 
-def _with_pixels(
-    item: LaneBatch | LaneEnd, config: LaneConfig, skips: Skips
-) -> LaneBatch | LaneEnd:
-    """The item; in runs with images a batch with what its images are processed to."""
-    media = config.preparation.media
-    if media is None or isinstance(item, LaneEnd):
+def _finished(item: LaneBatch | LaneEnd, config: LaneConfig, skips: Skips) -> LaneBatch | LaneEnd:
+    """The item; of a batch, with what row stages make of it only where it is handed out."""
+    if not config.finishes or isinstance(item, LaneEnd):
         return item
     before = skips.counts.skipped
-    item = item._replace(rows=media.processed(item.rows, config.source.document_name, skips))
+    item = item._replace(rows=config.finished(item.rows, config.source.document_name, skips))
     skipped = skips.counts.skipped - before
     if not skipped:
         skips.in_a_row = 0

@@ -16,7 +16,7 @@ from streampack.metrics import LaneTimes
 from streampack.packing.plan import Composition
 from streampack.window.entries import Entries
 from streampack.window.gather import gather_rows
-from streampack.window.packed_rows import PackedRows, with_passes
+from streampack.window.packed_rows import PackedRows
 from streampack.window.planned import PlannedWindow
 
 
@@ -46,8 +46,9 @@ class Round:
             self.planned = window.plan(final=self.final, step=step)
         with fill.times.measure("gather_s"):
             batches = gather_rows(self.planned, window.buffer, config.row_format)
-        if config.row_format.sources:
-            passes = stream.passes()
+        if passes := stream.passes():
+            from streampack.window.source_counts import with_passes
+
             batches = [with_passes(rows, passes) for rows in batches]
         if starved and not self.final and not batches:
             batches = [config.empty_batch(step)]

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+#: The document field of runs with images: each document's `Attachments`, objects.
+MEDIA = "media"
+
 #: An image: its file's bytes, or the path or URL of that; in lists also an image of Pillow.
 Reference = Any
 #: Of an image, as processors have it, height and width in pixels; of other files what models say.
@@ -32,6 +35,9 @@ class Attachments:
     tokens: NDArray[np.int64] | None = None
     patches: NDArray[np.int64] | None = None
     storage: Any = None
+
+    def __bool__(self) -> bool:
+        return bool(self.references)
 
     @property
     def num_bytes(self) -> int:

@@ -4,25 +4,13 @@ Knows documents and their vectors; it does not know rows or lanes. faiss is used
 if it is installed.
 """
 
-from streampack.ordering.bm25 import BM25
-from streampack.ordering.embedding import Embedder, TextEmbedder, TokenEmbedder
-from streampack.ordering.hashing import HashedNgrams
-from streampack.ordering.neighbours import Neighbours, find_neighbours
-from streampack.ordering.order import DocumentOrder, GroupBy, Ordered, SimilarityOrder
-from streampack.ordering.traversal import Limit, walk
+import lazy_loader
 
-__all__ = [
-    "BM25",
-    "DocumentOrder",
-    "Embedder",
-    "GroupBy",
-    "HashedNgrams",
-    "Limit",
-    "Neighbours",
-    "Ordered",
-    "SimilarityOrder",
-    "TextEmbedder",
-    "TokenEmbedder",
-    "find_neighbours",
-    "walk",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
+    "bm25": ['BM25'],
+    "embedding": ['Embedder', 'TextEmbedder', 'TokenEmbedder'],
+    "hashing": ['HashedNgrams'],
+    "neighbours": ['Neighbours', 'find_neighbours'],
+    "order": ['DocumentOrder', 'GroupBy', 'Ordered', 'SimilarityOrder'],
+    "traversal": ['Limit', 'walk'],
+})  # fmt: skip

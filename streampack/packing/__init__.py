@@ -3,41 +3,21 @@
 Knows lengths, rows and what a window asks for; it does not know tokens, sources or lanes.
 """
 
-from streampack.packing.balancing import Balance
-from streampack.packing.buckets import Buckets
-from streampack.packing.concat import Concat
-from streampack.packing.cost import Cost
-from streampack.packing.crop import BestFitCrop
-from streampack.packing.curriculum import Curriculum
-from streampack.packing.decreasing import BestFitDecreasing, FirstFitDecreasing
-from streampack.packing.overflow import Overflow
-from streampack.packing.packer import Packer
-from streampack.packing.pad import Pad
-from streampack.packing.plan import Composition, Plan, check_plan
-from streampack.packing.request import Selection, WindowRequest
-from streampack.packing.seamless import Seamless
-from streampack.packing.selection import all_rows, first_rows, fullest_rows, rows_in_order
+import lazy_loader
 
-__all__ = [
-    "Balance",
-    "BestFitCrop",
-    "BestFitDecreasing",
-    "Buckets",
-    "Composition",
-    "Concat",
-    "Cost",
-    "Curriculum",
-    "FirstFitDecreasing",
-    "Overflow",
-    "Packer",
-    "Pad",
-    "Plan",
-    "Seamless",
-    "Selection",
-    "WindowRequest",
-    "all_rows",
-    "check_plan",
-    "first_rows",
-    "fullest_rows",
-    "rows_in_order",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
+    "balancing": ['Balance'],
+    "buckets": ['Buckets'],
+    "concat": ['Concat'],
+    "cost": ['Cost'],
+    "crop": ['BestFitCrop'],
+    "curriculum": ['Curriculum'],
+    "decreasing": ['BestFitDecreasing', 'FirstFitDecreasing'],
+    "overflow": ['Overflow'],
+    "packer": ['Packer'],
+    "pad": ['Pad'],
+    "plan": ['Composition', 'Plan', 'check_plan'],
+    "request": ['Selection', 'WindowRequest'],
+    "seamless": ['Seamless'],
+    "selection": ['all_rows', 'first_rows', 'fullest_rows', 'rows_in_order'],
+})  # fmt: skip

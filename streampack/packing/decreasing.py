@@ -33,7 +33,6 @@ from streampack._jit import kernel
 from streampack.arguments import whole_number
 from streampack.documents.blocks import NO_FIELDS, PATCHES, Fields
 from streampack.packing.fit import greedy_fit
-from streampack.packing.limits import plan_within, require_capacity, require_whole
 from streampack.packing.overflow import (
     Overflow,
     limit_lengths,
@@ -105,11 +104,18 @@ class _Decreasing(Packer):
         extra = whole_number("extra_capacity", self.extra_capacity, least=0, most=most)
         object.__setattr__(self, "extra_capacity", extra)
         object.__setattr__(self, "align", require_align(self.align, self.seq_len, extra))
-        capacity = require_capacity(self.capacity)
+        capacity = dict(self.capacity) if isinstance(self.capacity, Mapping) else self.capacity
+        if capacity != {}:
+            from streampack.packing.limits import require_capacity
+
+            capacity = require_capacity(capacity)
         object.__setattr__(self, "capacity", capacity)
         balanced = [PATCHES] if self.balance == PATCHES else []
         object.__setattr__(self, "weights", tuple(dict.fromkeys([*capacity, *balanced])))
-        require_whole(self.weights, self.overflow, extra)
+        if self.weights:
+            from streampack.packing.limits import require_whole
+
+            require_whole(self.weights, self.overflow, extra)
         object.__setattr__(self, "seq_lens", (self.seq_len,))
 
     @property
@@ -135,6 +141,8 @@ class _Decreasing(Packer):
         `weights` are those of the documents, by name, each (N,); see `Packer`.
         """
         if self.capacity:
+            from streampack.packing.limits import plan_within
+
             return plan_within(
                 lengths, weights, self.capacity, seq_len=self.seq_len, align=self._multiple,
                 best=self._best, overflow=self.overflow,

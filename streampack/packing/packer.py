@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from streampack.arguments import check_call, is_whole
 from streampack.errors import ConfigError, PlanError
-from streampack.packing.limits import within
 from streampack.packing.overflow import OVERFLOWS, Overflow
 from streampack.packing.plan import Plan
 from streampack.packing.request import DocumentSizes, Selection, WindowRequest
@@ -111,7 +110,10 @@ class Packer(ABC):
     def fits(self, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.bool_]:
         """(N,) which documents of these sizes a row can hold whole."""
         lengths = sizes.lengths
-        return (lengths <= self.seq_lens[-1]) & within(self.capacity, sizes.weights, len(lengths))
+        fits = lengths <= self.seq_lens[-1]
+        for name, most in self.capacity.items():
+            fits &= sizes.weights[name] <= most
+        return fits
 
     @property
     def max_tokens_per_row(self) -> int:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import NO_FIELDS, Fields, joined_fields, part_of
-from streampack.packing.balancing import Balance
 from streampack.packing.plan import Plan
+
+if TYPE_CHECKING:
+    from streampack.packing.balancing import Balance
 
 
 class MemberLengths(NamedTuple):

@@ -30,8 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.packing.balancing import choose_by_cost, order_by_cost
-from streampack.packing.limits import row_loads
 from streampack.packing.plan import Plan, RowColumns, check_rows, sound_fill
 from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.rng import derive_seed, permutation
@@ -126,6 +124,8 @@ def _in_turn(plan: Plan, rows: NDArray[np.int64], request: WindowRequest) -> Sel
     """`rows` (E,) in batches; under a balance, each at the turn of its cost."""
     each, balance = request.rows_per_batch, request.balance
     if balance is not None and len(rows):
+        from streampack.packing.balancing import order_by_cost
+
         wanted = balance.wanted(request.step, -(-len(rows) // each), each)
         rows = order_by_cost(rows, balance.costs(plan, request.weights), wanted)
     return Selection.in_batches(plan, rows, each)
@@ -159,6 +159,8 @@ def _ranked(
     rule = _Rule(request.rows_per_batch, float(min_fill), float(request.carry), by_fill, by_cost)
     loads = np.zeros(0, dtype=np.int64)
     if request.capacity and plan.num_rows:
+        from streampack.packing.limits import row_loads
+
         loads = row_loads(plan, request.capacity, request.weights)
     count, must_go, full = _best_rows(
         plan.columns, request.rounds_left, request.held, ties, rule, loads, order
@@ -178,6 +180,8 @@ def _by_cost(
     """As many rows of the pool as `rows` are, with the first `must_go` of these, by their costs."""
     balance, each = request.balance, request.rows_per_batch
     assert balance is not None
+    from streampack.packing.balancing import choose_by_cost
+
     costs = balance.costs(plan, request.weights)
     # Of equal costs, what came first goes first.
     oldest = np.minimum.reduceat(plan.document, plan.row_offsets[:-1])

@@ -296,7 +296,7 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     if source.once:
         return None
     preparation = config.preparation
-    own = replace(preparation, tokenizers=preparation.tokenizers[number : number + 1])
+    own = replace(preparation, stages=preparation.stages[number : number + 1])
     alone = replace(config, source=source, preparation=own, epochs=1, order=None)
     finer = FINER if isinstance(source.inner, InMemory) else 1
     places = finer * min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)

@@ -123,7 +123,7 @@ def explain(
         lengths, packer, config.window, batch_tokens=config.batch_tokens, weights=found.weights
     )
     first = list(islice(batches, BATCHES))
-    names = tokenizer or config.preparation.any_tokenizer
+    names = tokenizer or config.preparation.find("tokenizer")
     tokens = sum(batch.num_tokens for batch in first)
     sources = [part.inner for part in sources_of(config.source)]
     files = [s for s in sources if isinstance(s, ShardedSource) and not isinstance(s, InMemory)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
-from streampack.packing.rebuilding import plain
-from streampack.sources.mixture import Mixture
 
 #: What may change while a run goes on, if `load_state_dict(allow=)` names it, and the fields of a
 #: fingerprint that change with it: longer rows make larger batches.
@@ -20,24 +19,25 @@ CHANGEABLE = {
 }
 
 
+#: What states of before stages have where a stage is not there.
+_NONE: dict[str, Any] = {
+    **dict.fromkeys(("tokenizer", "eos", "filter", "map", "fields", "media")),
+    "grouped": False,
+    "layout": "documents",
+}
+
+
 def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
     """JSON-able identity of a run: all that decides which tokens come in which batch."""
-    preparation, source = config.preparation, config.source
-    tokenizers = [tokenizer and tokenizer.fingerprint for tokenizer in preparation.tokenizers]
-    described, mixed = source.describe(), isinstance(source, Mixture)
-    if mixed:  # with its source, so that one may be added that brings another template
-        for part, tokenizer in zip(described["sources"].values(), tokenizers, strict=True):
-            part["tokenizer"] = tokenizer
+    source = config.source
+    stages, described = {**_NONE, **config.preparation.describe()}, source.describe()
+    if "sources" in described:  # with its source, so that one may be added with another template
+        for number, part in enumerate(described["sources"].values()):
+            part["tokenizer"] = config.preparation.described_by(number).get("tokenizer")
+        stages["tokenizer"] = None
     return {
         "source": described,
-        "tokenizer": None if mixed else tokenizers[0],
-        "eos": [preparation.eos, preparation.eos_id] if mixed or source.tokenized else None,
-        "filter": preparation.filter.name if preparation.filter else None,
-        "map": preparation.map.name if preparation.map else None,
-        "fields": preparation.fields.describe(),
-        "media": preparation.media and preparation.media.fingerprint,
-        "grouped": preparation.grouped,
-        "layout": "tree" if preparation.tree else "documents",
+        **stages,
         "order": config.order.describe() if config.order else None,
         "packer": config.packer.describe(),
         "attention": "row" if config.row_format.attention_by_row else "document",
@@ -101,5 +101,5 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         if isinstance(value, Mapping) and value:
             pairs += _flat(value, f"{prefix}{name}.")
         else:
-            pairs.append((f"{prefix}{name}", plain(value)))
+            pairs.append((f"{prefix}{name}", json.loads(json.dumps(value))))
     return pairs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,16 +14,25 @@ from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
-from streampack.ordering import DocumentOrder
 from streampack.packing import Packer
 from streampack.sources.base import Source
-from streampack.sources.chat.source import Chat
-from streampack.sources.mixture import Mixture, sources_of
-from streampack.streams.preparation import Preparation
-from streampack.tokenization import ChatTokenizer, Tokenizer, TokenRules, load_tokenizer
-from streampack.tokenization.rules import checked_id
+from streampack.streams.stages import (
+    Apart,
+    BlockStage,
+    CheckedIds,
+    Numbered,
+    Preparation,
+    Unsigned,
+    WithoutEmpty,
+)  # fmt: skip
+from streampack.tokenization.rules import TokenRules, checked_id
 from streampack.window.config import WindowConfig
-from streampack.window.gather import RowFormat
+from streampack.window.gather import RowFormat, RowStage
+
+if TYPE_CHECKING:
+    from streampack.ordering import DocumentOrder
+    from streampack.streams.hooks import Hook
+    from streampack.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +87,7 @@ def media_of(
             together with images.
     """
     if processor is None:
-        with_images = [part for part in sources_of(source) if type(part).__name__ == "Images"]
+        with_images = [part for part in source.parts.values() if type(part).__name__ == "Images"]
         if with_images:
             raise ConfigError(
                 "The source has images, and there is no processor.",
@@ -138,7 +147,9 @@ def rows_by(
     fields: FieldTypes,
     *,
     tree: bool,
-    media: bool = False,
+    media: Any = None,
+    provenance: bool = False,
+    by_row: bool = False,
 ) -> RowFormat:
     """The format of the rows that a packer makes of a source with these fields.
 
@@ -153,14 +164,38 @@ def rows_by(
             setting="token_rules",
         )
     grouped = tree or packer.packs_members
+    sources = len(source.parts) if source.mixed else 0
+    stages: list[RowStage] = []
+    if provenance:
+        from streampack.window.provenance import Provenance
+
+        stages.append(Provenance())
+    if fields and not tree:
+        from streampack.window.field_columns import FieldColumns
+
+        stages.append(FieldColumns(replace(fields, document={}) if grouped else fields))
+    if media is not None:
+        from streampack.media.row_stage import Images
+
+        stages.append(Images(media))
+    if tree:
+        from streampack.window.tree_rows import TreeRows
+
+        stages.append(TreeRows(fields.with_groups(), sources))
+    elif grouped:
+        from streampack.window.grouped_rows import GroupsSplit
+
+        stages.append(GroupsSplit(fields.with_groups(), by_row))
+    if sources and not tree:
+        from streampack.window.source_counts import SourceCounts
+
+        stages.append(SourceCounts(sources, whole=grouped))
     return replace(
         row_format,
         mask_repeated=packer.mask_repeated,
-        fields=fields.with_groups() if grouped else fields,
-        grouped=grouped,
-        tree=tree,
-        media=media,
-        sources=len(source.sources) if isinstance(source, Mixture) else 0,
+        attention_by_row=by_row,
+        stages=tuple(stages),
+        units=("the group that begins with " if grouped else "", "slots" if tree else "tokens"),
     )
 
 
@@ -218,7 +253,6 @@ def check_switches(**switches: Any) -> None:
 
 #: Of arguments that are objects of ours: their kind, what another means, and what to pass.
 _KINDS: dict[str, tuple[type, str]] = {
-    "order": (DocumentOrder, "SimilarityOrder() or what has the same attributes"),
     "token_rules": (TokenRules, "TokenRules(...)"),
     "topology": (Topology, "Topology(rank, world_size)"),
     "window": (WindowConfig, "WindowConfig(...)"),
@@ -228,7 +262,14 @@ _KINDS: dict[str, tuple[type, str]] = {
 def check_kinds(**given: Any) -> None:
     """Raise `ConfigError` unless each is None or of the kind that its name asks for."""
     for name, value in given.items():
-        kind, example = _KINDS[name]
+        if value is None:
+            continue
+        if name == "order":
+            from streampack.ordering.order import DocumentOrder
+
+            kind, example = DocumentOrder, "SimilarityOrder() or what has the same attributes"
+        else:
+            kind, example = _KINDS[name]
         if value is not None and not isinstance(value, kind):
             remedy = f"Pass {name}={example}, or leave it out."
             raise ConfigError(f"{name} is {value!r:.80}.", remedy, setting=name)
@@ -236,7 +277,7 @@ def check_kinds(**given: Any) -> None:
 
 def say_unread(source: Source) -> None:
     """Log once which fields beside token ids nobody reads: one of them may be a mask."""
-    for part in sources_of(source):
+    for part in source.parts.values():
         fields: Any = getattr(part, "fields", None)
         declared = {*part.field_types.token, *part.field_types.document}
         unread = [n for n in fields.others if n not in declared] if fields is not None else []
@@ -250,16 +291,90 @@ def say_unread(source: Source) -> None:
             )
 
 
+class Tokens(NamedTuple):
+    """What tokenizer and rules mean for a run; tokenizers are by source."""
+
+    tokenizers: tuple[Any, ...]
+    eos: str
+    eos_id: int | None
+    vocab_size: int | None
+
+
+def stages_of(
+    source: Source,
+    tokens: Tokens,
+    *,
+    filter: Hook | None,
+    map: Hook | None,
+    fields: FieldTypes,
+    media: Any,
+    grouped: bool,
+    tree: bool,
+) -> Preparation:
+    """The stages of a run, for every source of it."""
+    every = []
+    for part, tokenizer in zip(source.parts.values(), tokens.tokenizers, strict=True):
+        own: list[BlockStage] = [Numbered()]
+        if tokenizer is None:
+            own = [Apart(), Numbered(), CheckedIds(tokens.vocab_size)]
+        elif type(tokenizer).__name__ == "ChatTokenizer":
+            from streampack.tokenization.chat_stages import Rendered, SidesTold
+
+            own += [] if "chosen" in fields.document else [SidesTold()]
+            own.append(Rendered(tokenizer))
+        else:
+            from streampack.tokenization.stages import Encoded
+
+            if media is not None:
+                from streampack.media.stages import Margins
+
+                own.append(Margins(media))
+            own.append(Encoded(tokenizer))
+        own.append(WithoutEmpty())
+        if media is not None:
+            from streampack.media.stages import Expanded
+
+            own.append(Expanded(media))
+        if tokenizer is None and tokens.eos != "as-is":
+            from streampack.tokenization.stages import Ended
+
+            own.append(Ended(tokens.eos, tokens.eos_id))
+        if filter is not None or map is not None:
+            from streampack.streams.hooks import Filtered, Mapped
+
+            own += [] if filter is None else [Filtered(filter)]
+            own += [] if map is None else [Mapped(map, tokens.vocab_size)]
+        if fields:
+            from streampack.streams.field_stage import Cast
+
+            own.append(Cast(fields))
+        own.append(Unsigned(keeps_fields=bool(fields)))
+        if grouped:
+            from streampack.streams.group_stages import Together
+
+            own.append(Together())
+        if tree:
+            from streampack.trees.stage import Planted
+
+            own.append(Planted())
+        every.append(tuple(own))
+    mixed = source.mixed
+    eos = [tokens.eos, tokens.eos_id] if mixed or source.tokenized else None
+    return Preparation(tuple(every), {"eos": eos})
+
+
 def prepare(
     source: Source, tokenizer: Any, rules: TokenRules, processor: Any = None
-) -> tuple[Preparation, RowFormat]:
+) -> tuple[Tokens, RowFormat]:
     """What tokenizer and rules mean for this kind of source; -1 stands for an unknown EOS id."""
     eos_id, pad_id, vocab_size = rules.eos_id, rules.pad_id, rules.vocab_size
-    texts = any(not part.tokenized for part in sources_of(source))
-    ids = any(part.tokenized for part in sources_of(source))
+    texts = any(not part.tokenized for part in source.parts.values())
+    ids = any(part.tokenized for part in source.parts.values())
     of_texts: Tokenizer | None = None
     of_chats: Tokenizer | None = None
     if tokenizer is not None:
+        from streampack.tokenization.tokenizer import Tokenizer, load_tokenizer
+
         given = {"eos": rules.eos, "eos_id": eos_id, "pad_id": pad_id}
         if not isinstance(tokenizer, Tokenizer):
             given["model_vocab_size"] = vocab_size
@@ -288,24 +403,27 @@ def prepare(
             "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
             setting="token_rules",
         )
-    preparation = Preparation(
+    tokens = Tokens(
         tokenizers=tuple(
-            _for_source(of_chats if isinstance(part, Chat) else of_texts, part, processor)
-            for part in sources_of(source)
+            _for_source(of_texts, of_chats, part, processor) for part in source.parts.values()
         ),
         eos=rule,
         eos_id=eos_id,
         vocab_size=vocab_size,
     )
-    return preparation, RowFormat(
+    return tokens, RowFormat(
         pad_id=0 if pad_id is None else pad_id, eos_id=-1 if eos_id is None else eos_id
     )
 
 
-def _for_source(tokenizer: Any, source: Source, processor: Any) -> Tokenizer | ChatTokenizer | None:
+def _for_source(tokenizer: Any, of_chats: Any, source: Source, processor: Any) -> Any:
     if source.tokenized:
         return None
-    if isinstance(source, Chat) and source.renders:
+    if hasattr(source, "renders"):
+        tokenizer = of_chats
+    if getattr(source, "renders", False):
+        from streampack.tokenization.chat import ChatTokenizer
+
         return ChatTokenizer(
             tokenizer,
             source.template if processor is None else _with_margins(source.template, processor),
@@ -314,4 +432,4 @@ def _for_source(tokenizer: Any, source: Source, processor: Any) -> Tokenizer | C
             source.template_kwargs,
             source.reading.most_text_bytes,
         )
-    return cast(Tokenizer, tokenizer)
+    return tokenizer

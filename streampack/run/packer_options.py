@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from streampack.arguments import one_of
 from streampack.documents.blocks import PATCHES
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.ordering import DocumentOrder
-from streampack.packing import Balance, BestFitDecreasing, Buckets, Composition, Concat, Packer
-from streampack.packing.packer import require_packer
-from streampack.packing.whole_groups import WholeGroups
+from streampack.packing.decreasing import BestFitDecreasing
+from streampack.packing.packer import Packer, require_packer
+from streampack.packing.plan import Composition
 from streampack.sources.base import Source
-from streampack.sources.mixture import sources_of
+
+if TYPE_CHECKING:
+    from streampack.ordering import DocumentOrder
+    from streampack.packing.balancing import Balance
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ def _usual_packer(seq_len: int, order: DocumentOrder | None, source: Source) -> 
     """The packer of rows of `seq_len` where none is given."""
     if order is None and source.grouped:
         return BestFitDecreasing(seq_len=seq_len, overflow="drop")
-    if len({part.overflow for part in sources_of(source)}) > 1:
+    if len({part.overflow for part in source.parts.values()}) > 1:
         raise ConfigError(
             "The mixture has conversations, which are truncated, and documents, which are split.",
             f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
@@ -79,6 +82,8 @@ def _usual_packer(seq_len: int, order: DocumentOrder | None, source: Source) -> 
             f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
             setting="order",
         )
+    from streampack.packing.concat import Concat
+
     return Concat(seq_len=seq_len)
 
 
@@ -86,6 +91,8 @@ def _of_groups(packer: Packer) -> Packer:
     """The packer that keeps the documents of a record together, if the one given can."""
     given = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=packer.overflow)
     if packer == given and given.overflow in ("drop", "error"):
+        from streampack.packing.whole_groups import WholeGroups
+
         return WholeGroups(seq_len=given.seq_len, overflow=given.overflow)
     logger.warning(
         "The documents of a record are packed apart: only BestFitDecreasing with overflow "
@@ -110,8 +117,10 @@ def check_balance(attention: str, packer: Packer) -> Balance | None:
             "Leave out balance=.",
             setting="balance",
         )
-    if isinstance(packer, Buckets):  # which has a schedule of its own
+    if len(packer.seq_lens) > 1:  # which has a schedule of its own
         return None
+    from streampack.packing.balancing import Balance
+
     return Balance(kind=packer.balance)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,16 +32,15 @@ from streampack.lane.config import LaneShare
 from streampack.lane.rotation import rotate
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
-from streampack.run.cp_groups import CpGroups, Step
-from streampack.run.estimation import Estimate, estimate_steps, steps_as_found
-from streampack.run.packer_options import lost_in_words
 from streampack.run.plan import RunPlan
-from streampack.run.provenance import SourceReport, counted, source_report
 from streampack.run.state import Deferred, RunState, batches_known
-from streampack.run.weights import steps_before, with_weights
-from streampack.sources.credits import Weights, change_at
-from streampack.sources.mixture import Mixture
 from streampack.sources.skips import Skips
+
+if TYPE_CHECKING:
+    from streampack.run.cp_groups import CpGroups, Step
+    from streampack.run.estimation import Estimate
+    from streampack.run.provenance import SourceReport
+    from streampack.sources.credits import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +121,8 @@ class RankRun:
         plan, batches = self.plan, self.state.next_batch
         if plan.groups is None:
             return batches // plan.topology.world_size
+        from streampack.run.weights import steps_before
+
         return steps_before(plan, batches)
 
     def lanes(self) -> list[int]:
@@ -130,6 +131,8 @@ class RankRun:
 
     def estimate_steps(self) -> Estimate | None:
         """See `PackedLoader.estimate_steps`."""
+        from streampack.run.estimation import estimate_steps, steps_as_found
+
         plan, states = self.plan, self.state.states().values()
         found = steps_as_found(plan.config, plan.topology, states)
         if found is None and self._sampled is None:
@@ -146,6 +149,8 @@ class RankRun:
 
     def set_weights(self, weights: Weights, from_step: int | None) -> None:
         """See `PackedLoader.set_weights`. Batches that were given and not taken are void."""
+        from streampack.run.weights import with_weights
+
         changes = with_weights(self.plan, self.state, weights, from_step, taken=self.steps_taken)
         for state in (self.state, *(recent for _, recent in self._recent)):
             state.weight_changes = changes
@@ -252,9 +257,8 @@ class RankRun:
 
     def _say_nothing_came(self) -> None:
         """Raise or warn at the end of a run in which no batch held a document."""
-        hooks = self.plan.config.preparation
-        given = {"filter": hooks.filter, "map": hooks.map}
-        named = [f'the {kind} "{hook.name}"' for kind, hook in given.items() if hook is not None]
+        given = self.plan.config.preparation.titles()
+        named = [f'the {kind} "{name}"' for kind, name in given]
         fact = "The run has ended, and no batch held a document."
         remedy = (
             f"Look at what {' and '.join(named)} {'return' if named[1:] else 'returns'}."
@@ -262,8 +266,7 @@ class RankRun:
             else "Look whether all are empty, skipped or longer than rows may be."
         )
         if named and self.plan.topology.world_size == 1:
-            setting = next(kind for kind, hook in given.items() if hook is not None)
-            raise ConfigError(fact, remedy, setting=setting)
+            raise ConfigError(fact, remedy, setting=given[0][0])
         logger.warning("%s %s", fact, remedy)
 
     def _is_apart(self) -> bool:
@@ -278,9 +281,7 @@ class RankRun:
     def empty_batch(self, lane: int, step: int) -> PackedBatch:
         """A batch of padding only, in the place of one that the lane does not have."""
         config = self.plan.config
-        rows = config.empty_batch(step)
-        if config.preparation.media is not None:
-            rows = config.preparation.media.processed(rows, str, Skips("raise"))
+        rows = config.finished(config.empty_batch(step), str, Skips("raise"))
         return kind_of(rows)(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
 
     def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Generator[PackedBatch, None, None]:
@@ -339,11 +340,16 @@ class RankRun:
         lost = self.metrics.composition
         if lost.dropped and not self._said_lost and not self.plan.ranks.rank:
             self._said_lost = True
+            from streampack.run.packer_options import lost_in_words
+
             logger.warning("%s", lost_in_words(lost, self.plan.config.packer, of))
 
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
         source = self.plan.config.source
-        if batch.by_source is not None and isinstance(source, Mixture):
+        if batch.by_source is not None and source.mixed:
+            from streampack.run.provenance import counted
+            from streampack.sources.credits import change_at
+
             slots = self._number(batch) * self.plan.config.mean_batch_tokens(batch.step)
             at = int(slots * metrics.composition.utilisation)
             change = change_at(self.state.weight_changes, self._number(batch))
@@ -353,7 +359,9 @@ class RankRun:
     def by_source(self) -> SourceReport:
         """What was taken of each source of a mixture; no rows for any other source."""
         source = self.plan.config.source
-        if not isinstance(source, Mixture):
+        from streampack.run.provenance import SourceReport, source_report
+
+        if not source.mixed:
             return SourceReport()
         return source_report(source, self.metrics.sources, self._passes)
 

@@ -27,7 +27,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -36,7 +36,9 @@ from streampack.deals.sharing import Sharing
 from streampack.errors import StateError
 from streampack.job.topology import Topology
 from streampack.run.fingerprint import changed_fields
-from streampack.sources.credits import WeightChange
+
+if TYPE_CHECKING:
+    from streampack.sources.credits import WeightChange
 
 VERSION = 7
 
@@ -105,7 +107,11 @@ class RunState:
             )
         lanes = {int(lane): own for lane, own in state["lanes"].items()}
         own = {lane: lanes.pop(lane) for lane in owned}
-        changes = tuple(WeightChange(*change) for change in state.get("weights", ()))
+        changes: tuple[WeightChange, ...] = ()
+        if state.get("weights"):
+            from streampack.sources.credits import WeightChange
+
+            changes = tuple(WeightChange(*change) for change in state["weights"])
         return cls(fingerprint, topology, start, own, state["stepped_over"], lanes, changes)
 
     def copy(self) -> RunState:

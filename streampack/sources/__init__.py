@@ -3,42 +3,34 @@
 Knows formats, and which of them a path has; it does not know tokenizers, rows or batches.
 """
 
-from streampack.sources.arrow import Arrow
-from streampack.sources.base import LaneReader, Reading, Source
-from streampack.sources.chat.source import Chat
-from streampack.sources.infer import open
-from streampack.sources.iterable.hf import HFStream
-from streampack.sources.iterable.indexed import Items
-from streampack.sources.iterable.source import Iterable
-from streampack.sources.jsonl import JSONL
-from streampack.sources.mds.source import MDS
-from streampack.sources.megatron import MegatronIndexed
-from streampack.sources.mixture import Mixture
-from streampack.sources.parquet.source import Parquet
-from streampack.sources.table import Table
-from streampack.sources.tar.source import WebDataset
-from streampack.sources.text import TextFiles
-from streampack.sources.tokens import Tokens
-from streampack.storage.storage import Storage
+import lazy_loader
 
-__all__ = [
-    "JSONL",
-    "MDS",
-    "Arrow",
-    "Chat",
-    "HFStream",
-    "Items",
-    "Iterable",
-    "LaneReader",
-    "MegatronIndexed",
-    "Mixture",
-    "Parquet",
-    "Reading",
-    "Source",
-    "Storage",
-    "Table",
-    "TextFiles",
-    "Tokens",
-    "WebDataset",
-    "open",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
+    "arrow": ['Arrow'],
+    "base": ['LaneReader', 'Reading', 'Source'],
+    "chat.source": ['Chat'],
+    "infer": ['open'],
+    "iterable.hf": ['HFStream'],
+    "iterable.indexed": ['Items'],
+    "iterable.source": ['Iterable'],
+    "jsonl": ['JSONL'],
+    "mds.source": ['MDS'],
+    "megatron": ['MegatronIndexed'],
+    "mixture": ['Mixture'],
+    "parquet.source": ['Parquet'],
+    "table": ['Table'],
+    "tar.source": ['WebDataset'],
+    "text": ['TextFiles'],
+    "tokens": ['Tokens'],
+})  # fmt: skip
+
+
+def __getattr__(name, _inner=__getattr__):  # the storage of sources is named with them
+    if name == "Storage":
+        from streampack.storage.storage import Storage
+
+        return Storage
+    return _inner(name)
+
+
+__all__ = [*__all__, "Storage"]

@@ -10,19 +10,20 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import explained, whole_number
 from streampack.documents.blocks import Documents, Texts, make_origin, text_bytes
-from streampack.documents.conversations import Conversations
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError, ContentError
 from streampack.packing.overflow import Overflow
-from streampack.sources.records import too_long
 from streampack.sources.skips import Skips
+
+if TYPE_CHECKING:
+    from streampack.documents.conversations import Conversations
 
 TURN_DOCUMENTS = 512  # that the open shards give together, each in its turn
 LEAST_DOCUMENTS = 16  # in a block, so that they share the cost of the block
@@ -109,7 +110,7 @@ def checked_reading(reading: Reading | None) -> Reading:
     return reading
 
 
-Block = Documents | Texts | Conversations
+Block = Union[Documents, Texts, "Conversations"]
 #: A place in a lane's stream: small, JSON-able, understood by its source only.
 Cursor = dict[str, Any]
 
@@ -158,6 +159,14 @@ class Source(ABC):
     def kind(self) -> str:
         """What it is called in messages and fingerprints."""
         return type(self).__name__
+
+    #: True for several sources that are mixed.
+    mixed: bool = False
+
+    @property
+    def parts(self) -> dict[str, Source]:
+        """The sources of a mixture by name, or this one."""
+        return {"": self}
 
     @property
     def inner(self) -> Source:
@@ -275,7 +284,11 @@ class Source(ABC):
             origin = texts.origin[i]
             skips.handle(
                 self.broken_document(
-                    int(origin["shard"]), int(origin["index"]), too_long(size, limit)
+                    int(origin["shard"]), int(origin["index"]), _too_long(size, limit)
                 )
             )
         return texts.take(np.flatnonzero(~np.isin(np.arange(len(texts)), [*long])))
+
+
+def _too_long(num_bytes: int, limit_bytes: int) -> str:
+    return f"has {num_bytes} bytes and is longer than max_document_bytes={limit_bytes} of Reading"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 from streampack.cached import cached_property
 from streampack.documents.blocks import offsets_of
 from streampack.packing.rng import permutation
-from streampack.storage.remote import FileInfo
+
+if TYPE_CHECKING:
+    from streampack.storage.remote import FileInfo
 
 
 class Names(Sequence[str]):

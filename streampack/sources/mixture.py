@@ -91,6 +91,12 @@ class Mixture(Source):
         self.overflow = overflows.pop() if len(overflows) == 1 else "drop"
         self.once = any(source.once for source in members)
 
+    mixed = True
+
+    @property
+    def parts(self) -> dict[str, Source]:
+        return self.sources
+
     def __repr__(self) -> str:
         return f"Mixture({', '.join(f'{name}={s!r}' for name, s in self.sources.items())})"
 

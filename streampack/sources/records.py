@@ -13,7 +13,7 @@ import json
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,14 @@ from streampack.documents.blocks import (
     joined_groups,
     offsets_of,
 )
-from streampack.documents.conversations import Conversations
 from streampack.documents.fields import TEXT_REMEDY, FieldTypes, cast_values, misfit
 from streampack.sources.fields import ATTENTION_MASK, LABELS, LOSS_FIELDS, Fields, with_masks
-from streampack.sources.raw_bytes import BAD_ID
 
+if TYPE_CHECKING:
+    from streampack.documents.conversations import Conversations
+
+#: What is wrong with a document that has such an id.
+BAD_ID = "has an id that is negative or does not fit into 32 bits"
 #: Lists and objects in one another. Arrow allows as many in the schema of a Parquet file.
 MOST_NESTED = 100
 

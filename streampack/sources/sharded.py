@@ -11,24 +11,35 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError, ContentError, StateError
-from streampack.job.listed_once import listed_once
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import Block, LinePart, Reading, Source, checked_reading
 from streampack.sources.fields import Fields
 from streampack.sources.manifest import Manifest, ShardOrder
-from streampack.sources.raw_bytes import Spans
 from streampack.sources.skips import Skips
 from streampack.sources.span_reader import SpanReader
-from streampack.storage.remote import FileInfo, shown
-from streampack.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from streampack.sources.raw_bytes import Spans
+    from streampack.storage.remote import FileInfo
+    from streampack.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
+
+
+def shown(path: str) -> str:
+    """A path or URL as messages show it."""
+    if "://" not in path:
+        return path
+    from streampack.storage.remote import shown
+
+    return shown(path)
+
 
 USUAL_BYTES = 4096  # of a document
 _MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # of which opening them may take longer than reading
@@ -57,9 +68,18 @@ class ShardedSource(Source):
 
     def __init__(self, *, reading: Reading | None = None, storage: Storage | None = None) -> None:
         self.reading = checked_reading(reading)
-        self.storage = Storage() if storage is None else storage
+        self._storage = storage
         self._manifest: Manifest | None = None
         self._lines: dict[int | None, ShardOrder] = {}
+
+    @property
+    def storage(self) -> Storage:
+        """How files are reached."""
+        if self._storage is None:
+            from streampack.storage.storage import Storage
+
+            self._storage = Storage()
+        return self._storage
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]
@@ -120,6 +140,8 @@ class ShardedSource(Source):
         """
         manifest = self.manifest
         version = manifest.versions[shard] if len(manifest.versions) else ""
+        from streampack.storage.remote import FileInfo
+
         listed = FileInfo(manifest.paths[shard], int(manifest.num_bytes[shard]), version)
         with self.open_listed(listed) as file:
             yield file
@@ -137,6 +159,10 @@ class ShardedSource(Source):
                     path=shown(listed.path),
                 )
             yield file
+
+    def forget(self, path: str) -> bool:
+        """Drop a local copy of a file; True if there was one."""
+        return self._storage is not None and self._storage.forget(path)
 
     def broken_shard(self, shard: int, what: str, index: int = 0) -> ContentError:
         """The error for a shard that cannot be read.
@@ -194,6 +220,8 @@ class ShardedSource(Source):
                     len(empty), len(manifest), shown(manifest.paths[int(empty[0])]),
                 )  # fmt: skip
             return manifest
+
+        from streampack.job.listed_once import listed_once
 
         manifest = listed_once(described, listing)
         self.fields = manifest.details.get("fields", self.fields)

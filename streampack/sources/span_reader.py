@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from streampack.errors import ContentError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources.base import Block, Cursor, LinePart
 from streampack.sources.manifest import Pieces
-from streampack.sources.raw_bytes import Spans
 from streampack.sources.skips import Skips
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class SpanReader(LinePart):
 
     def _blocks(
         self, piece: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block, int, int]]:
+    ) -> Iterator[tuple[Any, int, int]]:
         """The blocks of a piece; a copy of a remote shard that fails a check is fetched again.
 
         That is done once. A copy that fails one is never kept.
@@ -98,13 +97,13 @@ class SpanReader(LinePart):
                         begin = low if position is None else position
                         seed = derive_seed(self.block_seed, shard, begin)
                         block = block.take(permutation(len(block), seed))
-                    elif isinstance(block, Spans):
+                    elif hasattr(block, "gathered"):  # left where it is until now
                         block = block.gathered()
                     position = end
                     yield block, end, reached
                 return
             except ContentError as error:
-                if self.source.storage.forget(path) and not fetched_again:
+                if self.source.forget(path) and not fetched_again:
                     logger.warning("fetched again, as its copy may be damaged: %s", error.fact)
                     fetched_again = True
                 elif error.rest_of_shard:

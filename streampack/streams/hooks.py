@@ -7,7 +7,7 @@ does to a document never depends on which others happened to be in the block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from streampack.arguments import explained, type_in_words
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, derive_seeds
+from streampack.streams.stages import Place, WithoutEmpty
 
 HookFunction = Callable[[Documents, NDArray[np.uint64]], Any]
 Refuse = Callable[[str, str], ConfigError]
@@ -228,3 +229,51 @@ def _refused(
     documents: Documents, name: Callable[[np.void], str], fact: str, remedy: str
 ) -> ConfigError:
     return ConfigError(fact, remedy, document=name(documents.origin[0]) if len(documents) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """The documents that the user's filter keeps."""
+
+    hook: Hook
+
+    @property
+    def title(self) -> tuple[str, str]:
+        """What it is, and the user's name for it."""
+        return "filter", self.hook.name
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `BlockStage`."""
+        return {"filter": self.hook.name}
+
+    def __call__(self, documents: Documents, place: Place) -> Documents:
+        """See `BlockStage`."""
+        if not len(documents):
+            return documents
+        seeds = document_seeds(place.seed, place.epoch, documents.origin)
+        return apply_filter(self.hook, documents, seeds, place.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """What the user's map makes of documents; what it empties is left out."""
+
+    hook: Hook
+    vocab_size: int | None
+
+    @property
+    def title(self) -> tuple[str, str]:
+        """What it is, and the user's name for it."""
+        return "map", self.hook.name
+
+    def describe(self) -> Mapping[str, Any]:
+        """See `BlockStage`."""
+        return {"map": self.hook.name}
+
+    def __call__(self, documents: Documents, place: Place) -> Documents:
+        """See `BlockStage`."""
+        if not len(documents):
+            return documents
+        seeds = document_seeds(place.seed, place.epoch, documents.origin)
+        documents = apply_map(self.hook, documents, seeds, self.vocab_size, place.name)
+        return WithoutEmpty()(documents, place)

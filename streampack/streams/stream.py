@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streampack.deals.dealer import Dealer
 from streampack.deals.spans import DealtSpans, EqualParts, Part, Parts
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.metrics import LaneTimes
-from streampack.ordering import DocumentOrder
 from streampack.sources.base import Block, Source
-from streampack.sources.credits import WeightChange
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.streams.base import BEGINNING, LaneStream, Remaining, StreamPosition
-from streampack.streams.preparation import BlockPreparer, Preparation
+from streampack.streams.stages import Place, Preparation, passed_through
+
+if TYPE_CHECKING:
+    from streampack.ordering import DocumentOrder
+    from streampack.sources.credits import WeightChange
 
 #: Texts are tokenized in slices of at most so many documents or characters, so that the first
 #: window waits for little more than it needs.
@@ -92,8 +94,7 @@ class DocumentStream(LaneStream):
         self.epoch = 0  # of the documents that come next
         first = position.cursor["part"] if position else 0
         start = position.cursor["at"] if position else None
-        preparation, seed = config.preparation, config.seed
-        self._preparer = BlockPreparer(preparation, config.source, number, seed, skips)
+        self._stages = config.preparation.of(number)
         self._parts = _parts_of(config, lane, dealer, line)
         # The place after the block at hand, and of the block the place before it and the share of
         # its documents that are not prepared yet.
@@ -157,6 +158,7 @@ class DocumentStream(LaneStream):
                 yield None
                 continue
             found = start is not None
+            place = Place(config.source, self._number, config.seed, part.epoch, self.skips)
             blocks = part.reader.read(start, self.skips)
             while True:
                 with self._times.reading():
@@ -169,7 +171,7 @@ class DocumentStream(LaneStream):
                 prepared = 0
                 for chunk in _chunks(block):
                     with self._times.measure("prepare_s"):
-                        documents = self._preparer.prepare(chunk, part.epoch)
+                        documents = passed_through(self._stages, chunk, place)
                     prepared += len(chunk)
                     self._unprepared = 1 - prepared / len(block)
                     if len(documents):
@@ -180,8 +182,7 @@ class DocumentStream(LaneStream):
                 start = cursor
                 self._remember(number, part, start)
             if not found and config.epochs is None:
-                hooks = (config.preparation.filter, config.preparation.map)
-                named = ", ".join(f'"{hook.name}"' for hook in hooks if hook is not None)
+                named = ", ".join(f'"{name}"' for _, name in config.preparation.titles())
                 where = f' of source "{self.skips.name}"' if self.skips.name else ""
                 raise ConfigError(
                     f"Lane {self._lane} of {config.lanes}{where} found no document in epoch "

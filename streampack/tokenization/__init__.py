@@ -3,16 +3,10 @@
 Knows tokenizers and chat templates; it does not know sources, lanes or rows.
 """
 
-from streampack.tokenization.chat import ChatTokenizer
-from streampack.tokenization.rules import EosRule, TokenRules, apply_bos, apply_eos
-from streampack.tokenization.tokenizer import Tokenizer, load_tokenizer
+import lazy_loader
 
-__all__ = [
-    "ChatTokenizer",
-    "EosRule",
-    "TokenRules",
-    "Tokenizer",
-    "apply_bos",
-    "apply_eos",
-    "load_tokenizer",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
+    "chat": ['ChatTokenizer'],
+    "rules": ['EosRule', 'TokenRules', 'apply_bos', 'apply_eos'],
+    "tokenizer": ['Tokenizer', 'load_tokenizer'],
+})  # fmt: skip

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from streampack._jit import kernel
-from streampack.documents.blocks import MEDIA, Documents, Fields, offsets_of
-from streampack.documents.fields import FieldTypes
+from streampack.documents.blocks import Documents, offsets_of
 from streampack.packing.packer import Packer
 from streampack.packing.request import DocumentSizes, MemberLengths
 from streampack.packing.rng import mix
@@ -192,16 +191,19 @@ class FieldStore:
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[Documents, int]] = {}
-        self._media: dict[int, Any] = {}  # of documents with images, whose blocks do not hold them
+        # Values that are objects are held by themselves: their blocks would hold all of them.
+        self._objects: dict[int, dict[str, Any]] = {}
 
     def add(self, documents: Documents, first: int, serials: Iterable[int]) -> None:
         """Hold the fields of documents from `first` on, with these running numbers."""
-        media = documents.document_fields.get(MEDIA)
-        if media is not None:
+        objects = {n: v for n, v in documents.document_fields.items() if v.dtype == object}
+        if objects:
             serials = list(map(int, serials))
-            own = zip(serials, media[first:].tolist(), strict=False)
-            self._media.update((serial, each) for serial, each in own if each.references)
-            others = {n: v for n, v in documents.document_fields.items() if n != MEDIA}
+            for name, values in objects.items():
+                for serial, each in zip(serials, values[first:].tolist(), strict=False):
+                    if each:
+                        self._objects.setdefault(serial, {})[name] = each
+            others = {n: v for n, v in documents.document_fields.items() if n not in objects}
             documents = replace(documents, document_fields=others)
         fields = documents.token_fields or documents.document_fields
         if not fields and documents.members is None:
@@ -214,36 +216,17 @@ class FieldStore:
         if self._places:
             held = self._places
             self._places = {serial: held[serial] for serial in serials.tolist() if serial in held}
-        if self._media:
-            media = self._media
-            self._media = {own: media[own] for own in serials.tolist() if own in media}
+        if self._objects:
+            objects = self._objects
+            self._objects = {own: objects[own] for own in serials.tolist() if own in objects}
 
-    def media(self, serials: NDArray[np.int64]) -> list[Any]:
-        """The `Attachments` of these documents (D,); None of those without images."""
-        return [self._media.get(serial) for serial in serials.tolist()]
+    def places(self, serials: NDArray[np.int64]) -> list[tuple[Documents, int]]:
+        """The block of each of these documents (D,), and its number there."""
+        return [self._places[serial] for serial in serials.tolist()]
 
-    def groups(
-        self, serials: NDArray[np.int64], starts: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> list[Documents]:
-        """The documents of each of these pieces (D,) of groups.
-
-        Args:
-            serials: (D,) running numbers of the groups; starts, sizes: (D,) which of the group's
-                tokens each piece holds.
-        """
-        found = []
-        pieces = zip(serials.tolist(), starts.tolist(), sizes.tolist(), strict=True)
-        for serial, start, size in pieces:
-            block, i = self._places[serial]
-            assert block.members is not None
-            low, high = block.members.offsets[i : i + 2].tolist()
-            begin, end = block.offsets[i : i + 2].tolist()
-            if size < end - begin:
-                ends = block.members.documents.offsets[low : high + 1] - begin
-                high = low + int(np.searchsorted(ends, start + size, side="right")) - 1
-                low += int(np.searchsorted(ends, start))
-            found.append(block.members.documents[low:high])
-        return found
+    def objects(self, name: str, serials: NDArray[np.int64]) -> list[Any]:
+        """The values of these documents (D,) that are objects; None where there is none."""
+        return [self._objects.get(serial, {}).get(name) for serial in serials.tolist()]
 
     def sizes(self, entries: Entries, packer: Packer) -> DocumentSizes:
         """What the packer goes by of these documents (N,), with all of their tokens."""
@@ -269,34 +252,3 @@ class FieldStore:
         counts = np.array([len(lengths) for lengths in found], dtype=np.int64)
         lengths = np.concatenate([np.zeros(0, dtype=np.int64), *found])
         return MemberLengths(lengths, offsets_of(counts))
-
-    def fields_of(
-        self,
-        serials: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        places: NDArray[np.int64],
-        slots: int,
-        types: FieldTypes,
-    ) -> tuple[Fields, Fields]:
-        """The token fields (slots,) and document fields (D,) of a batch of D document pieces.
-
-        Args:
-            serials: (D,) running numbers of their documents.
-            starts, sizes: (D,) which of the document's tokens they hold.
-            places: (D,) where they begin in the batch; what is outside of them gets 0.
-            slots: of the batch.
-            types: of the run.
-        """
-        found = [self._places[serial] for serial in serials.tolist()]
-        pieces = list(zip(found, starts.tolist(), sizes.tolist(), places.tolist(), strict=True))
-        token: dict[str, NDArray[Any]] = {}
-        for name, dtype in types.token.items():
-            out = token[name] = np.zeros(slots, dtype=dtype)
-            for (block, i), start, size, place in pieces:
-                begin = int(block.offsets[i]) + start
-                out[place : place + size] = block.token_fields[name][begin : begin + size]
-        return token, {
-            name: np.array([block.document_fields[name][i] for block, i in found], dtype=dtype)
-            for name, dtype in types.document.items()
-        }

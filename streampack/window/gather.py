@@ -9,21 +9,49 @@ Cost: one pass over the slots of a round, compiled; no Python per document.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.documents.blocks import offsets_of
-from streampack.documents.fields import FieldTypes
 from streampack.packing.plan import Composition, RowColumns
 from streampack.window.buffer import TokenBuffer
-from streampack.window.entries import Entries
-from streampack.window.grouped_rows import split_groups
-from streampack.window.packed_rows import PROVENANCE, PackedRows, count_sources
+from streampack.window.entries import FieldStore
+from streampack.window.packed_rows import PackedRows
 from streampack.window.planned import PlannedWindow
+
+
+class Pieces(NamedTuple):
+    """The D document pieces of a batch, in order.
+
+    Attributes:
+        serial: (D,) running numbers of their documents; origin: (D,) of these.
+        start, stop: (D,) which of the document's tokens each holds.
+        slot: (D,) its first slot in the batch.
+        begins: (D,) bool, True for the first piece of a document.
+        document: (D,) numbers of the documents, by which pieces of one are known.
+    """
+
+    serial: NDArray[np.int64]
+    origin: NDArray[np.void]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    slot: NDArray[np.int64]
+    begins: NDArray[np.bool_]
+    document: NDArray[np.int64]
+
+
+class RowStage(Protocol):
+    """What rows of a run have besides tokens and boundaries; picklable, without state."""
+
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+        """The rows with it."""
+
+    def empty(self, rows: PackedRows) -> PackedRows:
+        """Rows of padding with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +62,16 @@ class RowFormat:
         pad_id: id on padding; eos_id: id of EOS tokens that a packer inserts, -1 for none.
         mask_repeated: tokens repeated from an earlier row do not count in the loss.
         attention_by_row: one attention segment per row instead of one per document piece.
-        provenance: record where each piece came from.
-        fields: what else rows have for each token and document piece.
-        grouped: documents are groups, and pieces the documents that these consist of.
-        tree: groups are trees, and what they begin with alike stands there once.
-        sources: of a mixture, how many; each is counted. 0 if there is only one.
-        media: documents may have images.
+        stages: what else rows have, made one after the other.
+        units: what a document of the window is called, and what its tokens are.
     """
 
     pad_id: int
     eos_id: int
     attention_by_row: bool = False
     mask_repeated: bool = False
-    provenance: bool = False
-    fields: FieldTypes = field(default_factory=FieldTypes)
-    grouped: bool = False
-    tree: bool = False
-    sources: int = 0
-    media: bool = False
+    stages: tuple[RowStage, ...] = ()
+    units: tuple[str, str] = ("", "tokens")
 
 
 def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) -> list[PackedRows]:
@@ -101,7 +121,7 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
         sizes,
     )  # fmt: skip
     sources = entries.origin["source"][plan.document[segment]]
-    origins = _provenance(planned, segment, entries) if layout.provenance else None
+    pieces = _pieces(planned, segment, held) if layout.stages else None
     made = []
     bounds, numbers, measured, slots, many, widths = (
         column.tolist() for column in (ends, counts, sizes, places, rows_per_batch, seq_lens)
@@ -116,19 +136,17 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
             cu_seqlens[attention + b : attention_end + b + 1],
             mask_out[slots[b] : slots[b + 1]] if masked else None,
             sources[first:last],
-            origins[first:last] if origins is not None else None,
+            None,
             longest,
             loss_tokens,
             squares,
             Composition(many[b], slots[b + 1] - slots[b], *numbers[b]),
         )
-        if layout.fields:
-            packed = _with_fields(packed, segment[first:last], planned, held, layout)
-        if layout.sources and not layout.tree:
-            own = segment[first:last]
-            begin = entries.start[plan.document[own]] + plan.start[own] + plan.overlap[own]
-            begins = np.ones(len(packed.source_ids), bool) if layout.grouped else begin == 0
-            packed = packed._replace(by_source=count_sources(packed, begins, layout.sources))
+        if pieces is not None:
+            slot = packed.boundaries[:-1][packed.piece >= 0].astype(np.int64)
+            own = Pieces(*(column[first:last] for column in pieces))._replace(slot=slot)
+            for stage in layout.stages:
+                packed = stage(packed, own, held.fields)
         made.append(packed)
     return made
 
@@ -136,52 +154,20 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
 _NO_MASK = np.zeros(0, dtype=np.bool_)
 
 
-def _provenance(
-    planned: PlannedWindow, segment: NDArray[np.int64], entries: Entries
-) -> NDArray[np.void]:
-    document = planned.plan.document[segment]
-    rows = np.empty(len(segment), dtype=PROVENANCE)
-    for name in ("source", "shard", "index"):
-        rows[name] = entries.origin[name][document]
-    rows["start"] = entries.start[document] + planned.plan.start[segment]
-    rows["stop"] = entries.start[document] + planned.plan.stop[segment]
-    return rows
-
-
-def _with_fields(
-    packed: PackedRows,
-    segment: NDArray[np.int64],
-    planned: PlannedWindow,
-    held: TokenBuffer,
-    layout: RowFormat,
-) -> PackedRows:
+def _pieces(planned: PlannedWindow, segment: NDArray[np.int64], held: TokenBuffer) -> Pieces:
+    """The pieces of a round; `slot` is filled in by batch."""
     plan, entries = planned.plan, held.entries
-    document, start = plan.document[segment], plan.start[segment]
-    types = replace(layout.fields, document={}) if layout.grouped else layout.fields
-    token_fields, document_fields = held.fields.fields_of(
-        serials=entries.serial[document],
-        starts=entries.start[document] + start,
-        sizes=plan.stop[segment] - start,
-        places=packed.boundaries[:-1][packed.piece >= 0].astype(np.int64),
-        slots=len(packed.tokens),
-        types=replace(types, token={}) if layout.tree else types,
+    document = plan.document[segment]
+    start = entries.start[document] + plan.start[segment]
+    return Pieces(
+        entries.serial[document],
+        entries.origin[document],
+        start,
+        entries.start[document] + plan.stop[segment],
+        start,
+        start + plan.overlap[segment] == 0,
+        document,
     )
-    packed = packed._replace(token_fields=token_fields, document_fields=document_fields)
-    if layout.media:
-        slots = packed.boundaries[:-1][packed.piece >= 0].tolist()
-        found = enumerate(held.fields.media(entries.serial[document]))
-        origin = entries.origin[document]
-        own = tuple((i, slots[i], origin[i], each) for i, each in found if each is not None)
-        packed = packed._replace(media=own)
-    if not layout.grouped:
-        return packed
-    sizes = plan.stop[segment] - start
-    groups = held.fields.groups(entries.serial[document], entries.start[document] + start, sizes)
-    if layout.tree:
-        from streampack.window.tree_rows import tree_rows
-
-        return tree_rows(packed, groups, layout.fields, sources=layout.sources)
-    return split_groups(packed, groups, document, layout.fields, by_row=layout.attention_by_row)
 
 
 class _Rows(NamedTuple):

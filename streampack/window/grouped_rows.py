@@ -6,7 +6,7 @@ Cost: some numpy calls per batch; no token is copied.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,45 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import GROUP, ORIGIN, Documents, offsets_of
 from streampack.documents.fields import FieldTypes
 from streampack.errors import PlanError
+from streampack.window.entries import FieldStore
+from streampack.window.gather import Pieces
 from streampack.window.packed_rows import PROVENANCE, PackedRows
+
+
+def groups_of(pieces: Pieces, held: FieldStore) -> list[Documents]:
+    """The documents of each of these pieces (D,) of groups."""
+    found = []
+    for (block, i), start, stop in zip(
+        held.places(pieces.serial), pieces.start.tolist(), pieces.stop.tolist(), strict=True
+    ):
+        assert block.members is not None
+        low, high = block.members.offsets[i : i + 2].tolist()
+        begin, end = block.offsets[i : i + 2].tolist()
+        if stop - start < end - begin:
+            ends = block.members.documents.offsets[low : high + 1] - begin
+            high = low + int(np.searchsorted(ends, stop, side="right")) - 1
+            low += int(np.searchsorted(ends, start))
+        found.append(block.members.documents[low:high])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsSplit:
+    """A row stage: the documents of groups are the pieces; `types` are the run's fields."""
+
+    types: FieldTypes
+    by_row: bool
+
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+        """See `RowStage`."""
+        groups = groups_of(pieces, held)
+        return split_groups(rows, groups, pieces.document, self.types, by_row=self.by_row)
+
+    def empty(self, rows: PackedRows) -> PackedRows:
+        """See `RowStage`."""
+        return rows._replace(
+            document_fields={n: np.zeros(0, dtype=t) for n, t in self.types.document.items()}
+        )
 
 
 def split_groups(

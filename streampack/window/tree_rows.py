@@ -6,15 +6,38 @@ Cost: some numpy calls per batch, over the tokens of its sequences.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from streampack.documents.blocks import Documents, offsets_of
 from streampack.documents.fields import FieldTypes
 from streampack.trees.build import SLOT
-from streampack.window.grouped_rows import columns_of, concatenated
+from streampack.window.entries import FieldStore
+from streampack.window.gather import Pieces
+from streampack.window.grouped_rows import columns_of, concatenated, groups_of
 from streampack.window.packed_rows import PackedRows, TreeColumns
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRows:
+    """A row stage: sequences of trees are the pieces; `types` are the run's fields."""
+
+    types: FieldTypes
+    sources: int
+
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+        """See `RowStage`."""
+        return tree_rows(rows, groups_of(pieces, held), self.types, sources=self.sources)
+
+    def empty(self, rows: PackedRows) -> PackedRows:
+        """See `RowStage`."""
+        nothing = np.zeros(0, dtype=np.int32)
+        return rows._replace(
+            token_fields={n: np.zeros(0, dtype=t) for n, t in self.types.token.items()},
+            document_fields={n: np.zeros(0, dtype=t) for n, t in self.types.document.items()},
+            tree=TreeColumns(nothing, np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.bool_)),
+        )
 
 
 def tree_rows(

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, offsets_of
 from streampack.errors import PlanError, StreampackError
-from streampack.packing.balancing import Balance
-from streampack.packing.limits import check_weights, excess
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan, check_plan
 from streampack.packing.request import DocumentSizes, WindowRequest
@@ -40,6 +39,9 @@ from streampack.window.planned import (
     planned_window,
     what_stays,
 )
+
+if TYPE_CHECKING:
+    from streampack.packing.balancing import Balance
 
 #: The first rounds of a lane whose plans are checked, if the packer is none of streampack's.
 CHECKED_ROUNDS = 4
@@ -247,7 +249,10 @@ class Window:
                 lengths[-1] = reached[-1]
         try:
             check_plan(plan, lengths)
-            check_weights(plan, request.capacity, request.weights)
+            if request.capacity:
+                from streampack.packing.limits import check_weights
+
+                check_weights(plan, request.capacity, request.weights)
         except PlanError as error:
             raise PlanError(
                 f"The plan of {type(self._packer).__name__} for round {self.round} is wrong. "
@@ -279,9 +284,12 @@ class Window:
     def excess(self, sizes: DocumentSizes, i: int, *, slots: bool) -> str:
         """Why document i does not fit: "has 9 tokens, a row has 5", or with `slots` of trees."""
         packer, longest = self._packer, self._longest
-        found = excess(packer.capacity, sizes.weights, i)
-        if found is not None:
-            return found
+        if packer.capacity:
+            from streampack.packing.limits import excess
+
+            found = excess(packer.capacity, sizes.weights, i)
+            if found is not None:
+                return found
         many = f"a batch has {self._batch_tokens // longest} rows of"
         where = many if packer.packs_members else "a row has"
         return f"has {sizes.lengths[i]} {'slots' if slots else 'tokens'}, {where} {longest}"

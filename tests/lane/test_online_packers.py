@@ -25,6 +25,7 @@ from streampack.run.dry_run import stream_plan
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat
 from streampack.window.packed_rows import derive_fields
+from streampack.window.provenance import Provenance
 from tests.support import packing_reference as reference
 from tests.support.lanes import (
     EOS,
@@ -38,7 +39,7 @@ from tests.support.lanes import (
 )
 from tests.support.memory_source import heavy_tailed
 
-MASKED = RowFormat(pad_id=PAD, eos_id=EOS, provenance=True, mask_repeated=True)
+MASKED = RowFormat(pad_id=PAD, eos_id=EOS, stages=(Provenance(),), mask_repeated=True)
 
 
 def places(batches: list[LaneBatch], bounds: np.ndarray) -> set[tuple[int, int, int]]:

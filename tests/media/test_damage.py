@@ -186,7 +186,7 @@ def test_window_lets_go_of_the_images_of_documents_that_went() -> None:
     store = FieldStore()
     store.add(block, 0, range(3))
     del planned, block, images
-    assert [own is not None for own in store.media(np.arange(3))] == [True, False, True]
+    assert [own is not None for own in store.objects(MEDIA, np.arange(3))] == [True, False, True]
     store.keep(np.array([1, 2]))
     gc.collect()
     assert [own() is not None for own in held] == [False, True]

@@ -112,7 +112,7 @@ def test_rows_that_are_full_of_patches_count_as_full() -> None:
 
 
 def test_balance_by_patches_levels_the_patches_of_the_steps() -> None:
-    from streampack.run.plan import measure_balance
+    from streampack.run.measuring import measure_balance
 
     packer = BestFitDecreasing(seq_len=512, overflow="drop", balance="patches")
     window = WindowConfig().resolve(packer, 512)

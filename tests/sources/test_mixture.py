@@ -28,7 +28,7 @@ from streampack.sources.skips import Skips
 from streampack.streams.base import StreamPosition
 from streampack.streams.lane_stream import open_stream
 from streampack.streams.mixed_place import changed_cursor
-from streampack.streams.preparation import Preparation
+from streampack.streams.stages import Preparation
 from streampack.streams.stream import StreamConfig
 from tests.support.corpora import byte_tokenizer
 from tests.support.memory_source import MemorySource
@@ -69,10 +69,7 @@ def lane_stream(
     mixture: Mixture, *, lanes: int = 1, position: StreamPosition | None = None, **options: Any
 ) -> Any:
     mixture.prepare()
-    tokenizers = (None,) * len(mixture.sources)
-    config = StreamConfig(
-        source=mixture, lanes=lanes, preparation=Preparation(tokenizers=tokenizers), **options
-    )
+    config = StreamConfig(source=mixture, lanes=lanes, preparation=Preparation(), **options)
     return open_stream(config, 0, skips=Skips(), times=LaneTimes(), position=position)
 
 

@@ -19,9 +19,10 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
-from streampack.streams.preparation import Preparation
+from streampack.streams.stages import Preparation
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat
+from streampack.window.provenance import Provenance
 from tests.support.memory_source import MemorySource, numbered_documents
 
 SEQ_LEN = 32
@@ -63,7 +64,7 @@ def lane_config(
         "packer": packer,
         "window": window.resolve(packer, rows * SEQ_LEN),
         "batch_tokens": rows * SEQ_LEN,
-        "row_format": RowFormat(pad_id=PAD, eos_id=EOS, provenance=True),
+        "row_format": RowFormat(pad_id=PAD, eos_id=EOS, stages=(Provenance(),)),
         "seed": 5,
     }
     return LaneConfig(**{**settings, **changes})

@@ -26,7 +26,7 @@ from streampack.errors import StateError
 from streampack.packing import BestFitCrop, FirstFitDecreasing, Packer, Plan, Seamless, check_plan
 from streampack.packing.balancing import Balance, choose_by_cost, order_by_cost
 from streampack.run.dry_run import stream_plan
-from streampack.run.plan import measure_balance
+from streampack.run.measuring import measure_balance
 from tests.support.corpora import write_mds
 from tests.support.forged import sign
 from tests.support.memory_source import MemorySource

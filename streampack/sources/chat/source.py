@@ -26,7 +26,6 @@ from streampack.sources.base import LaneReader, Reading, Source
 from streampack.sources.chat.reader import ChatReader
 from streampack.sources.chat.records import SHAPES
 from streampack.sources.fields import Fields, RecordReader
-from streampack.sources.infer import open_files
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.indexed import Items
 from streampack.sources.iterable.items import is_random_access, kind_name
@@ -34,6 +33,7 @@ from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
 from streampack.sources.iterable.source import ItemSource, Iterable
 from streampack.sources.jsonl import JSONL
 from streampack.sources.parquet.source import Parquet
+from streampack.sources.paths import open_files
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.table import Table
 from streampack.storage.listing import named_paths

@@ -1,0 +1,36 @@
+"""Images: rows of runs with images hold these by reference, and then as what a model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from streampack.media.attachments import MEDIA
+from streampack.media.processing import MediaProcessing
+from streampack.sources.skips import Skips
+from streampack.window.entries import FieldStore
+from streampack.window.gather import Pieces
+from streampack.window.packed_rows import PackedRows
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """A row stage, which also finishes batches where they are handed out."""
+
+    media: MediaProcessing
+
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+        """See `RowStage`."""
+        found = enumerate(held.objects(MEDIA, pieces.serial))
+        slots = pieces.slot.tolist()
+        own = tuple((i, slots[i], pieces.origin[i], each) for i, each in found if each is not None)
+        return rows._replace(media=own)
+
+    def empty(self, rows: PackedRows) -> PackedRows:
+        """See `RowStage`."""
+        return rows
+
+    def finish(self, rows: PackedRows, name: Callable[[Any], str], skips: Skips) -> PackedRows:
+        """Decode and process the images of a batch."""
+        return self.media.processed(rows, name, skips)

@@ -1,0 +1,37 @@
+"""Stages of runs with images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streampack.documents.blocks import Documents, Texts
+from streampack.media.processing import MediaProcessing
+from streampack.streams.stages import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """Texts get what the processor writes around images."""
+
+    media: MediaProcessing
+
+    def describe(self) -> Mapping[str, Any]:
+        return {}
+
+    def __call__(self, block: Texts, place: Place) -> Texts:
+        return self.media.texts(place.source.short_texts(block, place.skips))
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """Documents get a token for every part of their images, and a field of patches."""
+
+    media: MediaProcessing
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"media": self.media.fingerprint}
+
+    def __call__(self, documents: Documents, place: Place) -> Documents:
+        return self.media.expanded(documents, place.source, place.skips)

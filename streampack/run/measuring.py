@@ -1,0 +1,96 @@
+"""What a packer or a balance measures on a sample before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.blocks import NO_FIELDS, Fields
+from streampack.errors import ConfigError
+from streampack.lane.config import LaneConfig
+from streampack.packing import Packer
+from streampack.packing.balancing import Balance
+from streampack.packing.limits import row_loads
+from streampack.packing.rng import permutation
+from streampack.run.dry_run import stream_plan
+from streampack.run.estimation import sample
+from streampack.window.config import WindowConfig
+
+SHARES_DOCUMENTS = 8192  # of half as many, documents per row were up to 3.4 % off (docs/papers.md)
+BALANCE_WINDOWS = 3  # windows of rows packed from a sample to find out what rows cost
+BALANCE_ORDERS = 64  # times that the sample is packed for that at most
+
+
+def measured(config: LaneConfig) -> LaneConfig:
+    """`config` with what its packer and its balance must measure before a run, on a sample.
+
+    Raises:
+        ConfigError: the source can be read only once, so a sample would be lost to the run.
+    """
+    if config.packer.needs_sample:
+        lengths = sample(config, documents=SHARES_DOCUMENTS).lengths
+        config = replace(config, packer=config.packer.with_sample(lengths))
+    if config.balance is None or config.balance.quantiles is not None:
+        return config
+    if config.source.once:
+        raise ConfigError(
+            "The source can be read only once, and a balance measures on a sample what rows cost.",
+            "Leave out balance=, or pass a source that can be read again.",
+            setting="balance",
+        )
+    found = sample(config)
+    balance = measure_balance(
+        found.lengths,
+        config.packer,
+        config.window,
+        batch_tokens=config.batch_tokens,
+        weights=found.weights,
+    )
+    return replace(config, balance=balance)
+
+
+def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
+    """`config` with what the run of a saved fingerprint had measured, as far as it fits.
+
+    Costs of rows fit if the rows have the same length.
+    """
+    packer, balance = config.packer, saved["balance"]
+    if packer.needs_sample:
+        config = replace(config, packer=packer.with_saved(saved["packer"]))
+    if config.balance is None or balance is None or balance["kind"] != config.balance.kind:
+        return config
+    if saved["packer"].get("seq_len") != packer.seq_lens[-1]:
+        return config
+    return replace(config, balance=Balance.from_description(balance))
+
+
+def measure_balance(
+    lengths: NDArray[np.int64],
+    packer: Packer,
+    window: WindowConfig,
+    *,
+    batch_tokens: int,
+    weights: Fields = NO_FIELDS,
+) -> Balance:
+    """The schedule of the packer's costs for documents of these lengths and weights, a sample.
+
+    The sample is packed as a lane would pack it without a balance, several times in random orders,
+    because it would fill only a few long rows. `window` is resolved.
+    """
+    window_tokens, kind = window.tokens(packer), packer.balance or "attention"
+    held = lengths > 0
+    lengths = lengths[held]
+    total = max(int(np.minimum(lengths, window_tokens).sum()), 1)
+    orders = min(-(-BALANCE_WINDOWS * window_tokens // total), BALANCE_ORDERS)
+    stream = np.concatenate([permutation(len(lengths), order) for order in range(orders)])
+    weights = {name: values[held][stream] for name, values in weights.items()}
+    plan = stream_plan(lengths[stream], packer, window, batch_tokens=batch_tokens, weights=weights)
+    if not plan.num_rows:
+        return Balance((0,), kind)
+    full = row_loads(plan, packer.capacity, weights) >= window.min_fill * plan.seq_len
+    costs = Balance(kind=kind).costs(plan, weights)[full if full.any() else slice(None)]
+    return Balance.measured(costs, kind)

@@ -1,0 +1,33 @@
+"""The stage of runs with fields: only those that are declared stay, in their dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streampack.documents.blocks import Documents
+from streampack.documents.fields import FieldTypes
+from streampack.streams.stages import Place, without_records
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Documents get the fields of the run; `skips` gets those whose values do not fit."""
+
+    types: FieldTypes
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"fields": self.types.describe()}
+
+    def __call__(self, documents: Documents, place: Place) -> Documents:
+        documents, problems = self.types.cast(documents)
+        if not problems:
+            return documents
+        broken: dict[tuple[int, int], str] = {}  # all documents of a record are skipped together
+        for i, problem in problems.items():
+            origin = documents.origin[i]
+            broken.setdefault((int(origin["shard"]), int(origin["index"])), problem)
+        for (shard, index), problem in broken.items():
+            place.skips.handle(place.source.broken_document(shard, index, problem))
+        return without_records(documents, [*problems])

@@ -1,0 +1,235 @@
+"""The ordering window: between a lane's document stream and its packing window."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.blocks import Documents
+from streampack.errors import StateError, StorageError
+from streampack.metrics import LaneTimes
+from streampack.ordering import DocumentOrder
+from streampack.packing.rng import derive_seed
+from streampack.sources.base import Source
+from streampack.streams.base import LaneStream, StreamPosition
+from streampack.streams.mixed_stream import MixedStream
+from streampack.streams.stream import DocumentStream
+
+
+def write_duplicates(
+    folder: Path,
+    lane: int,
+    window: int,
+    documents: Documents,
+    dropped: NDArray[np.int64],
+    like: NDArray[np.int64] | None,
+    source: Source,
+) -> None:
+    """Name the documents `dropped` (D,) of a window, their tokens, and what each is `like` (D,).
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    lines = []
+    for d, i in enumerate(dropped.tolist()):
+        record = {
+            "document": source.document_name(documents.origin[i]),
+            "tokens": int(documents.offsets[i + 1] - documents.offsets[i]),
+        }
+        if like is not None:
+            record["like"] = source.document_name(documents.origin[like[d]])
+        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+    path = folder / f"lane-{lane:05}-window-{window:06}.jsonl"
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_text("".join(lines), encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}.",
+            "Make room or pass another duplicates_folder; None names them nowhere.",
+            setting="duplicates_folder",
+            path=str(path),
+        ) from error
+
+
+_BEGINNING: dict[str, Any] = {"offset": 0, "number": 0, "windows": 0, "orders": []}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Place:
+    """The start of an ordering window.
+
+    Attributes:
+        number: of the window in the lane, from 0.
+        serial: number of its first document.
+        position: of the other stream, at or before the window.
+        offset: documents between the position and the window.
+        count: documents in it.
+        order: (M,) their order, M of `count`; None before they are read.
+    """
+
+    number: int
+    serial: int
+    position: StreamPosition
+    offset: int
+    count: int = 0
+    order: NDArray[np.int64] | None = None
+
+
+class OrderedStream(LaneStream):
+    """The documents of another stream, in order.
+
+    Args:
+        stream: the documents, from ``inner_position(position)`` on if there is a position.
+        order: what orders them.
+        source: names the documents that are dropped.
+        lane: its number.
+        seed: of the lane.
+        times: where ordering adds up its seconds.
+        position: where to start; None is the beginning.
+
+    Raises (while reading):
+        StateError: a saved order does not fit the documents.
+        ConfigError: the embedder returned something it must not.
+    """
+
+    def __init__(
+        self,
+        stream: DocumentStream | MixedStream,
+        order: DocumentOrder,
+        *,
+        source: Source,
+        lane: int,
+        seed: int,
+        times: LaneTimes,
+        position: StreamPosition | None = None,
+    ) -> None:
+        super().__init__(stream.skips, position)
+        self._stream = stream
+        self._order = order
+        self._source = source
+        self._lane = lane
+        self._seed = seed
+        self._times = times
+        saved: dict[str, Any] = position.cursor if position else _BEGINNING
+        # Counted and named before the state was saved:
+        self._known: int = saved["windows"]
+        self._orders: deque[list[Any]] = deque(saved["orders"])
+        self._unread: int = saved["offset"]
+        number = saved["number"]
+        self._places = deque([_Place(number, self.serial, stream.position_before(0), self._unread)])
+
+    @staticmethod
+    def inner_position(position: StreamPosition | None) -> StreamPosition | None:
+        """The position that the other stream has to start from."""
+        return None if position is None else StreamPosition(0, position.cursor["at"])
+
+    def position_before(self, serial: int) -> StreamPosition:
+        """The start of the ordering window of document `serial`; earlier ones are dropped."""
+        while len(self._places) > 1 and self._places[1].serial <= serial:
+            self._places.popleft()
+        first = self._places[0]
+        read = [place for place in self._places if place.order is not None]
+        orders = [] if self._order.exact else [_encode(place) for place in read]
+        return StreamPosition(
+            first.serial,
+            {
+                "at": first.position.cursor,
+                "offset": first.offset,
+                "number": first.number,
+                "windows": len(read),
+                "orders": orders,
+            },
+        )
+
+    def passes(self) -> list[int]:
+        return self._stream.passes()
+
+    def _next_documents(self) -> Documents | None:
+        """The next ordering window."""
+        stream = self._stream
+        self._unread = stream.step_over(self._unread)
+        if self._places[-1].order is not None:
+            position = stream.position_before(stream.serial)
+            number = self._places[-1].number + 1
+            self._places.append(
+                _Place(number, self.serial, position, stream.serial - position.serial)
+            )
+        parts: list[Documents] = []
+        wanted = self._window_documents(self._places[-1].number)
+        epoch: int | None = None
+        while wanted and (documents := stream.peek()) is not None:
+            if epoch is not None and stream.epoch != epoch:
+                break
+            epoch = stream.epoch
+            parts.append(documents[:wanted])
+            wanted -= len(parts[-1])
+            stream.consume(len(parts[-1]))
+        if not parts:
+            return None
+        with self._times.measure("order_s"):
+            return self._ordered(Documents.joined(parts), self._places[-1])
+
+    def _window_documents(self, number: int) -> int:
+        """Documents of the lane's window `number`, counted from 0."""
+        full = self._order.order_window_documents
+        first = int(getattr(self._order, "first_window_documents", full))
+        return min(full, first << min(number, 40))
+
+    def _ordered(self, documents: Documents, place: _Place) -> Documents:
+        """The documents of a window in order; sets that order in `place`."""
+        if self._orders:
+            order, dropped = self._saved_order(documents), np.zeros(0, dtype=np.int64)
+        else:
+            seed = derive_seed(self._seed, place.serial)
+            order, dropped, *like = self._order.order(documents, seed=seed)
+            folder = getattr(self._order, "duplicates_folder", None)
+            if len(dropped) and folder is not None:
+                write_duplicates(
+                    Path(folder), self._lane, place.number, documents, dropped,
+                    like[0] if like else None, self._source,
+                )  # fmt: skip
+        place.count, place.order = len(documents), order
+        if self._known:
+            self._known -= 1
+        elif len(dropped):
+            tokens = int(documents.lengths[dropped].sum())
+            self.skips.counts.duplicates += len(dropped)
+            self.skips.counts.duplicate_tokens += tokens
+            logger.info(
+                "dropped %d near-duplicates of %d tokens among %d documents of %d",
+                len(dropped), tokens, len(documents), documents.num_tokens,
+            )  # fmt: skip
+        return documents.take(order)
+
+    def _saved_order(self, documents: Documents) -> NDArray[np.int64]:
+        count, encoded = self._orders.popleft()
+        if count != len(documents):
+            raise StateError(
+                f"An ordering window had {count} documents when the state was saved and has "
+                f"{len(documents)} now.",
+                "Resume with the same data and code, or start a new run.",
+            )
+        raw = zlib.decompress(base64.b64decode(encoded))
+        return np.frombuffer(raw, dtype="<u4").astype(np.int64)
+
+
+def _encode(place: _Place) -> list[Any]:
+    """JSON-able: number of documents, and their order."""
+    assert place.order is not None
+    raw = zlib.compress(place.order.astype("<u4").tobytes())
+    return [place.count, base64.b64encode(raw).decode()]

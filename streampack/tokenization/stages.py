@@ -1,0 +1,70 @@
+"""Stages of sources of texts: encoding, and the ends of documents."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from streampack.documents.blocks import Documents, Texts
+from streampack.streams.stages import Place
+from streampack.tokenization.rules import EosRule, apply_eos
+from streampack.tokenization.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Texts become documents; fields of the texts stay theirs."""
+
+    tokenizer: Tokenizer
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"tokenizer": self.tokenizer.fingerprint}
+
+    def __call__(self, block: Texts, place: Place) -> Documents:
+        documents = self.tokenizer.encode(place.source.short_texts(block, place.skips), place.skips)
+        self._count_eos(documents, place)
+        if not block.document_fields:
+            return documents
+        kept = np.isin(block.origin["index"], documents.origin["index"])
+        fields = {name: values[kept] for name, values in block.document_fields.items()}
+        return replace(documents, document_fields=fields)
+
+    def _count_eos(self, documents: Documents, place: Place) -> None:
+        """Count ends of documents inside texts, and say the first one."""
+        tokenizer = self.tokenizer
+        if tokenizer.eos_id is None or tokenizer.splits_special_tokens:
+            return
+        found = np.flatnonzero(documents.tokens == tokenizer.eos_id)
+        inside = found[~np.isin(found + 1, documents.offsets)]
+        if len(inside) == 0:
+            return
+        if place.skips.counts.eos_in_texts == 0:
+            i = int(np.searchsorted(documents.offsets, inside[0], side="right")) - 1
+            logger.warning(
+                "%s writes %s, which becomes the end of a document inside it (metrics: "
+                'eos_in_texts counts them). TokenRules(special_tokens_in_text="split") makes '
+                "ordinary text of special tokens in texts.",
+                place.name(documents.origin[i]),
+                tokenizer.token(tokenizer.eos_id),
+            )
+        place.skips.counts.eos_in_texts += len(inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The rule for the ends of documents that were ids already."""
+
+    rule: EosRule
+    eos_id: int | None
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"eos": [self.rule, self.eos_id]}
+
+    def __call__(self, documents: Documents, place: Place) -> Documents:
+        return apply_eos(documents, self.rule, self.eos_id)

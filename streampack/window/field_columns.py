@@ -1,0 +1,53 @@
+"""FieldColumns: rows of runs with fields have those of their tokens and documents."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.fields import FieldTypes
+from streampack.window.entries import FieldStore
+from streampack.window.gather import Pieces
+from streampack.window.packed_rows import PackedRows
+
+
+@dataclass(frozen=True, slots=True)
+class FieldColumns:
+    """A row stage; `types` are those of the run."""
+
+    types: FieldTypes
+
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+        """See `RowStage`; what is outside of documents gets 0."""
+        found = held.places(pieces.serial)
+        token: dict[str, NDArray[Any]] = {}
+        for name, dtype in self.types.token.items():
+            out = token[name] = np.zeros(len(rows.tokens), dtype=dtype)
+            for (block, i), start, stop, place in zip(
+                found,
+                pieces.start.tolist(),
+                pieces.stop.tolist(),
+                pieces.slot.tolist(),
+                strict=True,
+            ):
+                begin = int(block.offsets[i])
+                out[place : place + stop - start] = block.token_fields[name][
+                    begin + start : begin + stop
+                ]
+        document = {
+            name: np.array([block.document_fields[name][i] for block, i in found], dtype=dtype)
+            for name, dtype in self.types.document.items()
+        }
+        return rows._replace(token_fields=token, document_fields=document)
+
+    def empty(self, rows: PackedRows) -> PackedRows:
+        """See `RowStage`."""
+        return rows._replace(
+            token_fields={
+                n: np.zeros(len(rows.tokens), dtype=t) for n, t in self.types.token.items()
+            },
+            document_fields={n: np.zeros(0, dtype=t) for n, t in self.types.document.items()},
+        )

@@ -1,0 +1,28 @@
+"""Provenance: rows say where every piece came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from streampack.window.entries import FieldStore
+from streampack.window.gather import Pieces
+from streampack.window.packed_rows import PROVENANCE, PackedRows
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """A row stage."""
+
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+        """See `RowStage`."""
+        made = np.empty(len(pieces.serial), dtype=PROVENANCE)
+        for name in ("source", "shard", "index"):
+            made[name] = pieces.origin[name]
+        made["start"], made["stop"] = pieces.start, pieces.stop
+        return rows._replace(provenance=made)
+
+    def empty(self, rows: PackedRows) -> PackedRows:
+        """See `RowStage`."""
+        return rows._replace(provenance=np.zeros(0, dtype=PROVENANCE))

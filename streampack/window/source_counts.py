@@ -1,0 +1,73 @@
+"""SourceCounts: rows of a mixture say how much of each source they hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.window.entries import FieldStore
+from streampack.window.gather import Pieces
+from streampack.window.packed_rows import PackedRows
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCounts:
+    """A row stage.
+
+    Attributes:
+        sources: how many there are.
+        whole: every piece is a document; else one that begins inside a document counts no other.
+    """
+
+    sources: int
+    whole: bool = False
+
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+        """See `RowStage`."""
+        begins = np.ones(len(rows.source_ids), bool) if self.whole else pieces.begins
+        return rows._replace(by_source=count_sources(rows, begins, self.sources))
+
+    def empty(self, rows: PackedRows) -> PackedRows:
+        """See `RowStage`."""
+        return rows
+
+
+def count_sources(packed: PackedRows, begins: NDArray[np.bool_], sources: int) -> NDArray[np.int64]:
+    """Tokens, documents and loss tokens of each source.
+
+    Args:
+        packed: a batch with D document pieces.
+        begins: (D,), True for the first piece of a document.
+        sources: how many there are.
+
+    Returns:
+        (sources, 3) int64. Tokens include EOS that the packer inserted; the columns add up to what
+        the batch says of all sources together.
+    """
+    real, bounds, source = packed.piece >= 0, packed.boundaries, packed.source_ids
+    starts = bounds[:-1][real]
+    sizes = bounds[1:][real] - starts
+    if packed.loss_mask is None:  # all but the first token of each attention segment
+        first = np.zeros(len(packed.tokens) + 1, dtype=np.bool_)
+        first[packed.cu_seqlens] = True
+        learnt = sizes - first[starts]
+    else:
+        mask = packed.loss_mask.copy()
+        mask[packed.cu_seqlens[:-1]] = False
+        learnt = np.add.reduceat(mask, bounds[:-1], dtype=np.int64)[real]
+    out = np.empty((sources, 3), dtype=np.int64)
+    for column, of in enumerate((sizes, begins, learnt)):
+        out[:, column] = np.bincount(source, of, sources)
+    return out
+
+
+def with_passes(rows: PackedRows, passes: list[int]) -> PackedRows:
+    """A batch that says how many epochs of each source its lane has read."""
+    counts = rows.by_source
+    assert counts is not None
+    own = np.zeros(len(counts), dtype=np.int64)
+    known = passes[: len(own)]  # a lane goes on under other settings with those of its old mixture
+    own[: len(known)] = known
+    return rows._replace(by_source=np.column_stack((counts, own)))
