@@ -164,8 +164,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         if tokenizer is None:
             tokenizer = tokenizer_of(processor)
         tokens, row_format = prepare(source, tokenizer, token_rules or TokenRules(), processor)
-        if source.mixed:
-            source.check_epochs(epochs)
+        source.check_epochs(epochs)
         tree = check_layout(layout, attention, packer, source)
         config = LaneConfig(
             source=source,
@@ -192,7 +191,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 media=media,
                 provenance=provenance,
                 by_row=attention == "row",
-            ),  # fmt: skip
+            ),
             seed=seed,
             shuffle=shuffle,
             epochs=epochs,

@@ -150,15 +150,8 @@ class DealSettings:
 
     def _sources(self, run_epochs: int | None = None) -> dict[str, _Dealable]:
         """Every source by name, with `run_epochs` in the place of the run's epochs."""
-        source, run_epochs = self.source, self.epochs if run_epochs is None else run_epochs
-        if not source.mixed:
-            return {"": _Dealable(source.inner, run_epochs, ONE)}
-        from streampack.sources.credits import ONE as WHOLE
-
-        knots = [shares for _, shares in source.shares.knots]
-        most = [max(shares) for shares in zip(*knots, strict=True)]
-        epochs, total = source.source_epochs(run_epochs), max(sum(most), WHOLE)
+        portions = self.source.portions(self.epochs if run_epochs is None else run_epochs)
         return {
-            name: _Dealable(part.inner, own, max(share * ONE // total, 1))
-            for (name, part), own, share in zip(source.sources.items(), epochs, most, strict=True)
+            name: _Dealable(source, epochs, max(share * ONE // whole, 1))
+            for name, (source, epochs, share, whole) in portions.items()
         }

@@ -21,7 +21,7 @@ from streampack.sources.iterable.items import item_block
 from streampack.window.buffer import TokenBuffer
 from streampack.window.empty_rows import empty_rows
 from streampack.window.field_columns import FieldColumns
-from streampack.window.gather import RowFormat, gather_rows
+from streampack.window.gather import RowFormat, RowStage, gather_rows
 from streampack.window.packed_rows import PackedRows
 from streampack.window.planned import PlannedWindow
 from streampack.window.provenance import Provenance
@@ -204,8 +204,10 @@ class MicrobatchPlan:
         return self.lengths
 
     def _format(self, pad_id: int, fields: FieldTypes) -> RowFormat:
-        stages = (Provenance(), *([FieldColumns(fields)] if fields else []))
-        return RowFormat(pad_id=pad_id, eos_id=-1, stages=stages)
+        stages: list[RowStage] = [Provenance()]
+        if fields:
+            stages.append(FieldColumns(fields))
+        return RowFormat(pad_id=pad_id, eos_id=-1, stages=tuple(stages))
 
     def _block(self, block: Documents, numbers: NDArray[np.int64]) -> Documents:
         """The documents of a row with these numbers (D,), as they stand in it."""

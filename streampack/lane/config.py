@@ -107,8 +107,9 @@ def warm_up(config: LaneConfig) -> None:
             tokens, np.array([0, 3, 5], dtype=np.int64), origin, document_fields=weights
         )
         documents.take(np.array([1, 0], dtype=np.int64))
-        if getattr(config.order, "exact", False):  # loads no model
-            config.order.order(documents)
+        order = config.order
+        if order is not None and getattr(order, "exact", False):  # loads no model
+            order.order(documents)
         window = Window(
             config.window,
             config.packer,

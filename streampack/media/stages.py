@@ -8,7 +8,7 @@ from typing import Any
 
 from streampack.documents.blocks import Documents, Texts
 from streampack.media.processing import MediaProcessing
-from streampack.streams.stages import Place
+from streampack.stages.base import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,4 @@ if it is installed.
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs={
-    "bm25": ['BM25'],
-    "embedding": ['Embedder', 'TextEmbedder', 'TokenEmbedder'],
-    "hashing": ['HashedNgrams'],
-    "neighbours": ['Neighbours', 'find_neighbours'],
-    "order": ['DocumentOrder', 'GroupBy', 'Ordered', 'SimilarityOrder'],
-    "traversal": ['Limit', 'walk'],
-})  # fmt: skip
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -16,16 +16,10 @@ from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
 from streampack.packing import Packer
 from streampack.sources.base import Source
-from streampack.streams.stages import (
-    Apart,
-    BlockStage,
-    CheckedIds,
-    Numbered,
-    Preparation,
-    Unsigned,
-    WithoutEmpty,
-)  # fmt: skip
-from streampack.tokenization.rules import TokenRules, checked_id
+from streampack.stages.base import BlockStage
+from streampack.stages.ids import Apart, CheckedIds, Numbered, Unsigned, WithoutEmpty
+from streampack.stages.preparation import Preparation
+from streampack.tokenization.rules import EosRule, TokenRules, checked_id
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat, RowStage
 
@@ -264,6 +258,7 @@ def check_kinds(**given: Any) -> None:
     for name, value in given.items():
         if value is None:
             continue
+        kind: type
         if name == "order":
             from streampack.ordering.order import DocumentOrder
 
@@ -295,7 +290,7 @@ class Tokens(NamedTuple):
     """What tokenizer and rules mean for a run; tokenizers are by source."""
 
     tokenizers: tuple[Any, ...]
-    eos: str
+    eos: EosRule
     eos_id: int | None
     vocab_size: int | None
 
@@ -313,7 +308,7 @@ def stages_of(
 ) -> Preparation:
     """The stages of a run, for every source of it."""
     every = []
-    for part, tokenizer in zip(source.parts.values(), tokens.tokenizers, strict=True):
+    for tokenizer in tokens.tokenizers:
         own: list[BlockStage] = [Numbered()]
         if tokenizer is None:
             own = [Apart(), Numbered(), CheckedIds(tokens.vocab_size)]
@@ -419,11 +414,14 @@ def prepare(
 def _for_source(tokenizer: Any, of_chats: Any, source: Source, processor: Any) -> Any:
     if source.tokenized:
         return None
-    if hasattr(source, "renders"):
-        tokenizer = of_chats
-    if getattr(source, "renders", False):
+    if not hasattr(source, "renders"):
+        return tokenizer
+    tokenizer = of_chats
+    if source.renders:
+        from streampack.sources.chat.source import Chat
         from streampack.tokenization.chat import ChatTokenizer
 
+        assert isinstance(source, Chat)
         return ChatTokenizer(
             tokenizer,
             source.template if processor is None else _with_margins(source.template, processor),

@@ -164,13 +164,18 @@ class SourceReport(tuple[SourceFigures, ...]):
 
 
 def source_report(
-    mixture: Mixture,
+    source: Source,
     totals: Mapping[str, SourceCounts],
     passes: Mapping[int, NDArray[np.int64]],
 ) -> SourceReport:
-    """The report; `passes` are of each lane (sources,) the epochs whose part it has read."""
+    """The report; `passes` are of each lane (sources,) the epochs whose part it has read.
+
+    It has no rows unless the source is a mixture.
+    """
+    if not isinstance(source, Mixture):
+        return SourceReport()
     whole = max(sum(counts.tokens for counts in totals.values()), 1)
-    none = np.zeros(len(mixture.sources), dtype=np.int64)
+    none = np.zeros(len(source.sources), dtype=np.int64)
     epochs = np.mean([*passes.values()] or [none], axis=0)
     return SourceReport(
         SourceFigures(
@@ -182,14 +187,14 @@ def source_report(
             own.loss_tokens,
             finished,
         )
-        for name, finished in zip(mixture.sources, epochs.tolist(), strict=True)
+        for name, finished in zip(source.sources, epochs.tolist(), strict=True)
         for own in (totals.get(name, SourceCounts()),)
     )
 
 
 def counted(
     totals: SourceTotals,
-    mixture: Mixture,
+    mixture: Source,
     by_source: NDArray[np.int64],
     at: int,
     change: WeightChange | None,
@@ -199,6 +204,7 @@ def counted(
     `by_source` is that of `PackedRows`; `at` are the tokens of the run before the batch; `change`
     is that of the weights by then.
     """
+    assert isinstance(mixture, Mixture)
     shares = mixture.shares if change is None else change.shares([*mixture.sources])
     rates = shares.rates(at, [True] * len(mixture.sources))
     rows = by_source.tolist()

@@ -346,7 +346,7 @@ class RankRun:
 
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
         source = self.plan.config.source
-        if batch.by_source is not None and source.mixed:
+        if batch.by_source is not None:  # of a mixture
             from streampack.run.provenance import counted
             from streampack.sources.credits import change_at
 
@@ -358,12 +358,9 @@ class RankRun:
 
     def by_source(self) -> SourceReport:
         """What was taken of each source of a mixture; no rows for any other source."""
-        source = self.plan.config.source
-        from streampack.run.provenance import SourceReport, source_report
+        from streampack.run.provenance import source_report
 
-        if not source.mixed:
-            return SourceReport()
-        return source_report(source, self.metrics.sources, self._passes)
+        return source_report(self.plan.config.source, self.metrics.sources, self._passes)
 
     def _record_untaken(self, following: int) -> None:
         """Keep the states of lanes whose turns pass before this number without one for the loop."""

@@ -10,7 +10,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,6 +141,21 @@ class LinePart(LaneReader):
         """The weight that is not read yet after a cursor."""
 
 
+class Portion(NamedTuple):
+    """A source's part of a run.
+
+    Attributes:
+        source: that is read.
+        epochs: passes over it; None is endless.
+        share: of the run's tokens, in units of 1 / `whole`, at its highest.
+    """
+
+    source: Source
+    epochs: int | None
+    share: int
+    whole: int
+
+
 class Source(ABC):
     """A stream of documents, split into lanes."""
 
@@ -167,6 +182,14 @@ class Source(ABC):
     def parts(self) -> dict[str, Source]:
         """The sources of a mixture by name, or this one."""
         return {"": self}
+
+    def portions(self, epochs: int | None) -> dict[str, Portion]:
+        """The parts of a run of so many epochs by the names of their sources."""
+        return {"": Portion(self.inner, epochs, 1, 1)}
+
+    def check_epochs(self, epochs: int | None) -> None:
+        """Raise `ConfigError` if it is not clear when a run of so many epochs ends."""
+        return
 
     @property
     def inner(self) -> Source:

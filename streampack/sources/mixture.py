@@ -17,8 +17,8 @@ from streampack.arguments import explained, one_of, real_number, whole_number
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError, StateError
 from streampack.packing.rng import derive_seed
-from streampack.sources.base import LaneReader, Source
-from streampack.sources.credits import TokenShares, Weights, checked_weights, tempered
+from streampack.sources.base import LaneReader, Portion, Source
+from streampack.sources.credits import ONE, TokenShares, Weights, checked_weights, tempered
 from streampack.sources.infer import as_source
 
 
@@ -133,8 +133,16 @@ class Mixture(Source):
         """Passes over each source in a run with so many `epochs`; None is endless."""
         return tuple(self._epochs.get(name, epochs) for name in self.sources)
 
+    def portions(self, epochs: int | None) -> dict[str, Portion]:
+        knots = [shares for _, shares in self.shares.knots]
+        most = [max(shares) for shares in zip(*knots, strict=True)]
+        each, whole = self.source_epochs(epochs), max(sum(most), ONE)
+        return {
+            name: Portion(part.inner, own, share, whole)
+            for (name, part), own, share in zip(self.sources.items(), each, most, strict=True)
+        }
+
     def check_epochs(self, epochs: int | None) -> None:
-        """Raise `ConfigError` if it is not clear when a run with so many epochs ends."""
         each = self.source_epochs(epochs)
         if epochs is not None and None not in self._epochs.values():
             return

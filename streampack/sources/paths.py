@@ -21,7 +21,7 @@ from streampack.sources.text import TextFiles
 from streampack.sources.tokens import Tokens
 from streampack.storage.listing import has_ending, refuse_pipes
 from streampack.storage.remote import shown
-from streampack.storage.storage import Storage
+from streampack.storage.storage import Storage as Storage
 
 #: Formats of which nothing but text or ids need be chosen.
 DOCUMENT_FORMATS: tuple[Any, ...] = (Parquet, JSONL, Arrow, TextFiles)

@@ -8,7 +8,8 @@ from typing import Any
 
 from streampack.documents.blocks import Documents
 from streampack.documents.fields import FieldTypes
-from streampack.streams.stages import Place, without_records
+from streampack.stages.base import Place
+from streampack.stages.ids import without_records
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from streampack.documents.blocks import Documents, joined_groups
-from streampack.streams.stages import Place
+from streampack.stages.base import Place
 
 
 @dataclass(frozen=True, slots=True)

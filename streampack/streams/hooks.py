@@ -19,7 +19,8 @@ from streampack.arguments import explained, type_in_words
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, derive_seeds
-from streampack.streams.stages import Place, WithoutEmpty
+from streampack.stages.base import Place
+from streampack.stages.ids import WithoutEmpty
 
 HookFunction = Callable[[Documents, NDArray[np.uint64]], Any]
 Refuse = Callable[[str, str], ConfigError]

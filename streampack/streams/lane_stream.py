@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from streampack.deals.dealer import Dealer
 from streampack.metrics import LaneTimes
@@ -10,6 +10,9 @@ from streampack.packing.rng import derive_seed
 from streampack.sources.skips import Skips
 from streampack.streams.base import LaneStream, StreamPosition
 from streampack.streams.stream import DocumentStream, StreamConfig
+
+if TYPE_CHECKING:
+    from streampack.streams.mixed_stream import MixedStream
 
 
 def open_stream(
@@ -36,10 +39,12 @@ def open_stream(
         from streampack.streams.ordered_stream import OrderedStream
 
         inner = OrderedStream.inner_position(position)
-    kind: Any = DocumentStream
+    base: type[DocumentStream | MixedStream] = DocumentStream
     if config.source.mixed:
-        from streampack.streams.mixed_stream import MixedStream as kind
-    stream = kind(config, lane, skips=skips, times=times, position=inner, dealer=dealer)
+        from streampack.streams.mixed_stream import MixedStream
+
+        base = MixedStream
+    stream = base(config, lane, skips=skips, times=times, position=inner, dealer=dealer)
     if config.order is None:
         return stream
     return OrderedStream(

@@ -20,8 +20,9 @@ from streampack.metrics import LaneTimes
 from streampack.sources.base import Block, Source
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
+from streampack.stages.base import Place, passed_through
+from streampack.stages.preparation import Preparation
 from streampack.streams.base import BEGINNING, LaneStream, Remaining, StreamPosition
-from streampack.streams.stages import Place, Preparation, passed_through
 
 if TYPE_CHECKING:
     from streampack.ordering import DocumentOrder

@@ -9,7 +9,7 @@ from typing import Any
 from streampack.documents.blocks import Documents
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError
-from streampack.streams.stages import Place
+from streampack.stages.base import Place
 from streampack.tokenization.chat import ChatTokenizer
 
 

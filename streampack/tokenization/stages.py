@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from streampack.documents.blocks import Documents, Texts
-from streampack.streams.stages import Place
+from streampack.stages.base import Place
 from streampack.tokenization.rules import EosRule, apply_eos
 from streampack.tokenization.tokenizer import Tokenizer
 

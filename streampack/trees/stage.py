@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streampack.documents.blocks import Documents
-from streampack.streams.stages import Place
+from streampack.stages.base import Place
 from streampack.trees.build import planted
 
 

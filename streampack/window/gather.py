@@ -43,6 +43,18 @@ class Pieces(NamedTuple):
     begins: NDArray[np.bool_]
     document: NDArray[np.int64]
 
+    def of_batch(self, first: int, last: int, slot: NDArray[np.int64]) -> Pieces:
+        """The pieces from `first` to `last`, with their first slots in the batch (D,)."""
+        return Pieces(
+            self.serial[first:last],
+            self.origin[first:last],
+            self.start[first:last],
+            self.stop[first:last],
+            slot,
+            self.begins[first:last],
+            self.document[first:last],
+        )
+
 
 class RowStage(Protocol):
     """What rows of a run have besides tokens and boundaries; picklable, without state."""
@@ -144,7 +156,7 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
         )
         if pieces is not None:
             slot = packed.boundaries[:-1][packed.piece >= 0].astype(np.int64)
-            own = Pieces(*(column[first:last] for column in pieces))._replace(slot=slot)
+            own = pieces.of_batch(first, last, slot)
             for stage in layout.stages:
                 packed = stage(packed, own, held.fields)
         made.append(packed)

@@ -25,10 +25,10 @@ from streampack.sources import JSONL, Iterable, Mixture
 from streampack.sources.base import Reading
 from streampack.sources.mixture import earlier_mixture
 from streampack.sources.skips import Skips
+from streampack.stages.preparation import Preparation
 from streampack.streams.base import StreamPosition
 from streampack.streams.lane_stream import open_stream
 from streampack.streams.mixed_place import changed_cursor
-from streampack.streams.stages import Preparation
 from streampack.streams.stream import StreamConfig
 from tests.support.corpora import byte_tokenizer
 from tests.support.memory_source import MemorySource

@@ -19,7 +19,7 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
-from streampack.streams.stages import Preparation
+from streampack.stages.preparation import Preparation
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat
 from streampack.window.provenance import Provenance

@@ -1,101 +1,18 @@
-"""Block stages: what happens to a block between its source and the window, one after the other.
-
-A run has a list of stages for every source of it, put together once, where the dataset is built:
-`passed_through` passes a block through them. A capability adds a stage, and nothing here changes.
-"""
+"""The stages of every run: of documents that are token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents
-from streampack.sources.base import Block, Source
-from streampack.sources.skips import Skips
 
-
-class Place(NamedTuple):
-    """Where a block is: its source and the number of that in a mixture, the run's seed, the epoch.
-
-    Attributes:
-        skips: what to do with broken content.
-    """
-
-    source: Source
-    number: int
-    seed: int
-    epoch: int
-    skips: Skips
-
-    def name(self, origin: np.void) -> str:
-        """A document in words."""
-        of = f' of source "{self.skips.name}"' if self.skips.name else ""
-        return self.source.document_name(origin) + of
-
-
-class BlockStage(Protocol):
-    """One thing that happens to a block; picklable, without state.
-
-    It must do to a document what it does to it in any other block, or resuming would differ.
-    """
-
-    def __call__(self, block: Any, place: Place) -> Any:
-        """The block after it. It may raise, or give documents to `place.skips` and leave them out."""
-
-    def describe(self) -> Mapping[str, Any]:
-        """JSON-able: what of it decides the batches, by the fields of a fingerprint."""
-
-
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """The stages of a run.
-
-    Attributes:
-        stages: for every source of a mixture, or the only one.
-    """
-
-    stages: tuple[tuple[BlockStage, ...], ...] = ()
-    described: Mapping[str, Any] = field(default_factory=dict)
-
-    def of(self, number: int) -> tuple[BlockStage, ...]:
-        """Those of a source; token ids as they are, checked, if nothing was put together."""
-        return self.stages[number] if self.stages else IDS_AS_THEY_ARE
-
-    def find(self, name: str) -> Any:
-        """The first value of an attribute of that name among all stages; None without one."""
-        every = (stage for own in self.stages for stage in own)
-        found = next((found for stage in every if (found := getattr(stage, name, None))), None)
-        return getattr(found, name, found)  # of the tokenizer of chats, what it encodes with
-
-    def titles(self, kind: str = "") -> list[tuple[str, str]]:
-        """The user's own stages, as (kind, name)."""
-        own = self.of(0)
-        return [title for stage in own if (title := getattr(stage, "title", None)) is not None]
-
-    def describe(self) -> dict[str, Any]:
-        """What all stages describe, of the first source."""
-        return {**self.described_by(0), **self.described}
-
-    def described_by(self, number: int) -> dict[str, Any]:
-        """What the stages of a source describe."""
-        return {
-            name: value for stage in self.of(number) for name, value in stage.describe().items()
-        }
-
-
-def passed_through(stages: Sequence[BlockStage], block: Block, place: Place) -> Documents:
-    """A block after all stages."""
-    for stage in stages:
-        block = stage(block, place)
-    assert isinstance(block, Documents)
-    return block
-
-
-# ---------------------------------------------------------------------- stages of every run
+if TYPE_CHECKING:
+    from streampack.stages.base import BlockStage, Place
 
 
 @dataclass(frozen=True, slots=True)

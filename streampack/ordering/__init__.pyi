@@ -1,0 +1,13 @@
+from .bm25 import BM25 as BM25
+from .embedding import Embedder as Embedder
+from .embedding import TextEmbedder as TextEmbedder
+from .embedding import TokenEmbedder as TokenEmbedder
+from .hashing import HashedNgrams as HashedNgrams
+from .neighbours import Neighbours as Neighbours
+from .neighbours import find_neighbours as find_neighbours
+from .order import DocumentOrder as DocumentOrder
+from .order import GroupBy as GroupBy
+from .order import Ordered as Ordered
+from .order import SimilarityOrder as SimilarityOrder
+from .traversal import Limit as Limit
+from .traversal import walk as walk
