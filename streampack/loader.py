@@ -7,6 +7,7 @@ rank after the same step; see `streampack.job.ending`.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -18,11 +19,11 @@ from streampack.batch import BatchGroup, PackedBatch
 from streampack.dataset import PackedDataset
 from streampack.deals.report_exchange import ReportExchange
 from streampack.deals.sharing import Sharing
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, StateError
 from streampack.job.ending import End, Ranks
 from streampack.job.exchange import LONGEST_S, TIMEOUT_S
 from streampack.job.topology import Topology
-from streampack.job.wrong_callers import refuse_lightning
+from streampack.job.wrong_callers import refuse_taking_ahead
 from streampack.lane.config import LaneShare
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
@@ -145,17 +146,42 @@ class PackedLoader(DataLoader[Any]):
     def check_worker_number_rationality(self) -> None:
         """Nothing: torch warns when workers start, of which there are no more than lanes."""
 
-    def state_dict(self, *, after: PackedBatch | None = None) -> dict[str, Any]:
-        """JSON-able state of what the loop has taken so far, the batch at hand included.
+    def state_dict(self, *, after: Any = None, before: Any = None) -> dict[str, Any]:
+        """JSON-able state of the run after a batch: a resumed run begins with the one behind it.
+
+        Without arguments it is the state after the last batch that the loop got. That is right in
+        the body of ``for batch in loader``. A loop that takes the next batch before it saves, as
+        nanoGPT's does, names the batch that it holds: ``state_dict(before=batch)``.
 
         Args:
-            after: one of the last 16 batches that the loop got: the state is as of it, for
-                trainers that take batches ahead of the step. A copy of it on a device will do.
+            after: the batch that was trained on last.
+            before: the batch that the loop holds and has not trained on; a resumed run begins with
+                it. None where the run has ended.
+
+        Both take what the loop got: a batch or a copy of it on a device, the output of `transform`
+        or a tensor in it, a group of `accumulate`. It is of the last 16 batches.
 
         Raises:
-            StateError: `after` is none of the last 16.
+            StateError: the batch is not one of the last 16; another thread takes the batches, so
+                that it is not known which of them the loop has got.
         """
-        return self._run.state_dict(after)
+        if after is not None and before is not None:
+            raise ConfigError("after= and before= are both given.", "Pass one.", setting="before")
+        if after is None and before is None:
+            self._check_thread()
+        return self._run.state_dict(after, before)
+
+    def _check_thread(self) -> None:
+        """Raise `StateError` if a thread other than this one takes batches now."""
+        thread = None if self._live is None else self._live.thread
+        if thread is None or thread in (threading.main_thread(), threading.current_thread()):
+            return
+        if thread.is_alive():
+            raise StateError(
+                f'The thread "{thread.name}" takes batches ahead of the loop that saves.',
+                "Pass state_dict(after=batch), the batch that was trained on last.",
+                setting="after",
+            )
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Go on after a saved state at the next iteration.
@@ -279,7 +305,7 @@ class PackedLoader(DataLoader[Any]):
         while found < batches and ahead.get(1):
             ahead.step_over()
             found += 1
-        self._run.state.step_over(first)
+        self._run.step_over(first)
         if live is None:
             self._stop()
         return found
@@ -318,7 +344,8 @@ class PackedLoader(DataLoader[Any]):
 
     def _open(self) -> Prefetcher:
         self.dataset._check_topology()
-        refuse_lightning()
+        if not self.dataset._evaluates:
+            refuse_taking_ahead()
         if self._finished:
             config = self._run.plan.config
             if config.shuffle:
@@ -357,7 +384,11 @@ class PackedLoader(DataLoader[Any]):
         return feed_in_process(share, sharing, exchange)
 
     def _transformed(self, batch: PackedBatch) -> Any:
-        return batch if self.transform is None else self.transform(batch)
+        if self.transform is None:
+            return batch
+        item = self.transform(batch)
+        self._run.transformed(batch, item)
+        return item
 
     def _iterate(self, items: Callable[[Prefetcher], Iterator[Any]]) -> Generator[Any, None, None]:
         """What `items` gives of one iterator, which is live until the loop leaves it."""

@@ -1,8 +1,9 @@
 """nanochat's base training: its own loader, which crops documents, and streampack's.
 
 The change is that of docs/migration.md: the same files, tokenizer and tensors, another loader. The
-model and the loader of before are those of the checkout whose path is given (its tokenizer needs
-`rustbpe`).
+model and the loader of before are those of the checkout at the path given (its tokenizer needs
+`rustbpe`). Both run in the order of nanochat's own loop, which takes the next batch before the step
+and saves with it in hand.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -47,8 +47,8 @@ class Its:
             self.state = state
             yield inputs, targets
 
-    def state_dict(self) -> Any:
-        """Of the last batch."""
+    def state_dict(self, before: Any) -> Any:
+        """That which came with the batch in hand, as nanochat saves it."""
         return self.state
 
 
@@ -67,15 +67,18 @@ def losses(tokenizer: Any, loader: Any, weights: Any = None) -> tuple[list[float
         model.load_state_dict(weights)
     found: list[float] = []
     saved = None
-    for inputs, targets in islice(loader, STEPS if weights is None else STEPS - SAVED_AFTER):
+    batches = iter(loader)
+    inputs, targets = next(batches)
+    for _ in range(STEPS if weights is None else STEPS - SAVED_AFTER):
+        if weights is None and len(found) == SAVED_AFTER:  # as there, with the next batch in hand
+            copies = {name: value.clone() for name, value in model.state_dict().items()}
+            saved = loader.state_dict(before=(inputs, targets)), copies
         loss = model(inputs, targets)
         loss.backward()
+        inputs, targets = next(batches)  # before the step, as nanochat's loop
         optimizer.step()
         optimizer.zero_grad()
         found.append(loss.item())
-        if weights is None and len(found) == SAVED_AFTER:
-            copies = {name: value.clone() for name, value in model.state_dict().items()}
-            saved = loader.state_dict(), copies
     return found, saved
 
 

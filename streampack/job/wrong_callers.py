@@ -7,8 +7,8 @@ the callers when an iteration starts.
   Trainer, given a DataLoader of it, either iterate it on rank 0 and deal its batches out, so that
   what the other ranks own is never read, or keep every W-th batch of each rank. Both lose
   (W - 1) / W of the documents.
-- Lightning takes a batch ahead of the training step, and saves the state of a loader that has one,
-  so that a resumed run leaves the batch out.
+- Lightning's Trainer, and Ray Train's ``prepare_data_loader``, take a batch ahead of the training
+  step. The state of our loader counts it, so that a resumed run would leave it out.
 """
 
 from __future__ import annotations
@@ -22,14 +22,21 @@ _MODULES = (
     "accelerate.",
     "lightning.",
     "pytorch_lightning.",
+    "ray.train.",
     "streampack.trainers.",
     "transformers.",
 )
 #: Of accelerate.data_loader and transformers.trainer_pt_utils.
 RESHARDING_CLASSES = ("DataLoaderDispatcher", "IterableDatasetShard")
-#: Of lightning.pytorch.loops: training, and what takes batches of a loader without its state: an
-#: evaluation, and our own `DataModuleMixin`.
-_FITS, _TAKES_NO_STATE = "_FitLoop", ("_EvaluationLoop", "_PredictionLoop", "StatelessBatches")
+#: Those that take a batch ahead, and the remedy: of lightning.pytorch.loops and ray.train.torch.
+_AHEAD = {
+    "_FitLoop": "Pass datamodule= with a class of streampack.trainers.DataModuleMixin and "
+    "LightningDataModule.",
+    "_WrappedDataLoader": "Leave out prepare_data_loader: iterate PackedLoader(dataset, "
+    "device=ray.train.torch.get_device()) itself, which knows this worker's rank.",
+}
+#: Those that take batches of a loader without its state: an evaluation, our own `DataModuleMixin`.
+_TAKES_NO_STATE = ("_EvaluationLoop", "_PredictionLoop", "StatelessBatches")
 
 
 def refuse_resharding() -> None:
@@ -45,16 +52,16 @@ def refuse_resharding() -> None:
             )
 
 
-def refuse_lightning() -> None:
-    """Raise `ConfigError` if Lightning trains on a `PackedLoader` whose state it would save."""
+def refuse_taking_ahead() -> None:
+    """Raise `ConfigError` if a trainer takes batches of a `PackedLoader` ahead of the step."""
     for kind in _callers():
         if kind.__name__ in _TAKES_NO_STATE:
             return
-        if kind.__name__ == _FITS:
+        if kind.__name__ in _AHEAD:
             raise ConfigError(
-                "Lightning trains on this PackedLoader, and would save its state a batch too late.",
-                "Pass datamodule= with a class of streampack.trainers.DataModuleMixin and "
-                "LightningDataModule.",
+                f"{kind.__module__}.{kind.__name__} takes batches of this PackedLoader ahead of "
+                "the training step, so that a resumed run would leave one out.",
+                _AHEAD[kind.__name__],
                 setting="loader",
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -75,6 +76,7 @@ class Prefetcher:
         self._got: deque[PackedBatch] = deque()
         self._ended = False
         self._process = os.getpid()
+        self.thread: threading.Thread | None = None  # that asked last
         _not_ended.add(self)
 
     def get(self, count: int) -> list[PackedBatch]:
@@ -88,6 +90,7 @@ class Prefetcher:
                 "The loader was iterated again, or given a state, while this iterator was in use.",
                 "Use one iterator at a time, or one loader for each.",
             )
+        self.thread = threading.current_thread()
         missing = count - len(self._got)
         if missing > 0:
             self._got.extend(islice(self._given, missing))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
@@ -25,7 +24,7 @@ from streampack.batch.kinds import kind_of
 from streampack.deals.dealer import RankExchange
 from streampack.deals.report_exchange import ReportExchange
 from streampack.deals.sharing import Sharing
-from streampack.errors import ConfigError, StateError
+from streampack.errors import ConfigError
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks, question
 from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
 from streampack.lane.config import LaneShare
@@ -33,6 +32,7 @@ from streampack.lane.rotation import rotate
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
 from streampack.run.plan import RunPlan
+from streampack.run.recent import Recent
 from streampack.run.state import Deferred, RunState, batches_known
 from streampack.sources.skips import Skips
 
@@ -46,8 +46,6 @@ logger = logging.getLogger(__name__)
 
 #: Begins a rank's batches of some lanes; how these take part in deals, and exchange reports.
 OpenFeed = Callable[[LaneShare, Sharing, ReportExchange], Iterable[PackedBatch | LaneEnd]]
-
-REMEMBERED = 16  # batches that a loop may be ahead of the one whose state it asks for
 
 
 def feed_in_process(
@@ -95,8 +93,7 @@ class RankRun:
         self._said_lost = False
         # Turns of lanes that the loop gets no batch of, and the states after them, in their order.
         self._untaken: list[tuple[int, int, Deferred]] = []  # lane, step
-        # The state after each of the last batches, by their numbers.
-        self._recent: deque[tuple[int, RunState]] = deque(maxlen=REMEMBERED)
+        self._recent = Recent(self.state)
         self._steps: dict[int, Step] = {}  # of batches given and not taken, where ranks share some
 
     @property
@@ -142,7 +139,7 @@ class RankRun:
     def go_on(self, plan: RunPlan, start: RunState) -> None:
         """Go on from another place, of this run or of another one."""
         self.plan, self.state = plan, start
-        self._recent.clear()
+        self._recent = Recent(start)
         self._untaken.clear()
         self._steps.clear()
         self._passes.clear()
@@ -152,8 +149,8 @@ class RankRun:
         from streampack.run.weights import with_weights
 
         changes = with_weights(self.plan, self.state, weights, from_step, taken=self.steps_taken)
-        for state in (self.state, *(recent for _, recent in self._recent)):
-            state.weight_changes = changes
+        self.state.weight_changes = changes
+        self._recent.set_weights(changes)
         self._weights = question(changes)
         self._untaken.clear()
 
@@ -321,7 +318,16 @@ class RankRun:
                 metrics.empty_batches += 1
                 metrics.empty_slots += batch.composition.slots
         self.metrics = metrics
-        self._recent.append((self._number(batch), self.state.copy()))
+        self._recent.add(self._number(batch), batch, self.state)
+
+    def transformed(self, batch: PackedBatch, item: Any) -> None:
+        """Record that the loop gets `item` in the place of a batch that it took."""
+        self._recent.transformed(self._number(batch), item)
+
+    def step_over(self, first: int) -> None:
+        """Record that the batches from number `first` on were taken without being used."""
+        self.state.step_over(first)
+        self._recent.move(self.state)
 
     def _commit(self, batch: PackedBatch) -> None:
         """Record that the run is past a batch, this rank's or one beside it."""
@@ -372,24 +378,17 @@ class RankRun:
                 later.append((lane, step, state))
         self._untaken = later
 
-    def state_dict(self, after: PackedBatch | None = None) -> dict[str, Any]:
-        """JSON-able state of what was taken, up to the last batch or up to `after`.
-
-        Args:
-            after: one of the last 16 batches that were taken.
+    def state_dict(self, after: Any = None, before: Any = None) -> dict[str, Any]:
+        """JSON-able state of what was taken, up to the last batch, or up to the one that is named.
 
         Raises:
-            StateError: `after` is none of them.
+            StateError: that is not one of the last 16 which were taken.
         """
-        if after is None:
-            return self.state.as_dict()
-        for number, state in self._recent:
-            if number == self._number(after):
-                return state.as_dict()
-        raise StateError(
-            f"Batch {self._number(after)} is not one of the last {len(self._recent)} of the loop.",
-            f"Ask for the state after one of the last {REMEMBERED} batches of this loader.",
-        )
+        if after is not None:
+            return self._recent.after(after, self._number).as_dict()
+        if before is not None:
+            return self._recent.before(before, self._number).as_dict()
+        return self.state.as_dict()
 
     def _number(self, batch: PackedBatch | Gap) -> int:
         return batch.step * self.plan.config.lanes + batch.lane

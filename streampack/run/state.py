@@ -303,15 +303,17 @@ class DistributedState:
         loader: the `PackedLoader` of this rank.
         group: process group to gather through; None is the default one. With NCCL, pass a gloo
             group, for states are not on a device.
+        batch: ``after=`` or ``before=`` a batch, as for `PackedLoader.state_dict`.
     """
 
-    def __init__(self, loader: Any, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, loader: Any, group: dist.ProcessGroup | None = None, **batch: Any) -> None:
         self._loader = loader
         self._group = group
+        self._batch = batch
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all ranks, the same on each of them. A collective."""
-        return self.of_all(self._loader.state_dict())
+        return self.of_all(self._loader.state_dict(**self._batch))
 
     def of_all(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The same, of another state of this rank's loader."""
