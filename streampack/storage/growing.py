@@ -1,7 +1,7 @@
 """Files of the cache that are made on this host, once, and read while they grow.
 
 The first process that needs such a file makes it, in a thread. All others, and its own readers, see
-how far it has got by its size, and are told by a bit of its mode that it is complete. Whatever ends
+how far it has got by the size of the part, and that it is complete by its final name. Whatever ends
 the making also releases the lock of the part (see `Cache`): then the next reader that waits makes
 the file anew. What makes a file must give the same bytes whenever it is called, so readers go on
 where they were.
@@ -15,7 +15,6 @@ import logging
 import mmap
 import os
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -37,7 +36,6 @@ logger = logging.getLogger("streampack.storage.cache")
 
 THREAD_NAME = "streampack-decode"
 MOST_TRIES = 3  # to make a file that somebody removes meanwhile
-_COMPLETE = stat.S_IXUSR
 _PAUSES_S = (0.0005, 0.02)  # between looks at a file that has not grown: at first, and at most
 
 
@@ -90,7 +88,8 @@ class GrowingFile:
         self.known = cache.known(entry)
         self._tries = 0
         self._fd = -1
-        self._is_complete = False
+        self._has_name = False  # the open file has its final name, so it grows no more
+        self._is_complete = False  # and is mapped to its end
         self._data = memoryview(b"")
         self._open()
 
@@ -127,12 +126,14 @@ class GrowingFile:
 
     def _grew(self) -> bool:
         """Look at the file; True if there is more of it, or its end is known."""
-        status = os.fstat(self._fd)
-        grew = status.st_size > len(self._data)
+        if not self._has_name and self._entry.data.exists():
+            self._open()
+        size = os.fstat(self._fd).st_size
+        grew = size > len(self._data)
         if grew:
-            mapped = mmap.mmap(self._fd, status.st_size, access=mmap.ACCESS_READ)
+            mapped = mmap.mmap(self._fd, size, access=mmap.ACCESS_READ)
             self._data = memoryview(mapped)
-        self._is_complete = bool(status.st_mode & _COMPLETE)
+        self._is_complete = self._has_name
         return grew or self._is_complete
 
     def _open(self) -> None:
@@ -140,6 +141,7 @@ class GrowingFile:
         entry = self._entry
         while entry.data not in self._cache.not_made:
             fd = _opened(entry.data)
+            has_name = fd is not None
             if fd is None:
                 try:
                     self._begin()
@@ -148,7 +150,7 @@ class GrowingFile:
                 fd = _opened(entry.part)
             if fd is not None:
                 self.close()
-                self._fd = fd
+                self._fd, self._has_name = fd, has_name
                 return
         raise NotMadeError
 
@@ -193,7 +195,6 @@ def _write(
         with cache.keeping(entry), _opened_part(cache, entry, lock) as out:
             make(out)
             os.fsync(out.fileno())  # or bytes could be missing after a power failure
-            os.fchmod(out.fileno(), os.fstat(out.fileno()).st_mode | _COMPLETE)
             if lock.is_of(entry.part):
                 logger.info("%s was decoded into the cache: %d bytes", name, out.tell())
                 os.replace(entry.part, entry.data)

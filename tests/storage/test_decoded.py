@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import IO, Any
 
 import pytest
@@ -191,6 +192,27 @@ def test_a_file_is_read_as_it_grows_and_its_maker_may_be_killed_meanwhile(
         assert not copy.has(len(CONTENT) + 1)
         assert copy.view(0, len(CONTENT)) == CONTENT
     maker.join(WAIT_S)
+
+
+def test_a_file_is_complete_by_its_name_whatever_its_mode(shard: Path, tmp_path: Path) -> None:
+    storage, half, seen = Storage(cache_dir=tmp_path / "cache"), len(CONTENT) // 2, Event()
+
+    def slow(_file: Path, out: IO[bytes]) -> None:
+        os.fchmod(out.fileno(), 0o777)  # as every file has on SMB, exFAT and some mounts
+        out.write(CONTENT[:half])
+        seen.wait(WAIT_S)
+        out.write(CONTENT[half:])
+
+    with storage.decoded(str(shard), "twice", slow) as copy:
+        assert copy is not None
+        assert copy.has(half)
+        seen.set()
+        assert copy.whole().tobytes() == CONTENT
+    finish()
+    (made,) = (tmp_path / "cache").glob("[!.]*")
+    made.chmod(0o644)  # as of a cache that was copied
+    reader = FORK.Process(target=read, args=(storage, shard, whole))
+    assert ended(reader) == 0
 
 
 def test_processes_that_need_a_file_at_once_make_it_once(shard: Path, tmp_path: Path) -> None:
