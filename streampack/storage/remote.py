@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -98,7 +99,10 @@ def version_of(info: dict[str, Any]) -> str:
     of the bytes. An HTTP server's ETag comes with its time: see `is_another_version`.
     """
     for name in _VERSION_FIELDS:
-        value = str(info.get(name) or "").strip('"')  # listings and look-ups differ in quotes
+        found = info.get(name) or ""
+        if isinstance(found, datetime):  # listings and look-ups may differ in the type of times,
+            found = found.timestamp()
+        value = str(found).strip('"')  # and in quotes
         if value and not value.startswith("W/"):
             time = info.get("Last-Modified") if name == "ETag" else None
             return f"{name} {value}" + (f"{_AND_TIME}{time}" if time else "")
