@@ -7,8 +7,6 @@ looked up with its own call.
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import os
 import re
 import shutil
@@ -21,15 +19,19 @@ from typing import Any, TypeVar
 
 from streampack.arguments import type_in_words
 from streampack.errors import ConfigError, StorageError
-from streampack.storage.remote import (
-    FileInfo,
-    Pace,
-    look_up,
-    shown,
-    split_url,
-    with_retries,
-)
+from streampack.storage.folders import Folders, LocalFolders, RemoteFolders, join
+from streampack.storage.marks import refuse_marked
+from streampack.storage.matching import has_glob, matches
+from streampack.storage.remote import FileInfo, Pace, look_up, shown, split_url
 
+_CHAINED = re.compile(r"::(\w+://|/|\.)")
+#: What URLs of a protocol name first.
+_WITH_HOST = {
+    **dict.fromkeys(("s3", "s3a", "gs", "gcs"), "bucket"),
+    **dict.fromkeys(("az", "abfs", "abfss"), "container"),
+    **dict.fromkeys(("http", "https"), "server"),
+    "hf": "repository",
+}
 _RANGE = re.compile(r"(\d+)\.\.(\d+)\Z")
 
 
@@ -37,7 +39,7 @@ def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
     """What a user passed as one path or several, as a list.
 
     Raises:
-        ConfigError: it is something else, such as records.
+        ConfigError: it is something else, such as records; or a URL that names no file.
     """
     several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     listed = list(several) if isinstance(several, Iterable) else [several]
@@ -49,19 +51,66 @@ def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
                 "sources.Chat(records).",
                 setting="paths",
             )
+        _refuse_misspelt(str(path))
     return list(map(str, listed))
 
 
-def refuse_repeated(paths: Iterable[str]) -> None:
-    """Raise `ConfigError` if a path is there more than once: a file is read once per epoch."""
-    for path, times in sorted(Counter(paths).items()):
-        if times > 1:
+def _refuse_misspelt(url: str) -> None:
+    protocol, rest = split_url(url)
+    if protocol is None:
+        return
+    if "::" in protocol or _CHAINED.search(rest):
+        raise ConfigError(
+            f'"{shown(url)}" is a chain of URLs.',
+            "Name the files by the last of them, which is cached and decompressed here; unpack "
+            "archives other than tar.",
+            path=shown(url),
+        )
+    if protocol in _WITH_HOST and rest.startswith("/"):
+        raise ConfigError(
+            f'"{shown(url)}" names no {_WITH_HOST[protocol]}: three slashes follow {protocol}:.',
+            f'Write "{shown(f"{protocol}://" + rest.lstrip("/"))}".',
+            path=shown(url),
+        )
+
+
+def refuse_repeated(paths: Sequence[str], files: Sequence[str] | None = None) -> None:
+    """Raise `ConfigError` if a file is there more than once: a file is read once per epoch.
+
+    Args:
+        paths: N of them.
+        files: (N,) what they lead to, as `real_files` gives it; None compares the paths themselves.
+    """
+    first: dict[str, str] = {}
+    for path, file in zip(paths, paths if files is None else files, strict=True):
+        before = first.setdefault(file, path)
+        if before is not path:
+            also = "" if before == path else f', as "{shown(before)}" too'
             raise ConfigError(
-                f'"{shown(path)}" is named {times} times.',
+                f'"{shown(path)}" is named twice{also}.',
                 remedy="Name it once; `epochs` of PackedDataset or of sources.Mixture reads it "
                 "several times.",
                 path=shown(path),
             )
+
+
+def real_files(paths: Iterable[str], filesystem_of: Callable[[str], Any]) -> list[str]:
+    """What each path or URL leads to, over links and whatever way it is written."""
+    folders: dict[str, str] = {}
+    found = []
+    for path in paths:
+        protocol, rest = split_url(path)
+        if protocol is not None:
+            filesystem = filesystem_of(protocol)
+            found.append(filesystem.unstrip_protocol(filesystem._strip_protocol(path)))
+        elif os.path.islink(rest):
+            found.append(os.path.realpath(rest))
+        else:
+            folder, name = os.path.split(rest)
+            if folder not in folders:
+                folders[folder] = os.path.realpath(folder)
+            found.append(os.path.join(folders[folder], name))
+    return found
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
@@ -112,11 +161,6 @@ def _numbers(first: str, last: str) -> list[str]:
     return [str(i).zfill(width) for i in range(low, high + step, step)]
 
 
-def has_glob(path: str) -> bool:
-    """True if the path contains ``*``, ``?`` or ``[``."""
-    return any(character in path for character in "*?[")
-
-
 def has_ending(path: str, endings: Sequence[str]) -> bool:
     """True if a path, or the path in an HTTP URL, ends in one of these; case does not matter.
 
@@ -145,32 +189,41 @@ def local_names(pattern: str) -> list[str]:
     return [expanded] if os.path.exists(expanded) else list(expand_braces(expanded))
 
 
-def local_files(name: str, endings: Sequence[str]) -> list[str]:
-    """Absolute paths of the files that a name without braces stands for, in no certain order."""
-    if os.path.isdir(name):
-        root = Path(os.path.abspath(name))
-        return [
-            str(file)
-            for file in root.rglob("*")
-            if file.is_file() and wanted(file.relative_to(root).as_posix(), endings)
-        ]
-    # A name that exists is that file, whatever characters it has.
-    matches = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
-    found = [os.path.abspath(match) for match in matches if os.path.isfile(match)]
-    return [path for path in found if "**" not in name or not _comes_back(path)]
+def list_local(names: Sequence[str], endings: Sequence[str]) -> list[list[FileInfo]]:
+    """The files that each of these names without braces stands for, in no certain order.
+
+    Raises:
+        ConfigError: a folder is no corpus as it lies; see `marks`.
+    """
+    folders = LocalFolders()
+
+    def find(name: str) -> list[FileInfo]:
+        path = os.path.abspath(name)
+        if os.path.isdir(path):
+            return _folder_files(folders, path, endings)
+        if os.path.exists(path):  # it is that file, whatever characters it has
+            return [FileInfo(path, os.path.getsize(path))]
+        return _pattern_files(folders, path, "/") if has_glob(path) else []
+
+    return [find(name) for name in names]
 
 
-def _comes_back(path: str) -> bool:
-    """True if a link on the way leads to a folder that the way has passed already."""
-    passed = set()
-    folder = ""
-    for part in Path(path).parent.parts:
-        folder = os.path.join(folder, part)
-        real = os.path.realpath(folder)
-        if real in passed:
-            return True
-        passed.add(real)
-    return False
+def _folder_files(folders: Folders, folder: str, endings: Sequence[str]) -> list[FileInfo]:
+    """The files in a folder, and below it, that are meant if it is named."""
+    below = folders.below(folder, lambda name: wanted(name, ()))
+    found = [info for name, info in below.items() if wanted(name, endings)]
+    refuse_marked(found, folders.marked, folder)
+    return found
+
+
+def _pattern_files(folders: Folders, pattern: str, top: str) -> list[FileInfo]:
+    """The files that a path or URL with wildcards names; `top` is the folder above all others."""
+    components = pattern.removeprefix(top).split("/")
+    literal = next(i for i, component in enumerate(components) if has_glob(component))
+    folder = join(top, "/".join(components[:literal])) if literal else top
+    found = list(matches(folders, folder, components[literal:]))
+    refuse_marked(found, folders.marked, folder)
+    return found
 
 
 T = TypeVar("T")
@@ -204,77 +257,54 @@ def list_remote(
         retries: attempts of each call after the first.
 
     Raises:
-        ConfigError: a wildcard over HTTP.
+        ConfigError: a wildcard over HTTP, or a folder is no corpus as it lies; see `marks`.
         StorageError: a call failed after all retries.
     """
+    folders = RemoteFolders(filesystem, retries)
     over_http = split_url(names[0])[0] in ("http", "https")
-    for name in names:
-        if over_http and "*" in name.partition("?")[0]:
+    counts = Counter(_folder(name) for name in names)
+    globs = {_folder(name) for name in names if has_glob(name)}
+    listed = {
+        folder for folder, n in counts.items() if folder and (n >= MANY_NAMES or folder in globs)
+    }
+    if not over_http:
+        in_threads(folders.names, sorted(listed))
+
+    def find(name: str) -> list[FileInfo]:
+        folder, _, base = name.rpartition("/")
+        if not over_http and folder in listed and (info := folders.names(folder).get(base)):
+            return [info]
+        found: list[FileInfo] = []
+        if not over_http and has_glob(name):
+            found = _pattern_files(folders, name, name[: name.index("://") + 3])
+        found = found or _list_named(filesystem, folders, name, endings, pace, retries)
+        if over_http and not found and "*" in name.partition("?")[0]:
             raise ConfigError(
                 f'"{shown(name)}" has a wildcard, which HTTP servers do not list.',
                 "Name the files, or use braces: shard-{000..127}.parquet.",
                 path=shown(name),
             )
-    folders: dict[str, dict[str, FileInfo]] = {}
-    if not over_http:
-        counts = Counter(map(_folder, names))
-        globs = {_folder(name) for name in names if has_glob(name)}
-        chosen = [
-            folder
-            for folder, count in counts.items()
-            if folder and (count >= MANY_NAMES or folder in globs)
-        ]
-        listed = in_threads(lambda folder: _list_folder(filesystem, folder, retries), chosen)
-        folders = dict(zip(chosen, listed, strict=True))
-
-    def find(name: str) -> list[FileInfo]:
-        if (there := folders.get(_folder(name))) is not None:
-            base = name.rpartition("/")[2]
-            if has_glob(base):
-                return [there[found] for found in fnmatch.filter(there, base)]
-            if base in there:
-                return [there[base]]
-        if over_http or not has_glob(name):
-            return _list_named(filesystem, name, endings, pace, retries)
-        matches = with_retries(
-            lambda: filesystem.glob(name, detail=True), doing="Listing", url=name, retries=retries
-        )
-        return [
-            FileInfo.of(filesystem.unstrip_protocol(match), info)
-            for match, info in matches.items()
-            if info.get("type") == "file"
-        ]
+        return found
 
     return in_threads(find, names)
 
 
 def _folder(name: str) -> str:
-    """The folder whose listing shows what `name` means; "" if that takes more than one."""
+    """The folder with the names that the last component of a URL is compared with, or ""."""
     folder, _, base = name.rpartition("/")
     plain = folder and not folder.endswith("/") and not has_glob(folder)
-    return folder if plain and base and "**" not in base and "[" not in base else ""
-
-
-def _list_folder(filesystem: Any, folder: str, retries: int) -> dict[str, FileInfo]:
-    """The files directly in a folder, by their names in it."""
-    try:
-        items = with_retries(
-            lambda: filesystem.ls(folder, detail=True), doing="Listing", url=folder, retries=retries
-        )
-    except StorageError as error:
-        if error.failure == "missing":
-            return {}
-        raise
-    root = filesystem._strip_protocol(folder).rstrip("/") + "/"
-    files = [i for i in items if i.get("type") == "file" and i["name"].startswith(root)]
-    names = [item["name"].removeprefix(root) for item in files]
-    return {n: FileInfo.of(f"{folder}/{n}", i) for n, i in zip(names, files, strict=True)}
+    return folder if plain and base and base != "**" else ""
 
 
 def _list_named(
-    filesystem: Any, url: str, endings: Sequence[str], pace: Pace, retries: int
+    filesystem: Any,
+    folders: RemoteFolders,
+    url: str,
+    endings: Sequence[str],
+    pace: Pace,
+    retries: int,
 ) -> list[FileInfo]:
-    """What a URL without wildcards names: a file, a directory or nothing."""
+    """The files of a URL that is taken as it is written: a file, a directory or nothing."""
     try:
         info = look_up(filesystem, url, pace=pace, retries=retries)
     except StorageError as error:
@@ -283,15 +313,7 @@ def _list_named(
         raise
     if info.get("type") != "directory":
         return [FileInfo.of(url, info)]
-    below = with_retries(
-        lambda: filesystem.find(url, detail=True), doing="Listing", url=url, retries=retries
-    )
-    root = filesystem._strip_protocol(url).rstrip("/") + "/"
-    return [
-        FileInfo.of(filesystem.unstrip_protocol(name), item)
-        for name, item in below.items()
-        if item.get("type") == "file" and wanted(name.removeprefix(root), endings)
-    ]
+    return _folder_files(folders, url.rstrip("/"), endings)
 
 
 def is_pipe(path: str) -> bool:

@@ -23,10 +23,11 @@ from streampack.storage.growing import GrowingFile
 from streampack.storage.listing import (
     expand_braces,
     has_ending,
+    list_local,
     list_remote,
-    local_files,
     local_names,
     named_paths,
+    real_files,
     refuse_repeated,
 )
 from streampack.storage.read_ahead import ReadAhead
@@ -142,20 +143,20 @@ class Storage:
 
         Raises:
             ConfigError: a pattern, or one of the names its braces stand for, names nothing; two
-                of them name the same file; or a protocol needs a package.
+                of them lead to the same file; a folder is a table of another library, or holds an
+                unfinished conversion; or a protocol needs a package.
             StorageError: the listing failed after all retries.
         """
-        found: list[FileInfo] = []
+        by_protocol: dict[str | None, builtins.list[str]] = {}
         for pattern in named_paths(patterns):
             protocol, rest = split_url(pattern)
+            names = local_names(rest) if protocol is None else expand_braces(pattern)
+            by_protocol.setdefault(protocol, []).extend(names)
+        found: builtins.list[FileInfo] = []
+        for protocol, names in by_protocol.items():
             if protocol is None:
-                names = local_names(rest)
-                listed = [
-                    [FileInfo(path, os.path.getsize(path)) for path in local_files(name, endings)]
-                    for name in names
-                ]
+                listed = list_local(names, endings)
             else:
-                names = builtins.list(expand_braces(pattern))
                 filesystem = self._filesystem(protocol)
                 listed = list_remote(
                     filesystem, names, endings, pace=self._pace, retries=self.retries
@@ -170,8 +171,12 @@ class Storage:
                         path=shown(name),
                     )
                 found += {info.path: info for info in infos}.values()  # ** may find a file twice
-        refuse_repeated(info.path for info in found)
+        self.refuse_repeated([info.path for info in found])
         return sorted(found, key=lambda info: info.path)
+
+    def refuse_repeated(self, paths: Sequence[str]) -> None:
+        """Raise `ConfigError` if two paths lead to one file, which an epoch would read twice."""
+        refuse_repeated(paths, real_files(paths, self._filesystem))
 
     @contextmanager
     def local(self, path: str, version: str = "") -> Iterator[Path]:

@@ -134,6 +134,7 @@ class MDS(ShardedSource):
                 paths.append(f"{folder}/{name}")
                 number = forms.setdefault(form, len(forms))
                 sizes.append((shard.samples, size, shard.num_bytes, number))
+        self.storage.refuse_repeated(paths)
         samples, stored, raw, number_of_form = np.array(sizes, dtype=np.int64).reshape(-1, 4).T
         details = {
             "forms": tuple(forms),

@@ -1,0 +1,196 @@
+"""Folders of this machine and of stores, as patterns look into them; each is looked into once."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from streampack.errors import StorageError
+from streampack.storage.marks import MARKS, marks_among
+from streampack.storage.remote import FileInfo, with_retries
+
+#: Names in a folder: a file, or None for a folder.
+Entries = Mapping[str, "FileInfo | None"]
+
+
+class Folders(ABC):
+    """Folders of one file system.
+
+    Attributes:
+        marked: folders that bear a mark, of those that were looked into or lie above them, and its
+            name; see `marks`.
+    """
+
+    def __init__(self) -> None:
+        self.marked: dict[str, str] = {}
+        self._names: dict[str, Entries] = {}
+        self._seen: set[str] = set()
+        self._above: set[str] = set()
+
+    def names(self, folder: str) -> Entries:
+        """What lies directly in a folder, by name; nothing if it does not exist."""
+        found = self._names.get(folder)
+        if found is None:
+            found = self._names.setdefault(folder, self._list(folder))
+        return found
+
+    def entries(self, folder: str) -> Entries:
+        """The same of a folder that is looked into by a pattern, so its marks are noted."""
+        found = self.names(folder)
+        if folder not in self._seen:
+            self._seen.add(folder)
+            self._look_above(folder)
+            for name in MARKS.keys() & found.keys():
+                self._look_for(folder, name)
+        return found
+
+    def below(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:
+        """All files in a folder and below it, by their paths relative to it.
+
+        Args:
+            folder: path or URL.
+            enters: called with the name of a folder that is on the way; those for which it is False
+                may be left out.
+        """
+        self._look_above(folder)
+        return self._walk(folder, enters)
+
+    def _look_above(self, folder: str) -> None:
+        """Note if a folder lies in a table: as a partition of it, or as the folder of its data."""
+        while True:
+            above, _, name = folder.rpartition("/")
+            if not above or above.endswith("/") or above in self._above:
+                return
+            self._above.add(above)
+            self._look_for(above, "_delta_log")
+            if name == "data":
+                self._look_for(above, "metadata")
+            name = above.rpartition("/")[2]
+            if name != "data" and "=" not in name:  # it is no partition
+                return
+            folder = above
+
+    def _look_for(self, folder: str, mark: str) -> None:
+        try:
+            inside = join(folder, mark)
+            names = self._list(inside) if self._is_folder(inside) else {}
+        except StorageError:  # nobody asked for that folder, which may be forbidden
+            return
+        if any(fnmatchcase(name, MARKS[mark].files) for name in names):
+            self.marked[folder] = mark
+
+    @abstractmethod
+    def _is_folder(self, path: str) -> bool: ...
+
+    @abstractmethod
+    def _list(self, folder: str) -> Entries: ...
+
+    @abstractmethod
+    def _walk(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]: ...
+
+
+def join(folder: str, name: str) -> str:
+    """The path or URL of a name in a folder."""
+    return f"{folder}{name}" if folder.endswith("/") else f"{folder}/{name}"
+
+
+class LocalFolders(Folders):
+    """Folders of this machine, by absolute paths.
+
+    A folder that several ways lead to, over links, is walked once: on a way without a link, if
+    there is one.
+    """
+
+    def _is_folder(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def _list(self, folder: str) -> Entries:
+        found: dict[str, FileInfo | None] = {}
+        with suppress(OSError), os.scandir(folder) as items:
+            for item in items:
+                with suppress(OSError):  # a link to nothing
+                    path = join(folder, item.name)
+                    if item.is_file():
+                        found[item.name] = FileInfo(path, item.stat().st_size)
+                    elif item.is_dir():
+                        found[item.name] = None
+        return found
+
+    def _walk(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:
+        found: dict[str, FileInfo] = {}
+        walked: set[str] = set()
+        waiting, links = [""], list[str]()
+        while waiting or links:
+            relative = (waiting or links).pop()
+            path = join(folder, relative) if relative else folder
+            real = os.path.realpath(path)
+            if real in walked:
+                continue
+            walked.add(real)
+            for name, info in sorted(self.entries(path).items(), reverse=True):
+                inner = f"{relative}/{name}" if relative else name
+                if info is not None:
+                    found[inner] = info
+                elif enters(name):
+                    is_link = os.path.islink(join(path, name))
+                    (links if is_link else waiting).append(inner)
+        return found
+
+
+class RemoteFolders(Folders):
+    """Folders of a store, by URLs.
+
+    Args:
+        filesystem: of fsspec.
+        retries: attempts of each call after the first.
+    """
+
+    def __init__(self, filesystem: Any, retries: int) -> None:
+        super().__init__()
+        self._filesystem, self._retries = filesystem, retries
+
+    def _is_folder(self, path: str) -> bool:
+        # A store lists what lies beside a folder, if it is missing.
+        return bool(self._ask(path, "info", {}).get("type") == "directory")
+
+    def _list(self, folder: str) -> Entries:
+        items = self._ask(folder, "ls", [], detail=True)
+        root = self._root(folder)
+        found: dict[str, FileInfo | None] = {}
+        for item in items:
+            path = item["name"].rstrip("/")
+            name = path.rpartition("/")[2]
+            if name and path + "/" != root:  # a file, or the folder itself, is its own content
+                is_file = item.get("type") == "file"
+                found[name] = FileInfo.of(join(folder, name), item) if is_file else None
+        return found
+
+    def _walk(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:
+        root = self._root(folder)
+        found = {}
+        for path, item in self._ask(folder, "find", {}, detail=True).items():
+            if item.get("type") == "file":
+                name = path.removeprefix(root)
+                inside = path.startswith(root)
+                url = join(folder, name) if inside else self._filesystem.unstrip_protocol(path)
+                found[name] = FileInfo.of(url, item)
+        marked = {join(folder, top) if top else folder: m for top, m in marks_among(found).items()}
+        self.marked |= marked
+        return found
+
+    def _root(self, folder: str) -> str:
+        return str(self._filesystem._strip_protocol(folder)).rstrip("/") + "/"
+
+    def _ask(self, folder: str, method: str, missing: Any, **options: Any) -> Any:
+        call = partial(getattr(self._filesystem, method), folder, **options)
+        try:
+            return with_retries(call, doing="Listing", url=folder, retries=self._retries)
+        except StorageError as error:
+            if error.failure == "missing":
+                return missing
+            raise

@@ -1,0 +1,87 @@
+"""Marks of folders with files that are no corpus as they lie.
+
+The log of a table format lists the files of each of its snapshots; the folder also holds files of
+older snapshots, and of some formats no file that is read here. `streampack convert` and
+`streampack order` keep their notes in the destination until they end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from streampack.errors import ConfigError
+from streampack.storage.remote import FileInfo, shown
+
+#: Folder of the notes of an unfinished conversion or order, inside its destination.
+UNFINISHED = ".streampack"
+
+
+class Mark(NamedTuple):
+    """A folder by which another one, in which it lies, is known.
+
+    Attributes:
+        files: pattern of the names of files in it.
+        fact: ends the sentence that begins with the name of the folder in which it lies.
+        remedy: has a place for that folder.
+    """
+
+    files: str
+    fact: str
+    remedy: str
+
+
+_OLD_ROWS = "and its folder also holds rows that were deleted or replaced"
+MARKS = {
+    "_delta_log": Mark(
+        "*",
+        f"is a Delta table, {_OLD_ROWS}",
+        "Pass the files of its current version: deltalake.DeltaTable({0!r}).file_uris().",
+    ),
+    "metadata": Mark(
+        "*.metadata.json",
+        f"is an Iceberg table, {_OLD_ROWS}",
+        "Pass the files of a snapshot: [task.file.file_path for task in table.scan().plan_files()] "
+        "with the table of pyiceberg.",
+    ),
+    "_versions": Mark(
+        "*.manifest",
+        "is a Lance dataset, which the library lance alone reads",
+        "Pass its rows: lance.dataset({0!r}).to_table().",
+    ),
+    UNFINISHED: Mark(
+        "*",
+        "holds an unfinished conversion or order, so documents are missing there",
+        "Repeat the command to finish it, or remove the folder.",
+    ),
+}
+_MARKED = re.compile(rf"(?:^|/)({'|'.join(map(re.escape, MARKS))})/(?:.*/)?([^/]+)$")
+
+
+def marks_among(names: Iterable[str]) -> dict[str, str]:
+    """Marked folders and their marks, among relative paths of files; "" is the top."""
+    found = {}
+    for match in filter(None, map(_MARKED.search, names)):
+        if fnmatchcase(match[2], MARKS[match[1]].files):
+            found[match.string[: match.start()]] = match[1]
+    return found
+
+
+def refuse_marked(files: Sequence[FileInfo], marked: Mapping[str, str], looked_into: str) -> None:
+    """Raise `ConfigError` for files in a marked folder, or if there is nothing else.
+
+    Args:
+        files: that a pattern names.
+        marked: folders, and the names of their marks.
+        looked_into: the folder in which the pattern looks for names.
+    """
+    for folder, mark in sorted(marked.items()):
+        inside = folder.rstrip("/") + "/"
+        is_near = f"{looked_into}/".startswith(inside) or inside.startswith(f"{looked_into}/")
+        if any(file.path.startswith(inside) for file in files) or (is_near and not files):
+            known = MARKS[mark]
+            raise ConfigError(
+                f"{shown(folder)} {known.fact}.", known.remedy.format(folder), path=shown(folder)
+            )

@@ -1,0 +1,79 @@
+"""The files that a pattern names.
+
+Rules:
+  1. A component with wildcards is compared with the names in its folder. A name that is written as
+     the component is meant itself, whatever characters it has.
+  2. ``**`` stands for a folder and all folders below it.
+  3. A wildcard stands for no name that begins with a dot, and for no folder that begins with an
+     underscore: other tools put those beside the data. A component may begin with such a character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from streampack.storage.folders import Folders, join
+from streampack.storage.remote import FileInfo
+
+
+def has_glob(path: str) -> bool:
+    """True if the path contains ``*``, ``?`` or ``[``."""
+    return any(character in path for character in "*?[")
+
+
+def is_hidden(name: str, *, is_folder: bool) -> bool:
+    """True if no wildcard stands for the name."""
+    return name.startswith((".", "_") if is_folder else ".")
+
+
+def matches(folders: Folders, folder: str, components: Sequence[str]) -> Iterator[FileInfo]:
+    """The files below a folder that a pattern names; several ways may lead to one.
+
+    Args:
+        folders: of the file system.
+        folder: path or URL.
+        components: of the pattern, the first of which is compared with the names in `folder`.
+    """
+    first, rest = components[0], components[1:]
+    if first == "**":
+
+        def enters(name: str) -> bool:
+            return any(_stands_for(part, name, is_folder=True) for part in (*rest, "*"))
+
+        for name, info in folders.below(folder, enters).items():
+            if _fits(name.split("/"), components):
+                yield info
+        return
+    if not has_glob(first) and rest:
+        yield from matches(folders, join(folder, first), rest)
+        return
+    entries = folders.entries(folder)
+    for name in [first] if first in entries else entries:
+        entry = entries[name]
+        if name == first or _stands_for(first, name, is_folder=entry is None):
+            if rest and entry is None:
+                yield from matches(folders, join(folder, name), rest)
+            elif entry is not None and not rest:
+                yield entry
+
+
+def _stands_for(component: str, name: str, *, is_folder: bool) -> bool:
+    hidden = is_hidden(name, is_folder=is_folder) and component[:1] != name[:1]
+    return not hidden and fnmatchcase(name, component)
+
+
+def _fits(names: Sequence[str], components: Sequence[str]) -> bool:
+    """True if the names of folders and of a file in them fit a pattern's components."""
+    first, rest = components[0], components[1:]
+    is_folder = len(names) > 1
+    if first != "**":
+        fits = _stands_for(first, names[0], is_folder=is_folder)
+        return fits and (
+            _fits(names[1:], rest) if rest and is_folder else not rest and not is_folder
+        )
+    if rest and _fits(names, rest):
+        return True
+    if is_hidden(names[0], is_folder=is_folder):
+        return False
+    return _fits(names[1:], components) if is_folder else not rest

@@ -1,0 +1,210 @@
+"""Which files a pattern or folder names, on this machine and in a store; and which are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from streampack import sources
+from streampack.errors import ConfigError
+from streampack.storage.storage import Storage
+from tests.support.servers import S3Server
+
+#: Writes files of these names, and lists patterns and folders among them, by their names.
+Corpus = Callable[..., "Names"]
+
+
+class Names:
+    """Files of a folder, local or remote."""
+
+    def __init__(self, root: str, storage: Storage) -> None:
+        self.root, self.storage = root, storage
+
+    def __call__(self, *patterns: str) -> list[str]:
+        infos = self.storage.list([f"{self.root}/{p}".rstrip("/") for p in patterns])
+        return [info.path.removeprefix(f"{self.root}/") for info in infos]
+
+    def refused(self, *patterns: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            self(*patterns)
+        return str(caught.value.path).removeprefix(self.root).strip("/")
+
+
+@pytest.fixture(params=["local", "s3", "memory"])
+def corpus(request: pytest.FixtureRequest, tmp_path: Path, storage: Storage) -> Iterator[Corpus]:
+    kind = request.param
+    memory = fsspec.filesystem("memory")
+
+    def write(*names: str) -> Names:
+        for name in names:
+            if kind == "local":
+                (tmp_path / "c" / name).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / "c" / name).write_text("x")
+            elif kind == "s3":
+                request.getfixturevalue("s3").put(f"c/{name}", b"x")
+            else:
+                memory.pipe(f"/c/{name}", b"x")
+        root = {"local": str(tmp_path / "c"), "s3": "s3://bucket/c", "memory": "memory://c"}[kind]
+        return Names(root, storage)
+
+    yield write
+    if memory.exists("/c"):
+        memory.rm("/c", recursive=True)
+
+
+def test_wildcards_leave_out_hidden_names_wherever_the_files_are(corpus: Corpus) -> None:
+    names = corpus(
+        "a.txt", "d/b.txt", ".x.txt", "._a.txt", ".ipynb_checkpoints/a-1.txt", "d/.y/z.txt",
+        "_temporary/0/c.txt", "d/_temporary/e.txt", "_s.txt",
+    )  # fmt: skip
+    assert names("") == ["a.txt", "d/b.txt"]
+    assert names("**") == names("**/*.txt") == ["_s.txt", "a.txt", "d/b.txt"]
+    assert names("*.txt") == names("?*.txt") == names("[!q]*.txt") == ["_s.txt", "a.txt"]
+    assert names("*/*.txt") == ["d/b.txt"]
+
+
+def test_hidden_names_are_read_where_a_pattern_writes_them(corpus: Corpus) -> None:
+    names = corpus("a/.x/1.txt", "a/.x/_y/2.txt", "_b/3.txt", ".4.txt", "a/5.txt")
+    assert names(".*.txt") == [".4.txt"]
+    assert names("_b/*.txt") == names("_*/*.txt") == ["_b/3.txt"]
+    assert names("**/.x/*.txt") == names("*/.x/*.txt") == ["a/.x/1.txt"]
+    assert names("**/.x/**") == ["a/.x/1.txt"]
+    assert names("**/.x/**/_y/*") == ["a/.x/_y/2.txt"]
+
+
+def test_a_name_with_marks_of_patterns_that_exists_is_that_file(corpus: Corpus) -> None:
+    names = corpus("a[1].txt", "a1.txt", "b?.txt", "bc.txt", "d*/x.txt", "de/x.txt", "f[1]/g.txt")
+    assert names("a[1].txt") == ["a[1].txt"]
+    with names.storage.local(f"{names.root}/a[1].txt") as path:
+        assert path.read_bytes() == b"x"
+    assert names("b?.txt") == ["b?.txt"]
+    assert names("d*/*.txt") == names("d*/x.txt") == names("d*") == ["d*/x.txt"]
+    assert names("f[1]") == names("f[1]/*") == names("f[[]1]/*") == ["f[1]/g.txt"]
+    assert names("a[0-9].txt") == ["a1.txt"]
+    assert names("[bx]?.txt") == ["b?.txt", "bc.txt"]
+
+
+def test_a_file_that_is_named_twice_is_refused(corpus: Corpus) -> None:
+    names = corpus("a/1.txt", "b/2.txt")
+    for again in ("a/1.txt", "a", "*/*.txt", "**"):
+        assert names.refused(again, "a/1.txt") == "a/1.txt"
+
+
+def test_other_ways_to_write_a_url_name_the_same_file(s3: S3Server, storage: Storage) -> None:
+    s3.put("a.txt", b"x")
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/c/a.txt", b"x")
+    for twice in (
+        ["s3://bucket/a.txt", "s3a://bucket/a.txt"],
+        ["memory://c", "memory:///c/a.txt"],
+    ):
+        with pytest.raises(ConfigError) as caught:
+            storage.list(twice)
+        assert caught.value.path == twice[1]
+    memory.rm("/c", recursive=True)
+
+
+def test_links_to_what_is_named_too_are_refused(tmp_path: Path, storage: Storage) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "a.txt").write_text("x")
+    (tmp_path / "latest").symlink_to("v1")
+    (tmp_path / "b.txt").symlink_to("v1/a.txt")
+    assert len(storage.list(tmp_path / "latest")) == len(storage.list(tmp_path / "b.txt")) == 1
+    for patterns in (["*/*.txt"], ["v1", "latest"], ["**"], [""], ["b.txt", "v1/*"]):
+        with pytest.raises(ConfigError) as caught:
+            storage.list([f"{tmp_path}/{pattern}" for pattern in patterns])
+        assert caught.value.path is not None
+        assert Path(caught.value.path).resolve() == tmp_path / "v1" / "a.txt"
+
+
+def test_two_stars_and_folders_follow_each_link_to_a_folder_once(tmp_path: Path) -> None:
+    corpus, other = tmp_path / "corpus", tmp_path / "other"
+    for folder in (corpus, other):
+        (folder / "a").mkdir(parents=True)
+        (folder / "a" / "1.txt").write_text("x")
+    (corpus / "b").symlink_to(other)
+    (corpus / "c").symlink_to(corpus / "a")
+    for k in range(20):  # 2 ** 20 ways, if each link were followed wherever it leads
+        (corpus / "a" / f"loop{k}").symlink_to(corpus)
+        (other / f"loop{k}").symlink_to(tmp_path if k % 2 else other)
+    expected = [str(corpus / "a" / "1.txt"), str(corpus / "b" / "a" / "1.txt")]
+    for pattern in (corpus / "**" / "*.txt", corpus / "**" / "**" / "1.txt", corpus):
+        assert [info.path for info in Storage().list(str(pattern))] == expected
+    os.unlink(corpus / "a" / "1.txt")
+    assert [info.path for info in Storage().list(str(corpus))] == expected[1:]
+
+
+TABLES = {
+    "Delta": (
+        "_delta_log/00000000000000000000.json",
+        "part-0.parquet",
+        "date=1/hour=2/part-1.parquet",
+    ),
+    "Iceberg": ("metadata/00001-a.metadata.json", "data/part-0.parquet", "data/date=1/x.parquet"),
+    "Lance": ("_versions/1.manifest", "data/part-0.lance"),
+    "unfinished": (".streampack/progress.json", "part-00000.parquet"),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_folder_that_is_no_corpus_as_it_lies_is_refused(corpus: Corpus, kind: str) -> None:
+    mark, *files = TABLES[kind]
+    names = corpus(f"lake/t/{mark}", *(f"lake/t/{file}" for file in files), "lake/other/a.txt")
+    for pattern in ("lake", "lake/t", "lake/**", "lake/t/**/*", "lake/*/**"):
+        assert names.refused(pattern) == "lake/t"
+    with pytest.raises(ConfigError) as caught:  # there is nothing else of that ending
+        names.storage.list(f"{names.root}/lake/t", endings=(".jsonl",))
+    assert caught.value.path == f"{names.root}/lake/t"
+    every = [f"lake/t/{file}" for file in files]
+    assert names(*every, "lake/other") == sorted([*every, "lake/other/a.txt"])
+
+
+@pytest.mark.parametrize("kind", ["Delta", "Iceberg"])
+def test_partitions_of_a_table_are_refused(corpus: Corpus, kind: str) -> None:
+    mark, _, file = TABLES[kind]
+    names = corpus(f"t/{mark}", f"t/{file}")
+    folder = file.rpartition("/")[0]
+    while folder:
+        assert names.refused(f"t/{folder}") == "t"
+        folder = folder.rpartition("/")[0]
+    assert names.refused(f"t/{file.rpartition('/')[0]}/*.parquet") == "t"
+    assert names(f"t/{file}") == [f"t/{file}"]
+
+
+def test_other_files_beside_a_table_are_read(corpus: Corpus) -> None:
+    names = corpus("c/notes.jsonl", "c/t/_delta_log/0.json", "c/t/part-0.parquet")
+    infos = names.storage.list(f"{names.root}/c", endings=(".jsonl",))
+    assert [info.path for info in infos] == [f"{names.root}/c/notes.jsonl"]
+    assert names("c/*.jsonl") == ["c/notes.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3:///bucket/a.jsonl",
+        "gs:///bucket/*.jsonl",
+        "https:///host/a.jsonl",
+        "simplecache::s3://bucket/a.jsonl",
+        "zip://a.jsonl::s3://bucket/a.zip",
+        "zip://a.jsonl::/data/a.zip",
+    ],
+)
+def test_a_url_that_names_no_file_is_refused_before_anything_is_asked(
+    url: str, storage: Storage
+) -> None:
+    for read in (storage.list, sources.open, sources.MDS):
+        with pytest.raises(ConfigError) as caught:
+            read(url)
+        assert caught.value.path == url
+
+
+def test_colons_in_a_key_are_no_chain(s3: S3Server, storage: Storage) -> None:
+    s3.put("a::b.txt", b"x")
+    for pattern in ("a::b.txt", "a::*.txt"):
+        assert [info.path for info in storage.list(f"s3://bucket/{pattern}")] == [
+            "s3://bucket/a::b.txt"
+        ]
