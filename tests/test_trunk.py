@@ -1,0 +1,67 @@
+"""The trunk stays small: a run imports the trunk and the leaves that it uses, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.closure import code_lines, loaded_modules
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # of pytest, on Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+CONTRACT = "no trunk file imports a leaf, inside functions neither"
+
+#: Lines of code that a run imports, at most. Lower them when they fall; a leaf never raises them.
+MOST_LINES = {"memory": 9_250, "ids": 14_350, "text": 15_150}
+#: Leaves that a run of this kind uses.
+USES: dict[str, tuple[str, ...]] = {
+    "memory": (),
+    "ids": ("streampack.storage", "streampack.sources"),
+    "text": ("streampack.storage", "streampack.sources", "streampack.tokenization"),
+}
+
+
+def _contract() -> dict[str, list[str]]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (found,) = (contract for contract in contracts if contract["name"] == CONTRACT)
+    return found
+
+
+def _is_in(module: str, names: tuple[str, ...]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+@pytest.mark.parametrize("kind", MOST_LINES)
+def test_a_run_imports_the_trunk_and_its_own_leaves(kind: str) -> None:
+    files = loaded_modules(kind)
+    leaves = tuple(_contract()["forbidden_modules"])
+    foreign = [
+        name
+        for name, file in files.items()
+        if file.name != "__init__.py" and _is_in(name, leaves) and not _is_in(name, USES[kind])
+    ]
+    assert not foreign, f"a run of {kind} imports leaves that it does not use: {sorted(foreign)}"
+    sizes = {name: code_lines(file) for name, file in files.items()}
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:20]
+    assert sum(sizes.values()) <= MOST_LINES[kind], {name: sizes[name] for name in largest}
+
+
+def test_every_module_is_in_the_trunk_or_a_leaf() -> None:
+    contract = _contract()
+    trunk, leaves = contract["source_modules"], tuple(contract["forbidden_modules"])
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in (ROOT / "streampack").rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert modules >= {*trunk}
+    unknown = [name for name in modules if name not in trunk and not _is_in(name, leaves)]
+    assert not unknown, f"name them in pyproject.toml, in the contract {CONTRACT!r}: {unknown}"
+    assert not [name for name in trunk if _is_in(name, leaves)]
