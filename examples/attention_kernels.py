@@ -7,6 +7,7 @@ same shapes: `torch.compile` makes one graph, and a CUDA graph can be replayed.
 
 from __future__ import annotations
 
+import functools
 from itertools import pairwise
 from typing import Any
 
@@ -33,9 +34,16 @@ def reference(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch) -> Tensor:
 
 
 def by_flex(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch) -> Tensor:
-    """FlexAttention; under `torch.compile` a fused kernel."""
+    """FlexAttention; a fused kernel on a GPU, where it is compiled."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return flex_attention(q, k, v, block_mask=batch.flex())[0].transpose(0, 1)
+    attend = compiled_flex() if q.is_cuda else flex_attention
+    return attend(q, k, v, block_mask=batch.flex())[0].transpose(0, 1)
+
+
+@functools.cache
+def compiled_flex() -> Any:
+    """FlexAttention without its matrix of scores; it has no backward pass on a CPU."""
+    return torch.compile(flex_attention)
 
 
 def by_varlen(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch) -> Tensor:
