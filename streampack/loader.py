@@ -396,7 +396,8 @@ class PackedLoader(DataLoader[Any]):
         try:
             yield from items(ahead)
             self._finished = True
-            self._run.say_lost("the run" if self._run.plan.config.epochs != 1 else "the epoch")
+            one = self._run.plan.config.epochs == 1
+            self._run.say_lost("of the epoch" if one else "of the run")
         finally:
             if self._live is ahead:
                 self._stop()

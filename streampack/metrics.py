@@ -100,11 +100,11 @@ class Metrics:
             that ran dry before others; composition: what the rows of the rest hold; empty_slots:
             what the empty ones have room for.
         left: what ``end="stop"`` left in the lanes; stepped_over: what `PackedLoader.skip` did.
+        loss_tokens: labels that are not -100.
         empty_documents: documents without a token, left out; eos_in_texts: end-of-document ids
             inside texts, which wrote that special token; skipped: broken documents or shards that
             `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped,
             and duplicate_tokens: their tokens.
-        first_epochs: lanes that have packed all of their first epoch, in a run of several.
         sources: of a mixture, `SourceCounts` by the names of the sources.
         wait_s: seconds the loop waited in `next()` for a batch, all stages together.
         times: seconds the lanes spent by stage, in this process or in workers; the longest of
@@ -122,7 +122,7 @@ class Metrics:
     skipped: int = 0
     duplicates: int = 0
     duplicate_tokens: int = 0
-    first_epochs: int = 0
+    loss_tokens: int = 0
     sources: SourceTotals = field(default_factory=SourceTotals)
     wait_s: float = 0.0
     times: LaneTimes = field(default_factory=LaneTimes)
@@ -158,6 +158,12 @@ class Metrics:
         slots = composition.slots + self.empty_slots
         return 1.0 - (composition.padding + self.empty_slots) / slots if slots else 0.0
 
+    @property
+    def loss_dropped_ratio(self) -> float:
+        """Labels that no row holds over all labels that came in."""
+        total = self.loss_tokens + self.composition.loss_dropped
+        return self.composition.loss_dropped / total if total else 0.0
+
     def as_dict(self) -> dict[str, Any]:
         """Flat names and numbers, for a logger; of a mixture also ``tokens/NAME`` and so on."""
         composition = self.composition
@@ -167,14 +173,18 @@ class Metrics:
             "tokens": self.tokens,
             "documents": self.documents,
             "shared_tokens": self.shared_tokens,
+            "loss_tokens": self.loss_tokens,
             "tokens_dropped": composition.dropped,
+            "loss_tokens_dropped": composition.loss_dropped,
             "documents_cropped": composition.documents_cropped,
             "documents_lost": composition.documents_lost,
+            "documents_unlearnt": composition.documents_unlearnt,
             "utilisation": self.utilisation,
             "row_utilisation": composition.utilisation,
             "padding_ratio": composition.padding_ratio,
             "truncation_ratio": composition.truncation_ratio,
             "dropped_ratio": composition.dropped_ratio,
+            "loss_dropped_ratio": self.loss_dropped_ratio,
             "mean_context": composition.mean_context,
             "tokens_left": self.left.placed,
             "documents_left": self.left.documents,
@@ -197,8 +207,9 @@ class Metrics:
 
 #: What `Metrics` shows of itself, as paths of attributes.
 _COUNTS = (
-    "batches", "empty_batches", "tokens", "shared_tokens", "documents", "composition.dropped",
-    "composition.documents_cropped", "composition.documents_lost", "left.placed", "left.documents",
+    "batches", "empty_batches", "tokens", "shared_tokens", "documents", "loss_tokens",
+    "composition.dropped", "composition.documents_cropped", "composition.documents_lost",
+    "composition.loss_dropped", "composition.documents_unlearnt", "left.placed", "left.documents",
     "stepped_over.placed", "stepped_over.documents", "empty_documents", "eos_in_texts", "skipped",
     "duplicates", "duplicate_tokens",
 )  # fmt: skip

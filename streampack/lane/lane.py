@@ -37,7 +37,7 @@ class Lane:
         self._fill = Fill(config, lane, state, dealer)
         self._round = None if state is None else Round.again(self._fill, state)
         self._step = 0 if state is None else state["step"] + state["emitted"]
-        self._totals = totals(self._fill, self._round)
+        self._totals = totals(self._fill)
         self._metrics: Metrics | None = None  # of the round, until a batch takes them
         self._following: LaneBatch | LaneEnd | None = None
 
@@ -87,7 +87,7 @@ class Lane:
                 fill.window.advance(last.planned, starved=last.starved)
         starved = fill.read(self._step)
         made = Round(fill, self._step, starved)
-        before, self._totals = self._totals, totals(fill, made)
+        before, self._totals = self._totals, totals(fill)
         met = {name: now - before[name] for name, now in self._totals.items()}
         spent = Metrics(composition=made.lost, **met)
         self._metrics = spent if self._metrics is None else self._metrics + spent

@@ -15,7 +15,7 @@ from streampack.lane.state import RoundStart
 from streampack.metrics import LaneTimes
 from streampack.packing.plan import Composition
 from streampack.window.entries import Entries
-from streampack.window.gather import gather_rows
+from streampack.window.gather import gather_rows, labels_of_dropped
 from streampack.window.packed_rows import PackedRows
 from streampack.window.planned import PlannedWindow
 
@@ -157,25 +157,22 @@ def _lost(fill: Fill, planned: PlannedWindow) -> Composition:
         return Composition()
     entries = fill.window.entries
     rest = entries.length - entries.start
+    kept, missing = labels_of_dropped(planned, fill.window.buffer, np.flatnonzero(lost))
     found = Composition(
         dropped=int(rest[lost].sum()),
         documents_cut=int((lost & (entries.start > fill.config.packer.seq_lens[-1])).sum()),
         documents_cropped=int(lost.sum()),
         documents_lost=int((lost & (entries.start == 0)).sum()),
+        loss_dropped=int(missing.sum()),
+        documents_unlearnt=int(((kept == 0) & (missing > 0)).sum()),
     )
     members = fill.member_lengths(entries.pick(np.flatnonzero(lost)))
     if members is None:
         return found
     more = len(members.lengths) - int(lost.sum())  # what is lost are groups
-    return found + Composition(documents_cropped=more, documents_lost=more)
+    return found + Composition(documents_cropped=more, documents_lost=more, documents_unlearnt=more)
 
 
-def totals(fill: Fill, made: Round | None) -> dict[str, Any]:
-    """What a lane has met and spent, after it has made a round; names as in `Metrics`."""
-    # The epoch of the oldest document; positions of mixtures and orders have none.
-    epoch = 0 if made is None else made.start.position.cursor.get("epoch", 0)
-    return {
-        **asdict(fill.stream.skips.counts),
-        "first_epochs": int(epoch > 0),
-        "times": fill.times + LaneTimes(),
-    }
+def totals(fill: Fill) -> dict[str, Any]:
+    """What a lane has met and spent; names as in `Metrics`."""
+    return {**asdict(fill.stream.skips.counts), "times": fill.times + LaneTimes()}

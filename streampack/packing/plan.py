@@ -28,6 +28,8 @@ class Composition:
             (lost whole ones included); documents_lost: those lost whole.
         context_sum: for every placed token, the tokens of its document before it in its segment.
         shared: in trees, tokens of sequences whose slot is another one's too.
+        loss_dropped: dropped tokens that carry loss, without the first token of a document, which
+            has no label; documents_unlearnt: documents that lost all such tokens they had.
     """
 
     rows: int = 0
@@ -43,6 +45,8 @@ class Composition:
     documents_lost: int = 0
     context_sum: int = 0
     shared: int = 0
+    loss_dropped: int = 0
+    documents_unlearnt: int = 0
 
     def __add__(self, other: Composition) -> Composition:
         return Composition(*map(add, _counts(self), _counts(other)))
@@ -206,8 +210,9 @@ class Plan:
         return _per_row(self, self.stop - self.start + self.insert_eos + self.pad_after)
 
     def metrics(self, lengths: NDArray[np.int64]) -> Composition:
-        """The composition of the whole plan over documents of these lengths (N,)."""
+        """The composition of the whole plan over documents of these lengths (N,), all learnt."""
         lengths = np.asarray(lengths, dtype=np.int64)
+        labels, kept = np.maximum(lengths - 1, 0), np.maximum(lengths - self.dropped - 1, 0)
         size = self.stop - self.start
         segments = np.bincount(self.document, minlength=len(lengths))
         body = size + self.insert_eos
@@ -225,6 +230,8 @@ class Plan:
             documents_cropped=int((self.dropped > 0).sum()),
             documents_lost=int(((segments == 0) & (lengths > 0)).sum()),
             context_sum=int((body * (body - 1) // 2).sum()),
+            loss_dropped=int((labels - kept).sum()),
+            documents_unlearnt=int(((kept == 0) & (labels > 0)).sum()),
         )
 
 

@@ -11,10 +11,10 @@ from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.packing.decreasing import BestFitDecreasing
 from streampack.packing.packer import Packer, require_packer
-from streampack.packing.plan import Composition
 from streampack.sources.base import Source
 
 if TYPE_CHECKING:
+    from streampack.metrics import Metrics
     from streampack.ordering import DocumentOrder
     from streampack.packing.balancing import Balance
 
@@ -138,16 +138,18 @@ def check_weights(packer: Packer, fields: FieldTypes) -> None:
             )
 
 
-def lost_in_words(found: Composition, packer: Packer, of: str) -> str:
-    """Which share of the tokens of `of` no row holds, and what would keep them."""
+def lost_in_words(metrics: Metrics, packer: Packer, of: str) -> str:
+    """The shares of tokens and loss tokens that no row holds, "of the run", and a remedy."""
+    found = metrics.composition
     way, remedy = f'overflow="{packer.overflow}"', ' Longer rows or overflow="split" keep them.'
     if packer.overflow == "split":
         way, remedy = type(packer).__name__, ""
     elif packer.capacity:
         remedy = " Longer rows or a larger capacity keep them."
     return (
-        f"{100 * found.dropped_ratio:.1f} % of the tokens of {of} are in no row ({way}, rows of "
-        f"{packer.seq_lens[-1]}): {found.documents_cropped} of "
-        f"{found.documents + found.documents_lost} documents lost some, and "
-        f"{found.documents_lost} of these all.{remedy}"
+        f"{found.dropped_ratio:.1%} of the tokens {of} and {metrics.loss_dropped_ratio:.1%} of the "
+        f"loss tokens are in no row ({way}, rows of {packer.seq_lens[-1]}): "
+        f"{found.documents_cropped:,} of {found.documents + found.documents_lost:,} documents lost "
+        f"some, {found.documents_lost:,} of these all, and {found.documents_unlearnt:,} keep no "
+        f"loss token.{remedy}"
     )

@@ -90,7 +90,7 @@ class RankRun:
         self._sampled: Estimate | None = None
         self._passes: dict[int, NDArray[np.int64]] = {}  # over each source, by lane
         self._gave = False  # a document, from where it was started
-        self._said_lost = False
+        self._said_lost = False  # after the first window
         # Turns of lanes that the loop gets no batch of, and the states after them, in their order.
         self._untaken: list[tuple[int, int, Deferred]] = []  # lane, step
         self._recent = Recent(self.state)
@@ -313,11 +313,16 @@ class RankRun:
             metrics.batches += 1
             if batch.num_documents:
                 metrics.composition += batch.composition
+                metrics.loss_tokens += batch.num_loss_tokens
                 self._count_sources(batch, metrics)
             else:
                 metrics.empty_batches += 1
                 metrics.empty_slots += batch.composition.slots
         self.metrics = metrics
+        config = self.plan.config
+        if not self._said_lost and metrics.composition.slots >= config.window.tokens(config.packer):
+            self._said_lost = True
+            self.say_lost("so far")
         self._recent.add(self._number(batch), batch, self.state)
 
     def transformed(self, batch: PackedBatch, item: Any) -> None:
@@ -333,8 +338,6 @@ class RankRun:
         """Record that the run is past a batch, this rank's or one beside it."""
         if batch.spent is not None:
             self.metrics += batch.spent
-            if batch.spent.first_epochs:
-                self.say_lost("the first epoch")
         own = batch.num_documents or batch.has_next
         lane_state = batch.lane_state if own else None
         if self._untaken:
@@ -342,13 +345,11 @@ class RankRun:
         self.state.commit(batch.lane, batch.step, lane_state)
 
     def say_lost(self, of: str) -> None:
-        """Say once, on rank 0, which share of the tokens no row holds, if there is one."""
-        lost = self.metrics.composition
-        if lost.dropped and not self._said_lost and not self.plan.ranks.rank:
-            self._said_lost = True
+        """Log on rank 0 which share of its tokens no row holds, if there is one."""
+        if self.metrics.composition.dropped and not self.plan.ranks.rank:
             from streampack.run.packer_options import lost_in_words
 
-            logger.warning("%s", lost_in_words(lost, self.plan.config.packer, of))
+            logger.warning("%s", lost_in_words(self.metrics, self.plan.config.packer, of))
 
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
         source = self.plan.config.source

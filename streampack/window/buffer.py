@@ -30,6 +30,8 @@ from streampack.window.entries import (
 )
 
 _LEAST_ENTRIES = 64
+_ENTRIES = 7  # columns of `Entries`; the buffer has two more, which follow from the documents
+_LEARNT_BEFORE, _LEARNT_AFTER = 7, 8  # labels of a document before and after what is held of it
 _NO_MASK = np.zeros(0, dtype=np.bool_)
 
 
@@ -61,7 +63,15 @@ class TokenBuffer:
     @property
     def entries(self) -> Entries:
         """The documents held, in order; views whose content never changes."""
-        return Entries(self._numbers[:, : self.count], self._origin[: self.count])
+        return Entries(self._numbers[:_ENTRIES, : self.count], self._origin[: self.count])
+
+    @property
+    def learnt(self) -> NDArray[np.int64]:
+        """(2, N) int64: labels of each document before what is held of it, and after it.
+
+        A label is a token that carries loss and is not the first one of its document.
+        """
+        return self._numbers[_LEARNT_BEFORE:, : self.count]
 
     def append(
         self, documents: Documents, first: int, held: NDArray[np.int64], *, serial: int, round: int
@@ -81,6 +91,9 @@ class TokenBuffer:
         block = _Block(documents.tokens, documents.offsets, _words(documents.origin))
         into = _Columns(self.tokens, _NO_MASK, self._numbers, _words(self._origin))
         self.used = _append(block, first, held, serial, round, into, self.used, self.count)
+        last = first + len(held)
+        rest = labels_of(documents[first:last], held, documents.lengths[first:last])
+        self._numbers[_LEARNT_AFTER, self.count : self.count + len(held)] = rest
         self.count += len(held)
         self.fields.add(documents, first, range(serial, serial + len(held)))
 
@@ -90,7 +103,10 @@ class TokenBuffer:
         self._make_room(documents, int(entries.held.sum()), len(entries))
         self._copy(documents, starts, entries.held)
         place = slice(self.count, self.count + len(entries))
-        self._numbers[:, place] = entries.numbers
+        stop, nothing = entries.start + entries.held, np.zeros_like(entries.start)
+        self._numbers[:_ENTRIES, place] = entries.numbers
+        self._numbers[_LEARNT_BEFORE, place] = labels_of(documents, nothing, entries.start)
+        self._numbers[_LEARNT_AFTER, place] = labels_of(documents, stop, entries.length)
         self._origin[place] = entries.origin
         self.count += len(entries)
         self.fields.add(documents, 0, entries.serial)
@@ -100,7 +116,9 @@ class TokenBuffer:
         self._make_room(documents, more, 0)
         self._copy(documents, np.array([begin]), np.array([more]))
         self._numbers = self._numbers.copy()  # views may show the entry that changes
+        ends = np.array([begin, begin + more]) - documents.offsets[0]
         self._numbers[HELD, self.count - 1] += more
+        self._numbers[_LEARNT_AFTER, self.count - 1] -= labels_of(documents[:1], *ends[:, None])[0]
         self._numbers[ARRIVED, self.count - 1] = round
 
     def keep(
@@ -186,8 +204,40 @@ class TokenBuffer:
 
 
 def _columns(capacity: int) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-    """Columns of entries as in `Entries`, not filled."""
-    return np.empty((7, capacity), dtype=np.int64), np.empty(capacity, dtype=ORIGIN)
+    """Columns of entries as in `Entries`, and the buffer's own two, not filled."""
+    return np.empty((_LEARNT_AFTER + 1, capacity), dtype=np.int64), np.empty(capacity, ORIGIN)
+
+
+def labels_of(
+    documents: Documents, start: NDArray[np.int64], stop: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """(N,) int64: the labels among the tokens [start, stop), (N,) each, of N documents.
+
+    Of groups all labels of the documents that they consist of, where it is not empty.
+    """
+    members = documents.members
+    if members is not None:
+        low, high = int(members.offsets[0]), int(members.offsets[-1])
+        single = members.documents[low:high]
+        labels = offsets_of(labels_of(single, np.zeros_like(single.lengths), single.lengths))
+        return np.where(start < stop, np.diff(labels[members.offsets - low]), 0)
+    start = np.minimum(np.maximum(start, 1), stop)
+    if documents.loss_mask is None:
+        return stop - start
+    begin = documents.offsets[:-1]
+    return _count_true(documents.loss_mask, begin + start, begin + stop)
+
+
+@kernel
+def _count_true(
+    mask: NDArray[np.bool_], start: NDArray[np.int64], stop: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """(N,) int64: how many of mask[start:stop] are True."""
+    found = np.zeros(len(start), dtype=np.int64)
+    for i in range(len(start)):
+        for k in range(start[i], stop[i]):
+            found[i] += mask[k]
+    return found
 
 
 def _words(origin: NDArray[np.void]) -> NDArray[np.int64]:
@@ -261,6 +311,12 @@ def _keep(
         d = kept[i]
         size = numbers[HELD, d] - moved[i]
         begin = position[d] + moved[i]
+        first = position[d] + (numbers[START, d] == 0)
+        if len(mask):
+            for k in range(first, begin):
+                numbers[_LEARNT_BEFORE, d] += mask[k]
+        else:
+            numbers[_LEARNT_BEFORE, d] += max(begin - first, 0)
         target = tokens_out[used : used + size]
         piece = tokens[begin : begin + size]
         for k in range(len(target)):

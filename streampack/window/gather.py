@@ -117,17 +117,17 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
     boundaries, piece, cu_seqlens = np.empty((3, most), dtype=np.int32)
     segment = np.empty(segments, dtype=np.int64)
     ends = np.zeros((batches + 1, 3), dtype=np.int64)
-    counts = np.zeros((batches, 10), dtype=np.int64)
+    counts = np.zeros((batches, 13), dtype=np.int64)
     sizes = np.zeros((batches, 3), dtype=np.int64)
     _gather(
         plan.columns,
         _Rows(rows, planned.batches, seq_lens, places),
-        _Held(planned.position, tokens, _NO_MASK if loss_mask is None else loss_mask),
+        _held(planned, held),
         _Marks(
             out.dtype.type(layout.pad_id), out.dtype.type(eos_id), layout.mask_repeated,
             layout.attention_by_row,
         ),
-        _Counted(planned.dropped, entries.start, entries.length, planned.lengths),
+        _counted(planned, held),
         _Written(out, mask_out, boundaries, piece, cu_seqlens, segment, ends),
         counts,
         sizes,
@@ -164,6 +164,29 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
 
 
 _NO_MASK = np.zeros(0, dtype=np.bool_)
+
+
+def labels_of_dropped(
+    planned: PlannedWindow, held: TokenBuffer, documents: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """(2, D) int64: of documents (D,) that no row of a round holds, labels that earlier rows hold.
+
+    The second line are those that no row does.
+    """
+    out = np.empty((2, len(documents)), dtype=np.int64)
+    _labels_of_dropped(documents, _counted(planned, held), _held(planned, held), out)
+    return out
+
+
+def _held(planned: PlannedWindow, buffer: TokenBuffer) -> _Held:
+    mask = _NO_MASK if buffer.loss_mask is None else buffer.loss_mask
+    return _Held(planned.position, buffer.tokens, mask)
+
+
+def _counted(planned: PlannedWindow, buffer: TokenBuffer) -> _Counted:
+    entries, (before, after) = buffer.entries, buffer.learnt
+    columns = entries.start, entries.held, entries.length
+    return _Counted(planned.dropped, *columns, planned.lengths, before, after)
 
 
 def _pieces(planned: PlannedWindow, segment: NDArray[np.int64], held: TokenBuffer) -> Pieces:
@@ -209,12 +232,19 @@ class _Marks(NamedTuple):
 
 
 class _Counted(NamedTuple):
-    """What counts follow from, of each entry: those of `PlannedWindow` and of `Entries`."""
+    """What counts follow from, of each entry: of `PlannedWindow`, `Entries` and `TokenBuffer`.
+
+    Attributes:
+        before, after: labels of its document before what is held of it, and after.
+    """
 
     dropped: NDArray[np.int64]
     start: NDArray[np.int64]
+    held: NDArray[np.int64]
     length: NDArray[np.int64]
     lengths: NDArray[np.int64]
+    before: NDArray[np.int64]
+    after: NDArray[np.int64]
 
 
 class _Written(NamedTuple):
@@ -250,7 +280,7 @@ def _gather(
 ) -> None:
     """Write the rows, and count what they hold; see `_write`, `_count` and `_measure`."""
     _write(plan, going, held, marks, written)
-    _count(plan, counted, written, counts)
+    _count(plan, counted, held, written, counts)
     _measure(written, going.places, sizes)
 
 
@@ -361,13 +391,21 @@ def _measure(written: _Written, places: NDArray[np.int64], out: NDArray[np.int64
 
 
 @kernel
-def _count(plan: RowColumns, counted: _Counted, written: _Written, out: NDArray[np.int64]) -> None:
+def _count(
+    plan: RowColumns,
+    counted: _Counted,
+    held: _Held,
+    written: _Written,
+    out: NDArray[np.int64],
+) -> None:
     """Per batch: the counts of `Composition` after rows and slots, in its order.
 
     A document is counted with its first segment, as cut or cropped with its last.
     """
     start, stop, overlap, insert_eos = plan.start, plan.stop, plan.overlap, plan.insert_eos
-    dropped, entry_start, entry_length, lengths = counted
+    dropped, entry_start, entry_length, lengths = (
+        counted.dropped, counted.start, counted.length, counted.lengths,
+    )  # fmt: skip
     segment, ends = written.segment, written.ends
     for b in range(len(out)):
         counts = out[b]
@@ -388,4 +426,34 @@ def _count(plan: RowColumns, counted: _Counted, written: _Written, out: NDArray[
                 counts[4] += missing
                 counts[6] += again
                 counts[7] += missing > 0
+                if missing > 0:
+                    kept, lost = _kept_and_lost(d, stop[s], counted, held)
+                    counts[11] += lost
+                    counts[12] += (kept == 0) & (lost > 0)
             counts[9] += body * (body - 1) // 2
+
+
+@kernel
+def _kept_and_lost(d: int, stop: int, counted: _Counted, held: _Held) -> tuple[int, int]:
+    """The labels of document d that rows hold up to its held token `stop`, and those after it."""
+    position, _, mask = held
+    before, after = counted.before[d], counted.after[d]
+    first = 1 if counted.start[d] == 0 else 0  # the first token of a document is no label
+    size = counted.held[d]
+    if not len(mask):
+        return before + max(stop - first, 0), after + max(size - max(stop, first), 0)
+    begin = position[d]
+    for k in range(begin + first, begin + stop):
+        before += mask[k]
+    for k in range(begin + max(stop, first), begin + size):
+        after += mask[k]
+    return before, after
+
+
+@kernel
+def _labels_of_dropped(
+    documents: NDArray[np.int64], counted: _Counted, held: _Held, out: NDArray[np.int64]
+) -> None:
+    """See `labels_of_dropped`."""
+    for i in range(len(documents)):
+        out[0, i], out[1, i] = _kept_and_lost(documents[i], 0, counted, held)
