@@ -78,7 +78,10 @@ def changed_fields(
     allowed = set[str]().union(*(CHANGEABLE[name] for name in allow))
     for name, field in differing.items():
         if field not in allowed:
-            saved_value, value = (f"{own.get(name, 'absent')!r:.200}" for own in (before, now))
+            saved_value, value = (
+                _in_words(name, own, described)
+                for own, described in ((before, saved), (now, current))
+            )
             raise StateError(
                 f"`{name}` was {saved_value} when the state was saved and is {value} now.",
                 "Restore the old setting or start a new run; load_state_dict(allow=) lets "
@@ -86,6 +89,15 @@ def changed_fields(
                 setting=name,
             )
     return sorted(set(differing.values()))
+
+
+def _in_words(name: str, flat: Mapping[str, Any], described: Mapping[str, Any]) -> str:
+    """The value of a field: weights as a user writes them."""
+    if name != "source.shares" or name not in flat:
+        return f"{flat.get(name, 'absent')!r:.200}"
+    from streampack.sources.credits import weights_in_words
+
+    return weights_in_words(flat[name], list(described["source"]["sources"]))
 
 
 def _cause_first(name: str) -> tuple[bool, bool, str]:

@@ -15,6 +15,7 @@ from streampack import (
     TokenRules,
     Topology,
     WindowConfig,
+    sources,
 )
 from streampack.errors import StateError
 from streampack.packing import BestFitDecreasing, Concat
@@ -136,3 +137,20 @@ def test_of_documents_in_memory_numbers_and_lengths_are_compared() -> None:
     other_lengths.load_state_dict(state)
     with pytest.raises(StateError):
         next(iter(other_lengths))
+
+
+def test_a_state_of_other_weights_is_refused_with_both_as_they_are_written() -> None:
+    def loader(weights: Any) -> PackedLoader:
+        parts = {"web": [[1] * 9] * 40, "code": [[2] * 9] * 40}
+        source = sources.Mixture(parts, weights=weights)
+        return PackedLoader(PackedDataset(source, seq_len=32, batch_size=1, topology=Topology()))
+
+    first = loader({"web": 9, "code": 1})
+    next(iter(first))
+    with pytest.raises(StateError) as found:
+        loader([(0, {"web": 1, "code": 1}), (500, {"web": 1, "code": 3})]).load_state_dict(
+            first.state_dict()
+        )
+    assert found.value.setting == "source.shares"
+    assert "{'web': 0.9, 'code': 0.1}" in str(found.value)
+    assert "(500, {'web': 0.25, 'code': 0.75})" in str(found.value)
