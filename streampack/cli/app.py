@@ -13,6 +13,7 @@ from streampack.cli.convert import convert
 from streampack.cli.options import (
     AnyCorpus,
     AsJson,
+    Conversations,
     EndToken,
     Integers,
     LossMask,
@@ -36,6 +37,7 @@ def explain(
     text: TextField = None,
     tokens: TokensField = None,
     loss_mask: LossMask = None,
+    chat: Conversations = False,
     dtype: Integers = None,
     eos_id: EndToken = None,
     documents: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 20_000,
@@ -44,7 +46,7 @@ def explain(
     """Say what a run will read, how many steps it takes, and what other choices would change."""
     dataset = dataset_of(
         source, tokenizer, eos_id, seq_len, text=text, tokens=tokens,
-        dtype=dtype, loss_mask=loss_mask,
+        dtype=dtype, loss_mask=loss_mask, chat=chat,
     )  # fmt: skip
     found = dataset.explain(documents=documents)
     print(json.dumps(found.as_dict()) if as_json else found)

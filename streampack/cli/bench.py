@@ -16,6 +16,7 @@ import streampack  # whose names are imported when they are used: torch takes a 
 from streampack.cli.options import (
     AnyCorpus,
     AsJson,
+    Conversations,
     EndToken,
     Integers,
     LossMask,
@@ -54,6 +55,7 @@ def bench(
     text: TextField = None,
     tokens: TokensField = None,
     loss_mask: LossMask = None,
+    chat: Conversations = False,
     dtype: Integers = None,
     eos_id: EndToken = None,
     workers: Annotated[
@@ -74,7 +76,7 @@ def bench(
     with console.status("opening"):
         dataset = dataset_of(
             source, tokenizer, eos_id, seq_len, text=text, tokens=tokens,
-            dtype=dtype, loss_mask=loss_mask,
+            dtype=dtype, loss_mask=loss_mask, chat=chat,
         )  # fmt: skip
         dataset = packed_by(dataset, dataset.plan.config.packer, batch_size, epochs=None)
         from streampack.lane.config import warm_up  # imports torch

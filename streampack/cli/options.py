@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing, Packer
+from streampack.sources.base import Source
 from streampack.sources.infer import as_source
 from streampack.sources.infer import open as open_source
 
@@ -40,6 +42,13 @@ LossMask = Annotated[
         metavar="FIELD",
         help='Field or column with loss masks or labels; "": all is learnt.',
         callback=lambda name: [] if name == "" else name,
+    ),
+]
+Conversations = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="The records are conversations, rendered by the template beside tokenizer.json.",
     ),
 ]
 EndToken = Annotated[
@@ -110,16 +119,23 @@ def object_at(named: str) -> Any:
 
 
 def dataset_of(
-    source: str, tokenizer: str | None, eos_id: int | None, seq_len: int | None, **given: Any
+    source: str,
+    tokenizer: str | None,
+    eos_id: int | None,
+    seq_len: int | None,
+    *,
+    chat: bool = False,
+    **given: Any,
 ) -> PackedDataset:
     """The `PackedDataset` that a command is about: the user's, or one of the source that is named.
 
     Args:
         source: a path, or the name of a source or a `PackedDataset` that the user's code makes:
-            so commands read conversations, mixtures and whatever else a line of Python can name.
+            so commands read mixtures and whatever else a line of Python can name.
         tokenizer: for a source.
         eos_id: with a tokenizer the one that it adds, and else that of a flat file of ids.
         seq_len: tokens per row; None is 2048, or what the user's dataset has.
+        chat: the records are conversations, as of `sources.Chat`.
         given: arguments of `sources.open`, for a source.
 
     Raises:
@@ -128,7 +144,10 @@ def dataset_of(
     given["eos_id"] = None if tokenizer is not None else eos_id
     path = "://" in source or os.path.exists(source)
     path = path or not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", source)
-    made = open_source(source, **given) if path else object_at(source)
+    if chat:
+        made: Any = _chat_of(source if path else object_at(source), given)
+    else:
+        made = open_source(source, **given) if path else object_at(source)
     from streampack.dataset import PackedDataset  # imports torch: wrong names need not wait
     from streampack.job.topology import Topology
     from streampack.tokenization import TokenRules
@@ -145,7 +164,7 @@ def dataset_of(
         return packed_by(
             made, BestFitDecreasing(seq_len=seq_len, overflow=made.plan.config.source.overflow)
         )
-    corpus = made if path else as_source(made, **given)
+    corpus = made if path or chat else as_source(made, **given)
     corpus.prepare()
     if tokenizer is None and not corpus.tokenized:
         raise ConfigError(
@@ -157,6 +176,21 @@ def dataset_of(
     return PackedDataset(
         corpus, seq_len=seq_len or 2048, tokenizer=tokenizer, token_rules=rules, topology=Topology()
     )
+
+
+def _chat_of(data: Any, given: Mapping[str, Any]) -> Source:
+    """The source of the conversations in files or in records that the user's code makes."""
+    from streampack.dataset import PackedDataset
+    from streampack.sources.chat.source import Chat
+
+    if isinstance(data, (Source, PackedDataset)) or any(v is not None for v in given.values()):
+        raise ConfigError(
+            "--chat finds the conversations in files and records by itself.",
+            "Leave out --text, --tokens, --loss-mask, --dtype and --eos-id, and name files or "
+            "records; or leave out --chat.",
+            setting="chat",
+        )
+    return Chat(data)
 
 
 def packed_by(

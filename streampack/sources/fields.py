@@ -344,7 +344,7 @@ def unknown_document(found: Sequence[str], names: Collection[str], where: str) -
     name = next(iter(found or names), "name")
     remedy = f"sources.open(data, text={name!r}), or tokens= (--text, --tokens)."
     if chats and not found:
-        remedy = f"sources.Chat(data) for conversations, or {remedy}"
+        remedy = f"sources.Chat(data) for conversations (--chat), or {remedy}"
     which = f", and {' and '.join(map(repr, found))} may be the documents" if found else ""
     return ConfigError(f"{where} has the fields {there}{which}.", f"Pass {remedy}", setting="text")
 

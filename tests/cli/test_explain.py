@@ -187,7 +187,7 @@ def test_conversations_and_mixtures_are_named_in_python_as_the_error_says(folder
         folder / "chats.jsonl", [{"messages": messages("hi", "ab" * (i + 1))} for i in range(90)]
     )
     given = (*sizes(64), "--tokenizer", "tokenizer.json")
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="--chat"):
         run(folder / "chats.jsonl", *given)
     Path("corpus.py").write_text(
         "from streampack import PackedDataset, packing, sources\n"
@@ -203,6 +203,27 @@ def test_conversations_and_mixtures_are_named_in_python_as_the_error_says(folder
     for wrong in ("corpus.py:nothing", "other.py:chats"):
         with pytest.raises(ConfigError, match=wrong.split(":")[0]):
             run(wrong, *given)
+
+
+def test_a_file_of_chats_needs_no_line_of_python(folder: Path) -> None:
+    byte_tokenizer().save("tokenizer.json")
+    Path("chat_template.jinja").write_text(CHATML)
+    lines = [{"messages": messages("hi", "ab" * (i + 1))} for i in range(90)]
+    write_lines(folder / "chats.jsonl", lines)
+    Path("corpus.py").write_text(f"lines = {lines!r}\n")
+    given = (*sizes(64), "--tokenizer", "tokenizer.json", "--chat", "--json")
+    found = json.loads(run(folder / "chats.jsonl", *given))
+    assert found["documents"] == 90
+    assert found["loss_share"] < 0.9
+    in_memory = json.loads(run("corpus.py:lines", *given))
+    assert (in_memory["documents"], in_memory["longest"]) == (90, found["longest"])
+    measured = json.loads(
+        output_of("bench", folder / "chats.jsonl", *given, "--workers", 0, "--seconds", 0.01)
+    )
+    assert measured["runs"][0]["tokens"] > 0
+    with pytest.raises(ConfigError) as refused:
+        run(folder / "chats.jsonl", *given, "--text", "text")
+    assert refused.value.setting == "chat"
 
 
 @pytest.mark.parametrize(
