@@ -18,7 +18,7 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-from examples.clients.__main__ import NAMES
+from examples.clients.__main__ import NEEDS, missing_for
 from examples.clients.common import Corpus, Side, quiet, same, table
 from examples.elastic_torchrun import BATCHES_PER_STEP, runs
 
@@ -29,7 +29,7 @@ LEGS = ("#2a6f97", "#e09f3e", "#6a994e")
 def measured(nanochat: str) -> dict[str, dict[str, Side]]:
     """Both sides of every client."""
     found = {}
-    for name in NAMES:
+    for name in NEEDS:
         with tempfile.TemporaryDirectory() as folder:
             module = importlib.import_module(f"examples.clients.with_{name}")
             paths = [nanochat] if name == "nanochat" else []
@@ -80,6 +80,8 @@ def draw_legs(axes: Any, straight: dict[int, float], legs: dict[int, dict[int, f
 def main(target: str, nanochat: str) -> None:
     """Run, and draw."""
     quiet()
+    if missing := [words for name in NEEDS if (words := missing_for(name, nanochat))]:
+        sys.exit("\n".join(missing))
     clients = measured(nanochat)
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
     draw_clients(left, clients)

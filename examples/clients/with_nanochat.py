@@ -38,7 +38,6 @@ class Its:
             "train",
             device="cpu",
             resume_state_dict=state,
-            buffer_size=200,  # of 1,000 by default, which is more than this corpus
         )
         self.state: Any = None
 

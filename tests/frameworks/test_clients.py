@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,21 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from examples.clients.__main__ import NEEDS, missing_for
+
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"fabric": "lightning", "nanochat": "rustbpe"}
 
 
-@pytest.mark.parametrize(
-    "client", ["transformers", "trl", "fabric", "litgpt", "torchtitan", "nanochat"]
-)
+def test_a_client_names_the_packages_that_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NEEDS, "litgpt", ("litgpt_of_nobody", "numpy", "jsonargparse_of_nobody"))
+    assert "litgpt_of_nobody, jsonargparse_of_nobody" in missing_for("litgpt", None)
+    monkeypatch.setitem(NEEDS, "nanochat", ("numpy",))
+    assert "checkout" in missing_for("nanochat", None)
+
+
+@pytest.mark.parametrize("client", [*NEEDS])
 def test_a_client_trains_on_every_token_cuts_nothing_that_fits_and_resumes(client: str) -> None:
-    if not importlib.util.find_spec(PACKAGES.get(client, client)):
-        pytest.skip(f"{client} is not installed")
-    command = [sys.executable, "-m", "examples.clients", client]
-    if client == "nanochat":
-        if "NANOCHAT" not in os.environ:
-            pytest.skip("NANOCHAT names no checkout of nanochat")
-        command.append(os.environ["NANOCHAT"])
+    path = os.environ.get("NANOCHAT", "")
+    if missing := missing_for(client, path):
+        pytest.skip(missing)
+    command = [sys.executable, "-m", "examples.clients", client, path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     heads, *lines = done.stdout.splitlines()[-9:]
