@@ -92,12 +92,15 @@ def changed_fields(
 
 
 def _in_words(name: str, flat: Mapping[str, Any], described: Mapping[str, Any]) -> str:
-    """The value of a field: weights as a user writes them."""
+    """The value of a field; shares are whole numbers and are shown as a user writes weights."""
     if name != "source.shares" or name not in flat:
         return f"{flat.get(name, 'absent')!r:.200}"
-    from streampack.sources.credits import weights_in_words
-
-    return weights_in_words(flat[name], list(described["source"]["sources"]))
+    names = list(described["source"]["sources"])
+    phases = [
+        (at, {name: round(own / sum(shares), 4) for name, own in zip(names, shares, strict=True)})
+        for at, shares in flat[name]
+    ]
+    return repr(phases[0][1] if len(phases) == 1 else phases)
 
 
 def _cause_first(name: str) -> tuple[bool, bool, str]:

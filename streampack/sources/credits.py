@@ -263,15 +263,6 @@ def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
     return [Fraction(value) for value in values]
 
 
-def weights_in_words(knots: Sequence[tuple[int, Sequence[int]]], names: Sequence[str]) -> str:
-    """The knots of `TokenShares` of these sources as weights that add up to one."""
-    phases = [
-        (at, {name: round(share / ONE, 4) for name, share in zip(names, shares, strict=True)})
-        for at, shares in knots
-    ]
-    return repr(phases[0][1] if len(phases) == 1 else phases)
-
-
 class WeightChange(NamedTuple):
     """Weights that hold from some place of a run on.
 
