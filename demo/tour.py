@@ -30,6 +30,7 @@ from demo.train import Job, digest_of, open_loader
 from demo.vocabulary import find_tokenizer
 from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.shards import Destination
+from streampack.cores import usable_cores
 from streampack.dataset import PackedDataset
 from streampack.documents import Documents
 from streampack.errors import StateError
@@ -177,7 +178,7 @@ class Tour:
             workers=_WORKERS,
             steps=self.steps,
             checkpoint_every=max(2, self.steps // 8),
-            threads=min(4, os.cpu_count() or 1),
+            threads=min(4, usable_cores()),
         )
 
     def _train(self, job: Job, environment: dict[str, str]) -> Story:

@@ -5,22 +5,25 @@ A process that compiles says so, since the first batch waits for it.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import tempfile
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
+
+from streampack.notices import is_first
 
 logger = logging.getLogger(__name__)
 
 #: Of all kernels that one run needs, on one core of a server; docs/performance.md has the command.
 ABOUT_S = 15
+
+#: False under NUMBA_DISABLE_JIT=1, for debuggers.
+COMPILED = not numba.config.DISABLE_JIT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,8 +43,10 @@ def kernel(function: F) -> F:
 
     The machine code is cached next to the source or in numba's user-wide cache directory. On a
     machine where neither can be written numba refuses to cache; the kernel then compiles once per
-    process instead.
+    process instead. Under NUMBA_DISABLE_JIT=1 it stays a function of Python, many times slower.
     """
+    if not COMPILED:
+        return cast(F, np.errstate(over="ignore")(function))  # integers wrap around, as compiled
     try:
         compiled = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # "cannot cache function ...: no locator available"
@@ -56,12 +61,12 @@ def cache_folders() -> list[str]:
 
 
 def _kept_in(compiled: Any) -> str | None:
-    # None under NUMBA_DISABLE_JIT, which leaves plain functions, and where nothing can be written
+    # None where nothing can be written
     return getattr(getattr(compiled, "_cache", None), "cache_path", None)
 
 
 class _CompilationLog(event.Listener):  # type: ignore[misc]
-    """Logs that kernels are compiled, once; of processes that start together, one does."""
+    """Logs that kernels are compiled; of the processes of a job, one does."""
 
     logged = False
 
@@ -72,9 +77,9 @@ class _CompilationLog(event.Listener):  # type: ignore[misc]
         if self.logged or not str(getattr(function, "__module__", "")).startswith("streampack."):
             return
         self.logged = True
-        if not _is_first():
-            return
         folder = _kept_in(compiled)
+        if not is_first(f"compiling {os.path.dirname(__file__)} {folder is not None}"):
+            return
         logger.warning(
             "Compiling kernels of streampack, as the first time that a part of it is used here (a "
             "packer, a format, a setting): up to about %d s of one core, more on a slow one. %s",
@@ -87,23 +92,6 @@ class _CompilationLog(event.Listener):  # type: ignore[misc]
 
     def on_end(self, ended: Any) -> None:
         """Called afterwards."""
-
-
-def _is_first() -> bool:
-    """True unless another process of this user has said so a moment ago: a worker, or a rank."""
-    name = os.path.join(tempfile.gettempdir(), f".streampack-{os.getuid()}-compiles")
-    try:
-        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if os.read(file, 1) and time.time() - os.fstat(file).st_mtime < 4 * ABOUT_S:
-            return False
-        os.pwrite(file, b"1", 0)
-        return True
-    finally:
-        os.close(file)
 
 
 event.register("numba:compile", _CompilationLog())  # type: ignore[no-untyped-call]

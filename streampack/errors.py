@@ -45,6 +45,10 @@ class ConfigError(StreampackError, ValueError):
     """A setting, or a combination of settings, that cannot work."""
 
 
+class MissingPackageError(ConfigError, ImportError):
+    """A package that is needed, and is not installed."""
+
+
 class ContentError(StreampackError, ValueError):
     """A document or shard whose content is wrong; `on_error="skip"` steps over it.
 

@@ -215,7 +215,7 @@ class PackedLoader(DataLoader[Any]):
         For a mixture it also shows by how much a source's share differs from its weight, at most.
 
         ``for batch in loader.progress():``. A terminal or a notebook shows a bar, which needs rich
-        (``streampack[cli]``); elsewhere lines are written to standard error. Only rank 0 shows it.
+        (the extra ``cli``); elsewhere lines are written to standard error. Only rank 0 shows it.
         Tokens are those of this rank since the loader was made; rates are those of the last
         minute. The number of steps is that of `estimate_steps`, which first reads some thousand
         documents.

@@ -8,6 +8,10 @@ import sys
 import pytest
 from hypothesis import settings
 
+# Models are tiny, so threads only wait, and libgomp reads the number when torch is imported. Where a
+# process has used several of its threads, what is forked from it waits for them for ever.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # transformers and others import torchvision where it is installed, and mosaicml-streaming installs
 # a build for CUDA, which cannot be imported beside a CPU build of torch.
 try:
@@ -16,10 +20,6 @@ except Exception:  # such a build raises other than ImportError
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     sys.modules["torchvision"] = None  # type: ignore[assignment]
-
-# Tests run beside one another, one process per core; models are tiny, and threads only wait.
-if os.environ.get("PYTEST_XDIST_WORKER"):
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A run judges a commit, so it draws the same examples every time, however slow the machine is;
 # `--hypothesis-profile explore` looks for new ones.

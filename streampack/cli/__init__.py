@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from streampack.errors import StreampackError
+from streampack.extras import pip_command
 
 __all__ = ["main"]
 
@@ -20,7 +21,7 @@ def main() -> None:
     except ImportError as error:
         sys.exit(
             f"streampack: the command line needs {error.name}, which is not installed; "
-            'run `pip install "streampack[cli]"`.'
+            f"run `{pip_command('cli')}`."
         )
     from streampack.cli.app import app
 

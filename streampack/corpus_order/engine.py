@@ -15,6 +15,7 @@ from typing import Any
 
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.extras import missing_package
 
 ANSWER_S = 10.0
 RETRIES = 3  # of a task whose worker was lost
@@ -111,12 +112,8 @@ def opened(address: str | None, workers: int | None) -> Iterator[Engine]:
     try:
         import ray
     except ImportError:
-        raise ConfigError(
-            "Ray is not installed.",
-            'Install it with `pip install "streampack[order]"`, or use this process alone '
-            "(--workers 0).",
-            setting="workers",
-        ) from None
+        instead = ", or use this process alone (--workers 0)"
+        raise missing_package("Ray", "order", instead, setting="workers") from None
     ours = not ray.is_initialized()
     if ours:
         _start(ray, address, workers)

@@ -19,7 +19,6 @@ from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.engine import Engine, opened
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
-from streampack.ordering.approximate import require_faiss
 from streampack.ordering.bm25 import BM25
 from streampack.sources.base import Reading, Source
 from streampack.sources.infer import open as open_source
@@ -80,7 +79,6 @@ def run_job(
     report: Report = lambda stage, done, total: None,
 ) -> Summary:
     """Run a job to its end, or go on with it; see `order_corpus`."""
-    require_faiss()
     job.source.prepare()
     with opened(address, workers) as engine:
         _begin(job)

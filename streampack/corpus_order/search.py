@@ -5,8 +5,8 @@ Stage 3, for large corpora; small ones are searched without an index:
   2. By shard of the index, that of consecutive parts: their vectors are added to a copy.
 
 Stage 4:
-  1. faiss finds candidates, three for each neighbour wanted, so that k remain where near-duplicates
-     go: in a small corpus by comparing every pair, in a large one in one shard of the index.
+  1. Candidates, three for each neighbour wanted, so that k remain where near-duplicates go: in a
+     small corpus every pair is compared, in a large one faiss searches one shard of the index.
   2. Their cosines are computed again from the vectors as they lie on the disk, the same for both
      documents of a pair, and the candidates sorted by them, ties by number.
   3. After the near-duplicates are known: a document that stays, and all of whose candidates do not,
@@ -18,7 +18,6 @@ several shards of the index are put together where they are read (`candidates_of
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -26,11 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.cores import usable_cores
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.work import Work
 from streampack.ordering.approximate import MARGIN, compute_cosines, require_faiss
-from streampack.ordering.neighbours import NONE, squared_norms
+from streampack.ordering.neighbours import NONE, ONE, squared_norms
 from streampack.packing.rng import permutation
 
 PAPER_DOCUMENTS, PAPER_LISTS, PAPER_PROBES = 235_266_464, 32_768, 64
@@ -123,7 +123,7 @@ def fill_shard(job: CorpusOrder, shard: int) -> None:
     corpus = Corpus(job.files, job.num_parts)
     index = faiss.read_index(str(job.files.path(TRAINED)))
     shards = index_shards(corpus)
-    faiss.omp_set_num_threads(max((os.cpu_count() or 1) // len(shards), 1))
+    faiss.omp_set_num_threads(max(usable_cores() // len(shards), 1))
     low, high = corpus.first[list(shards[shard])].tolist()
     for start in range(low, high, ADDED):
         ids = np.arange(start, min(start + ADDED, high))
@@ -143,6 +143,7 @@ Candidates = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 BATCH = 2048  # documents searched at a time
 COMPARED = 1 << 14  # documents with which they are compared at a time
+COUNT_BITS = 22  # beside the 41 of a cosine
 PAIRS = 1 << 12  # whose vectors are in memory together
 REFINED = 256  # documents whose candidates' vectors are in memory together
 
@@ -181,8 +182,6 @@ def _search(
     stays: NDArray[np.bool_] | None = None,
 ) -> Candidates:
     """The candidates of documents (M,), among all of the shard or those that `stays` (N,) marks."""
-    faiss = require_faiss()
-    faiss.omp_set_num_threads(1)  # Ray's workers are as many as there are cores
     width = MARGIN * job.k
     ids = np.full((len(documents), width), -1, dtype=np.int32)
     similarity = np.full((len(documents), width), NONE, dtype=np.float32)
@@ -190,7 +189,7 @@ def _search(
         queries = documents[start : start + BATCH]
         vectors = corpus.vectors(queries)
         if job.exact(len(corpus)):
-            found = _compare_all(faiss, corpus, vectors, width + 1, stays)
+            found = _compare_all(corpus, vectors, width + 1, stays)
         else:
             found = _look_up(job, corpus, shard, vectors, width + 1, stays)
         found[~vectors.any(axis=1)] = -1  # nothing is like a document without tokens
@@ -205,30 +204,31 @@ def _search(
 
 
 def _compare_all(
-    faiss: Any,
     corpus: Corpus,
     queries: NDArray[np.float32],
     width: int,
     stays: NDArray[np.bool_] | None,
 ) -> NDArray[np.int64]:
-    """(M, width) the nearest documents to M vectors, -1 where there are fewer."""
-    best = np.full((len(queries), width), -1, dtype=np.int64)
-    score = np.full((len(queries), width), -np.inf, dtype=np.float32)
+    """(M, width) the nearest documents to M vectors, -1 where there are fewer.
+
+    Products of the vectors, which are unit vectors of float16, have no rounding error in float64,
+    and ties go by number: every machine finds the same documents, with any number of threads.
+    """
+    ids = np.full((len(queries), width), -1, dtype=np.int64)
+    key = np.full((len(queries), width), -np.iinfo(np.int64).max)
+    queries = queries.astype(np.float64)
     among = np.arange(len(corpus)) if stays is None else np.flatnonzero(stays)
     for start in range(0, len(among), COMPARED):
         block = among[start : start + COMPARED]
-        found, near = faiss.knn(
-            queries,
-            corpus.vectors(block),
-            min(width, len(block)),
-            metric=faiss.METRIC_INNER_PRODUCT,
-        )
-        score = np.concatenate([score, found], axis=1)
-        best = np.concatenate([best, np.where(near < 0, -1, block[near])], axis=1)
-        order = np.argsort(-score, axis=1, kind="stable")[:, :width]
-        score = np.take_along_axis(score, order, axis=1)
-        best = np.take_along_axis(best, order, axis=1)
-    return best
+        grid = np.rint(queries @ corpus.vectors(block).astype(np.float64).T * ONE).astype(np.int64)
+        keys = (grid << COUNT_BITS) - np.arange(start, start + len(block))
+        near = np.argpartition(-keys, min(width, len(block)) - 1, axis=1)[:, :width]
+        key = np.concatenate([key, np.take_along_axis(keys, near, axis=1)], axis=1)
+        ids = np.concatenate([ids, block[near]], axis=1)
+        order = np.argsort(-key, axis=1, kind="stable")[:, :width]
+        key = np.take_along_axis(key, order, axis=1)
+        ids = np.take_along_axis(ids, order, axis=1)
+    return ids
 
 
 def _look_up(
@@ -241,6 +241,7 @@ def _look_up(
 ) -> NDArray[np.int64]:
     """The same, approximately, in a shard of the index."""
     faiss = require_faiss()
+    faiss.omp_set_num_threads(1)  # Ray's workers are as many as there are cores
     low, high = corpus.first[list(index_shards(corpus)[shard])].tolist()
     file = job.files.path(f"index/{shard:05}.faiss")
     index = _opened(str(file), file.stat().st_mtime_ns)

@@ -13,13 +13,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from PIL import Image, ImageOps
-
 from streampack.arguments import type_in_words
 from streampack.errors import StorageError
+from streampack.extras import missing_package
 from streampack.media.attachments import Reference, Size
 from streampack.sources.records import BrokenDocumentError
 from streampack.storage.storage import Storage
+
+try:
+    from PIL import Image, ImageOps
+except ImportError as error:
+    raise missing_package("Pillow", "vision") from error
 
 _ORIENTATION = 0x0112  # of EXIF
 _HEAD_BYTES = 64 << 10

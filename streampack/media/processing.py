@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.cores import usable_cores
 from streampack.documents.blocks import MEDIA, PATCHES, Documents, Texts, offsets_of
 from streampack.errors import ContentError, StorageError
 from streampack.media.attachments import Attachments, BatchMedia, HeldMedia, Size, objects
@@ -225,7 +226,7 @@ def _pool() -> ThreadPoolExecutor:
     process = os.getpid()
     if process not in _pools:
         _pools.clear()
-        _pools[process] = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "streampack-image")
+        _pools[process] = ThreadPoolExecutor(min(_THREADS, usable_cores()), "streampack-image")
     return _pools[process]
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.errors import ConfigError
+from streampack.extras import missing_package
 from streampack.ordering.neighbours import (
     NONE,
     Found,
@@ -49,12 +49,8 @@ def require_faiss() -> Any:
     try:
         import faiss
     except ImportError:
-        raise ConfigError(
-            "faiss is not installed, which finds neighbours among many documents.",
-            "Install streampack[ordering], streampack[order] for a whole corpus, or use "
-            'search="exact".',
-            setting="search",
-        ) from None
+        instead = ', or compare every pair with search="exact"'
+        raise missing_package("faiss", "ordering", instead, setting="search") from None
     return faiss
 
 

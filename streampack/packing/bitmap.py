@@ -14,7 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import COMPILED, kernel
 
 
 class Bitmap(NamedTuple):
@@ -52,6 +52,15 @@ def _index_of_lowest_bit(word: np.uint64) -> int:
 @kernel
 def _index_of_highest_bit(word: np.uint64) -> int:
     return 63 - np.int64(_leading_zeros(word))  # type: ignore[call-arg, return-value]
+
+
+if not COMPILED:  # intrinsics are no functions of Python
+
+    def _index_of_lowest_bit(word: np.uint64) -> int:
+        return (int(word) & -int(word)).bit_length() - 1
+
+    def _index_of_highest_bit(word: np.uint64) -> int:
+        return int(word).bit_length() - 1
 
 
 @kernel

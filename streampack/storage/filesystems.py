@@ -8,21 +8,19 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from streampack.errors import ConfigError, StreampackError
+from streampack.errors import ConfigError, MissingPackageError, StreampackError
+from streampack.extras import pip_command
 from streampack.storage.failures import without_secrets
 
-#: What to install for a protocol; fsspec imports the implementation when it is first used.
-_EXTRAS = {
-    "s3": 'pip install "streampack[s3]"',
-    "s3a": 'pip install "streampack[s3]"',
-    "http": 'pip install "streampack[http]"',
-    "https": 'pip install "streampack[http]"',
-    "gs": "pip install gcsfs",
-    "gcs": "pip install gcsfs",
-    "az": "pip install adlfs",
-    "abfs": "pip install adlfs",
-    "abfss": "pip install adlfs",
-    "hf": "pip install huggingface_hub",
+#: The extra or the package with a protocol's file system, which fsspec imports at its first use.
+_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
+_PACKAGES = {
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "hf": "huggingface_hub",
 }
 
 
@@ -69,9 +67,13 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
 
 
 def _not_installed(protocol: str, error: ImportError) -> ConfigError:
-    return ConfigError(
+    if protocol in _EXTRAS:
+        command = pip_command(_EXTRAS[protocol])
+    else:
+        command = f"pip install {_PACKAGES.get(protocol, f'fsspec[{protocol}]')}"
+    return MissingPackageError(
         f"{protocol}:// needs a package that is not installed: {error}.",
-        f"Run `{_EXTRAS.get(protocol, 'pip install fsspec[' + protocol + ']')}`.",
+        f"Run `{command}`.",
         setting="paths",
     )
 

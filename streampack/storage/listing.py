@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from streampack.arguments import type_in_words
 from streampack.errors import ConfigError, StorageError
+from streampack.extras import missing_package
 from streampack.storage.folders import Folders, LocalFolders, RemoteFolders, join
 from streampack.storage.marks import refuse_marked
 from streampack.storage.matching import has_glob, matches
@@ -343,11 +344,7 @@ def run_pipe(url: str, target: Path) -> None:
     try:
         from webdataset.gopen import gopen
     except ImportError as error:
-        raise ConfigError(
-            "webdataset is not installed.",
-            'Install it with `pip install "streampack[webdataset]"`.',
-            path=url,
-        ) from error
+        raise missing_package("webdataset", "webdataset", path=url) from error
     try:
         with gopen(url, "rb") as stream, open(target, "wb") as out:
             shutil.copyfileobj(stream, out)

@@ -14,12 +14,12 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from importlib.util import find_spec
 from itertools import compress
 from operator import not_
 from typing import Any, Literal, TypeVar
 from unicodedata import is_normalized
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from tokenizers import Tokenizer as Engine
 
 from streampack.cached import cached_property
 from streampack.errors import ConfigError
+from streampack.extras import pip_command
+from streampack.notices import is_first
 from streampack.tokenization.byte_level import (
     GPT2,
     GPT2_JOINED,
@@ -103,11 +105,12 @@ class FastEngine:
         """
         if not self._proved:
             if (text := self._difference([*_sample(texts), *HOSTILE])) is not None:
-                logger.warning(
-                    "kitoken and tokenizers give other ids for %.200r: tokenizers is used, "
-                    "which is several times slower.",
-                    text,
-                )
+                if is_first(f"kitoken differs {crc32(self._described)}"):
+                    logger.warning(
+                        "kitoken and tokenizers give other ids for %.200r: tokenizers is used, "
+                        "which is several times slower.",
+                        text,
+                    )
                 return None
             self._proved = True
         first = -self._count % CHECKED_EVERY
@@ -182,19 +185,21 @@ def fast_engine(engine: Engine, name: EngineName) -> FastEngine | None:
             if installed
             else "kitoken is not installed.",
             'Pass engine="auto" or "tokenizers"'
-            + ("." if installed else ', or run `pip install "streampack[fast]"`.'),
+            + ("." if installed else f", or run `{pip_command('fast')}`."),
             setting="engine",
         )
     if not installed and cuts is not None:
-        _say_missing()
+        _warn_missing()
     return None
 
 
-@cache
-def _say_missing() -> None:
+def _warn_missing() -> None:
+    if not is_first("kitoken is missing"):
+        return
     logger.warning(
         "kitoken is not installed: texts are encoded by tokenizers, which is several times slower. "
-        '`pip install "streampack[fast]"` brings it; engine="tokenizers" is without this warning.'
+        '`%s` brings it; engine="tokenizers" is without this warning.',
+        pip_command("fast"),
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from streampack.cached import cached_property
 from streampack.documents.conversations import Conversation, TurnRules
-from streampack.errors import ConfigError
+from streampack.extras import missing_package
 from streampack.tokenization.messages import (
     SpecialTokens,
     answer_of,
@@ -69,11 +69,7 @@ class ChatTemplate:
         try:
             from streampack.tokenization._jinja import compile_template
         except ImportError as error:
-            raise ConfigError(
-                "jinja2 is not installed.",
-                'Install it with `pip install "streampack[chat]"`.',
-                setting="template",
-            ) from error
+            raise missing_package("jinja2", "chat", setting="template") from error
         return compile_template(self.source)
 
     def render(self, conversation: Conversation) -> list[Rendered]:

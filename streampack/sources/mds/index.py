@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import ConfigError, StorageError
+from streampack.extras import pip_command
 from streampack.storage.listing import refuse_repeated
 from streampack.storage.remote import shown, split_url
 from streampack.storage.storage import Storage
@@ -263,7 +264,7 @@ def new_hash(algorithm: str) -> Any:
     except (ImportError, KeyError) as error:
         raise ConfigError(
             f"validate_hash is {algorithm!r}, which neither hashlib nor the xxhash package has.",
-            remedy='Name a hash of the index; `pip install "streampack[mds]"` installs xxhash.',
+            remedy=f"Name a hash of the index; `{pip_command('mds')}` installs xxhash.",
             setting="validate_hash",
         ) from error
 

@@ -1,0 +1,34 @@
+"""Under NUMBA_DISABLE_JIT=1, as a debugger wants it, kernels give what they give compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+
+PLANS = """
+import numpy as np
+from streampack.packing import BestFitDecreasing
+from streampack.packing.rng import permutation
+
+lengths = np.random.default_rng(1).integers(1, 900, 80)
+plan = BestFitDecreasing(seq_len=512).plan(lengths, final=True, seed=3)
+for values in (plan.row_offsets, plan.seq_len, plan.document, plan.start, plan.stop):
+    print(values.tolist())
+print(permutation(50, 2**63).tolist())
+"""
+
+
+def test_plans_are_the_same_without_compilation() -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as compiled:
+        exec(PLANS, {})
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", PLANS],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+    )
+    assert done.stdout == compiled.getvalue()
