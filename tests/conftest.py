@@ -8,8 +8,8 @@ import sys
 import pytest
 from hypothesis import settings
 
-# Models are tiny, so threads only wait, and libgomp reads the number when torch is imported. Where a
-# process has used several of its threads, what is forked from it waits for them for ever.
+# Models are tiny, so threads only wait, and libgomp reads the number when torch is imported. Where
+# a process has used several of its threads, what is forked from it waits for them for ever.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # transformers and others import torchvision where it is installed, and mosaicml-streaming installs
