@@ -1,4 +1,4 @@
-"""Notices that one of several processes logs: the loop's process, its workers, ranks of a launcher."""
+"""Notices that one process of a job logs: of a loop and its workers, of the ranks of a launcher."""
 
 from __future__ import annotations
 
