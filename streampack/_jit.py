@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
-from numba.core import event
+from numba.core import config, event
 from numba.core.compiler_lock import global_compiler_lock
 
 from streampack.notices import is_first
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 ABOUT_S = 15
 
 #: False under NUMBA_DISABLE_JIT=1, for debuggers.
-COMPILED = not numba.config.DISABLE_JIT
+COMPILED: bool = not config.DISABLE_JIT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,7 +46,7 @@ def kernel(function: F) -> F:
     process instead. Under NUMBA_DISABLE_JIT=1 it stays a function of Python, many times slower.
     """
     if not COMPILED:
-        return cast(F, np.errstate(over="ignore")(function))  # integers wrap around, as compiled
+        return np.errstate(over="ignore")(function)  # integers wrap around, as compiled
     try:
         compiled = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # "cannot cache function ...: no locator available"
