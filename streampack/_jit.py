@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 ABOUT_S = 15
 
 #: False under NUMBA_DISABLE_JIT=1, for debuggers.
-COMPILED: bool = not config.DISABLE_JIT
+COMPILED: bool = not config.DISABLE_JIT  # type: ignore[attr-defined]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
