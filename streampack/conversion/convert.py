@@ -152,7 +152,7 @@ def _resume(conversion: Conversion) -> Progress:
     destination = conversion.destination
     names = destination.names()
     if _NOTE not in names or not any(not name.startswith(f"{HIDDEN}/") for name in names):
-        destination.refuse_filled("conversion")
+        destination.begin("conversion")
         return Progress()
     found = json.loads(destination.read(_NOTE))
     destination.refuse_other("conversion", found["settings"], conversion.settings())

@@ -21,6 +21,7 @@ from streampack.errors import ConfigError, StateError
 from streampack.sources.base import Block, Source
 from streampack.sources.skips import Skips
 from streampack.storage.filesystems import open_filesystem
+from streampack.storage.marks import UNFINISHED
 from streampack.storage.remote import split_url, with_retries
 from streampack.tokenization import Tokenizer
 
@@ -136,8 +137,8 @@ def _ids(block: Documents, dtype: str) -> tuple[str, list[Payload], NDArray[np.v
 
 T = TypeVar("T")
 
-#: Folder of the progress files inside a destination.
-HIDDEN = ".streampack"
+#: Folder of the progress files inside a destination, which is not read as long as it has some.
+HIDDEN = UNFINISHED
 
 
 class Destination:
@@ -189,9 +190,14 @@ class Destination:
 
         return self._attempt("Listing", self.url, find)
 
-    def refuse_filled(self, what: str) -> None:
-        """Raise `ConfigError` if it holds files, and none of an unfinished `what`."""
-        visible = sorted(name for name in self.names() if not name.startswith(f"{HIDDEN}/"))
+    def begin(self, what: str) -> None:
+        """Forget what was begun there before it left a shard.
+
+        Raises:
+            ConfigError: it holds files, and none of an unfinished `what`.
+        """
+        names = self.names()
+        visible = sorted(name for name in names if not name.startswith(f"{HIDDEN}/"))
         if visible:
             raise ConfigError(
                 f"{self.url} holds {len(visible)} files ({visible[0]}, ...) and no "
@@ -200,6 +206,9 @@ class Destination:
                 setting="destination",
                 path=self.url,
             )
+        for name in names:
+            if name.count("/") == 1 and name.endswith(".json"):
+                self.remove(name)
 
     def refuse_other(
         self, what: str, found: dict[str, Any], wanted: dict[str, Any], where: str = ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack.conversion.shards import Destination, no_documents
+from streampack.conversion.shards import HIDDEN, Destination, no_documents
 from streampack.corpus_order import duplicates, embed, search, write
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.engine import Engine, opened
@@ -26,6 +26,7 @@ from streampack.sources.infer import open as open_source
 STAGES = ("copy", "embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"
 RESULTS = "_order"
+NOTE = f"{HIDDEN}/order.json"  # in the destination; the work folder may be elsewhere
 IN_ORDER = Reading(open_shards=1)
 
 Report = Callable[[str, int, int], None]
@@ -91,9 +92,11 @@ def _begin(job: CorpusOrder) -> None:
     if found and any(job.files.path("embed").glob("*.json")):  # a part is finished
         job.destination.refuse_other(what, found, job.settings(), str(job.work or ""))
     else:
-        job.destination.refuse_filled(what)
+        job.destination.begin(what)
         job.files.clear()  # a machine that was thought dead may have left something of another job
         job.files.note(SETTINGS, job.settings())
+    with job.files.telling(job.files.folder):
+        job.destination.write(NOTE, b"{}", job.files.folder)
 
 
 class _Run:
@@ -113,6 +116,7 @@ class _Run:
         self._tasks("embed", embed.embed_part, each_part, "embed/{0:05}.json")
         corpus = Corpus.gather_notes(job.files, job.num_parts)
         if not len(corpus):
+            job.destination.remove(NOTE)
             self.files.clear()
             raise no_documents()
         shards = 1
@@ -164,6 +168,7 @@ def _finish(job: CorpusOrder, shards: int) -> Summary:
     summary = summarise(job, shards)
     with job.files.telling(job.files.folder):
         _put_results(job, summary)
+    job.destination.remove(NOTE)
     job.files.path(SETTINGS).unlink()  # from here on there is nothing to go on with
     job.files.clear()
     return summary

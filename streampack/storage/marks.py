@@ -15,7 +15,7 @@ from typing import NamedTuple
 from streampack.errors import ConfigError
 from streampack.storage.remote import FileInfo, shown
 
-#: Folder of the notes of an unfinished conversion or order, inside its destination.
+#: Folder in a destination with the note of an unfinished conversion or order, a file of JSON.
 UNFINISHED = ".streampack"
 
 
@@ -52,7 +52,7 @@ MARKS = {
         "Pass its rows: lance.dataset({0!r}).to_table().",
     ),
     UNFINISHED: Mark(
-        "*",
+        "*.json",
         "holds an unfinished conversion or order, so documents are missing there",
         "Repeat the command to finish it, or remove the folder.",
     ),

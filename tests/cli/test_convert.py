@@ -197,6 +197,9 @@ def test_stopped_after_any_shard_it_goes_on_to_the_same_bytes(
 
         with pytest.raises(StopError):
             convert_source(conversion(folder), report)
+        with pytest.raises(ConfigError) as caught:
+            open_source(folder)
+        assert caught.value.path == str(folder)
         assert convert_source(conversion(folder)) == whole
         assert content(folder) == content(tmp_path / "whole")
 
@@ -257,6 +260,9 @@ def test_shards_go_to_an_object_store_and_a_stopped_run_goes_on(
     url = f"s3://{server.bucket}/deep/er"
     with pytest.raises(StopError):
         convert_source(conversion(url), stop)
+    with pytest.raises(ConfigError) as caught:
+        open_source(f"{url}/*.parquet")
+    assert caught.value.path == url
     convert_source(conversion(url))
     convert_source(conversion(str(tmp_path / "local")))
     listed = server.client.list_objects_v2(Bucket=server.bucket, Prefix="deep/er/")["Contents"]

@@ -7,12 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 
 from streampack import PackedDataset, PackedLoader, TokenRules, sources
 from streampack.corpus_order import run_job
 from streampack.corpus_order.job import STAGES
+from streampack.errors import ConfigError
 from streampack.ordering import BM25, HashedNgrams
 from streampack.packing import Concat
 from streampack.packing.rng import permutation
@@ -181,8 +183,29 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_shards(
 
             with pytest.raises(StopError):
                 run_job(make_job(corpus, out, **settings), workers=0, report=report)
+            with pytest.raises(ConfigError) as caught:
+                sources.open(str(out))
+            assert caught.value.path == str(out)
         run_job(make_job(corpus, out, **settings), workers=0)
         assert shards_of(out) == expected
+
+
+def test_what_is_not_finished_at_a_url_is_not_read(corpus: Path, tmp_path: Path) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "write" and 0 < done < total:
+            raise StopError
+
+    memory, url = fsspec.filesystem("memory"), "memory://ordered"
+    with pytest.raises(StopError):
+        run_job(make_job(corpus, url, work=tmp_path), workers=0, report=stop)
+    assert memory.glob("/ordered/*.parquet")
+    for pattern in (url, f"{url}/*.parquet"):
+        with pytest.raises(ConfigError) as caught:
+            sources.open(pattern)
+        assert caught.value.path == url
+    run_job(make_job(corpus, url, work=tmp_path), workers=0)
+    assert len(sources.open(url).manifest) == len(memory.glob("/ordered/*.parquet"))
+    memory.rm("/ordered", recursive=True)
 
 
 def test_texts_stay_texts_and_are_compared_by_their_words(tmp_path: Path) -> None:
