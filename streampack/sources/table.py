@@ -20,7 +20,8 @@ from streampack.sources.parquet.columns import kinds_of, row_sizes
 from streampack.sources.parquet.source import Parquet
 from streampack.sources.skips import Skips
 
-_BATCH_ROWS = 1024  # taken from the table at a time
+_BATCH_ROWS = 1024  # taken from the table at a time,
+_BATCH_BYTES = 256 << 20  # in batches of this size at most, as offsets of Arrow may have 32 bits
 
 
 class Table(InMemory, Parquet):
@@ -65,7 +66,7 @@ class Table(InMemory, Parquet):
         count = len(self.data)
         kinds = kinds_of(self._rows(0, 1).schema)
         self.fields = self.fields.found_in(kinds, f"The {self.words[1]}")
-        first = self._batch(0, min(count, _BATCH_ROWS))
+        first, _ = self._batch(0, count)
         narrow = self._check_schema(f"The {self.words[1]}", first.schema)
         sizes = self._row_sizes(first)
         mean = float(sizes.mean()) if len(sizes) else 0.0
@@ -77,14 +78,14 @@ class Table(InMemory, Parquet):
     ) -> Iterator[tuple[Block, int, int]]:
         """Blocks of some rows, which weigh one each; see `ShardedSource.read_shard`."""
         row, base = low if position is None else position, shard * SHARD_ITEMS
-        blocks = self._block_maker(shard, skips, self._batch(0, 1).schema)
+        blocks = self._block_maker(shard, skips, self._batch(0, 1)[0].schema)
         while row < high:
             first = row
-            stop = min(first - first % _BATCH_ROWS + _BATCH_ROWS, high)
-            for block, consumed in blocks(self._batch(base + first, base + stop), first):
+            batch, stop = self._batch(base + first, base + high)
+            for block, consumed in blocks(batch, first):
                 row = first + consumed
                 yield block, row, row
-            row = stop
+            row = stop - base
 
     def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
         """(N,) how much each row holds: bytes of text, or ids."""
@@ -98,13 +99,25 @@ class Table(InMemory, Parquet):
         data = self.data
         return data.slice(low, high - low) if isinstance(data, pa.Table) else data[low:high]
 
-    def _batch(self, low: int, high: int) -> pa.RecordBatch:
+    def _batch(self, first: int, most: int) -> tuple[pa.RecordBatch, int]:
+        """Rows from `first` on, as one batch, and the row after them, which is `most` at most.
+
+        Batches end at the same rows of the table wherever the first one begins.
+        """
+        low = first - first % _BATCH_ROWS
+        high = min(low + _BATCH_ROWS, len(self.data))
         rows = self._rows(low, high)
         wanted = self._columns(rows.schema)
         columns = [name for name in rows.column_names if name in wanted]
         chosen = rows.select(columns) if len(set(columns)) == len(columns) and columns else rows
-        found = chosen.combine_chunks().to_batches()
-        return found[0] if found else pa.RecordBatch.from_pylist([], schema=chosen.schema)
+        begin, end = low, high
+        while end - begin > 1 and chosen.slice(begin - low, end - begin).nbytes > _BATCH_BYTES:
+            middle = (begin + end) // 2
+            begin, end = (begin, middle) if first < middle else (middle, end)
+        end = min(end, most)
+        found = chosen.slice(first - low, max(end - first, 0)).combine_chunks().to_batches()
+        batch = found[0] if found else pa.RecordBatch.from_pylist([], schema=chosen.schema)
+        return batch, end
 
 
 def is_ragged(data: Any) -> bool:

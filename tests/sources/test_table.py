@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from streampack.sources import Items, Table
-from streampack.sources.base import Reading
+from streampack.sources import Chat, Items, Table
+from streampack.sources.base import Reading, Source
 from streampack.sources.infer import as_source
+from streampack.sources.skips import Skips
 from tests.support.source_contract import assert_source_contract, read_all
 
 SMALL = Reading(block_documents=7, block_bytes=200)
@@ -65,3 +66,28 @@ def test_frames_are_tables(library: str) -> None:
     source: Any = as_source(frame)
     assert isinstance(source, Table)
     assert read_all(source) == TEXTS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["text", "ids", "chats"])
+def test_no_row_is_lost_where_a_thousand_hold_more_than_two_gibibytes(kind: str) -> None:
+    count, size = 1200, 2 << 20
+    given: dict[str, Any] = {}
+    if kind == "ids":
+        one, given = pa.array([np.zeros(size, np.uint8)]), {"tokens": "column"}
+    elif kind == "text":
+        one, given = pa.array(["x" * size]), {"text": "column"}
+    else:
+        turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "x" * size}]
+        one = pa.array([turns])
+    table = pa.table({"messages" if kind == "chats" else "column": pa.chunked_array([one] * count)})
+    source: Source = Chat(table) if kind == "chats" else Table(table, **given)
+    source.prepare()
+    (lane,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
+    assert sum(len(block) for block, _ in lane.read(None, Skips())) == count
+
+
+def test_long_rows_come_once_wherever_a_reader_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streampack.sources.table._BATCH_BYTES", 5_000)
+    table = chunked({"ids": IDS * 20}, 1777)
+    assert_source_contract(Table(table, tokens="ids", reading=SMALL), IDS * 20, restarts=5)

@@ -343,15 +343,19 @@ class Parquet(ShardedSource):
 
         def blocks(rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
             start = 0
+            records: list[Any] = []  # from `start` on
+            sizes: list[int] = []
             while start < rows.num_rows:
-                records = rows.slice(start, limits[0]).to_pylist()
-                sizes = np.array([reader.size(record, tokenized) for record in records])
-                _, count = next(cut(sizes, limits))
+                more = rows.slice(start + len(records), limits[0] - len(records)).to_pylist()
+                sizes += [reader.size(record, tokenized) for record in more]
+                records += more
+                _, count = next(cut(np.array(sizes), limits))
                 numbers = np.arange(first + start, first + start + count, dtype=np.int64)
                 origin = make_origin(shard, numbers)
                 block, problems = block_of(records[:count], self.fields, origin, self.field_types)
                 self.report_broken(origin, problems, skips)
                 start += count
+                del records[:count], sizes[:count]
                 yield block, start
 
         return blocks
