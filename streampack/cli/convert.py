@@ -27,7 +27,8 @@ from streampack.conversion.convert import Progress as Figures
 from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading, Source
-from streampack.sources.paths import DOCUMENT_FORMATS, open_files
+from streampack.sources.formats import DOCUMENT_FORMATS
+from streampack.sources.paths import open_files
 from streampack.sources.sharded import ShardedSource
 from streampack.tokenization import Tokenizer, load_tokenizer
 

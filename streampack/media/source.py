@@ -12,9 +12,8 @@ from streampack.documents.conversations import TurnRules
 from streampack.media.reader import ImageReader
 from streampack.packing.overflow import Overflow
 from streampack.sources.base import Reading
-from streampack.sources.chat.source import FORMATS, Chat, source_of_records
-from streampack.sources.mds.source import MDS
-from streampack.sources.tar.source import WebDataset
+from streampack.sources.chat.source import Chat, source_of_records
+from streampack.sources.formats import RECORD_FORMATS
 from streampack.storage.storage import Storage
 
 _BLOCK_DOCUMENTS = 32  # for an image takes as much memory as hundreds of texts
@@ -82,7 +81,7 @@ class Images(Chat):
         reader = ImageReader(text, fields, sizes, below, placeholder, shape, **given)
         self.reader = reader
         reading = Reading(block_documents=_BLOCK_DOCUMENTS) if reading is None else reading
-        formats = FORMATS if text is None else (MDS, WebDataset, *FORMATS)
+        formats = RECORD_FORMATS if text is None else ("MDS", "WebDataset", *RECORD_FORMATS)
         self._records = source_of_records(data, reader, reading, storage, formats, text)
         self.reading, self.once = self._records.reading, self._records.once
 

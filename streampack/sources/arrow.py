@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from streampack.errors import ConfigError
+from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.places import Places
@@ -141,7 +142,7 @@ class Arrow(Parquet):
         ConfigError: arguments that do not go together; a folder with several splits.
     """
 
-    endings: tuple[str, ...] = (".arrow", ".feather", ".ipc", ".arrows")
+    endings = FORMATS["Arrow"].endings
 
     def list_shards(self) -> Manifest:
         """The files, and the schemas of up to `MOST_FOOTERS` of them."""

@@ -35,6 +35,7 @@ from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import Fields
+from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import (
     BrokenDocumentError,
@@ -180,9 +181,7 @@ class JSONL(ShardedSource):
         ConfigError: arguments that do not go together.
     """
 
-    endings = tuple(
-        name + codec for name in (".jsonl", ".ndjson", ".json") for codec in ("", *CODEC_OF_ENDING)
-    )
+    endings = FORMATS["JSONL"].endings
     listing_fields: tuple[str, ...] = ("paths", "fields")
 
     @explained

@@ -30,6 +30,7 @@ from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
 from streampack.sources.flat import ByIndex, FlatFile, FlatSource
+from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.raw_bytes import INTEGER_DTYPES, integer_kind
 from streampack.sources.records import DamagedFileError
@@ -165,7 +166,7 @@ class MegatronIndexed(FlatSource):
             multimodal data or floats; when the dataset is built.
     """
 
-    endings = (".idx",)
+    endings = FORMATS["MegatronIndexed"].endings
 
     @explained
     def __init__(

@@ -10,28 +10,15 @@ from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.job.listed_once import listed_once
-from streampack.sources.arrow import Arrow
 from streampack.sources.base import Reading, Source
-from streampack.sources.jsonl import JSONL
-from streampack.sources.mds.source import MDS
-from streampack.sources.megatron import MegatronIndexed
-from streampack.sources.parquet.source import Parquet
-from streampack.sources.tar.source import WebDataset
-from streampack.sources.text import TextFiles
-from streampack.sources.tokens import Tokens
+from streampack.sources.formats import FORMATS, Format
 from streampack.storage.listing import has_ending, refuse_pipes
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage as Storage
 
-#: Formats of which nothing but text or ids need be chosen.
-DOCUMENT_FORMATS: tuple[Any, ...] = (Parquet, JSONL, Arrow, TextFiles)
 #: Arguments that a format may need, as `sources.open` names them.
 _NAMED = ("text", "tokens", "loss_mask", "dtype", "eos_id")
-#: Asked in this order: an MDS index ends in ".json" as well.
-_FORMATS: tuple[Any, ...] = (MDS, WebDataset, *DOCUMENT_FORMATS, MegatronIndexed, Tokens)
 
-#: What Hugging Face's library writes beside the Arrow files of a dataset.
-_OF_DATASETS = ("/dataset_dict.json", "/dataset_info.json", "/state.json")
 _LONGEST_PATH = 4096
 _NAME = re.compile(r"[^\s<>\"|]*(/|\\|\.\w{1,8}$)[^\s<>\"|]*")  # no marks, as of "</s>"
 
@@ -54,7 +41,7 @@ def open_files(
     *,
     reading: Reading | None = None,
     storage: Storage | None = None,
-    formats: Sequence[Any] = _FORMATS,
+    formats: Sequence[str] = tuple(FORMATS),
     **given: Any,
 ) -> Source:
     """The source of files of any format, by their names and what they hold.
@@ -64,7 +51,7 @@ def open_files(
     Args:
         paths: a file, folder, glob or URL, or several of one format.
         reading, storage: how the files are read and reached.
-        formats: those that are wanted.
+        formats: names of the formats that are wanted.
         given: arguments of `sources.open`; None is as if it were left out.
 
     Raises:
@@ -78,53 +65,57 @@ def open_files(
     described = {
         "look": several,
         "given": given,
-        "formats": [known.__name__ for known in formats],
+        "formats": [*formats],
         "storage": storage.storage_options,
     }
     known = listed_once(described, lambda: _look(several, storage, formats, given))
-    source: Source = known(several, **given, reading=reading, storage=storage)
+    source: Source = known.load()(several, **given, reading=reading, storage=storage)
     return source
 
 
-def _look(paths: list[str], storage: Storage, formats: Sequence[Any], given: dict[str, Any]) -> Any:
+def _look(
+    paths: list[str], storage: Storage, formats: Sequence[str], given: dict[str, Any]
+) -> Format:
     """The format of files, which takes what is given."""
-    known: Any = _one_format(paths, storage, formats)
-    takes = inspect.signature(known).parameters
+    known = _one_format(paths, storage, [FORMATS[name] for name in formats])
+    takes = inspect.signature(known.load()).parameters if given else {}
     for name, value in given.items():
         if name not in takes:
             named = [option for option in _NAMED if option in takes]
             raise ConfigError(
-                f"{name}={value!r} was given, and the files are read by {known.__name__}.",
+                f"{name}={value!r} was given, and the files are read by {known.name}.",
                 remedy=f"It takes {', '.join(named) or 'none of the kind'}.",
                 setting=name,
             )
     return known
 
 
-def _format_of(path: str) -> Any:
+def _format_of(path: str) -> Format | None:
     """The format whose files have names that end as this path does; None if there is none."""
-    return next((known for known in _FORMATS if has_ending(path, known.endings)), None)
+    return next((known for known in FORMATS.values() if has_ending(path, known.endings)), None)
 
 
-def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Any]) -> Any:
+def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) -> Format:
     """The format of the files at paths, by their names or else by what is listed there."""
-    first: dict[Any, str] = {}
+    first: dict[Format, str] = {}
+    indexed_format, mds = FORMATS["MegatronIndexed"], FORMATS["MDS"]
     for path in paths:
         found = None if os.path.isdir(path) else _format_of(path)
         if _is_indexed(path, storage):
-            found = MegatronIndexed
-        if found in wanted:
+            found = indexed_format
+        if found is not None and found in wanted:
             first.setdefault(found, path)
             continue
-        listed: dict[Any, str] = {}
+        listed: dict[Format | None, str] = {}
         names = {file.path for file in storage.list(path)}
-        if any(has_ending(name, Arrow.endings) for name in names):
-            names = {name for name in names if not has_ending(name, _OF_DATASETS)}
+        for known in FORMATS.values():
+            if known.beside and any(has_ending(name, known.endings) for name in names):
+                names = {name for name in names if not has_ending(name, known.beside)}
         for name in sorted(names):
             indexed = has_ending(name, (".bin",)) and f"{name[:-4]}.idx" in names
-            listed.setdefault(MegatronIndexed if indexed else _format_of(name), name)
-        if MDS in wanted and MDS in listed:  # there may be other files beside an index
-            listed = {MDS: listed[MDS]}
+            listed.setdefault(indexed_format if indexed else _format_of(name), name)
+        if mds in wanted and mds in listed:  # there may be other files beside an index
+            listed = {mds: listed[mds]}
         if not set(listed) & set(wanted):
             endings = ", ".join(ending for known in wanted for ending in known.endings[:1])
             other = listed.get(None, next(iter(listed.values())))
@@ -135,7 +126,7 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Any]) -> An
                 "streampack.sources.",
                 path=shown(path),
             )
-        for known in set(listed) & set(wanted):
+        for known in set(wanted).intersection(listed):
             first.setdefault(known, listed[known])
     if len(first) > 1:
         shown_files = ", ".join(sorted(map(shown, first.values()))[:3])

@@ -11,6 +11,7 @@ import numpy as np
 from streampack.arguments import explained
 from streampack.documents.blocks import Texts, make_origin
 from streampack.sources.base import Block, Reading
+from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import too_long
 from streampack.sources.sharded import ShardedSource
@@ -32,7 +33,7 @@ class TextFiles(ShardedSource):
         storage: how files are reached and cached.
     """
 
-    endings = (".txt",)
+    endings = FORMATS["TextFiles"].endings
     tokenized = False
     listing_fields: tuple[str, ...] = ("paths",)
 

@@ -21,6 +21,7 @@ from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
 from streampack.sources.flat import ByIndex, FlatFile, FlatSource
+from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.raw_bytes import (
     INTEGER_DTYPES,
@@ -129,7 +130,7 @@ class Tokens(FlatSource):
             when the dataset is built.
     """
 
-    endings = (".npy", ".bin", *_INDEXED)
+    endings = FORMATS["Tokens"].endings
     listing_fields: tuple[str, ...] = ("paths", "dtype", "eos_id")
 
     @explained

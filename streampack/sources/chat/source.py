@@ -21,25 +21,21 @@ from streampack.documents.conversations import PARTS, TurnRules
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.packing.overflow import Overflow
-from streampack.sources.arrow import Arrow
 from streampack.sources.base import LaneReader, Reading, Source
 from streampack.sources.chat.reader import ChatReader
 from streampack.sources.chat.records import SHAPES
 from streampack.sources.fields import Fields, RecordReader
+from streampack.sources.formats import RECORD_FORMATS
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.indexed import Items
 from streampack.sources.iterable.items import is_random_access, kind_name
 from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
 from streampack.sources.iterable.source import ItemSource, Iterable
-from streampack.sources.jsonl import JSONL
-from streampack.sources.parquet.source import Parquet
 from streampack.sources.paths import open_files
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.table import Table
 from streampack.storage.listing import named_paths
 from streampack.storage.storage import Storage
-
-FORMATS = (Parquet, JSONL, Arrow)
 
 
 class Chat(Source):
@@ -199,7 +195,7 @@ def source_of_records(
     reader: RecordReader,
     reading: Reading | None,
     storage: Storage | None,
-    formats: Sequence[Any] = FORMATS,
+    formats: Sequence[str] = RECORD_FORMATS,
     text: str | None = None,
 ) -> ShardedSource | ItemSource:
     """The source of files, or of what is in memory, that gives its records to the reader."""

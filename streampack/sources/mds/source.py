@@ -16,10 +16,10 @@ from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError, StorageError
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import ATTENTION_MASK, Fields, RecordReader, with_masks
+from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest, Names
 from streampack.sources.mds.index import (
     CODECS,
-    SHARDS,
     Column,
     Layout,
     column_of,
@@ -86,7 +86,7 @@ class MDS(ShardedSource):
             directory, or a column that does not fit.
     """
 
-    endings = ("/index.json", *SHARDS)
+    endings = FORMATS["MDS"].endings
     listing_fields: tuple[str, ...] = ("folders", "fields", "dtype", "validate_hash")
     #: Reads texts with what stands beside them in other columns.
     beside: RecordReader | None = None

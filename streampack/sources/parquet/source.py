@@ -27,6 +27,7 @@ from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import ATTENTION_MASK, Fields
+from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.columns import (
     BlockMaker,
@@ -92,7 +93,7 @@ class Parquet(ShardedSource):
         ConfigError: arguments that do not go together.
     """
 
-    endings: tuple[str, ...] = (".parquet", ".parq", ".pq")
+    endings = FORMATS["Parquet"].endings
     listing_fields: tuple[str, ...] = ("paths", "fields")
 
     @explained

@@ -18,6 +18,7 @@ from streampack.errors import ContentError
 from streampack.job.listed_once import listed_once
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import ATTENTION_MASK, Fields, RecordReader
+from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.raw_bytes import Spans, decoded_texts, integer_block, pieces
 from streampack.sources.records import (
@@ -108,7 +109,7 @@ class WebDataset(ShardedSource):
         ConfigError: wrong arguments, or `pipe:` URLs that are not allowed.
     """
 
-    endings = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst")
+    endings = FORMATS["WebDataset"].endings
     listing_fields: tuple[str, ...] = ("paths", "fields")
     #: Reads texts with what stands beside them in other files of the sample.
     beside: RecordReader | None = None

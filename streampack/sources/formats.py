@@ -1,0 +1,67 @@
+"""The table of file formats: which endings each reads, and where its source is.
+
+A source is imported when one of its files is read, or its class named, so a new format is a module
+and a line here. Formats are asked in the order of the table.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, NamedTuple
+
+_COMPRESSED = ("", ".gz", ".zst", ".zstd", ".bz2")  # of files that are read as streams
+
+
+class Format(NamedTuple):
+    """A format of files.
+
+    Attributes:
+        name: of its class in `streampack.sources`.
+        module: below `streampack.sources`, where the class is.
+        endings: of names of its files, in lower case; "/" begins a whole name.
+        beside: endings of other files that its own library writes into a folder.
+    """
+
+    name: str
+    module: str
+    endings: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+
+    def load(self) -> Any:
+        """Import the class of its sources."""
+        return getattr(import_module(f"streampack.sources.{self.module}"), self.name)
+
+
+_TABLE = (
+    Format(
+        "MDS",  # before JSONL: its index ends in ".json" as well
+        "mds.source",
+        ("/index.json", *(f".mds{c}" for c in ("", ".br", ".bz2", ".gz", ".snappy", ".zstd"))),
+    ),
+    Format(
+        "WebDataset",
+        "tar.source",
+        (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst"),
+    ),
+    Format("Parquet", "parquet.source", (".parquet", ".parq", ".pq")),
+    Format(
+        "JSONL",
+        "jsonl",
+        tuple(name + c for name in (".jsonl", ".ndjson", ".json") for c in _COMPRESSED),
+    ),
+    Format(
+        "Arrow",
+        "arrow",
+        (".arrow", ".feather", ".ipc", ".arrows"),
+        beside=("/dataset_dict.json", "/dataset_info.json", "/state.json"),
+    ),
+    Format("TextFiles", "text", (".txt",)),
+    Format("MegatronIndexed", "megatron", (".idx",)),
+    Format("Tokens", "tokens", (".npy", ".bin", ".ds")),
+)
+FORMATS = {known.name: known for known in _TABLE}
+
+#: Formats of which nothing but text or ids need be chosen.
+DOCUMENT_FORMATS = ("Parquet", "JSONL", "Arrow", "TextFiles")
+#: Formats of records with several fields each, as conversations are.
+RECORD_FORMATS = ("Parquet", "JSONL", "Arrow")
