@@ -17,6 +17,7 @@ import os
 import pickle
 import queue
 import signal
+import tempfile
 import threading
 import time
 import traceback
@@ -25,9 +26,10 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import resource_tracker
+from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple
+from multiprocessing.context import get_spawning_popen
+from typing import IO, Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -124,6 +126,22 @@ class _Lanes(IterableDataset[bytes]):
         self._share = share
         self._sharing = sharing
         self._exchange: ReportExchange  # a worker's own
+        self._files: list[IO[bytes]] = []  # open until the workers are started
+
+    def __reduce__(self) -> Any:
+        """Send everything through a file: a pipe that a dead worker leaves full blocks for ever."""
+        if get_spawning_popen() is None:
+            return type(self), (self._share, self._sharing)
+        file = _unnamed_file()
+        self._files.append(file)
+        reduction.ForkingPickler(file, pickle.HIGHEST_PROTOCOL).dump((self._share, self._sharing))
+        file.flush()
+        return _lanes_from, (reduction.DupFd(file.fileno()),)
+
+    def sent(self) -> None:
+        """Close what was sent to workers, which have it open."""
+        while self._files:
+            self._files.pop().close()
 
     def begin(self, worker: int) -> None:
         """Make a worker one of ours, before it asks torch for anything and may wait."""
@@ -141,6 +159,20 @@ class _Lanes(IterableDataset[bytes]):
             yield from _messages(rotate(share, self._sharing, self._exchange), lanes, turns)
         except Exception as error:
             yield pickle.dumps(_Failed(_picklable(error), traceback.format_exc()))
+
+
+def _unnamed_file() -> IO[bytes]:
+    """A file without a name, in memory where the system has such."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("streampack"), "w+b")
+    return tempfile.TemporaryFile()  # type: ignore[return-value]
+
+
+def _lanes_from(sent: Any) -> _Lanes:
+    """What a worker that was not forked iterates."""
+    with open(sent.detach(), "rb") as file:
+        file.seek(0)  # the position is the sender's
+        return _Lanes(*pickle.load(file))  # noqa: S301
 
 
 def _messages(
@@ -185,7 +217,7 @@ class _Receiver:
     def __init__(self, share: LaneShare, sharing: Sharing, settings: WorkerSettings) -> None:
         self._settings = settings
         self._context = settings.context or multiprocessing.get_context()
-        lanes = _Lanes(share, sharing)
+        self._lanes = lanes = _Lanes(share, sharing)
         self._loader = DataLoader(
             lanes,
             batch_size=None,
@@ -203,6 +235,7 @@ class _Receiver:
         self._room = threading.Semaphore(AHEAD * settings.num_workers)
         self._batches: Any = None  # torch's iterator
         self._stopped = False
+        self._gave = False  # a worker, anything
         _running.add(self)
         self._thread = threading.Thread(target=self._run, name="streampack-receiver", daemon=True)
         self._thread.start()
@@ -259,13 +292,21 @@ class _Receiver:
                 worker.join(wait_s)
             code = worker.exitcode
             if code:
-                how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-                return WorkerError(
-                    f"Worker {number} (process {worker.pid}) {how}.",
-                    remedy="Iterate the loader again to go on after the last batch that the loop "
-                    "got; if the system killed it, look at the memory of the machine.",
-                )
+                who = f"Worker {number} (process {worker.pid})"
+                return self._could_not_start(who) if self._starts(code) else _died(who, code)
         return None
+
+    def _starts(self, code: int) -> bool:
+        """Whether a worker that exited with this code was one that is not forked and yet began."""
+        return code > 0 and not self._gave and self._context.get_start_method() != "fork"
+
+    def _could_not_start(self, who: str) -> WorkerError:
+        return WorkerError(
+            f"{who} could not start; its error is printed above.",
+            remedy=f'With "{self._context.get_start_method()}" a worker imports the script: put '
+            'the loop under if __name__ == "__main__": and functions into a module.',
+            setting="multiprocessing_context",
+        )
 
     def _run(self) -> None:
         try:
@@ -284,6 +325,7 @@ class _Receiver:
         for sent in self._batches:
             if self._stopped:
                 return
+            self._gave = True
             if not sent:
                 continue
             message = pickle.loads(sent)  # noqa: S301
@@ -318,6 +360,7 @@ class _Receiver:
             ) from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            self._lanes.sent()
         pipe = batches._worker_result_queue
         pipe._writer.close()  # the workers' death then ends it
         # Workers are ended by signals. One that was killed may hold the lock of the event by which
@@ -328,6 +371,15 @@ class _Receiver:
         with suppress(OSError):  # not Linux, or over the user's quota: slower, not wrong
             fcntl.fcntl(pipe._reader.fileno(), getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
         return batches
+
+
+def _died(who: str, code: int) -> WorkerError:
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+    return WorkerError(
+        f"{who} {how}.",
+        remedy="Iterate the loader again to go on after the last batch that the loop got; if the "
+        "system killed it, look at the memory of the machine.",
+    )
 
 
 _running: weakref.WeakSet[_Receiver] = weakref.WeakSet()

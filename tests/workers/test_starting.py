@@ -1,0 +1,51 @@
+"""Workers that are not forked and cannot start: the loop gets an error that names the remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOOP = """
+import os, signal, sys
+if sys.argv[2] == "killed" and __name__ == "__mp_main__":
+    os.kill(os.getpid(), signal.SIGKILL)
+from streampack import PackedDataset, PackedLoader, Topology
+from streampack.errors import WorkerError
+
+# Much more than a pipe holds, so that whoever writes it waits for a reader
+dataset = PackedDataset([[7] * 99] * 4000, seq_len=128, lanes=2, topology=Topology())
+loader = PackedLoader(dataset, num_workers=1, multiprocessing_context=sys.argv[1])
+try:
+    for _ in loader:
+        pass
+except WorkerError as error:
+    print("setting:", error.setting)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("script", "setting"), [("guardless", "multiprocessing_context"), ("killed", None)]
+)
+def test_a_worker_that_dies_while_it_starts_is_an_error_at_once(
+    method: str, script: str, setting: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(LOOP)
+    done = subprocess.run(
+        [sys.executable, str(path), method, script], capture_output=True, text=True, timeout=120
+    )
+    # A script without a guard runs in its worker again, which prints another one
+    assert done.stdout.splitlines()[-1] == f"setting: {setting}", done.stderr
+
+
+@pytest.mark.slow
+def test_a_script_from_standard_input_cannot_spawn_workers() -> None:
+    done = subprocess.run(
+        [sys.executable, "-", "spawn", "stdin"],
+        input=LOOP, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["setting: multiprocessing_context"], done.stderr
