@@ -159,7 +159,8 @@ class TrainerMixin(EvaluationMixin):
         arguments: of the Trainer, as are all others by name.
 
     Raises:
-        ConfigError: there is no loader, or what is evaluated has no end.
+        ConfigError: there is no loader; what is evaluated has no end; accelerate divides sequences
+            among ranks, or ranks that hold parts of one model have different batches.
     """
 
     def __init__(
@@ -180,7 +181,10 @@ class TrainerMixin(EvaluationMixin):
             loader.transform = self._arguments_of
         loader._trains = False  # the Trainer counts loss tokens by itself
         self._allow = allow
+        given = options.get("args", arguments[1] if len(arguments) > 1 else None)
+        check_parallelism(getattr(given, "parallelism_config", None), loader)
         super().__init__(*arguments, **options)
+        check_parallelism(getattr(self.accelerator, "parallelism_config", None), loader)
         evaluated = self.eval_dataset
         for given in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
             check_evaluated(given)
@@ -232,16 +236,85 @@ class TrainerMixin(EvaluationMixin):
         )
 
 
+def check_parallelism(config: Any, loader: PackedLoader) -> None:
+    """Raise `ConfigError` if accelerate's `ParallelismConfig` does not go with a loader."""
+    if config is None:
+        return
+    divides = [name for name in ("cp_size", "sp_size") if (getattr(config, name, 1) or 1) > 1]
+    if divides:
+        raise ConfigError(
+            f"{divides[0]} of the parallelism_config is {getattr(config, divides[0])}, and "
+            "accelerate's context parallelism has no masks that keep documents apart.",
+            "Leave it out, or write the loop with batch.context_parallel() (docs/balance.md).",
+            setting="parallelism_config",
+        )
+    ranks = loader.dataset.topology.world_size
+    if ranks != config.data_parallel_size:
+        raise ConfigError(
+            f"The parallelism_config has {config.data_parallel_size} data-parallel ranks, and the "
+            f"dataset {ranks}.",
+            'Pass topology=Topology.from_mesh(mesh, ("dp_replicate", "dp_shard")), of the '
+            "dimensions that the mesh has, to the dataset.",
+            setting="topology",
+        )
+
+
+class Epochs:
+    """Counts passes over the corpus, as far as its size is known.
+
+    Args:
+        loader: of this rank.
+    """
+
+    def __init__(self, loader: PackedLoader) -> None:
+        self._run = loader._run
+        self._pass_steps: float | None = None
+        self._before = 0  # steps of runs that have ended and were begun again
+        self._taken = 0
+
+    def measure(self) -> None:
+        """Estimate how many steps a pass has; costs a millisecond once the first one is known."""
+        plan = self._run.plan
+        if plan.config.epochs is not None:
+            found = self._run.estimate_steps()
+        elif self._pass_steps is None:
+            from streampack.run.estimation import forecast
+
+            once = forecast(plan.config, plan.topology)
+            found = None if once is None else once.steps
+        else:
+            return
+        if found is not None:
+            self._pass_steps = max(found.steps, 1) / (plan.config.epochs or 1)
+
+    def now(self) -> float | None:
+        """Passes since the beginning of the run; None where the corpus has no known size."""
+        if self._pass_steps is None:
+            return None
+        taken = self._run.steps_taken
+        if taken < self._taken:
+            self._before += self._taken
+        self._taken = taken
+        return (self._before + taken) / self._pass_steps
+
+
 def _callback(trainer: Any) -> Any:
     """Counts on after a resume, and saves the state of this rank."""
     from transformers import TrainerCallback
 
     loader = trainer.loader
+    epochs = Epochs(loader)
 
     class OfLoader(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            epochs.measure()
+
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             # Without a length the Trainer divides the batches since it was started by max_steps.
-            state.epoch = state.global_step / state.max_steps
+            if control.should_log or control.should_save or control.should_evaluate:
+                epochs.measure()
+            done = epochs.now()
+            state.epoch = state.global_step / state.max_steps if done is None else done
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"

@@ -107,7 +107,6 @@ def test_it_resumes_from_the_last_checkpoint_and_says_where_there_is_none(tmp_pa
     second = make_trainer(tmp_path / "run", corpus, max_steps=3, save_steps=100)
     second.train(resume_from_checkpoint=True)
     assert second.state.global_step == 3
-    assert (first.state.epoch, second.state.epoch) == (1.0, 1.0)  # shares of `max_steps`
     assert second.loader.metrics().batches == 2  # of the third step
     for file in (tmp_path / "run" / "checkpoint-2").glob("loader-*"):
         file.unlink()
@@ -115,6 +114,74 @@ def test_it_resumes_from_the_last_checkpoint_and_says_where_there_is_none(tmp_pa
         second.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     with pytest.raises(ConfigError):
         TrainerMixin()
+
+
+@pytest.mark.parametrize("passes", [1, pytest.param(3, marks=pytest.mark.slow), None])
+def test_the_epoch_counts_passes_over_the_corpus_and_goes_on_after_a_resume(
+    passes: int | None, tmp_path: Path
+) -> None:
+    from examples.hf_trainer import PackedTrainer, make_trainer, write_corpus
+
+    class Passes(PackedTrainer):
+        def __init__(self, *arguments: Any, loader: PackedLoader, **options: Any) -> None:
+            config = loader.dataset._config
+            dataset = PackedDataset(
+                config.source, seq_len=64, batch_size=2, lanes=4, epochs=passes,
+                token_rules=TokenRules(pad_id=0, eos_id=0),
+            )  # fmt: skip
+            super().__init__(*arguments, loader=PackedLoader(dataset), **options)
+
+    corpus = write_corpus(tmp_path / "corpus", 200)
+    batches = sum(1 for _ in PackedLoader(PackedDataset(
+        corpus, seq_len=64, batch_size=2, lanes=4, token_rules=TokenRules(pad_id=0, eos_id=0)
+    )))  # fmt: skip
+    steps = batches // 2  # of two batches, in a pass
+    first = make_trainer(
+        tmp_path / "run", corpus, max_steps=steps, save_steps=steps // 3, kind=Passes
+    )
+    first.train()
+    assert first.state.epoch == pytest.approx(1, abs=0.05)
+    checkpoint = str(tmp_path / "run" / f"checkpoint-{steps // 3}")
+    saved = json.loads(Path(checkpoint, "trainer_state.json").read_text())
+    assert saved["epoch"] == pytest.approx(1 / 3, abs=0.05)
+    again = make_trainer(
+        tmp_path / "run", corpus, max_steps=2 * steps, save_steps=1000, kind=Passes
+    )
+    again.train(resume_from_checkpoint=checkpoint)
+    assert again.state.epoch == pytest.approx(2, abs=0.1)
+
+
+@pytest.mark.parametrize("size", ["cp_size", "sp_size"])
+def test_accelerates_context_parallelism_is_refused(size: str, tmp_path: Path) -> None:
+    parallelism = pytest.importorskip("accelerate.parallelism_config")
+    from transformers import TrainingArguments
+
+    from examples.hf_trainer import PackedTrainer
+
+    config = parallelism.ParallelismConfig(**{size: 2})
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[],
+        parallelism_config=config,
+    )  # fmt: skip
+    with pytest.raises(ConfigError) as caught:
+        PackedTrainer(args=arguments, model=torch.nn.Linear(1, 1), loader=PackedLoader(dataset()))
+    assert caught.value.setting == "parallelism_config"
+
+
+def test_ranks_of_one_model_with_batches_of_their_own_are_refused(tmp_path: Path) -> None:
+    parallelism = pytest.importorskip("accelerate.parallelism_config")
+    from transformers import TrainingArguments
+
+    from examples.hf_trainer import PackedTrainer
+
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[],
+        parallelism_config=parallelism.ParallelismConfig(tp_size=2),
+    )  # fmt: skip
+    ranks = PackedDataset([[1, 2, 3]] * 99, seq_len=8, topology=Topology(0, 2))
+    with pytest.raises(ConfigError) as caught:
+        PackedTrainer(args=arguments, model=torch.nn.Linear(1, 1), loader=PackedLoader(ranks))
+    assert caught.value.setting == "topology"
 
 
 def held_out() -> PackedDataset:
