@@ -56,6 +56,17 @@ def whole_number(
     raise _refusal(name, value, f"a whole number{_bounds(least, most)}", otherwise)
 
 
+def whole_value(name: str, value: Any) -> int:
+    """`value` as an int if it equals one, as 1e9 does; for amounts that are often written so.
+
+    Raises:
+        ConfigError: it is no number, or has a fraction.
+    """
+    if is_number(value) and math.isfinite(value) and value == int(value):
+        return int(value)
+    raise _refusal(name, value, "a whole number", "")
+
+
 def real_number(
     name: str,
     value: Any,

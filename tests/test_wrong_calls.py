@@ -37,6 +37,7 @@ from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 
 IDS = [[1, 2, 3]] * 20
 TEXTS = ["one text", "another text"]
+EVEN = {"web": 1, "books": 1}
 
 
 def dataset(source: Any = IDS, **options: Any) -> PackedDataset:
@@ -173,6 +174,14 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         shares=[(1, 2, 3), ("a", 1)],
         batch_tokens=[20, 0, 1.5],
     ),
+    **each(
+        packing.Curriculum,
+        knots=[((0, (1, 0)), (place, (0, 1))) for place in (0.5, 10.7, float("nan"), "x", True)],
+    ),
+    "a warm-up of half a rotation": (
+        lambda: packing.Curriculum.warm_up((1, 1, 1), 10.5),  # type: ignore[arg-type]
+        "rotations",
+    ),
     "a size of batches in tokens and in rows": (
         lambda: dataset(packer=bucketed(batch_tokens=32), batch_size=2),
         "batch_size",
@@ -211,7 +220,10 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     **each(
         mixture,
-        weights=[{"web": 1, "boks": 2}, {"web": 1}, {"web": 0, "books": 0}, 5, [(1, {"web": 1})]],
+        weights=[
+            *[{"web": 1, "boks": 2}, {"web": 1}, {"web": 0, "books": 0}, 5, [(1, {"web": 1})]],
+            *[[(0, EVEN), (place, EVEN)] for place in (0.5, 1e9 + 0.5, float("inf"), "9", True)],
+        ],
         temperature=[0],
         epochs=[{"other": 1}, {"web": 0}, 2],
         at_end=["repeat"],
@@ -219,7 +231,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         quantum_documents=[0],
     ),
     "weights and a temperature": (
-        lambda: mixture(weights={"web": 1, "books": 1}, temperature=2),
+        lambda: mixture(weights=EVEN, temperature=2),
         "temperature",
     ),
     "no source": (lambda: sources.Mixture({}), "sources"),

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.arguments import is_number, whole_number
+from streampack.arguments import is_number, whole_number, whole_value
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, mix
 
@@ -80,7 +80,10 @@ class Curriculum:
                 "Pass for example Curriculum(((0, (1, 0)), (1000, (0.5, 0.5)))).",
                 setting="knots",
             )
-        knots = tuple((int(at), plain_shares(shares)) for at, shares in self.knots)
+        knots = tuple(
+            (whole_value(f"knots[{i}][0]", at), plain_shares(shares))
+            for i, (at, shares) in enumerate(self.knots)
+        )
         object.__setattr__(self, "knots", knots)
         places = [at for at, _ in knots]
         if not places or places[0] != 0 or places != sorted(set(places)) or places[-1] >= 1 << 31:
@@ -115,6 +118,7 @@ class Curriculum:
         equal distances, until all have joined at `rotations`; those present share the tokens in
         proportion to their shares.
         """
+        rotations = whole_value("rotations", rotations)
         present = [b for b, share in enumerate(shares) if share > 0]
         steps = max(len(present) - 1, 1)
         knots = {}

@@ -36,6 +36,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
+from streampack.arguments import whole_value
 from streampack.errors import ConfigError
 
 ONE = 1 << 40  # what the shares of a knot add up to
@@ -215,10 +216,9 @@ def checked_weights(
     try:
         pairs = [(0, weights)] if isinstance(weights, Mapping) else [(at, w) for at, w in weights]
         understood = all(
-            isinstance(at, numbers.Real)
-            and isinstance(given, Mapping)
+            isinstance(given, Mapping)
             and all(isinstance(weight, numbers.Real) for weight in given.values())
-            for at, given in pairs
+            for _, given in pairs
         )
     except (TypeError, ValueError):
         understood = False
@@ -228,14 +228,14 @@ def checked_weights(
             "Pass a dict of numbers by name, or pairs (tokens of the run, such a dict).",
             setting="weights",
         )
-    places = [at for at, _ in pairs]
+    places = [whole_value(f"weights[{i}][0]", at) for i, (at, _) in enumerate(pairs)]
     if not places or places[0] != 0 or any(a >= b for a, b in pairwise(places)):
         raise ConfigError(
             f"The weights are given at {places} tokens of the run.",
             "Begin with (0, {...}), and name each later place once.",
             setting="weights",
         )
-    return [(int(at), _weights(at, given, names)) for at, given in pairs]
+    return [(at, _weights(at, given, names)) for at, (_, given) in zip(places, pairs, strict=True)]
 
 
 def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:

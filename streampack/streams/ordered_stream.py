@@ -187,7 +187,7 @@ class OrderedStream(LaneStream):
     def _window_documents(self, number: int) -> int:
         """Documents of the lane's window `number`, counted from 0."""
         full = self._order.order_window_documents
-        first = int(getattr(self._order, "first_window_documents", full))
+        first = getattr(self._order, "first_window_documents", full)
         return min(full, first << min(number, 40))
 
     def _ordered(self, documents: Documents, place: _Place) -> Documents:

@@ -124,6 +124,12 @@ def test_a_schedule_goes_by_the_tokens_of_the_run() -> None:
     assert {source for source, _, _ in read(stream, 300)} == {1}
 
 
+def test_a_place_of_a_schedule_may_be_a_float_with_a_whole_value() -> None:
+    even = {"a": 1, "b": 1}
+    mixture = Mixture({"a": ids(1, 1), "b": ids(2, 1)}, weights=[(0, even), (2e9, even)])  # type: ignore[list-item]
+    assert [at for at, _ in mixture.shares.knots] == [0, 2_000_000_000, 2_000_000_000]
+
+
 @pytest.mark.parametrize(("transition", "shares"), [("step", (1, 0.5)), ("linear", (0.75, 0.5))])
 def test_weights_step_from_phase_to_phase_or_move_if_told(
     transition: Any, shares: tuple[float, float]
