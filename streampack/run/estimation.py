@@ -123,6 +123,7 @@ def begun(
 FINER = 4  # so many times more places, with fewer documents each, where going there costs nothing
 STEPS = 2000  # in which a mixture is followed
 ENOUGH = 0.02  # of an epoch, for an estimate from what was found
+NOTABLE = 0.1  # of the tokens due to a source; those that end together end some steps apart
 LAST_BATCH = 0.5  # of a lane's last batch is not filled
 
 
@@ -136,13 +137,16 @@ class Estimate(NamedTuple):
 class Draw(NamedTuple):
     """Of a source: its name in a mixture, tokens of one epoch of it, and tokens a run draws.
 
-    `weight` is the share that the mixture asks for at its beginning, 0 to 1.
+    `weight` is the share that the mixture asks for at its beginning, 0 to 1. `ends` is the share of
+    the run after which the source has ended and no longer has its weight, 0 to 1; None if it has
+    its weight to the end.
     """
 
     name: str | None
     epoch_tokens: float
     drawn: float
     weight: float
+    ends: float | None
 
 
 class Forecast(NamedTuple):
@@ -181,7 +185,7 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
         if size is None:
             return None
         sizes.append(size)
-    drawn = _drawn(config, [size.tokens for size in sizes])
+    drawn, ends = _drawn(config, [size.tokens for size in sizes])
     total = sum(drawn)
     shares = [tokens / total if total else 0.0 for tokens in drawn]
     epochs = [n / size.tokens if size.tokens else 0.0 for n, size in zip(drawn, sizes, strict=True)]
@@ -212,7 +216,7 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
         weights = config.source.shares.rates(0, [True] * len(names))
     held, asked = [size.tokens for size in sizes], [weight / sum(weights) for weight in weights]
     rows = round(total * plan.num_rows / sampled)
-    return Forecast(steps, rows, tuple(map(Draw, names, held, drawn, asked)))
+    return Forecast(steps, rows, tuple(map(Draw, names, held, drawn, asked, ends)))
 
 
 def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
@@ -263,29 +267,37 @@ def steps_as_found(
     )
 
 
-def _drawn(config: LaneConfig, sizes: list[float]) -> list[float]:
-    """Tokens that a run draws from each source of so many tokens per epoch."""
-    mixture = config.source
+def _drawn(config: LaneConfig, sizes: list[float]) -> tuple[list[float], list[float | None]]:
+    """Tokens that a run draws from each source of so many tokens per epoch, and `Draw.ends`."""
+    mixture, none = config.source, [None] * len(sizes)
     if not isinstance(mixture, Mixture):
-        return [(config.epochs or 1) * sizes[0]]
+        return [(config.epochs or 1) * sizes[0]], [*none]
     epochs = mixture.source_epochs(config.epochs)
     wanted = [math.inf if n is None else n * size for n, size in zip(epochs, sizes, strict=True)]
     finite = [tokens for tokens in wanted if tokens < math.inf]
-    drawn, at = [0.0] * len(sizes), 0.0
+    drawn, due, at = [0.0] * len(sizes), [0.0] * len(sizes), 0.0
+    ends: list[float | None] = [*none]
     step = max((sum(finite) or sum(sizes)) / STEPS, 1.0)
     while config.epochs is not None or at < sum(sizes):
         active = [has < most for has, most in zip(drawn, wanted, strict=True)]
         waited_for = [on for on, most in zip(active, wanted, strict=True) if most < math.inf]
         ended = config.epochs is not None and not any(waited_for)
         if ended or (mixture.at_end == "stop" and not all(active)):
-            return drawn
+            break
         rates = mixture.shares.rates(int(at), active)
         if not any(rates):
-            return drawn
+            break
+        asked = mixture.shares.rates(int(at), [True] * len(sizes))
         for i, rate in enumerate(rates):
             drawn[i] = min(drawn[i] + step * rate / sum(rates), wanted[i])
+            due[i] += step * asked[i] / sum(asked)
+            if not active[i] and ends[i] is None:
+                ends[i] = at
         at += step
-    return drawn
+    for i, end in enumerate(ends):
+        short = end is not None and due[i] - drawn[i] > NOTABLE * due[i]
+        ends[i] = end / at if short and end is not None else None
+    return drawn, ends
 
 
 # ------------------------------------------------------------------ one source

@@ -212,6 +212,13 @@ def _lines(found: Explanation) -> Iterator[str]:
             f"source     {draw.name}: {draw.drawn / total:.1%} of the tokens, {draw.weight:.1%} by "
             f"its weight; {draw.drawn / max(draw.epoch_tokens, 1):.3g} of its epochs"
         )
+    for draw in draws:
+        if draw.ends is not None:
+            yield (
+                f"warning    {draw.name} ends after {draw.ends:.0%} of the run, and the others "
+                f'share its weight from there on; Mixture(..., epochs={{"{draw.name}": None}}) '
+                'repeats it, at_end="stop" ends the run with it'
+            )
     yield ""
     yield from _table([(found.packer, made), *found.choices])
     yield ""

@@ -33,6 +33,7 @@ from streampack.sources.mixture import Mixture, source_seed
 from streampack.sources.skips import Skips
 from streampack.streams.base import LaneStream, Remaining, StreamPosition
 from streampack.streams.mixed_place import MixedPlace, Rules, SourcePlace
+from streampack.streams.shortfall import Shortfall
 from streampack.streams.stream import DocumentStream, StreamConfig
 
 #: A quantum ends with the document that makes it as long as this. Otherwise 32 long documents could
@@ -138,6 +139,10 @@ class MixedStream(LaneStream):
         self._lane, self._lanes = lane, config.lanes
         self._changes: tuple[WeightChange, ...] = config.weight_changes
         self._waits = False  # for a deal
+        self._shortfall = None if lane else Shortfall(config.lanes)  # one lane warns for all
+        for member in self._members:
+            if self._shortfall is not None and member.place.ended:
+                self._shortfall.end(member.name, start.tokens)
         self._rules = start.before
         if not self._rules or self._rules[-1].until is not None:
             self._rules = (*self._rules, Rules.of(mixture))
@@ -206,6 +211,9 @@ class MixedStream(LaneStream):
             member.arrive(self._drawn)
             self._pending, self._drawn = None, 0
             self._starts.append(self._start())
+            if self._shortfall is not None:
+                drawn = {each.name: each.place.tokens for each in self._members}
+                self._shortfall.warn(self._rules[0].shares, self._credits.tokens, drawn)
 
     def position_before(self, serial: int) -> StreamPosition:
         """The start of the quantum of document `serial`; earlier ones are dropped."""
@@ -253,6 +261,8 @@ class MixedStream(LaneStream):
             position = replace(position, cursor={**position.cursor, "epoch": self._epochs[chosen]})
             member.place = replace(member.place, position=position, offset=0, ended=True)
             self._credits.end(chosen)
+            if self._shortfall is not None:
+                self._shortfall.end(member.name, self._credits.tokens)
         return None
 
     def _credits_of(self, tokens: int, quantum: int, amounts: list[int]) -> Credits:

@@ -155,6 +155,21 @@ def test_a_mixture_says_what_it_draws() -> None:
     assert "few: 9.1% of the tokens, 25.0% by its weight; 1 of its epochs" in str(found)
 
 
+def test_a_source_that_ends_before_the_others_is_named_with_the_share_of_the_run() -> None:
+    parts = {"few": ids(5.0, 0.1, 40), "many": ids(5.0, 0.1, 400)}
+    mixture = sources.Mixture(parts, weights={"few": 9, "many": 1})
+    found = PackedDataset(mixture, seq_len=512, topology=Topology()).explain()
+    ends = {name: draw["ends"] for name, draw in found.as_dict()["sources"].items()}
+    assert ends == {"few": pytest.approx(1 / 0.9 / 11, abs=0.01), "many": None}
+    assert "few ends after 10% of the run" in str(found)
+    stops = sources.Mixture(parts, weights={"few": 9, "many": 1}, at_end="stop")
+    proportional = sources.Mixture(parts, temperature=1)
+    for mixture in (stops, proportional):
+        found = PackedDataset(mixture, seq_len=512, topology=Topology()).explain()
+        assert [draw["ends"] for draw in found.as_dict()["sources"].values()] == [None, None]
+        assert "warning" not in str(found)
+
+
 def test_of_an_endless_mixture_an_epoch_is_as_many_tokens_as_its_sources_hold() -> None:
     endless = few_and_many(epochs={"few": None, "many": None})
     dataset = PackedDataset(endless, seq_len=20, epochs=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,44 @@ def test_weights_step_from_phase_to_phase_or_move_if_told(
 def test_a_source_that_ends_leaves_its_weight_to_the_others_and_no_token_is_lost() -> None:
     mixture = Mixture({"a": ids(1, 30), "b": ids(2, 300)}, weights={"a": 1, "b": 1})
     assert tokens_by_source(PackedLoader(dataset(mixture)), 2) == [600, 6000]
+
+
+def warned(mixture: Mixture, caplog: pytest.LogCaptureFixture, **options: Any) -> list[str]:
+    """Names of the sources that a run warns of, once for each warning."""
+    caplog.clear()
+    with caplog.at_level("WARNING"):
+        for _ in islice(PackedLoader(dataset(mixture, **options)), 400):
+            pass
+    found = [record for record in caplog.records if record.name.endswith(".shortfall")]
+    return [str(record.args[0]) for record in found if isinstance(record.args, tuple)]
+
+
+def test_a_source_that_ends_long_before_the_others_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parts = {"a": ids(1, 40), "b": ids(2, 400), "c": ids(3, 400)}
+    weights = {"a": 8, "b": 1, "c": 1}
+    assert warned(Mixture(parts, weights=weights), caplog, lanes=3) == ["a"]
+    assert warned(Mixture(parts, weights=weights, at_end="stop"), caplog) == []
+    assert warned(Mixture(parts, weights=weights, epochs={"a": None}), caplog) == []
+    assert warned(Mixture(parts, temperature=1), caplog) == []
+    assert warned(Mixture(parts, weights={"a": 0, "b": 1, "c": 1}), caplog) == []
+    assert warned(Mixture(parts, weights=weights, epochs={"a": 2}), caplog, epochs=None) == ["a"]
+
+
+def test_after_a_resume_an_ended_source_is_warned_of_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mixture = Mixture({"a": ids(1, 40), "b": ids(2, 400)}, weights={"a": 9, "b": 1})
+    first = PackedLoader(dataset(mixture))
+    for _ in islice(first, 20):
+        pass
+    again = PackedLoader(dataset(mixture))
+    again.load_state_dict(first.state_dict())
+    caplog.clear()
+    with caplog.at_level("WARNING"):
+        assert list(again)
+    assert [record.name for record in caplog.records] == ["streampack.streams.shortfall"]
 
 
 def test_sources_have_epochs_of_their_own() -> None:
