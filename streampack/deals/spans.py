@@ -50,7 +50,12 @@ class Parts(ABC):
 
 @dataclass(slots=True)
 class EqualParts(Parts):
-    """The lane's share of every epoch; a part is an epoch."""
+    """The lane's share of every epoch; a part is an epoch.
+
+    Attributes:
+        shift: added to the lane for the share that is read. An endless source with fewer documents
+            than lanes has nothing for some of them, which read the shares of others instead.
+    """
 
     source: Source
     lane: int
@@ -58,13 +63,14 @@ class EqualParts(Parts):
     seed: int
     shuffle: bool
     epochs: int | None
+    shift: int = 0
 
     def part(self, number: int) -> Part | None:
         """See `Parts`."""
         if self.epochs is not None and number >= self.epochs:
             return None
         readers = self.source.lanes(self.lanes, seed=self.seed, epoch=number, shuffle=self.shuffle)
-        return Part(number, readers[self.lane])
+        return Part(number, readers[(self.lane + self.shift) % self.lanes])
 
 
 class DealtSpans(Parts):

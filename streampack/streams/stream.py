@@ -97,6 +97,9 @@ class DocumentStream(LaneStream):
         start = position.cursor["at"] if position else None
         self._stages = config.preparation.of(number)
         self._parts = _parts_of(config, lane, dealer, line)
+        if position is not None and isinstance(self._parts, EqualParts):
+            self._parts.shift = position.cursor.get("shift", 0)
+        self._empty_parts = 0  # in a row
         # The place after the block at hand, and of the block the place before it and the share of
         # its documents that are not prepared yet.
         self._after = self._before = (first, start)
@@ -147,6 +150,8 @@ class DocumentStream(LaneStream):
         cursor |= {"tokens": self._tokens, "before": self._tokens_before}
         if part is not None and part.span is not None:
             cursor["span"] = [part.span.low, part.span.high]
+        if isinstance(self._parts, EqualParts) and self._parts.shift:
+            cursor["shift"] = self._parts.shift
         self._positions.append(StreamPosition(self.serial, cursor))
 
     def _read(self, number: int, start: Any) -> Iterator[Documents | None]:
@@ -182,20 +187,36 @@ class DocumentStream(LaneStream):
                         yield documents
                 start = cursor
                 self._remember(number, part, start)
+            self._empty_parts = 0 if found else self._empty_parts + 1
             if not found and config.epochs is None:
-                named = ", ".join(f'"{name}"' for _, name in config.preparation.titles())
-                where = f' of source "{self.skips.name}"' if self.skips.name else ""
-                raise ConfigError(
-                    f"Lane {self._lane} of {config.lanes}{where} found no document in epoch "
-                    f"{part.epoch}.",
-                    "Use fewer lanes, or check what the filter and on_error leave of the corpus"
-                    + (f" (hooks: {named})." if named else "."),
-                    setting="lanes",
-                )
+                self._read_another_share(part.epoch)
             number, start = number + 1, None
             self._before = self._after = (number, None)
             self._tokens_before = self._tokens
             self._remember(number, None, None)
+
+
+    def _read_another_share(self, epoch: int) -> None:
+        """After an empty part of an endless source, go on with the shares of the next lane.
+
+        Raises:
+            ConfigError: those of all lanes were empty.
+        """
+        assert isinstance(self._parts, EqualParts)
+        config = self._config
+        if self._empty_parts < config.lanes:
+            self._parts.shift = (self._parts.shift + 1) % config.lanes
+            return
+        where = f' of source "{self.skips.name}"' if self.skips.name else ""
+        titles = config.preparation.titles()
+        named = ", ".join(f'"{name}"' for _, name in titles)
+        raise ConfigError(
+            f"Lane {self._lane} of {config.lanes}{where} found no document in any part of the "
+            f"corpus, up to epoch {epoch}.",
+            "Check what the filter and on_error leave of the corpus"
+            + (f" (hooks: {named})." if named else "."),
+            setting=titles[0][0] if titles else "source",
+        )
 
 
 def _parts_of(config: StreamConfig, lane: int, dealer: Dealer | None, line: str) -> Parts:

@@ -245,6 +245,37 @@ def test_a_source_with_fewer_documents_than_lanes_is_read_whole() -> None:
     assert tokens_by_source(PackedLoader(dataset(mixture, lanes=8)), 2) == [60, 4000]
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("at", [0, 9])
+def test_an_endless_source_with_fewer_documents_than_lanes_repeats_in_every_lane(
+    shuffle: bool, at: int
+) -> None:
+    def loader() -> PackedLoader:
+        mixture = Mixture(
+            {"few": ids(1, 3), "many": ids(2, 2000)},
+            weights={"few": 1, "many": 1} if not at else {"few": 0, "many": 1},
+            epochs={"few": None},
+        )
+        return PackedLoader(dataset(mixture, lanes=8, shuffle=shuffle))
+
+    first, found = loader(), []
+    for step, batch in enumerate(first):
+        found.append(batch)
+        if step == at:
+            first.set_weights({"few": 1, "many": 1})
+        if step == 60:
+            state = first.state_dict()
+    few = {batch.lane for batch in found if (batch.source_ids == 0).any()}
+    assert few == set(range(8))
+    pieces = np.concatenate([batch.provenance for batch in found])
+    assert {*pieces["index"][pieces["source"] == 0].tolist()} == {0, 1, 2}
+    assert tokens_by_source(found, 2)[1] == 40_000
+    again = loader()
+    again.load_state_dict(state)
+    for batch, expected in zip(again, found[61:], strict=True):
+        assert batch.input_ids.equal(expected.input_ids)
+
+
 def test_a_source_that_is_empty_in_every_lane_leaves_the_others_alone() -> None:
     nothing = Iterable(lambda lane, lanes: iter(()), tokens="ids")
     mixture = Mixture({"nothing": nothing, "b": ids(2, 40)}, weights={"nothing": 1, "b": 1})
