@@ -363,7 +363,7 @@ def prepare(
 ) -> tuple[Tokens, RowFormat]:
     """What tokenizer and rules mean for this kind of source; -1 stands for an unknown EOS id."""
     eos_id, pad_id, vocab_size = rules.eos_id, rules.pad_id, rules.vocab_size
-    texts = any(not part.tokenized for part in source.parts.values())
+    texts = [name for name, part in source.parts.items() if not part.tokenized]
     ids = any(part.tokenized for part in source.parts.values())
     of_texts: Tokenizer | None = None
     of_chats: Tokenizer | None = None
@@ -385,8 +385,9 @@ def prepare(
         vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
         checked_id("eos_id", eos_id, vocab_size)
     elif texts:
+        named = f'Source "{texts[0]}"' if source.mixed else "The source"
         raise ConfigError(
-            "The source gives texts, and there is no tokenizer.",
+            f"{named} gives texts, and there is no tokenizer.",
             "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
             "tokenizer).",
             setting="tokenizer",

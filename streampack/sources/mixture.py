@@ -8,7 +8,8 @@ source through its own stream.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -67,9 +68,10 @@ class Mixture(Source):
         quantum_documents: int = 32,
     ) -> None:
         _check_sources(sources)
-        self.sources: dict[str, Source] = {
-            name: as_source(source) for name, source in sources.items()
-        }
+        self.sources: dict[str, Source] = {}
+        for name, source in sources.items():
+            with named_in_errors(name):
+                self.sources[name] = as_source(source)
         for name, source in self.sources.items():
             if isinstance(source, Mixture):
                 raise ConfigError(
@@ -85,8 +87,11 @@ class Mixture(Source):
         self._epochs = _check_epochs(epochs, list(self.sources))
         self.at_end = at_end
         self.quantum_documents = whole_number("quantum_documents", quantum_documents)
-        members = self.sources.values()
-        self.tokenized = all(source.tokenized for source in members)
+        members, tokenized = self.sources.values(), []
+        for name, source in self.sources.items():
+            with named_in_errors(name):  # files are listed here
+                tokenized.append(source.tokenized)
+        self.tokenized = all(tokenized)
         overflows = {source.overflow for source in members}
         self.overflow = overflows.pop() if len(overflows) == 1 else "drop"
         self.once = any(source.once for source in members)
@@ -171,7 +176,10 @@ class Mixture(Source):
 
     def with_fields(self, types: FieldTypes) -> Mixture:
         made = copy.copy(self)
-        made.sources = {name: part.with_fields(types) for name, part in self.sources.items()}
+        made.sources = {}
+        for name, part in self.sources.items():
+            with named_in_errors(name):
+                made.sources[name] = part.with_fields(types)
         return made
 
     @property
@@ -183,8 +191,9 @@ class Mixture(Source):
         return any(part.several for part in self.sources.values())
 
     def prepare(self) -> None:
-        for source in self.sources.values():
-            source.prepare()
+        for name, source in self.sources.items():
+            with named_in_errors(name):
+                source.prepare()
         _ = self.shares
 
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
@@ -196,16 +205,8 @@ class Mixture(Source):
 
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         for number, (name, source) in enumerate(self.sources.items()):
-            try:
+            with named_in_errors(name):
                 source.check_lanes(n, seed=source_seed(seed, number), shuffle=shuffle)
-            except ConfigError as error:
-                raise ConfigError(
-                    f'In source "{name}": {error.fact}',
-                    error.remedy,
-                    setting=error.setting,
-                    path=error.path,
-                    document=error.document,
-                ) from error
 
     def max_lanes(self) -> int | None:
         most = [source.max_lanes() for source in self.sources.values()]
@@ -239,6 +240,17 @@ class Mixture(Source):
             "at_end": self.at_end,
             "quantum_documents": self.quantum_documents,
         }
+
+
+@contextmanager
+def named_in_errors(name: str) -> Iterator[None]:
+    """Name this source of a mixture in the fact of a `ConfigError` that is raised inside."""
+    try:
+        yield
+    except ConfigError as error:
+        error.fact = f'In source "{name}": {error.fact}'
+        error.args = (error.fact, error.remedy)
+        raise
 
 
 def earlier_mixture(

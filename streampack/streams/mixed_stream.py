@@ -29,7 +29,7 @@ from streampack.documents.blocks import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
 from streampack.sources.credits import Credits, WeightChange, change_at
-from streampack.sources.mixture import Mixture, source_seed
+from streampack.sources.mixture import Mixture, named_in_errors, source_seed
 from streampack.sources.skips import Skips
 from streampack.streams.base import LaneStream, Remaining, StreamPosition
 from streampack.streams.mixed_place import MixedPlace, Rules, SourcePlace
@@ -53,8 +53,9 @@ class _Member:
 
     def peek(self) -> Documents | None:
         """The documents that come next; None if there are none, or not yet."""
-        self.settle()
-        return self.stream.peek()
+        with named_in_errors(self.name):
+            self.settle()
+            return self.stream.peek()
 
     def settle(self) -> None:
         """Step over documents that were drawn before the state was saved."""

@@ -195,7 +195,6 @@ class DocumentStream(LaneStream):
             self._tokens_before = self._tokens
             self._remember(number, None, None)
 
-
     def _read_another_share(self, epoch: int) -> None:
         """After an empty part of an endless source, go on with the shares of the next lane.
 
@@ -207,12 +206,11 @@ class DocumentStream(LaneStream):
         if self._empty_parts < config.lanes:
             self._parts.shift = (self._parts.shift + 1) % config.lanes
             return
-        where = f' of source "{self.skips.name}"' if self.skips.name else ""
         titles = config.preparation.titles()
         named = ", ".join(f'"{name}"' for _, name in titles)
         raise ConfigError(
-            f"Lane {self._lane} of {config.lanes}{where} found no document in any part of the "
-            f"corpus, up to epoch {epoch}.",
+            f"Lane {self._lane} of {config.lanes} found no document in any part of the corpus, up "
+            f"to epoch {epoch}.",
             "Check what the filter and on_error leave of the corpus"
             + (f" (hooks: {named})." if named else "."),
             setting=titles[0][0] if titles else "source",

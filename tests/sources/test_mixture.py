@@ -329,6 +329,46 @@ def test_the_same_documents_get_other_seeds_in_another_source() -> None:
     assert not seeds[0] & seeds[1]
 
 
+PARTS: dict[str, Any] = {
+    "a number": lambda: 5,
+    "no such file": lambda: "none.jsonl",
+    "a kind of file that is not read": lambda: "table.csv",
+    "fields without a choice": lambda: "fields.jsonl",
+    "records without a choice": lambda: [{"x": 1, "y": "b"}],
+    "no items": list,
+    "texts without a tokenizer": lambda: ["one text"],
+    "a generator in several lanes": lambda: ([1] for _ in range(9)),
+    "a generator read twice": lambda: ([1] for _ in range(9)),
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_wrong_part_is_named_by_its_name(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fields.jsonl").write_text('{"x": 1, "y": 2}\n')
+    Path("table.csv").write_text("x\n1\n")
+
+    def read() -> None:
+        parts = {"good": ids(1, 9), "wrong": PARTS[kind]()}
+        mixture = Mixture(parts, weights={"good": 1, "wrong": 1})
+        for _ in PackedLoader(dataset(mixture, lanes=1 if "twice" in kind else 2, epochs=2)):
+            pass
+
+    with pytest.raises(ConfigError) as caught:
+        read()
+    assert caught.value.fact.count('"wrong"') == 1
+
+
+def test_a_field_that_a_part_lacks_is_refused_with_the_name_of_the_part() -> None:
+    mixture = Mixture({"a": [[1]] * 9, "b": [[2]] * 9}, weights={"a": 0, "b": 1})
+    loader = PackedLoader(dataset(mixture, document_fields={"score": "int32"}))
+    with pytest.raises(ConfigError) as caught:
+        next(iter(loader))
+    assert '"b"' in caught.value.fact
+
+
 # ---------------------------------------------------------------------- broken content
 
 
