@@ -24,6 +24,7 @@ from streampack.batch.attention import one_segment_per_row, static_segments
 from streampack.batch.hf_ways import (
     WAYS,
     Lengths,
+    adds_router_loss,
     arguments_by,
     config_of,
     dtype_of,
@@ -89,7 +90,7 @@ def hf(
 
     Raises:
         ConfigError: the model keeps documents apart in no way that is known; the message says
-            what was tried.
+            what was tried. Or padding would enter the auxiliary loss of its routers.
     """
     if model is not None:
         return _arguments_for(model, batch, segments)
@@ -129,7 +130,12 @@ def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, An
             continue
         reason = whats_wrong(model, batch, way, _tried) or _of_images(model, batch, way)
         if reason is None:
-            return arguments_by(model, batch, way, segments)
+            arguments = arguments_by(model, batch, way, segments)
+            if not adds_router_loss(model):
+                return arguments
+            from streampack.batch.hf_routers import without_padding
+
+            return without_padding(model, batch, way, arguments, segments, wrong.get("rows"))
         if reason not in wrong.values():  # where seq_idx makes no difference
             wrong[way] = reason
     tried = "; ".join(f"{WAYS[way]}: {reason}" for way, reason in wrong.items())
@@ -192,7 +198,7 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
         return type(batch)(rows._replace(media=places and places.emptied())).to(device)
 
     def call(batch: Any) -> Any:
-        return model(**without_loss(arguments_by(model, batch, way)))
+        return model(**without_loss(arguments_by(model, batch, way), model))
 
     first, last = first_and_last_row(seq_len, whole_rows=way == "rows")
     two = of_rows([first, last] if way == "rows" or batch.rows > 1 else [first])

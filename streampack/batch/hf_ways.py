@@ -55,6 +55,8 @@ def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) 
                 arguments[name] = values.reshape(rows, -1)
         if way == "rows":
             del arguments["position_ids"]  # they count from the row's beginning anyway
+            if adds_router_loss(model):  # in which padding has no part
+                arguments["attention_mask"] = (batch.document_ids >= 0).long()
         else:
             arguments["attention_mask"] = _mask(model, batch)
         wanted = {name for name in arguments if name in taken}
@@ -69,6 +71,15 @@ def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) 
 def takes(model: Any, name: str) -> bool:
     """True if the model's `forward` names this argument."""
     return name in inspect.signature(unwrapped(model).forward).parameters
+
+
+def adds_router_loss(model: Any) -> bool:
+    """Whether `forward` adds an auxiliary loss of routers to the loss, by the model's config."""
+    named = inspect.signature(unwrapped(model).forward).parameters.get("output_router_logits")
+    if named is None or named.default is not None:
+        return False
+    configs = config_of(model), unwrapped(model).config
+    return any(getattr(config, "output_router_logits", False) for config in configs)
 
 
 def _is_flex(model: Any) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from streampack.batch.attention import segment_ids
-from streampack.batch.hf_ways import arguments_by
+from streampack.batch.hf_ways import adds_router_loss, arguments_by
 from streampack.errors import ConfigError
 
 #: What is taken for rounding, as a share of what a token does to those after it in its document:
@@ -168,18 +168,21 @@ def _caller(model: Any, batch: Any) -> Callable[[Any], Any]:
         return model  # type: ignore[no-any-return]
 
     if _is_tree(batch):
-        return lambda batch: model(**arguments_by(model, batch, "mask"))
-    return lambda batch: model(**without_loss(batch.hf()))
+        return lambda batch: model(**without_loss(arguments_by(model, batch, "mask"), model))
+    return lambda batch: model(**without_loss(batch.hf(), model))
 
 
 def _is_tree(batch: Any) -> bool:
     return hasattr(batch, "tout")
 
 
-def without_loss(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a model of transformers by which it gives no loss."""
+def without_loss(arguments: dict[str, Any], model: Any = None) -> dict[str, Any]:
+    """Arguments of a model of transformers by which it gives no loss, nor one of its routers."""
     loss = ("labels", "num_items_in_batch")
-    return {name: value for name, value in arguments.items() if name not in loss}
+    made = {name: value for name, value in arguments.items() if name not in loss}
+    if model is not None and adds_router_loss(model):
+        made["output_router_logits"] = False
+    return made
 
 
 def _segments(batch: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

@@ -38,7 +38,8 @@ def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -
 
     Args:
         logits: (rows, seq_len, vocabulary), or (1, T, vocabulary) as `.hf()` gives rows, or
-            (T, vocabulary); those at slot t are for the token at t + 1. Not shifted.
+            (T, vocabulary); those at slot t are for the token at t + 1. Not shifted. Or those of
+            the slots that `.hf(model=)` passes where routers of experts have an auxiliary loss.
         weights: (rows, seq_len) by which the loss of each token is multiplied, for example
             ``batch.fields["weights"]``; see `token_mean_loss`.
 
@@ -48,11 +49,21 @@ def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -
     Raises:
         ConfigError: `logits` are not those of every slot, in the order of the batch.
     """
-    check_logits(batch, logits)
     count = batch.num_items_in_batch
     # Each rank that shares the batch counts the whole of it here.
     count = batch.num_loss_tokens if count is None else count * batch.cp_size
-    return token_mean_loss(logits, batch.labels, count, weights=weights)
+    labels = batch.labels
+    if isinstance(logits, Tensor) and logits.shape[:-1].numel() < labels.numel():
+        from streampack.batch.hf_routers import slots_of
+
+        slots = slots_of(batch, tuple(logits.shape[:-1]))
+        if slots is not None:
+            labels = labels.take(slots)
+            fits = isinstance(weights, Tensor) and weights.shape == batch.labels.shape
+            weights = weights.take(slots) if fits else weights  # type: ignore[union-attr]
+            return token_mean_loss(logits, labels, count, weights=weights)
+    check_logits(batch, logits)
+    return token_mean_loss(logits, labels, count, weights=weights)
 
 
 def check_logits(batch: PackedBatch, logits: Any) -> None:

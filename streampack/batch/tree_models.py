@@ -22,8 +22,15 @@ from streampack.batch.hf_arguments import (
     evaluated,
     whats_wrong,
 )
-from streampack.batch.hf_ways import arguments_by, dtype_of, rows_of, unwrapped, usual_ids
-from streampack.batch.isolation import check_isolation, largest_movement, of_slots
+from streampack.batch.hf_ways import (
+    adds_router_loss,
+    arguments_by,
+    dtype_of,
+    rows_of,
+    unwrapped,
+    usual_ids,
+)
+from streampack.batch.isolation import check_isolation, largest_movement, of_slots, without_loss
 from streampack.errors import ConfigError
 from streampack.window.packed_rows import PackedRows, TreeColumns
 
@@ -43,6 +50,10 @@ def arguments_for(model: Any, batch: TreeBatch) -> dict[str, Any]:
         ConfigError: it does not compute trees.
     """
     reason = whats_wrong(model, batch, "mask", _tried)
+    if reason is None and adds_router_loss(model):
+        from streampack.batch.hf_routers import refused
+
+        raise refused(model, "takes the mask of trees for one of padding")
     if reason is None:
         return arguments_by(model, batch, "mask")
     raise ConfigError(
@@ -60,7 +71,7 @@ def _tried(model: nn.Module, batch: TreeBatch, way: str, device: torch.device) -
     two = type(batch)(trees(min(batch.rows, 2))).to(device)
 
     def call(batch: Any) -> Any:
-        return model(**arguments_by(model, batch, way))
+        return model(**without_loss(arguments_by(model, batch, way), model))
 
     found = check_isolation(model, two, call=call)
     if not found:

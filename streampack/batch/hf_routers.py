@@ -1,0 +1,126 @@
+"""Mixtures of experts of transformers with an auxiliary loss of their routers.
+
+That loss is a mean over all slots that a model is given, so padding would enter it. Where documents
+are kept apart by positions, padding is therefore left out; where every row is one segment, a mask
+of padding is passed. Where a model needs a mask of documents there is no right way: its auxiliary
+loss takes that mask for one of padding, and fails.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from streampack.batch.attention import are_padding
+from streampack.batch.hf_ways import unwrapped
+from streampack.documents.blocks import ranges_of
+from streampack.errors import ConfigError
+
+_OF_SLOTS = {"input_ids", "position_ids", "labels", "seq_idx"}
+
+
+def without_padding(
+    model: Any,
+    batch: Any,
+    way: str,
+    arguments: dict[str, Any],
+    segments: int | None,
+    wrong: str | None,
+) -> dict[str, Any]:
+    """The arguments by which padding has no part in the auxiliary loss of routers.
+
+    Args:
+        model: it adds one (`adds_router_loss`).
+        batch, way, arguments, segments: as in `arguments_by`.
+        wrong: with rows of one segment and a mask of padding, or None.
+
+    Returns:
+        Flat arguments have (1, num_tokens) values then. Row by row there is a mask, without rows of
+        padding. A batch of padding alone has no auxiliary loss.
+
+    Raises:
+        ConfigError: the loss cannot be right; the message has the reason.
+    """
+    if wrong:
+        raise refused(model, f"needs a mask of padding ({wrong})", "")
+    if way == "mask":
+        raise refused(model, "takes the mask that keeps documents apart for one of padding")
+    if getattr(batch, "_places", None) is not None:
+        raise refused(model, "would count padding, in which small images may stand")
+    if segments is not None and way != "rows":
+        raise refused(model, "needs padding to be left out, which segments= does not allow")
+    if not batch.num_documents:
+        return {**arguments, "output_router_logits": False}
+    if batch.num_tokens == batch.rows * batch.seq_len:
+        return arguments
+    if way == "rows":  # of a row of padding everything is masked, and NaN may follow
+        rows, of_rows = _filled_rows(batch), {*_OF_SLOTS, "attention_mask"}
+        return {name: v[rows] if name in of_rows else v for name, v in arguments.items()}
+    return _at_filled_slots(batch, arguments)
+
+
+_PAD = ", or pack rows of one segment: packer=Pad(seq_len=...)"
+
+
+def refused(model: Any, because: str, otherwise: str = _PAD) -> ConfigError:
+    """The error for a model with an auxiliary loss that would be wrong.
+
+    Args:
+        because: a clause about the loss, without a subject.
+        otherwise: the end of the remedy.
+    """
+    return ConfigError(
+        f"{type(unwrapped(model)).__name__} adds the auxiliary loss of its routers "
+        f"(output_router_logits=True), which {because}.",
+        f"Set output_router_logits=False in its config{otherwise}.",
+        setting="model",
+    )
+
+
+def slots_of(batch: Any, shape: tuple[int, ...]) -> Tensor | None:
+    """The slots (n,) with logits, by the `shape` of these without the vocabulary.
+
+    None unless they are those of a batch for which `without_padding` has made the arguments.
+    """
+    if shape in {(1, batch.num_tokens), (batch.num_tokens,)}:
+        return _filled_slots(batch)[0]
+    rows = _filled_rows(batch)
+    if shape == (len(rows), batch.seq_len):
+        return torch.arange(batch.labels.numel(), device=rows.device).view(batch.labels.shape)[rows]
+    return None
+
+
+def _filled_slots(batch: Any) -> tuple[Tensor, NDArray[np.int64]]:
+    """The slots (num_tokens,) without padding, on the batch's device, and lengths of segments.
+
+    The lengths (n,) are on the host; nothing here waits for the device.
+    """
+    ends, filled = batch._runs[0].astype(np.int64), ~are_padding(*batch._runs)
+    lengths = np.diff(ends)[filled]
+    slots = torch.from_numpy(ranges_of(ends[:-1][filled], lengths))
+    return slots.to(batch.device, non_blocking=True), lengths
+
+
+def _filled_rows(batch: Any) -> Tensor:
+    """The rows (n,) that are not padding alone, on the batch's device."""
+    starts = batch._runs[0][:-1][~are_padding(*batch._runs)]
+    rows = torch.from_numpy(np.unique(starts // batch.seq_len))
+    return rows.long().to(batch.device, non_blocking=True)
+
+
+def _at_filled_slots(batch: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Flat arguments without the slots of padding."""
+    slots, lengths = _filled_slots(batch)
+    ends = torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
+    others = {
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), ends.to(slots.device)),
+        **dict.fromkeys(("max_length_q", "max_length_k"), int(lengths.max())),
+    }
+    return {
+        name: value[..., slots] if name in _OF_SLOTS else others.get(name, value)
+        for name, value in arguments.items()
+    }

@@ -1,0 +1,164 @@
+"""Auxiliary losses of routers: padding has no part in them, or the model is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from streampack import (
+    BestFitDecreasing,
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    Pad,
+    TokenRules,
+    Topology,
+    pack,
+)
+from streampack.errors import ConfigError
+from streampack.packing import Packer
+from tests.support.packed_batches import packed_batches, random_documents
+
+transformers = pytest.importorskip("transformers")
+
+from tests.support.tiny_families import tiny_model  # noqa: E402
+
+FAMILIES = (
+    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo"),
+    *("granitemoe", "granitemoeshared", "phimoe", "gpt_oss"),
+)
+#: Those that keep documents apart by a mask alone: all of transformers 4, and these of 5.
+BY_MASK = {"gpt_oss"} if transformers.__version__ >= "5" else {
+    *("qwen2_moe", "olmoe", "granitemoe", "granitemoeshared", "phimoe", "gpt_oss")
+}  # fmt: skip
+DOCUMENTS = random_documents([9, 14, 3, 5, 1, 12])
+
+
+def model_of(family: str, **settings: Any) -> Any:
+    model = tiny_model(family, "eager", output_router_logits=True, **settings).double()
+    model.config._experts_implementation = "eager"  # transformers 5 multiplies no double otherwise
+    return model
+
+
+def batch_of(packer: Packer, rows: int = 4) -> PackedBatch:
+    (batch,) = packed_batches(DOCUMENTS, packer, batch_size=rows)
+    assert batch.num_tokens < 0.7 * batch.rows * batch.seq_len
+    return batch
+
+
+def documents_of(batch: PackedBatch) -> list[Tensor]:
+    ids, document = batch.input_ids.view(-1), batch.document_ids.view(-1)
+    return [ids[document == number] for number in range(batch.num_documents)]
+
+
+def expected_loss(model: Any, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """The loss of the documents one by one, and the auxiliary loss of all their tokens together."""
+    routed: list[list[Tensor]] = []
+    total = torch.zeros((), dtype=torch.float64)
+    for ids in documents_of(batch):
+        found = model(input_ids=ids[None], use_cache=False, output_router_logits=True)
+        routed.append([layer.reshape(len(ids), -1) for layer in found.router_logits])
+        total = total + torch.nn.functional.cross_entropy(
+            found.logits[0, :-1], ids[1:], reduction="sum"
+        )
+    layers = torch.cat([torch.cat(layer) for layer in zip(*routed, strict=True)])
+    shares = layers.softmax(-1)
+    chosen = torch.zeros_like(shares).scatter(1, shares.topk(model.num_experts_per_tok).indices, 1)
+    auxiliary = model.num_experts * (chosen.mean(0) * shares.mean(0)).sum()
+    return total / batch.num_loss_tokens, auxiliary
+
+
+def gradients(model: Any, loss: Tensor) -> list[Tensor]:
+    used = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, used, allow_unused=True)
+    return [one for one in found if one is not None]
+
+
+def assert_as_documents(model: Any, batch: PackedBatch, arguments: dict[str, Any]) -> None:
+    output = model(**arguments)
+    loss, auxiliary = expected_loss(model, batch)
+    whole = loss + model.router_aux_loss_coef * auxiliary
+    # Some of these losses are computed in single precision.
+    torch.testing.assert_close(output.aux_loss.double(), auxiliary.double(), rtol=2e-6, atol=0)
+    torch.testing.assert_close(output.loss.double(), whole.double(), rtol=2e-6, atol=0)
+    for got, wanted in zip(gradients(model, output.loss), gradients(model, whole), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(batch.loss(output.logits).double(), loss.double(), rtol=1e-6, atol=0)
+    weights = torch.rand(batch.rows, batch.seq_len, dtype=torch.float64)
+    logits = model(**batch.hf()).logits if "attention_mask" not in arguments else None
+    if logits is not None:
+        weighted = batch.loss(output.logits, weights=weights)
+        torch.testing.assert_close(weighted, batch.loss(logits, weights=weights))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_of_a_padded_batch_are_those_of_its_documents_or_the_model_is_refused(
+    family: str,
+) -> None:
+    model, batch = model_of(family), batch_of(BestFitDecreasing(seq_len=23))
+    if family in BY_MASK:
+        with pytest.raises(ConfigError) as caught:
+            batch.hf(model=model)
+        assert caught.value.setting == "model"
+        assert "output_router_logits=True" in caught.value.fact
+        return
+    arguments = batch.hf(model=model)
+    assert_as_documents(model, batch, arguments)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_of_one_segment_work_for_every_model_as_the_refusal_says(family: str) -> None:
+    whole = {"sliding_window": None} if family == "phimoe" else {}
+    model, batch = model_of(family, **whole), batch_of(Pad(seq_len=15), rows=8)
+    assert not batch.document_ids[-1].max() >= 0  # a row of padding
+    assert_as_documents(model, batch, batch.hf(model=model))
+
+
+def test_a_model_that_gives_nan_where_only_padding_is_in_its_window_is_refused() -> None:
+    if transformers.__version__ >= "5":
+        pytest.skip("it gives finite numbers there")
+    with pytest.raises(ConfigError) as caught:
+        batch_of(Pad(seq_len=15), rows=8).hf(model=model_of("phimoe"))
+    assert "not finite" in caught.value.fact
+
+
+@pytest.mark.parametrize("packer", [BestFitDecreasing(seq_len=23), Pad(seq_len=15)])
+def test_a_batch_of_padding_alone_has_no_part_in_any_loss(packer: Packer) -> None:
+    model = model_of("mixtral")
+    rules = TokenRules(pad_id=0, eos_id=1)
+    dataset = PackedDataset(
+        [[1, 2]], packer=packer, batch_size=2, token_rules=rules, topology=Topology()
+    )
+    empty = PackedLoader(dataset)._run.empty_batch(0, 1)
+    assert empty.num_documents == 0
+    output = model(**empty.hf(model=model))
+    assert output.loss == 0
+    assert not any(found.any() for found in gradients(model, output.loss))
+
+
+def test_static_shapes_cannot_leave_padding_out() -> None:
+    model, batch = model_of("mixtral"), batch_of(BestFitDecreasing(seq_len=23))
+    with pytest.raises(ConfigError) as caught:
+        batch.hf(model=model, segments=32)
+    assert "segments=" in caught.value.fact
+
+
+def test_full_rows_are_passed_as_they_are() -> None:
+    model = model_of("mixtral")
+    (batch,) = packed_batches(
+        random_documents([8, 4, 12]), BestFitDecreasing(seq_len=12), batch_size=2
+    )
+    assert batch.num_tokens == 24
+    assert batch.hf(model=model)["input_ids"].shape == (1, 24)
+
+
+def test_of_trees_a_model_with_an_auxiliary_loss_is_refused() -> None:
+    ids = [[1, 2, 3, 4], [1, 2, 5, 6]]
+    plan = pack([4, 4], ids=ids, groups=[0, 0], layout="tree", seq_len=16, microbatches=1)
+    (batch,) = plan.batches(ids)
+    with pytest.raises(ConfigError) as caught:
+        batch.hf(model=model_of("mixtral"))
+    assert "output_router_logits=True" in caught.value.fact
