@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import Literal
 
 #: What the failure of a store means; "transient" ones were tried again.
@@ -111,3 +112,8 @@ class StorageError(StreampackError, OSError):
 
 class WorkerError(StreampackError, RuntimeError):
     """A worker process died or stopped answering."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of another library's error, or as many of its words as 200 characters hold."""
+    return shorten(str(error).strip().partition("\n")[0], 200, placeholder=" ...")

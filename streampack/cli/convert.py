@@ -117,7 +117,7 @@ def _words(figures: Figures) -> str:
         parts.append(f"{figures.tokens:,} tokens")
     parts.append(f"{figures.shards} shards")
     if figures.skipped:
-        parts.append(f"{figures.skipped} skipped")
+        parts.append(f"broken documents or shards skipped: {figures.skipped:,}")
     return ", ".join(parts)
 
 

@@ -144,7 +144,7 @@ def order(
 
 
 def _words(found: Summary, destination: str) -> list[str]:
-    skipped = f"; {found.skipped:,} broken ones were skipped" if found.skipped else ""
+    skipped = f"; broken documents or shards skipped: {found.skipped:,}" if found.skipped else ""
     return [
         f"{found.documents:,} documents = {found.written:,} in {found.shards:,} shards + "
         f"{found.duplicates:,} near-duplicates{skipped}, in {destination}",

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from streampack.arguments import one_of, whole_number
+from streampack.conversion.folders import alone, writing_to
 from streampack.conversion.shards import (
     HIDDEN,
     OVERHEAD,
@@ -123,6 +124,14 @@ def convert_source(
         StorageError: reading or writing failed; run the same again to continue.
     """
     destination = conversion.destination
+    if destination.local is None:
+        return _converted(conversion, report)
+    with alone(destination.local / HIDDEN, destination.url):
+        return _converted(conversion, report)
+
+
+def _converted(conversion: Conversion, report: Callable[[Progress], None]) -> Progress:
+    destination = conversion.destination
     progress = _resume(conversion)
     report(progress)
     scratch = destination.scratch()
@@ -135,9 +144,10 @@ def convert_source(
         note()
         for after, payloads in _shards(conversion, progress, report):
             progress = after
-            file = write_shard(scratch, progress.shards - 1, payloads, conversion.compression)
-            destination.put(file, file.name)
-            note()
+            with writing_to(scratch):
+                file = write_shard(scratch, progress.shards - 1, payloads, conversion.compression)
+                destination.put(file, file.name)
+                note()
             report(progress)
         if not progress.shards:
             raise no_documents()

@@ -237,13 +237,8 @@ class Destination:
         return folder
 
     def clear(self, scratch: Path) -> None:
-        """Remove a scratch folder, and the hidden folder if it is empty then."""
+        """Remove a scratch folder."""
         shutil.rmtree(scratch, ignore_errors=True)
-        if self.local is not None:
-            try:
-                scratch.parent.rmdir()
-            except OSError:
-                pass
 
     def put(self, file: Path, name: str) -> None:
         """Move a local file to the destination, with this name."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from streampack.corpus_order.settings import CorpusOrder
-from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.errors import ConfigError, StreampackError, WorkerError, first_line
 from streampack.extras import missing_package
 
 ANSWER_S = 10.0
@@ -86,8 +86,7 @@ class OnRay:
             raise
         except exceptions.RayError as error:
             raise WorkerError(
-                f"Ray lost the workers of {name}{task} {RETRIES + 1} times: "
-                f"{str(error).strip().splitlines()[0]}",
+                f"Ray lost the workers of {name}{task} {RETRIES + 1} times: {first_line(error)}",
                 "Give them more memory (fewer workers, more parts), and repeat the command: it "
                 "goes on from there.",
             ) from error

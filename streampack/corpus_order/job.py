@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack.conversion.folders import alone, writing_to
 from streampack.conversion.shards import HIDDEN, Destination, no_documents
 from streampack.corpus_order import duplicates, embed, search, write
 from streampack.corpus_order.corpus import Corpus
@@ -81,10 +82,11 @@ def run_job(
 ) -> Summary:
     """Run a job to its end, or go on with it; see `order_corpus`."""
     job.source.prepare()
-    with opened(address, workers) as engine:
+    folder = job.files.folder.parent
+    with alone(folder, job.destination.url), opened(address, workers) as engine:
         _begin(job)
         shards = _Run(job, engine, report).run()
-    return _finish(job, shards)
+        return _finish(job, shards)
 
 
 def _begin(job: CorpusOrder) -> None:
@@ -95,7 +97,7 @@ def _begin(job: CorpusOrder) -> None:
         job.destination.begin(what)
         job.files.clear()  # a machine that was thought dead may have left something of another job
         job.files.note(SETTINGS, job.settings())
-    with job.files.telling(job.files.folder):
+    with writing_to(job.files.folder):
         job.destination.write(NOTE, b"{}", job.files.folder)
 
 
@@ -166,7 +168,7 @@ class _Run:
 def _finish(job: CorpusOrder, shards: int) -> Summary:
     """Check that nothing is lost, and leave the results only."""
     summary = summarise(job, shards)
-    with job.files.telling(job.files.folder):
+    with writing_to(job.files.folder):
         _put_results(job, summary)
     job.destination.remove(NOTE)
     job.files.path(SETTINGS).unlink()  # from here on there is nothing to go on with

@@ -26,7 +26,8 @@ class Summary:
     """The result of a job.
 
     Attributes:
-        documents: read; skipped: broken ones left out; empty: of the read ones, without a token.
+        documents: read; empty: those of them without a token.
+        skipped: broken documents or shards, left out.
         written: documents in the shards; duplicates: those that are not; together all read ones.
         without_neighbours: written ones that are like no other, so that chance placed them.
         units, duplicate_units: tokens read, and of duplicates; bytes, of texts.

@@ -7,7 +7,6 @@ taken for a result.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -19,8 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.errors import StorageError
-from streampack.storage.failures import is_of_system
+from streampack.conversion.folders import writing_to
 
 
 @dataclass(frozen=True)
@@ -46,35 +44,17 @@ class Work:
         """A path to write to; it takes its name where the block ends well.
 
         Raises:
-            StorageError: see `telling`.
+            StorageError: see `writing_to`.
         """
         path = self.path(name)
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # machines share process ids
-        with self.telling(path):
+        with writing_to(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 yield part
                 part.replace(path)
             finally:
                 part.unlink(missing_ok=True)
-
-    @contextmanager
-    def telling(self, path: Path) -> Iterator[None]:
-        """Says what is wrong with the disk where something is written to `path`.
-
-        Raises:
-            StorageError: it cannot be written: the disk is full, for example.
-        """
-        try:
-            yield
-        except OSError as error:
-            if isinstance(error, StorageError) or not is_of_system(error):
-                raise  # a StorageError, of the source or the destination, says what failed
-            raise StorageError(
-                f"{path} cannot be written: {os.strerror(error.errno or 0)}.",
-                "Make room and repeat the command: it goes on from there.",
-                path=str(path),
-            ) from error
 
     def save(self, name: str, values: NDArray[Any]) -> None:
         """Write an array as .npy."""
@@ -99,9 +79,5 @@ class Work:
         return found
 
     def clear(self) -> None:
-        """Remove it, and the folder above it if that is empty then."""
+        """Remove it."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        try:
-            self.folder.parent.rmdir()
-        except OSError:
-            pass

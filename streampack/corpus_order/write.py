@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.conversion.folders import writing_to
 from streampack.conversion.shards import OVERHEAD, Payload, shard_name, write_shard
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.search import candidates_of
@@ -81,7 +82,7 @@ def write_part(job: CorpusOrder, shard: int) -> None:
     if dtype != "str":
         payloads = [np.asarray(ids_of).astype(dtype, copy=False) for ids_of in payloads]
     folder = job.files.folder
-    with job.files.telling(folder), TemporaryDirectory(prefix=".shard-", dir=folder) as scratch:
+    with writing_to(folder), TemporaryDirectory(prefix=".shard-", dir=folder) as scratch:
         file = write_shard(Path(scratch), shard, payloads, job.compression)
         job.destination.put(file, file.name)
     job.files.note(f"write/{shard:05}.json", {"documents": len(ids)})

@@ -36,7 +36,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch.utils.data import get_worker_info
 
-from streampack.errors import ConfigError, RankError
+from streampack.errors import ConfigError, RankError, first_line
 from streampack.job.ending import Alone, OtherPlaceError, Ranks, question
 from streampack.job.listed_once import job_store
 from streampack.job.topology import Topology
@@ -236,7 +236,7 @@ def _finish(operation: Callable[[], Any], timeout_s: float) -> Any:
     except RuntimeError as error:
         raise RankError(
             f"Another process of the job died, or left its loop, or hung for {timeout_s:g} s: "
-            f"{str(error).splitlines()[0]:.200}",
+            f"{first_line(error)}",
             "Look for the process that failed first and resume all, or raise rank_timeout_s of "
             "PackedLoader.",
             setting="rank_timeout_s",

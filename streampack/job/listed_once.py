@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from streampack.errors import RankError
+from streampack.errors import RankError, first_line
 
 PIECE_BYTES = 4 << 20  # a TCPStore refuses values of 8 MiB
 TIMEOUT_S = 1800.0  # a listing of a million objects takes some minutes
@@ -87,7 +87,7 @@ def _take(store: Any, key: str, timeout_s: float) -> Any:
         raise
     except RuntimeError as error:  # the store's host is gone
         raise RankError(
-            f"The job's store does not answer: {str(error).splitlines()[0]:.200}",
+            f"The job's store does not answer: {first_line(error)}",
             "Look for the process that failed first, and start all of them again.",
         ) from error
     return pickle.loads(zlib.decompress(data))  # noqa: S301

@@ -190,7 +190,8 @@ def _lines(found: Explanation) -> Iterator[str]:
         f"up to {middle:,}, 99 % up to {many:,}, the longest {int(lengths.max()):,}"
     )
     if found.sample.empty or found.sample.skipped:
-        yield f"left out   {found.sample.empty:,} without a token, {found.sample.skipped:,} broken"
+        broken = f"{found.sample.skipped:,} broken documents or shards"
+        yield f"left out   {found.sample.empty:,} without a token, {broken}"
     rows = " or ".join(f"{size:,}" for size in found.packer.seq_lens)
     yield (
         f"rows       of {rows} tokens by {type(found.packer).__name__}, {found.batch_size} in a "

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from streampack import PackedDataset, PackedLoader, Topology
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, first_line
 from tests.support.forked import Host
 from tests.support.runs import filled, identity, in_order, uneven
 from tests.support.simulated_ranks import on_ranks
@@ -202,3 +202,10 @@ def test_data_parallel_ranks_shared_unequally_are_refused(host: Host, tmp_path: 
     for result in run_job(host, tmp_path, "uneven", 3, world_size=3):
         assert result["error"][0] == "ConfigError"
         assert "Topology.from_mesh" in result["error"][1]
+
+
+def test_the_words_of_another_library_are_not_cut_inside_one() -> None:
+    words = [f"word{i}" for i in range(100)]
+    *kept, last = first_line(RuntimeError(" ".join(words) + "\nand more")).split()
+    assert kept == words[: len(kept)]
+    assert (last, first_line(RuntimeError())) == ("...", "")

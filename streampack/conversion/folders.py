@@ -1,0 +1,70 @@
+"""Folders that shards are written to: by one command at a time, and errors that name them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from streampack.errors import ConfigError, StorageError
+from streampack.storage.failures import is_of_system
+from streampack.storage.locks import Lock
+
+LOCK = "lock"
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Name `path` where the operating system refuses to write there.
+
+    Raises:
+        StorageError: the disk is full, or this process may not write there.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError) or not is_of_system(error):
+            raise  # a StorageError, of the source or the destination, has a remedy already
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise StorageError(
+            f"{path} cannot be written: {os.strerror(error.errno or 0)}.",
+            "Make room and repeat the command: it continues from there."
+            if full
+            else "Name a folder that this process may write to.",
+            path=str(path),
+        ) from error
+
+
+@contextmanager
+def alone(folder: Path, url: str) -> Iterator[None]:
+    """Keep other commands out of a destination until the block ends or this process dies.
+
+    Args:
+        folder: holds the lock, and is removed at the end if it is empty then.
+        url: the destination.
+
+    Raises:
+        ConfigError: another command writes there.
+        StorageError: the folder cannot be written.
+    """
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock.acquire(folder / LOCK, exclusive=True, wait=False)
+    if lock is None:
+        raise ConfigError(
+            f"Another command is writing to {url}.",
+            "Wait until it has ended, or choose another destination.",
+            setting="destination",
+            path=url,
+        )
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
+        try:
+            folder.rmdir()
+        except OSError:
+            pass
