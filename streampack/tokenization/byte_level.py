@@ -35,19 +35,17 @@ _WHITE = [
 
 
 def patterns(described: Mapping[str, Any]) -> list[str] | None:
-    """The patterns that cut a text before BPE; None unless all of the tokenizer is understood.
+    """The patterns that cut a text before BPE; None unless the tokenizer is a plain byte-level BPE.
 
     Args:
-        described: a tokenizer.json.
+        described: a tokenizer.json. Its added tokens are not looked at; see `added_tokens`.
     """
     model, normalizers = described["model"], _steps(described["normalizer"], "normalizers")
     plain = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
-    conditions = ("lstrip", "rstrip", "single_word")
     if (
         model["type"] != "BPE"
         or any(model.get(name) for name in (*plain, "dropout", "fuse_unk"))
         or any(step["type"] != "NFC" for step in normalizers)
-        or any(token[name] for token in described["added_tokens"] for name in conditions)
     ):
         return None
     steps = _steps(described["pre_tokenizer"], "pretokenizers")

