@@ -75,6 +75,11 @@ class DamagedFileError(Exception):
     """A file contradicts itself; the message is a clause that says how."""
 
 
+def too_deep() -> BrokenDocumentError:
+    """What is wrong with a value in memory that is nested deeper than JSON may be."""
+    return BrokenDocumentError(f"is nested more than {MOST_NESTED} deep")
+
+
 def too_long(num_bytes: int, limit_bytes: int) -> str:
     """What is wrong with a document above the limit of `Reading`."""
     return f"has {num_bytes} bytes and is longer than max_document_bytes={limit_bytes} of Reading"

@@ -18,7 +18,7 @@ from typing import Any
 
 from streampack.arguments import type_in_words
 from streampack.documents.conversations import Conversation
-from streampack.sources.records import MOST_NESTED, BrokenDocumentError, parse_json
+from streampack.sources.records import MOST_NESTED, BrokenDocumentError, parse_json, too_deep
 
 #: Roles that a message may have; the turns of "assistant" are learnt.
 ROLES = ("assistant", "developer", "function", "system", "tool", "user")
@@ -77,13 +77,21 @@ def _message(value: Any, name: str) -> dict[str, Any]:
         raise BrokenDocumentError(f"has {type_in_words(content)} as content of {name}")
     for mark in MARKS:
         _check_mark(mark, value.get(mark), role, name)
-    # Tables give every message every field that any has; templates ask what is there.
-    fields = {
-        key: calls if key == "tool_calls" else _without_nulls(field)
-        for key, field in value.items()
-        if field is not None
-    }
+    _check_depth(value)
+    # Logs write every field that a message may have; templates ask which are there.
+    fields = {key: field for key, field in value.items() if field is not None}
+    if calls is not None:
+        fields["tool_calls"] = [_present(call) for call in calls]
     return {**fields, "content": content}
+
+
+def _present(call: dict[str, Any]) -> dict[str, Any]:
+    """A call without its fields that are null; those of its arguments are the caller's."""
+    found = {key: field for key, field in call.items() if field is not None}
+    function = found.get("function")
+    if isinstance(function, dict):
+        found["function"] = {k: v for k, v in function.items() if v is not None or k == "arguments"}
+    return found
 
 
 def _from_sharegpt(value: dict[str, Any], name: str) -> dict[str, Any]:
@@ -157,31 +165,27 @@ def tools_of(value: Any) -> Sequence[Any] | None:
 
 
 def _plain_list(value: Any, name: str) -> list[Any]:
-    """A list of objects of JSON, without the fields that are null."""
+    """A list of objects of JSON."""
     others = [value]
     if isinstance(value, list):
         others = [item for item in value if not isinstance(item, dict)]
     if others:
         kind = type_in_words(others[0])
         raise BrokenDocumentError(f"has {kind} in {name} instead of a list of objects")
-    found: list[Any] = _without_nulls(value)
+    _check_depth(value)
     try:
-        json.dumps(found)
+        json.dumps(value)
     except (TypeError, ValueError) as error:
         raise BrokenDocumentError(f"has in {name} what is not JSON ({error})") from None
-    return found
+    return list(value)
 
 
-def _without_nulls(value: Any, depth: int = 0) -> Any:
-    """Nested objects without the fields that are null."""
+def _check_depth(value: Any, depth: int = 0) -> None:
     if depth > MOST_NESTED:  # in memory; what is read from text has been checked
-        raise BrokenDocumentError(f"is nested more than {MOST_NESTED} deep")
-    if isinstance(value, dict):
-        items = value.items()
-        return {key: _without_nulls(item, depth + 1) for key, item in items if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item, depth + 1) for item in value]
-    return value
+        raise too_deep()
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_depth(item, depth + 1)
 
 
 #: Shapes by name, in the order in which they are looked for, with the fields that make each.

@@ -26,7 +26,7 @@ from streampack.sources.chat.reader import ChatReader
 from streampack.sources.chat.records import SHAPES
 from streampack.sources.fields import Fields, RecordReader
 from streampack.sources.formats import RECORD_FORMATS
-from streampack.sources.iterable.hf import HFStream
+from streampack.sources.iterable.hf import HFStream, dataset_parser
 from streampack.sources.iterable.indexed import Items
 from streampack.sources.iterable.items import is_random_access, kind_name
 from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
@@ -227,6 +227,7 @@ def source_of_records(
         first, where = [made.first_item()], "The first item of data"
         if is_hf_stream(data):
             made = HFStream(data, text=next(iter(first[0]), None), reading=reading)
+    made.parse = dataset_parser(data)
     made.fields = fields.found_in(dict.fromkeys(_field_names(first), ""), where)
     return made
 

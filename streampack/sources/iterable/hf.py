@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from streampack.arguments import explained
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
-from streampack.sources.iterable.items import iterate, own_copy
+from streampack.sources.iterable.items import has_node, iterate, kind_name, own_copy
 from streampack.sources.iterable.recognise import fields_in, no_items
 from streampack.sources.iterable.source import ItemSource
+from streampack.sources.parquet.rows import row_parser
+
+
+def dataset_parser(data: Any) -> Callable[[Any], Any] | None:
+    """Return the function that makes a record of a row of a dataset of Hugging Face.
+
+    None if the rows are records as they are: those of other data, and of generators.
+    """
+    if not kind_name(data).startswith("datasets."):
+        return None
+    features = getattr(data, "features", None)
+    if features is None and not has_node(getattr(data, "_ex_iterable", None), ("Arrow",)):
+        return None
+    return row_parser(features and features.arrow_schema, decoded=True)
 
 
 class HFStream(ItemSource):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -82,6 +82,9 @@ class Items(InMemory):
             documents.
     """
 
+    #: Makes a record of an item; None if items are records.
+    parse: Callable[[Any], Any] | None = None
+
     @explained
     def __init__(
         self,
@@ -150,7 +153,7 @@ class Items(InMemory):
             taken = waiting[: int(num_bytes.searchsorted(reading.block_bytes)) + 1]
             waiting = waiting[len(taken) :]
             origin = make_origin(shard, np.arange(at, at + len(taken), dtype=np.int64))
-            block, problems = item_block(taken, self.fields, origin, self.field_types)
+            block, problems = item_block(taken, self.fields, origin, self.field_types, self.parse)
             self.report_broken(origin, problems, skips)
             at += len(taken)
             yield block, at, at

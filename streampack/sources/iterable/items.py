@@ -50,15 +50,22 @@ def item_sizes(items: Sequence[Any], fields: Fields) -> NDArray[np.int64]:
 
 
 def item_block(
-    items: Sequence[Any], fields: Fields, origin: NDArray[np.void], types: FieldTypes
+    items: Sequence[Any],
+    fields: Fields,
+    origin: NDArray[np.void],
+    types: FieldTypes,
+    parse: Callable[[Any], Any] | None = None,
 ) -> tuple[Block, dict[int, str]]:
-    """A block from items, without the broken ones, and what is wrong with those, by number."""
+    """A block from items, without the broken ones, and what is wrong with those, by number.
+
+    `parse` makes a record of an item; None says that it is one.
+    """
     if fields.records is None and fields.tokenized and fields.document is None:
         types = FieldTypes()  # items are ids and nothing else
         if (whole := _joined_arrays(items, origin)) is not None:
             return whole, {}
 
-    return block_of(items, fields, origin, types)
+    return block_of(items, fields, origin, types, parse)
 
 
 def _joined_arrays(items: Sequence[Any], origin: NDArray[np.void]) -> Documents | None:
@@ -101,7 +108,7 @@ def has_exact_state(items: Any) -> bool:
         return has_state(items)
     version = [int(part) for part in re.findall(r"\d+", library.__version__)[:2]]
     inexact = ("BufferShuffled", *(("Mapped", "Filtered") if version < [5, 2] else ()))
-    return has_state(items) and version >= [3, 6] and not _has_node(stream, inexact)
+    return has_state(items) and version >= [3, 6] and not has_node(stream, inexact)
 
 
 def own_copy(items: Any, *, made_new: bool) -> Any:
@@ -131,12 +138,12 @@ def own_copy(items: Any, *, made_new: bool) -> Any:
         ) from error
 
 
-def _has_node(node: Any, names: Sequence[str]) -> bool:
+def has_node(node: Any, names: Sequence[str]) -> bool:
     """True if the class of a step of a Hugging Face pipeline begins with one of these names."""
     if node is None or type(node).__name__.startswith(tuple(names)):
         return node is not None
     below = [getattr(node, "ex_iterable", None), *(getattr(node, "ex_iterables", None) or ())]
-    return any(_has_node(inner, names) for inner in below)
+    return any(has_node(inner, names) for inner in below)
 
 
 def is_by_index(data: Any) -> bool:

@@ -54,6 +54,8 @@ class ItemSource(Source):
     """
 
     fields: Fields
+    #: Makes a record of an item; None if items are records.
+    parse: Callable[[Any], Any] | None = None
 
     def __init__(self, reading: Reading | None) -> None:
         self.reading = checked_reading(reading)
@@ -182,7 +184,7 @@ class _ItemLane(LaneReader):
         index = np.arange(first, first + len(items), dtype=np.int64)
         origin = make_origin(self.lane, index)
         source = self.source
-        block, problems = item_block(items, source.fields, origin, source.field_types)
+        block, problems = item_block(items, source.fields, origin, source.field_types, source.parse)
         source.report_broken(origin, problems, skips)
         if self.in_blocks and len(block) > 1:
             seed = derive_seed(self.seed, self.epoch, self.lane, first)

@@ -44,6 +44,7 @@ from streampack.sources.parquet.footer import (
     row_groups,
 )
 from streampack.sources.parquet.places import Places, footer_of, open_file
+from streampack.sources.parquet.rows import row_parser
 from streampack.sources.records import DamagedFileError, block_of
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
@@ -311,7 +312,7 @@ class Parquet(ShardedSource):
     def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema) -> BlockMaker:
         """What makes blocks of the rows of a file."""
         if self.fields.records is not None:
-            return self._record_blocks(shard, skips)
+            return self._record_blocks(shard, skips, row_parser(schema))
 
         def broken(row: int, reason: str) -> None:
             skips.handle(self.broken_document(shard, row, reason))
@@ -336,7 +337,7 @@ class Parquet(ShardedSource):
             document,
         )
 
-    def _record_blocks(self, shard: int, skips: Skips) -> BlockMaker:
+    def _record_blocks(self, shard: int, skips: Skips, parse: Callable[[Any], Any]) -> BlockMaker:
         """What makes blocks of whole rows."""
         reader, tokenized = self.fields.records, self.fields.tokenized
         assert reader is not None
@@ -353,7 +354,9 @@ class Parquet(ShardedSource):
                 _, count = next(cut(np.array(sizes), limits))
                 numbers = np.arange(first + start, first + start + count, dtype=np.int64)
                 origin = make_origin(shard, numbers)
-                block, problems = block_of(records[:count], self.fields, origin, self.field_types)
+                block, problems = block_of(
+                    records[:count], self.fields, origin, self.field_types, parse
+                )
                 self.report_broken(origin, problems, skips)
                 start += count
                 del records[:count], sizes[:count]

@@ -1,0 +1,126 @@
+"""Rows of Arrow as the objects that JSON has.
+
+A struct of Arrow has every field that any row has; the fields that are null in a row are left out
+of it. Values that are text of JSON (Arrow's type `arrow.json`, the feature `Json` of datasets) are
+decoded, and keep their nulls. A map is an object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from streampack.sources.records import MOST_NESTED, BrokenDocumentError, parse_json, too_deep
+
+#: A value of a row to the value that JSON has for it; None where they are the same.
+_Convert = Callable[[Any], Any] | None
+
+_JSON = "arrow.json"
+_METADATA = b"huggingface"  # of datasets, in the schemas of their files
+
+
+def row_parser(schema: pa.Schema | None, *, decoded: bool = False) -> Callable[[Any], Any]:
+    """Return the function that makes a record of a row, a dict by column.
+
+    It raises `BrokenDocumentError` for text that should be JSON and is not.
+
+    Args:
+        schema: of the rows. Nulls are left out of objects of which it has no type; None has none.
+        decoded: datasets has decoded the features that are JSON.
+    """
+    features = _features(schema)
+    types = {} if schema is None else {field.name: field.type for field in schema}
+    known = {name: _converter(kind, features.get(name), decoded) for name, kind in types.items()}
+
+    def parse(row: Any) -> Any:
+        if not isinstance(row, Mapping):
+            return row
+        return {name: _applied(known.get(name, _without_nulls), row[name], name) for name in row}
+
+    return parse
+
+
+def _applied(convert: _Convert, value: Any, name: str) -> Any:
+    try:
+        return _value(convert, value)
+    except BrokenDocumentError:
+        raise
+    except ValueError as error:
+        raise BrokenDocumentError(f'has text in "{name}" that is not JSON ({error})') from None
+
+
+def _features(schema: pa.Schema | None) -> dict[str, Any]:
+    """The features that datasets wrote into a schema, by column."""
+    try:
+        text = (schema.metadata or {})[_METADATA] if schema is not None else b"{}"
+        found = json.loads(text)["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _converter(kind: pa.DataType, feature: Any, decoded: bool) -> _Convert:
+    if _is_json(kind, feature):
+        return None if decoded else _parsed
+    if isinstance(kind, pa.BaseExtensionType):
+        return _converter(kind.storage_type, feature, decoded)
+    if pa.types.is_dictionary(kind):
+        return _converter(kind.value_type, feature, decoded)
+    below = feature if isinstance(feature, dict) else {}
+    if pa.types.is_map(kind):
+        return partial(_object, _converter(kind.item_type, None, decoded))
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        found = {f.name: _converter(f.type, below.get(f.name), decoded) for f in fields}
+        return partial(_fields, found)
+    if hasattr(kind, "value_type"):  # a list of any kind
+        inner = feature[0] if isinstance(feature, list) and feature else below.get("feature")
+        convert = _converter(kind.value_type, inner, decoded)
+        return None if convert is None else partial(_items, convert)
+    return None
+
+
+def _is_json(kind: pa.DataType, feature: Any) -> bool:
+    named = isinstance(feature, dict) and feature.get("_type") == "Json"
+    return getattr(kind, "extension_name", None) == _JSON or named
+
+
+def _parsed(text: Any) -> Any:
+    return parse_json(text.encode()) if isinstance(text, str) else text
+
+
+def _object(convert: _Convert, pairs: Any) -> Any:
+    items = pairs.items() if isinstance(pairs, Mapping) else pairs
+    return {key: _value(convert, value) for key, value in items}
+
+
+def _fields(converters: Mapping[str, _Convert], value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    there = {name: item for name, item in value.items() if item is not None}
+    return {
+        name: _value(converters.get(name, _without_nulls), item) for name, item in there.items()
+    }
+
+
+def _items(convert: _Convert, values: Any) -> Any:
+    if not isinstance(values, list | tuple):
+        return values
+    return [_value(convert, value) for value in values]
+
+
+def _value(convert: _Convert, value: Any) -> Any:
+    return value if convert is None or value is None else convert(value)
+
+
+def _without_nulls(value: Any, depth: int = 0) -> Any:
+    if depth > MOST_NESTED:  # in memory; what is read from text has been checked
+        raise too_deep()
+    if isinstance(value, Mapping):
+        items = value.items()
+        return {key: _without_nulls(item, depth + 1) for key, item in items if item is not None}
+    return [_without_nulls(item, depth + 1) for item in value] if isinstance(value, list) else value
