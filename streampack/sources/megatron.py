@@ -186,6 +186,7 @@ class MegatronIndexed(FlatSource):
         if missing:
             found |= {info.path: info for info in self.storage.list(missing)}
         bins = [found[path] for path in sorted(found) if has_ending(path, (".bin",))]
+        self.storage.refuse_repeated([info.path for info in bins])
         indexes = [found[_partner(info.path)] for info in bins]
         headers = in_threads(self._header, indexes)
         sizes = np.array([info.num_bytes for info in bins], dtype=np.int64)

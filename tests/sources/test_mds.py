@@ -158,6 +158,8 @@ def test_compressed_shards_are_read_like_plain_ones(tmp_path: Path, codec: str) 
         "",
         ".",
         "a//b",
+        "a\0b.mds",
+        "\ud800.mds",
     ],
 )
 @pytest.mark.parametrize("field", ["raw_data", "zip_data"])
@@ -180,6 +182,23 @@ def test_a_merged_index_with_folders_is_read(tmp_path: Path) -> None:
 
     edit_index(tmp_path / "c", into_folder)
     assert_source_contract(MDS(tmp_path / "c", tokens="tokens"), expected)
+
+
+def test_a_shard_that_is_reached_twice_is_refused(tmp_path: Path) -> None:
+    corpus(tmp_path / "c" / "part", 60)
+    index = json.loads((tmp_path / "c" / "part" / "index.json").read_text())
+    for shard in index["shards"]:
+        shard["raw_data"]["basename"] = "part/" + shard["raw_data"]["basename"]
+    (tmp_path / "c" / "index.json").write_text(json.dumps(index))
+    (tmp_path / "link").symlink_to("c/part")
+    for twice in (["c", "c/part"], ["c/part", "link"]):
+        with pytest.raises(ConfigError) as caught:
+            MDS([tmp_path / folder for folder in twice], tokens="tokens").prepare()
+        assert caught.value.path == f"{tmp_path}/{twice[1]}/shard.00000.mds"
+    edit_index(tmp_path / "c", lambda index: index["shards"].append(index["shards"][0]))
+    with pytest.raises(ConfigError) as caught:
+        MDS(tmp_path / "c", tokens="tokens").prepare()
+    assert caught.value.path == f"{tmp_path}/c/part/shard.00000.mds"
 
 
 def pickled_columns() -> dict[str, str]:

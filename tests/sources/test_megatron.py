@@ -61,6 +61,15 @@ def test_a_file_without_its_partner_is_refused(tmp_path: Path) -> None:
         MegatronIndexed(__file__).prepare()
 
 
+def test_a_dataset_that_a_link_leads_to_is_refused_beside_itself(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "a", sentences(), "uint16")
+    for ending in ("bin", "idx"):
+        (tmp_path / f"b.{ending}").symlink_to(f"a.{ending}")
+    with pytest.raises(ConfigError) as caught:
+        MegatronIndexed([tmp_path / "a", tmp_path / "b"]).prepare()
+    assert caught.value.path == f"{tmp_path}/b.bin"
+
+
 def test_multimodal_datasets_are_refused_by_name(tmp_path: Path) -> None:
     idx = write_megatron(tmp_path / "a", sentences(), "int32", modes=True)
     with pytest.raises(ConfigError):

@@ -158,7 +158,7 @@ def _natural(value: Any) -> int:
 def _inside(name: Any, where: str) -> str:
     """A file name from an index, if it cannot lead out of the directory of the index."""
     parts = str(name).replace("\\", "/").split("/")
-    if ":" in parts[0] or any(part in ("", ".", "..") for part in parts):
+    if ":" in parts[0] or any(part in ("", ".", "..") for part in parts) or not _is_name(str(name)):
         raise ConfigError(
             f"{where} names the shard {name!r}, and an index may only name files in its directory.",
             remedy="Write the index again with plain file names, and find out where this one came "
@@ -166,6 +166,14 @@ def _inside(name: Any, where: str) -> str:
             path=where,
         )
     return str(name)
+
+
+def _is_name(text: str) -> bool:
+    """True if a file may have the name."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def column_of(
