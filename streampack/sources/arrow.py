@@ -24,6 +24,7 @@ import pyarrow as pa
 from streampack.errors import ConfigError
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
+from streampack.sources.parquet.columns import is_null
 from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.places import Places
 from streampack.sources.parquet.source import MOST_FOOTERS, Parquet, RowReader
@@ -64,7 +65,10 @@ class Batches:
         by_number = file.read_at(len(MAGIC), 0) == MAGIC
         file.seek(8 if by_number else 0)
         reader = pa.ipc.MessageReader.open_stream(file)
-        found = cls(pa.ipc.read_schema(reader.read_next_message()), [0], [], [], [])
+        first = next(iter(reader), None)
+        if first is None:
+            raise DamagedFileError("it has no schema")
+        found = cls(pa.ipc.read_schema(first), [0], [], [], [])
         while True:
             begin = file.tell()
             try:
@@ -170,15 +174,19 @@ class Arrow(Parquet):
             "dtype": self._dtype_name(narrow),
             "documents": None,
             "fields": self.fields,
-            "item_bytes": self._item_bytes(next(iter(schemas.values()))),
+            "item_bytes": max(map(self._item_bytes, schemas.values())),
         }
-        return Manifest.of_files(infos, details=details)
+        sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
+        return Manifest.of_files(infos, sizes, details)
 
     def _item_bytes(self, schema: pa.Schema) -> int:
         """Bytes per token."""
         if not self.fields.tokenized or self.fields.records is not None:
             return 4
-        return int(schema.field(self.column).type.value_type.bit_width) // 8
+        kind = schema.field(self.column).type
+        return (
+            1 if is_null(kind) or is_null(kind.value_type) else int(kind.value_type.bit_width) // 8
+        )
 
     def estimate_tokens(self) -> int:
         """A rough number of tokens: all bytes are ids, or four of them a token of text."""

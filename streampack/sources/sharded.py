@@ -213,7 +213,7 @@ class ShardedSource(Source):
         def listing() -> Manifest:
             manifest = self.list_shards()
             _ = manifest.digest  # worked out once, and sent with the manifest
-            empty = np.flatnonzero(manifest.num_bytes == 0)
+            empty = np.flatnonzero((manifest.num_bytes == 0) & (manifest.weights == 0))
             if 0 < len(empty) < len(manifest):
                 logger.warning(
                     "%d of %d files have no bytes, and give nothing; the first is %s.",

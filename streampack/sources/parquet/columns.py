@@ -37,9 +37,14 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
+def is_null(kind: pa.DataType) -> bool:
+    """True for the type of a column that holds nulls only."""
+    return bool(pa.types.is_null(kind))
+
+
 def is_token_list(kind: pa.DataType) -> bool:
-    """True for lists of integers, of any length or of a fixed one."""
-    return _is_list(kind) and bool(pa.types.is_integer(kind.value_type))
+    """True for lists of integers, of any length or of a fixed one; also if all are empty."""
+    return _is_list(kind) and bool(pa.types.is_integer(kind.value_type) or is_null(kind.value_type))
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -215,6 +220,8 @@ class _Lists:
     @classmethod
     def of(cls, column: Any) -> _Lists:
         """The parts of a list array."""
+        if is_null(column.type) or is_null(column.type.value_type):
+            column = column.cast(pa.list_(pa.uint8()))
         lengths = _filled(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         return cls(column.flatten(), offsets_of(lengths), _nulls(column))
 
@@ -350,6 +357,8 @@ def _row_values(column: pa.Array, name: str, reasons: dict[int, str]) -> NDArray
 
 def _as_numbers(array: pa.Array) -> NDArray[Any]:
     """The numbers or booleans of an array, 0 for nulls."""
+    if is_null(array.type):
+        array = array.cast(pa.uint8())
     numbers: NDArray[Any] = _filled(
         array, False if pa.types.is_boolean(array.type) else 0
     ).to_numpy(zero_copy_only=False)

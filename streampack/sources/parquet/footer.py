@@ -19,6 +19,7 @@ from streampack.errors import ConfigError
 from streampack.sources.fields import ATTENTION_MASK, Fields
 from streampack.sources.parquet.columns import (
     is_mask_list,
+    is_null,
     is_number,
     is_number_list,
     is_text,
@@ -31,6 +32,9 @@ from streampack.storage.storage import Storage
 _FIRST_READ = 64 << 10
 _MOST_BYTES = 1 << 48  # of a file; those of all files are added up in 64 bits
 
+
+#: What is wrong with a file that its writer has encrypted.
+ENCRYPTED = "it is encrypted, and only plain Parquet is read"
 
 #: What reading a damaged file raises; UnicodeDecodeError comes from names of columns.
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, DamagedFileError)
@@ -56,9 +60,13 @@ class Footer:
 def read_footer(storage: Storage, info: FileInfo) -> Footer:
     """Read a file's footer by ranges."""
     size = info.num_bytes
+    if size == 0:
+        return Footer(rows=0, problem="it has no bytes")
     if size < 12:
         return Footer(problem=f"it has only {size} bytes")
     tail = storage.read_range(info.path, max(0, size - _FIRST_READ), size)
+    if tail[-4:] == b"PARE":
+        return Footer(problem=ENCRYPTED)
     if tail[-4:] != b"PAR1":
         return Footer(problem="it does not end in a Parquet footer")
     length = int.from_bytes(tail[-8:-4], "little")
@@ -100,6 +108,8 @@ def check_schema(
 ) -> bool:
     """True if the ids of a file fit into uint16, by their type.
 
+    A column of type null has nulls in all rows: each row is broken, and the file is not.
+
     Args:
         name: of the file.
         schema: its.
@@ -126,7 +136,7 @@ def check_schema(
         wanted += [(field, fits, expected, setting) for field in there]
     for field, fits, expected, setting in wanted:
         found = schema.field(field).type if schema.get_field_index(field) >= 0 else None
-        if found is None or not fits(found):
+        if found is None or not (fits(found) or is_null(found)):
             columns = ", ".join(f'"{other.name}" ({other.type})' for other in schema)
             raise ConfigError(
                 f'{shown(name)} has {f"{found} in the" if found else "no"} column "{field}", which '
@@ -136,4 +146,7 @@ def check_schema(
                 setting=setting,
                 path=shown(name),
             )
-    return tokenized and schema.field(column).type.value_type in (pa.uint8(), pa.uint16())
+    if not tokenized:
+        return False
+    kind = schema.field(column).type
+    return is_null(kind) or kind.value_type in (pa.uint8(), pa.uint16(), pa.null())

@@ -34,11 +34,13 @@ from streampack.sources.parquet.columns import (
     TextBlocks,
     TokenBlocks,
     cut,
+    is_null,
     kinds_of,
     placed_blocks,
 )
 from streampack.sources.parquet.footer import (
     DAMAGE,
+    ENCRYPTED,
     check_schema,
     read_footer,
     row_groups,
@@ -127,15 +129,16 @@ class Parquet(ShardedSource):
         step = -(-len(infos) // MOST_FOOTERS)
         seen = infos[::step]
         footers = in_threads(lambda info: read_footer(self.storage, info), seen, _FOOTER_THREADS)
+        any_rows = any(footer.rows > 0 for footer in footers)
         schemas = {
             info.path: footer.schema
             for info, footer in zip(seen, footers, strict=True)
-            if footer.schema is not None
+            if footer.schema is not None and (footer.rows > 0 or not any_rows)
         }
         if not schemas:
             raise ConfigError(
-                f"{shown(seen[0].path)} is not a Parquet file: {footers[0].problem}.",
-                "Check the path, and that the files are complete.",
+                f"{shown(seen[0].path)} cannot be read as Parquet: {footers[0].problem}.",
+                "Check the path, and that the files are complete and plain.",
                 path=shown(seen[0].path),
             )
         narrow = self._read_schemas(schemas)
@@ -211,7 +214,11 @@ class Parquet(ShardedSource):
     def _read_schemas(self, schemas: Mapping[str, pa.Schema]) -> bool:
         """Complete `fields` by the first of some files; True if all ids fit into uint16."""
         path, first = next(iter(schemas.items()))
-        self.fields = self.fields.found_in(kinds_of(first), shown(path))
+        kinds = kinds_of(first)
+        for name in [field.name for field in first if is_null(field.type)]:
+            found = (kinds_of(schema).get(name) for schema in schemas.values())
+            kinds[name] = next(filter(None, found), "")
+        self.fields = self.fields.found_in(kinds, shown(path))
         narrow = [self._check_schema(path, schema) for path, schema in schemas.items()]
         return all(narrow)
 
@@ -366,4 +373,6 @@ class Parquet(ShardedSource):
 
     def _unreadable(self, shard: int, position: int, error: Exception) -> NoReturn:
         what = f"it cannot be read from row {position} on: {str(error).rstrip('.')}"
+        if "decrypt" in what:
+            what = ENCRYPTED
         raise self.broken_shard(shard, what, position) from error

@@ -169,7 +169,7 @@ class WebDataset(ShardedSource):
                 {n: kind for n, kind in beside.items() if n != own}
             )
             padded = ATTENTION_MASK in beside
-        weights = [_PIPE_BYTES if is_pipe(file.path) else max(file.num_bytes, 1) for file in files]
+        weights = [_PIPE_BYTES if is_pipe(file.path) else file.num_bytes for file in files]
         details = {"fields": self.fields, "padded": padded}
         return Manifest.of_files(files, np.array(weights, dtype=np.int64), details)
 
