@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Transformers 5, TRL, Lightning, torchtitan and Megatron-LM as installed, in an environment of their
-# own (.venv-frameworks). Arguments go to pytest.
+# Transformers 5, datasets 5, TRL, Lightning, torchtitan and Megatron-LM as installed, in an
+# environment of their own (.venv-frameworks). Arguments go to pytest.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" frameworks
 exec pytest -m "not gpu" tests/frameworks tests/batch/test_batch.py \
     tests/batch/test_consumers.py tests/batch/test_equal_losses.py \
-    tests/media/test_images.py tests/media/test_losses.py "$@"
+    tests/media/test_images.py tests/media/test_losses.py \
+    tests/sources/test_{hf,iterable,table,arrow,chat_in_memory}.py "$@"

@@ -133,13 +133,25 @@ def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
     source = HFStream(shuffled, text="text", reading=Reading(block_documents=4))
     found: list[Any] = []
     with caplog.at_level(logging.WARNING):
-        for lane in source.lanes(2, seed=0, epoch=0, shuffle=True):
+        for lane in source.lanes(min(2, source.max_lanes()), seed=0, epoch=0, shuffle=True):
             blocks = read_lane(lane)
             found += [document for block, _ in blocks for _, document in block]
             for k, (_, cursor) in enumerate(blocks):
                 assert_rest(lane, cursor, blocks[k + 1 :])
     assert sorted(found) == sorted(TEXTS)
     assert "again" in caplog.text
+
+
+def test_a_shuffled_stream_has_its_lanes_or_the_error_tells_how_to_get_them(stream: Any) -> None:
+    source = HFStream(stream.shuffle(seed=7, buffer_size=8), text="text")
+    if source.max_lanes() == 6:
+        assert len(source.lanes(6, seed=0, epoch=0, shuffle=True)) == 6
+        return
+    assert datasets.__version__.startswith("5.0.")
+    with pytest.raises(ConfigError) as refused:
+        source.lanes(2, seed=0, epoch=0, shuffle=True)
+    assert refused.value.setting == "lanes"
+    assert "leave .shuffle() out" in refused.value.remedy
 
 
 def test_fewer_shards_than_lanes_is_refused_with_the_numbers(stream: Any) -> None:

@@ -37,7 +37,7 @@ class HFStream(ItemSource):
     dataset with a shuffle buffer (`dataset.shuffle(...)`) has a state too, but forgets what is in
     the buffer; such a dataset is read again up to the saved place instead, with a warning, and
     only repeats itself if it was given a seed. It is better not to shuffle there: streampack
-    permutes documents inside blocks anyway.
+    permutes documents inside blocks anyway. In datasets 5.0 a shuffled dataset is one shard.
 
     Epochs: if documents are to be shuffled, `set_epoch(epoch)` is called on the dataset. Since
     datasets 5 this reorders its shards in every epoch but the first; before that, only if
@@ -108,6 +108,11 @@ class HFStream(ItemSource):
         return part
 
     def more_lanes(self, most: int) -> str:
+        if most == 1 and has_node(self.dataset._ex_iterable, ("BufferShuffled",)):
+            return (
+                "datasets 5.0 makes one shard of a dataset that is shuffled: leave .shuffle() out, "
+                "since streampack shuffles, or install datasets>=5.1."
+            )
         return (
             f"The dataset has {most} shards: use lanes={most} or fewer (and as few ranks x "
             "workers), split its files further with `dataset.reshard()` where datasets has it, "
