@@ -97,7 +97,8 @@ def lines(codec: str | None) -> Callable[[Path, Documents], None]:
     """Lists of ids, as JSON."""
 
     def write(folder: Path, documents: Documents) -> None:
-        with pa.output_stream(str(folder / f"a.jsonl.{codec}"), compression=CODECS[codec]) as file:
+        name = "a.jsonl" if codec is None else f"a.jsonl.{codec}"
+        with pa.output_stream(str(folder / name), compression=CODECS[codec]) as file:
             for ids in documents:
                 file.write(json.dumps({"tokens": ids.tolist()}).encode() + b"\n")
 

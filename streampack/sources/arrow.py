@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from streampack.sources.parquet.source import MOST_FOOTERS, Parquet, RowReader
 from streampack.sources.records import DamagedFileError
 from streampack.sources.sharded import ShardedSource
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
+from streampack.storage.files import LocalFile, StoredFile
 from streampack.storage.listing import has_ending, in_threads
 from streampack.storage.remote import FileInfo, shown
 
@@ -146,6 +146,8 @@ class Arrow(Parquet):
         ConfigError: arguments that do not go together; a folder with several splits.
     """
 
+    whole_files = True
+    first_bytes = 0
     endings = FORMATS["Arrow"].endings
 
     def list_shards(self) -> Manifest:
@@ -196,15 +198,17 @@ class Arrow(Parquet):
         return ShardedSource.slow_layout(self)
 
     @contextmanager
-    def open_rows(self, path: Path, shard: int) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
-        with pa.memory_map(str(path)) as file:
-            batches = Batches.of(file)
-            yield batches.schema, batches.places, partial(self._decoded, shard, file, batches)
+    def open_rows(
+        self, file: StoredFile, shard: int
+    ) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
+        with _mapped(file) as opened:
+            batches = Batches.of(opened)
+            yield batches.schema, batches.places, partial(self._decoded, file, opened, batches)
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:
         """The schema of a file; None if it cannot be read."""
         for size in _HEADS:
-            head = self.storage.read_range(info.path, 0, min(size, info.num_bytes))
+            head = self.storage.read_range(info, 0, min(size, info.num_bytes))
             try:
                 begin = 8 if head.startswith(MAGIC) else 0
                 schema = pa.ipc.open_stream(pa.BufferReader(head[begin:])).schema
@@ -215,7 +219,13 @@ class Arrow(Parquet):
         return None
 
     def _decoded(
-        self, shard: int, file: Any, batches: Batches, _begin: int, start: int, stop: int
+        self,
+        stored: StoredFile,
+        file: Any,
+        batches: Batches,
+        _begin: int,
+        start: int,
+        stop: int,
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """The rows [start, stop) in parts of batches, each with the number of its first row."""
         fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]
@@ -240,7 +250,7 @@ class Arrow(Parquet):
                 continue
             inside = low > 0 and batches.ends[k] - batches.begins[k] >= LEAST_BYTES
             if by_number and inside and batches.compressed[k]:
-                batch = self._unfolded(shard, f"batch {k} {fields}", file, opened, k)
+                batch = self._unfolded(stored, f"batch {k} {fields}", file, opened, k)
             else:
                 batch = reader.get_batch(k) if by_number else reader.read_next_batch()
             batch.validate()
@@ -252,20 +262,20 @@ class Arrow(Parquet):
                 yield batch.slice(low, high - low), first + low
 
     def _unfolded(
-        self, shard: int, what: str, file: Any, opened: Callable[[Any], Any], number: int
+        self, stored: StoredFile, what: str, file: Any, opened: Callable[[Any], Any], number: int
     ) -> pa.RecordBatch:
         """A compressed batch of which others read parts, too."""
 
         def decode(file: Any) -> Iterator[pa.RecordBatch]:
             yield opened(file).get_batch(number)
 
-        path = self.manifest.paths[shard]
-        found = shared_batches(self.storage, path, what, 1, 0, decode, file, _mapped)
+        found = shared_batches(self.storage, stored, what, 1, 0, decode, file, _mapped)
         return next(found)[0]
 
 
-def _mapped(path: Path) -> Any:
-    return pa.memory_map(str(path))
+def _mapped(file: StoredFile) -> Any:
+    assert isinstance(file, LocalFile)
+    return pa.memory_map(str(file.path))
 
 
 def _validate(column: pa.Array) -> None:

@@ -18,7 +18,37 @@ from streampack.sources.raw_bytes import INTEGER_DTYPES, Spans, integer_block
 from streampack.sources.records import DamagedFileError, too_long
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
+from streampack.storage.files import StoredFile
 from streampack.storage.remote import FileInfo
+
+
+class Integers:
+    """The integers of a part of a file; slices of it are arrays.
+
+    Args:
+        file: that they are in.
+        begin: the byte of the first one.
+        count: how many there are.
+        dtype: of them.
+    """
+
+    def __init__(self, file: StoredFile, begin: int, count: int, dtype: str | np.dtype[Any]):
+        self._file, self._begin, self._count = file, begin, count
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> int:
+        return int(self.part(number, number + 1)[0])
+
+    def part(self, low: int, high: int, until: int = 0) -> NDArray[Any]:
+        """(high - low,) of them, fewer at the end; reading goes on to number `until`."""
+        size = self._dtype.itemsize
+        high = min(high, self._count)
+        bounds = [self._begin + number * size for number in (low, max(high, low), until)]
+        found: NDArray[Any] = self._file.array(*bounds).view(self._dtype)
+        return found
 
 
 class Boundaries(Protocol):
@@ -89,13 +119,13 @@ class FlatFile:
     """An open file.
 
     Attributes:
-        data: (B,) its bytes.
+        stored: its bytes.
         kind: the dtype of its tokens, as in `INTEGER_DTYPES`.
         begin: the byte of the first token.
         boundaries: where documents begin.
     """
 
-    data: NDArray[np.uint8]
+    stored: StoredFile
     kind: int
     begin: int
     boundaries: Boundaries
@@ -121,8 +151,9 @@ class FlatSource(ShardedSource):
         return indexes[shard]
 
     def will_read(self, shards: Sequence[int]) -> None:
-        indexes = [index.path for shard in shards if (index := self.index_of(shard))]
-        self.storage.prefetch([*indexes, *(self.manifest.paths[shard] for shard in shards)])
+        indexes = [index for shard in shards if (index := self.index_of(shard))]
+        self.storage.prefetch(indexes, self.first_bytes)
+        super().will_read(shards)
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
@@ -139,18 +170,21 @@ class FlatSource(ShardedSource):
                 if high < self.manifest.weights[shard]:
                     stop = bounds.first(-((file.begin - high) // size))
                 while start < stop:
-                    block, start, token = self._block(shard, file, start, stop, skips)
+                    block, start, token = self._block(shard, file, start, stop, high, skips)
                     reached = high if start >= stop else file.begin + token * size
                     yield block, start, max(low, min(reached, high))
         except DamagedFileError as error:
             if index := self.index_of(shard):
-                self.storage.forget(index.path)
+                self.storage.forget(index)
             raise self.broken_shard(shard, str(error), start) from error
 
     def _block(
-        self, shard: int, file: FlatFile, start: int, stop: int, skips: Skips
+        self, shard: int, file: FlatFile, start: int, stop: int, until: int, skips: Skips
     ) -> tuple[Block | Spans, int, int]:
-        """The documents from a position on, and the position and the token after them."""
+        """The documents from a position on, and the position and the token after them.
+
+        Reading goes on to byte `until`.
+        """
         reading, size = self.reading, INTEGER_DTYPES[file.kind].itemsize
         held_bytes = 2 if file.kind == 2 else 4  # per id of a block, see `integer_block`
         most, most_tokens = reading.documents_per_block, -(-reading.block_bytes // held_bytes)
@@ -164,7 +198,9 @@ class FlatSource(ShardedSource):
         }
         origin = make_origin(shard, positions[:-1])
         kinds = np.full(len(counts), file.kind, dtype=np.uint8)
-        starts = file.begin + tokens[:-1] * size
-        block = integer_block(file.data, starts, counts, kinds, origin, problems)
+        first, last = (file.begin + int(token) * size for token in (tokens[0], tokens[-1]))
+        data = file.stored.array(first, last, until)
+        starts = (tokens[:-1] - tokens[0]) * size
+        block = integer_block(data, starts, counts, kinds, origin, problems)
         self.report_broken(origin, problems, skips)
         return block, int(positions[-1]), int(tokens[-1])

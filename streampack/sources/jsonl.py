@@ -48,7 +48,7 @@ from streampack.sources.skips import Skips
 from streampack.storage.decoded import shared_content
 from streampack.storage.decompression import CODEC_OF_ENDING, Content, DamagedError, open_content
 from streampack.storage.listing import has_ending
-from streampack.storage.remote import shown
+from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 
 _BUFFER = 1 << 20
@@ -210,7 +210,7 @@ class JSONL(ShardedSource):
         weights = [info.num_bytes * _scale(_codec_of(info.path)) for info in infos]
         first = next((info for info in infos if info.num_bytes > 0), None)
         if first is not None:
-            self._check_fields(first.path, first.num_bytes)
+            self._check_fields(first)
         return Manifest.of_files(infos, np.array(weights, dtype=np.int64), {"fields": self.fields})
 
     def describe(self) -> dict[str, Any]:
@@ -248,10 +248,9 @@ class JSONL(ShardedSource):
         scale = _scale(codec)
         end = None if high == self.manifest.weights[shard] else -(-high // scale)
         reached = position
-        listed, inside = self.manifest.paths[shard], low > 0
         with (
-            self.open_shard(shard) as path,
-            shared_content(self.storage, listed, path, codec, inside=inside) as content,
+            self.open_shard(shard) as file,
+            shared_content(self.storage, file, codec, inside=low > 0, until=end) as content,
         ):
             blocks = line_blocks(content, -(-low // scale), end, position, reading=self.reading)
             try:
@@ -275,9 +274,9 @@ class JSONL(ShardedSource):
             raise BrokenDocumentError(f"is longer than max_document_bytes={limit} of Reading")
         return record_of(line)
 
-    def _check_fields(self, path: str, size: int) -> None:
+    def _check_fields(self, info: FileInfo) -> None:
         """Look at the first lines: a wrong name should fail here, not in every worker."""
-        kinds = self._first_fields(path, size)
+        path, kinds = info.path, self._first_fields(info)
         if not kinds:
             return
         self.fields = self.fields.found_in(kinds, shown(path))
@@ -290,13 +289,14 @@ class JSONL(ShardedSource):
                 path=shown(path),
             )
 
-    def _first_fields(self, path: str, size: int) -> dict[str, str]:
+    def _first_fields(self, info: FileInfo) -> dict[str, str]:
         """Those of the first lines; none if no line is short enough to be read."""
-        head = self.storage.read_range(path, 0, min(size, _HEAD_BYTES))
+        with self.storage.open(info) as file:
+            head = file.read(0, _HEAD_BYTES)
         lines: list[bytes] = []
         most = self.reading.documents_per_block
         try:
-            with open_content(head, _codec_of(path)) as content:
+            with open_content(head, _codec_of(info.path)) as content:
                 while len(lines) < most and (line := content.file.readline(_HEAD_BYTES)):
                     lines.append(line)
         except DamagedError:

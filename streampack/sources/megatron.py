@@ -29,12 +29,12 @@ from streampack.arguments import explained
 from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
-from streampack.sources.flat import ByIndex, FlatFile, FlatSource
+from streampack.sources.flat import ByIndex, FlatFile, FlatSource, Integers
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.raw_bytes import INTEGER_DTYPES, integer_kind
 from streampack.sources.records import DamagedFileError
-from streampack.storage.decompression import map_file
+from streampack.storage.files import StoredFile
 from streampack.storage.listing import has_ending, in_threads, named_paths, refuse_repeated
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
@@ -103,7 +103,7 @@ class Index:
     """An index that is open. Called with (low, high), it says where documents begin; see `ByIndex`.
 
     Args:
-        data: (B,) its bytes.
+        file: it.
         header: of this index.
         bin_bytes: of the `.bin`.
 
@@ -111,32 +111,33 @@ class Index:
         DamagedFileError: it does not end where the `.bin` does.
     """
 
-    def __init__(self, data: NDArray[np.uint8], header: Header, bin_bytes: int) -> None:
+    def __init__(self, file: StoredFile, header: Header, bin_bytes: int) -> None:
         count = header.sequences
         pointers = HEADER_BYTES + 4 * count
-        self._lengths = data[HEADER_BYTES:pointers].view("<i4")
-        self._pointers = data[pointers : pointers + 8 * count].view("<i8")
-        self._documents = data[pointers + 8 * count :].view("<i8")
+        self._lengths = Integers(file, HEADER_BYTES, count, "i4")
+        self._pointers = Integers(file, pointers, count, "i8")
+        self._documents = Integers(file, pointers + 8 * count, header.documents + 1, "i8")
         self._item_bytes = INTEGER_DTYPES[header.kind].itemsize
         self._bin_bytes = bin_bytes
-        if int(self._documents[0]) != 0 or int(self._documents[-1]) != count:
+        if self._documents[0] != 0 or self._documents[header.documents] != count:
             raise DamagedFileError("by its index there are sequences that no document has")
         expected = 0
         if count:
-            expected = int(self._pointers[-1]) + int(self._lengths[-1]) * self._item_bytes
+            expected = self._pointers[count - 1] + self._lengths[count - 1] * self._item_bytes
         if expected != bin_bytes or (count and self._pointers[0]):
             raise DamagedFileError(f"it has {bin_bytes} bytes and its index says {expected}")
 
     def __call__(self, low: int, high: int) -> NDArray[np.int64]:
-        sequences = self._documents[low:high]
+        sequences = self._documents.part(low, high)
         first, last = int(sequences[0]), int(sequences[-1])
         rising = bool((sequences[1:] >= sequences[:-1]).all())
         if not rising or first < 0 or last > len(self._pointers):
             raise DamagedFileError(f"by its index documents {low} to {high - 1} have no sequences")
         begins = np.full(len(sequences), self._bin_bytes, dtype=np.int64)
         inside = sequences < len(self._pointers)
-        begins[inside] = self._pointers[sequences[inside]]
-        sizes = offsets_of(self._lengths[first:last].astype(np.int64)) * self._item_bytes
+        pointers = self._pointers.part(first, last + 1)
+        begins[inside] = pointers[sequences[inside] - first]
+        sizes = offsets_of(self._lengths.part(first, last).astype(np.int64)) * self._item_bytes
         if not np.array_equal(begins - begins[0], sizes[sequences - first]):
             raise DamagedFileError(
                 f"by its index documents {low} to {high - 1} have other lengths than places"
@@ -211,7 +212,7 @@ class MegatronIndexed(FlatSource):
             raise
 
     def _header(self, index: FileInfo) -> Header:
-        head = self.storage.read_range(index.path, 0, min(HEADER_BYTES, index.num_bytes))
+        head = self.storage.read_range(index, 0, min(HEADER_BYTES, index.num_bytes))
         return parse_header(head, index.num_bytes, shown(index.path))
 
     def describe(self) -> dict[str, Any]:
@@ -229,11 +230,10 @@ class MegatronIndexed(FlatSource):
     def open_flat(self, shard: int) -> Iterator[FlatFile]:
         details = self.manifest.details
         header: Header = details["headers"][shard]
-        with self.open_listed(details["indexes"][shard]) as idx, self.open_shard(shard) as path:
-            data = map_file(path)
-            index = Index(map_file(idx), header, len(data))
-            tokens = len(data) // INTEGER_DTYPES[header.kind].itemsize
-            yield FlatFile(data, header.kind, 0, ByIndex(header.documents, index, tokens))
+        with self.open_listed(details["indexes"][shard]) as idx, self.open_shard(shard) as file:
+            index = Index(idx, header, file.num_bytes)
+            tokens = file.num_bytes // INTEGER_DTYPES[header.kind].itemsize
+            yield FlatFile(file, header.kind, 0, ByIndex(header.documents, index, tokens))
 
 
 def _partner(path: str) -> str:

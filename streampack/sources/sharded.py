@@ -26,6 +26,7 @@ from streampack.sources.span_reader import SpanReader
 
 if TYPE_CHECKING:
     from streampack.sources.raw_bytes import Spans
+    from streampack.storage.files import StoredFile
     from streampack.storage.remote import FileInfo
     from streampack.storage.storage import Storage
 
@@ -126,43 +127,50 @@ class ShardedSource(Source):
         to skip it. What makes the rest of the shard unreadable is raised, as `broken_shard(...)`.
         """
 
+    #: Bytes of a shard with which reading it begins, from its end if below zero; 0 is all of them.
+    first_bytes = 1 << 20
+    #: Shards are needed as local files, so remote ones are downloaded before they are read.
+    whole_files = False
+
     def will_read(self, shards: Sequence[int]) -> None:
-        """Hint that these shards are next, so that remote ones are fetched ahead."""
-        self.storage.prefetch([self.manifest.paths[shard] for shard in shards])
+        """Hint that these shards are next, so that the beginning of remote ones is there."""
+        self.storage.prefetch(map(self.listed_shard, shards), self.first_bytes)
+
+    def listed_shard(self, shard: int) -> FileInfo:
+        """A shard as it was listed."""
+        from streampack.storage.remote import FileInfo
+
+        manifest = self.manifest
+        version = manifest.versions[shard] if len(manifest.versions) else ""
+        return FileInfo(manifest.paths[shard], int(manifest.num_bytes[shard]), version)
 
     @contextmanager
-    def open_shard(self, shard: int) -> Iterator[Path]:
-        """A local file with the content of a shard, in place inside the context.
+    def open_shard(self, shard: int) -> Iterator[StoredFile]:
+        """A shard, open inside the context.
 
         Raises:
             StateError: it is not what it was when the shards were listed.
-            StorageError: it could not be downloaded, after all retries.
+            StorageError: it cannot be read, after all retries.
         """
-        manifest = self.manifest
-        version = manifest.versions[shard] if len(manifest.versions) else ""
-        from streampack.storage.remote import FileInfo
-
-        listed = FileInfo(manifest.paths[shard], int(manifest.num_bytes[shard]), version)
-        with self.open_listed(listed) as file:
+        with self.open_listed(self.listed_shard(shard)) as file:
             yield file
 
     @contextmanager
-    def open_listed(self, listed: FileInfo) -> Iterator[Path]:
+    def open_listed(self, listed: FileInfo) -> Iterator[StoredFile]:
         """The same for any file that was listed: a shard, or the index that goes with one."""
-        with self.storage.local(listed.path, listed.version) as file:
-            size = self.storage.size(str(file))
-            if size != listed.num_bytes:
+        with self.storage.open(listed, whole=self.whole_files) as file:
+            if file.num_bytes != listed.num_bytes:
                 raise StateError(
-                    f"{shown(listed.path)} has {size} bytes and had {listed.num_bytes} when it was "
-                    "listed.",
+                    f"{shown(listed.path)} has {file.num_bytes} bytes and had {listed.num_bytes} "
+                    "when it was listed.",
                     "Leave shards as they are during a run; start a new run for changed data.",
                     path=shown(listed.path),
                 )
             yield file
 
-    def forget(self, path: str) -> bool:
-        """Drop a local copy of a file; True if there was one."""
-        return self._storage is not None and self._storage.forget(path)
+    def forget(self, shard: int) -> bool:
+        """Drop what the cache holds of a shard; True if there was something."""
+        return self._storage is not None and self._storage.forget(self.listed_shard(shard))
 
     def broken_shard(self, shard: int, what: str, index: int = 0) -> ContentError:
         """The error for a shard that cannot be read.

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SOON = 8 << 20  # of weight, about as many bytes
+_MOST_HINTED = 16
+
 Place = tuple[int, int | None, int]  # of an open piece: its number, position, how far that is
 
 
@@ -40,7 +43,7 @@ class SpanReader(LinePart):
         following, turn = len(opened), 0
         if cursor is not None:
             following, turn = cursor["next"], cursor["turn"]
-        self._prefetch([piece for piece, _, _ in opened] + [following])
+        hinted = following
         readers = [self._blocks(piece, position, skips) for piece, position, _ in opened]
         while readers:
             turn %= len(readers)
@@ -50,13 +53,13 @@ class SpanReader(LinePart):
                     opened[turn] = (following, None, self.pieces[following][1])
                     readers[turn] = self._blocks(following, None, skips)
                     following += 1
-                    self._prefetch([following])
                 else:
                     del opened[turn], readers[turn]
                 continue
             block, position, reached = item
             opened[turn] = (opened[turn][0], position, reached)
             turn += 1
+            hinted = self._hint(opened, following, hinted)
             if len(block):
                 places = [list(place) for place in opened]
                 yield block, {"open": places, "next": following, "turn": turn}
@@ -74,10 +77,20 @@ class SpanReader(LinePart):
         unread: int = sum(self.pieces[piece][2] - reached for piece, _, reached in opened)
         return unread + self.pieces.weight(following)
 
-    def _prefetch(self, pieces: list[int]) -> None:
-        shards = [self.pieces[piece][0] for piece in pieces if piece < len(self.pieces)]
+    def _hint(self, opened: list[Place], following: int, hinted: int) -> int:
+        """Have pieces fetched that are soon opened; the piece after those this was done for."""
+        room = _SOON - min(self.pieces[piece][2] - reached for piece, _, reached in opened)
+        last = min(len(self.pieces), following + _MOST_HINTED)
+        piece, shards = following, []
+        while room > 0 and piece < last:
+            shard, low, high = self.pieces[piece]
+            if piece >= hinted:
+                shards.append(shard)
+            room -= high - low
+            piece += 1
         if shards:
             self.source.will_read(shards)
+        return max(hinted, piece)
 
     def _blocks(
         self, piece: int, position: int | None, skips: Skips
@@ -87,7 +100,7 @@ class SpanReader(LinePart):
         That is done once. A copy that fails one is never kept.
         """
         shard, low, high = self.pieces[piece]
-        path, fetched_again = self.source.manifest.paths[shard], False
+        fetched_again = False
         while True:
             try:
                 for block, end, reached in self.source.read_shard(
@@ -103,7 +116,7 @@ class SpanReader(LinePart):
                     yield block, end, reached
                 return
             except ContentError as error:
-                if self.source.forget(path) and not fetched_again:
+                if self.source.forget(shard) and not fetched_again:
                     logger.warning("fetched again, as its copy may be damaged: %s", error.fact)
                     fetched_again = True
                 elif error.rest_of_shard:

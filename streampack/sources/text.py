@@ -72,7 +72,7 @@ class TextFiles(ShardedSource):
         if size > most:
             return skips.handle(self.broken_document(shard, 0, too_long(size, most)))
         with self.open_shard(shard) as file:
-            data = file.read_bytes()
+            data = file.read(0, size)
         try:
             text = data.decode("utf-8-sig")
             problem = "has a NUL character, as UTF-16 and binary files do" if 0 in data else ""

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
-from streampack.sources.flat import ByIndex, FlatFile, FlatSource
+from streampack.sources.flat import ByIndex, FlatFile, FlatSource, Integers
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.raw_bytes import (
@@ -30,7 +30,6 @@ from streampack.sources.raw_bytes import (
     npy_header,
 )
 from streampack.sources.records import DamagedFileError
-from streampack.storage.decompression import map_file
 from streampack.storage.listing import has_ending
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
@@ -44,11 +43,11 @@ class ByEndToken:
     Their positions are the tokens that they begin at.
 
     Args:
-        tokens: (T,) of the whole file.
+        tokens: of the whole file.
         eos_id: the end token.
     """
 
-    def __init__(self, tokens: NDArray[Any], eos_id: int) -> None:
+    def __init__(self, tokens: Integers, eos_id: int) -> None:
         self._tokens = tokens
         self._eos_id = eos_id
         self.end = len(tokens)
@@ -65,7 +64,7 @@ class ByEndToken:
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         places, at, found, last = [np.array([start], dtype=np.int64)], start, 0, start
         while at < stop and not (found and (found >= most or at - start >= most_tokens)):
-            part = self._tokens[at : min(at + _LOOKED_AT, stop)]
+            part = self._tokens.part(at, min(at + _LOOKED_AT, stop), stop)
             ends = np.flatnonzero(part == self._eos_id) + (at + 1)
             places.append(ends)
             found += len(ends)
@@ -103,7 +102,8 @@ def llmc_kind(head: bytes, num_bytes: int) -> int:
 logger = logging.getLogger(__name__)
 
 _INDEXED = (".ds",)
-_HEAD_BYTES = 1 << 20
+_HEAD_BYTES = 1 << 20  # in which an end token should be
+_HEADER_BYTES = 64 << 10  # in which the whole header of a .npy file is
 
 
 class Tokens(FlatSource):
@@ -194,10 +194,11 @@ class Tokens(FlatSource):
 
     def _look(self, info: FileInfo, index: FileInfo | None) -> tuple[int, int] | None:
         """(kind, begin) of a file; None if it holds nothing that could say."""
-        head = self.storage.read_range(info.path, 0, min(_HEAD_BYTES, info.num_bytes))
+        with self.storage.open(info) as file:
+            head = file.read(0, _HEAD_BYTES)
         last = b""
         if index is not None and index.num_bytes >= 8:
-            last = self.storage.read_range(index.path, index.num_bytes - 8, index.num_bytes)
+            last = self.storage.read_range(index, index.num_bytes - 8, index.num_bytes)
         if not head or (index is not None and not last):
             return None
         says_it = head.startswith(NPY_MAGIC) or is_llmc(head)
@@ -252,26 +253,26 @@ class Tokens(FlatSource):
     @contextmanager
     def open_flat(self, shard: int) -> Iterator[FlatFile]:
         index = self.index_of(shard)
-        with self.open_shard(shard) as path:
-            data = map_file(path)
+        with self.open_shard(shard) as file:
+            size = file.num_bytes
             if index is None:
-                kind, begin = self._form(data[:_HEAD_BYTES].tobytes(), len(data), None)
-                tokens = data[begin:].view(INTEGER_DTYPES[kind].newbyteorder("<"))
-                yield FlatFile(data, kind, begin, ByEndToken(tokens, self.eos_id or 0))
+                kind, begin = self._form(file.read(0, _HEADER_BYTES), size, None)
+                dtype = INTEGER_DTYPES[kind]
+                tokens = Integers(file, begin, (size - begin) // dtype.itemsize, dtype)
+                yield FlatFile(file, kind, begin, ByEndToken(tokens, self.eos_id or 0))
                 return
-            with self.open_listed(index) as file:
-                content = map_file(file)
-                if len(content) % 8:
-                    raise DamagedFileError(f"its index has {len(content)} bytes and is cut short")
-                ends = content.view("<i8")
-                kind, _ = self._form(b"", len(data), int(ends[-1]) if len(ends) else 0)
-                count = len(data) // INTEGER_DTYPES[kind].itemsize
+            with self.open_listed(index) as table:
+                if table.num_bytes % 8:
+                    raise DamagedFileError(f"its index has {table.num_bytes} bytes, is cut short")
+                ends = Integers(table, 0, table.num_bytes // 8, "i8")
+                kind, _ = self._form(b"", size, ends[len(ends) - 1] if len(ends) else 0)
+                count = size // INTEGER_DTYPES[kind].itemsize
 
                 def begins(low: int, high: int) -> NDArray[np.int64]:
-                    before = ends[max(low - 1, 0) : high - 1]
+                    before = ends.part(max(low - 1, 0), max(high - 1, 0))
                     return np.append(0, before) if low == 0 else before  # type: ignore[return-value]
 
-                yield FlatFile(data, kind, 0, ByIndex(len(ends), begins, count))
+                yield FlatFile(file, kind, 0, ByIndex(len(ends), begins, count))
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "dtype": self.dtype, "eos_id": self.eos_id}

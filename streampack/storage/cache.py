@@ -86,15 +86,32 @@ class Cache:
         folder: created when it is first needed.
         limit_bytes: files are evicted, least recently opened first, to stay below it. Files that
             are open are not evicted, so together they may exceed the limit.
+        taken_bytes: called for how much of that others take.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, limit_bytes: int, taken_bytes: Callable[[], int] = lambda: 0
+    ) -> None:
         self.folder = folder
         self.limit_bytes = limit_bytes
+        self._taken_bytes = taken_bytes
+        self._used = (-1, 0)  # when the folder had changed, and the bytes that its files took
         self._is_over = False  # as of this process's last look
         self._has_warned = False
         self._known: dict[Path, dict[int, Any]] = {}
         self.not_made: set[Path] = set()  # what this process tried to make
+
+    def used_bytes(self) -> int:
+        """About how many bytes the files take, counted when one has come or gone."""
+        try:
+            changed = self.folder.stat().st_mtime_ns
+            if changed != self._used[0]:
+                with os.scandir(self.folder) as entries:
+                    sizes = [e.stat(follow_symlinks=False).st_size for e in entries if e.is_file()]
+                self._used = changed, sum(sizes)
+        except OSError:  # it is not there yet, or changes at this moment
+            pass
+        return self._used[1]
 
     def entry(self, url: str, num_bytes: int, version: str) -> Entry:
         """Names for this version of a file; no part of a URL can lead out of the folder."""
@@ -260,7 +277,7 @@ class Cache:
 
     def evict(self, incoming: int) -> None:
         """Remove what dead processes left, then files until there is room for `incoming` bytes."""
-        total = 0
+        total = self._taken_bytes()
         files: list[tuple[int, int, os.DirEntry[str], str]] = []
         hidden: dict[str, list[os.DirEntry[str]]] = {}
         with os.scandir(self.folder) as entries:

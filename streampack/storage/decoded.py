@@ -20,7 +20,6 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import IO, TypeVar
 
 import numpy as np
@@ -36,6 +35,7 @@ from streampack.storage.decompression import (
     placed_chunks,
     unpack,
 )
+from streampack.storage.files import StoredFile
 from streampack.storage.growing import GrowingFile, NotMadeError
 from streampack.storage.storage import Storage
 
@@ -53,34 +53,33 @@ _MADE_BY = f"by Python {platform.python_version()} and pyarrow {pa.__version__}"
 
 @contextmanager
 def shared_content(
-    storage: Storage, path: str, file: Path, codec: str | None, *, inside: bool
+    storage: Storage, file: StoredFile, codec: str | None, *, inside: bool, until: int | None
 ) -> Iterator[Content]:
     """The content of a file, to be read forwards; see `open_content`.
 
     Args:
         storage: whose cache is used.
-        path: of the file, as listed.
-        file: local, with its content.
-        codec: as for `open_content`.
+        file: of `storage`.
+        codec, until: as for `open_content`.
         inside: reading is to begin inside of it.
     """
     with ExitStack() as stack:
         copy = None
-        if inside and codec and file.stat().st_size >= LEAST_BYTES:
+        if inside and codec and file.num_bytes >= LEAST_BYTES:
             what = f"{codec} in pieces {_MADE_BY}"
-            copy = stack.enter_context(storage.decoded(path, what, _PieceWriter(codec)))
+            copy = stack.enter_context(storage.decoded(file, what, _PieceWriter(codec)))
         kept = None if copy is None else _Pieces(copy)
-        yield stack.enter_context(open_content(file, codec, kept))
+        yield stack.enter_context(open_content(file, codec, kept, until))
 
 
 class _PieceWriter:
     def __init__(self, codec: str) -> None:
         self.codec = codec
 
-    def __call__(self, file: Path, out: IO[bytes]) -> None:
+    def __call__(self, file: StoredFile, out: IO[bytes]) -> None:
         chunks: list[Chunk] = []
         size = 0
-        with open(file, "rb") as source:
+        with file.stream() as source:
             for place, chunk in placed_chunks(source, self.codec):
                 chunks.append((place, chunk))
                 size += len(chunk)
@@ -147,8 +146,7 @@ class _Pieces:
 
 def shared_bytes(
     storage: Storage,
-    path: str,
-    file: Path,
+    file: StoredFile,
     codec: str,
     *,
     partly: bool,
@@ -157,17 +155,17 @@ def shared_bytes(
     """The whole content of a file, mapped, and whether its compression ended; see `decompress`.
 
     Args:
-        storage, path, file, codec: as for `shared_content`.
+        storage, file, codec: as for `shared_content`.
         partly: others read parts of it, too.
         exact_bytes: as for `decompress`.
     """
 
-    def make(file: Path, out: IO[bytes]) -> None:
+    def make(file: StoredFile, out: IO[bytes]) -> None:
         if not unpack(file, codec, out, exact_bytes=exact_bytes):
             raise DamagedError("it is cut short")
 
-    if partly and file.stat().st_size >= LEAST_BYTES:
-        with storage.decoded(path, f"{codec} content", make) as copy:
+    if partly and file.num_bytes >= LEAST_BYTES:
+        with storage.decoded(file, f"{codec} content", make) as copy:
             if copy is not None:
                 try:
                     return copy.whole(), True  # which stays readable if the file is removed
@@ -178,31 +176,31 @@ def shared_bytes(
 
 def shared_batches(
     storage: Storage,
-    path: str,
+    file: StoredFile,
     what: str,
     size: int,
     row: int,
     decode: Callable[[F], Iterator[pa.RecordBatch]],
     opened: F,
-    open_file: Callable[[Path], AbstractContextManager[F]],
+    open_file: Callable[[StoredFile], AbstractContextManager[F]],
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
     """What `decode` gives, from the cache if it is decoded before or meanwhile on this host.
 
     Args:
         storage: whose cache is used.
-        path: of the file that is decoded, as listed.
+        file: that is decoded.
         what: is decoded of it; "" if it is not to be kept.
         size: rows of each batch but the last.
         row: the first that is wanted; batches before it may be left out.
         decode: gives batches of one schema of an open file.
-        opened: this file.
+        opened: this file, as `open_file` opens it.
         open_file: opens it for another thread.
 
     Yields:
         Batches, each with the number of its first row.
     """
 
-    def write(file: Path, out: IO[bytes]) -> None:
+    def write(file: StoredFile, out: IO[bytes]) -> None:
         with open_file(file) as own:
             batches = decode(own)
             batch = next(batches)
@@ -215,7 +213,7 @@ def shared_batches(
 
     number = row // size if what else 0
     if what:
-        with storage.decoded(path, f"{what} {_MADE_BY}", write) as copy:
+        with storage.decoded(file, f"{what} {_MADE_BY}", write) as copy:
             if copy is not None:
                 try:
                     for batch in _batches(copy, number):

@@ -16,13 +16,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import StorageError
 from streampack.storage.failures import is_of_system
+
+if TYPE_CHECKING:
+    from streampack.storage.files import StoredFile
 
 #: What the last part of a file name says of its compression.
 CODEC_OF_ENDING = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
@@ -52,19 +55,13 @@ def map_file(path: Path) -> NDArray[np.uint8]:
         return _map(file)
 
 
-def sniff_codec(path: Path) -> str | None:
-    """What a file is compressed with, by its first bytes: "gz", "bz2", "zstd" or None."""
-    with open(path, "rb") as file:
-        return codec_of(file.read(8))
-
-
 def codec_of(head: bytes) -> str | None:
-    """The same of the first bytes of a file."""
+    """What a file is compressed with, by its first bytes: "gz", "bz2", "zstd" or None."""
     return next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
 
 
 def decompress(
-    path: Path,
+    file: StoredFile,
     codec: str,
     *,
     folder: Path | None = None,
@@ -73,7 +70,7 @@ def decompress(
     """Decompress a file and map the result.
 
     Args:
-        path: the compressed file.
+        file: the compressed file.
         codec: "gz", "bz2", "zstd", "br" or "snappy" (raw; needs `exact_bytes`).
         folder: where the temporary file goes; None means the system's place.
         exact_bytes: the size the content must have; never more than this is written.
@@ -89,7 +86,7 @@ def decompress(
     """
     with _temporary(folder) as out:
         try:
-            complete = unpack(path, codec, out, exact_bytes=exact_bytes)
+            complete = unpack(file, codec, out, exact_bytes=exact_bytes)
             out.flush()
         except OSError as error:
             if not is_of_system(error):
@@ -98,13 +95,13 @@ def decompress(
         return _map(out), complete
 
 
-def unpack(path: Path, codec: str, out: IO[bytes], *, exact_bytes: int | None = None) -> bool:
+def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int | None = None) -> bool:
     """Write the content of a file to `out`; see `decompress`.
 
     Returns:
         Whether the compressed data ended properly.
     """
-    with open(path, "rb") as source:
+    with file.stream() as source:
         complete = True
         written = 0
         try:
@@ -129,18 +126,20 @@ ChunksFrom = Callable[[int, int], "tuple[int, bytes, Iterator[Chunk]]"]
 
 @contextmanager
 def open_content(
-    file: Path | bytes,
+    file: StoredFile | bytes,
     codec: str | None,
     kept: Callable[[Iterator[Chunk]], ChunksFrom] | None = None,
+    until: int | None = None,
 ) -> Iterator[Content]:
     """The content of a file, or of bytes in memory.
 
     Args:
         file: the stored data.
+        until: they are read up to this byte, or a little further; None is the end.
         codec: "gz", "bz2", "zstd", "br", or None for data that is not compressed.
         kept: gives the chunks that somebody has kept. It is called with what decompresses them.
     """
-    with io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb", _CHUNK) as source:
+    with io.BytesIO(file) if isinstance(file, bytes) else file.stream(until) as source:
         if codec is None:
             yield Content(source, None)
             return

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from fsspec.asyn import sync
 from fsspec.callbacks import Callback
 
-from streampack.errors import StorageError, StreampackError
+from streampack.errors import StateError, StorageError, StreampackError
 from streampack.storage.failures import (
     WORDS,
     TooSlowError,
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Fields that differ between versions of a file, by file system; the most reliable first.
-_VERSION_FIELDS = (
+VERSION_FIELDS = (
     "ETag",
     "etag",
     "md5Hash",
@@ -98,7 +98,7 @@ def version_of(info: dict[str, Any]) -> str:
     "" if the store says nothing of the kind. Weak ETags (``W/``) are left out, as they need not be
     of the bytes. An HTTP server's ETag comes with its time: see `is_another_version`.
     """
-    for name in _VERSION_FIELDS:
+    for name in VERSION_FIELDS:
         found = info.get(name) or ""
         if isinstance(found, datetime):  # listings and look-ups may differ in the type of times,
             found = found.timestamp()
@@ -203,28 +203,15 @@ class Pace:
         return sync(filesystem.loop, limited)
 
 
-async def fetch_range(filesystem: Any, url: str, *, start: int, end: int) -> bytes | None:
-    """Bytes [start, end) of a file on an HTTP server; None if it only sends the whole file.
-
-    Raises:
-        OSError: it sent another range than was asked for, or more bytes.
-    """
-    options = dict(filesystem.kwargs)
-    headers = {**(options.pop("headers", None) or {}), "Range": f"bytes={start}-{end - 1}"}
-    session = await filesystem.set_session()
-    async with session.get(filesystem.encode_url(url), headers=headers, **options) as answer:
-        answer.raise_for_status()
-        if answer.status == 200:
-            return None
-        said = answer.headers.get("Content-Range", "")
-        if answer.status != 206 or not said.lower().startswith(f"bytes {start}-{end - 1}/"):
-            raise OSError(f"bytes {start}-{end - 1} were asked for and {said or 'others'} came")
-        data = bytearray()
-        async for chunk in answer.content.iter_any():
-            data += chunk
-            if len(data) > end - start:
-                raise OSError(f"more than {end - start} bytes came")
-        return bytes(data)
+def replaced(url: str, before: str, now: str) -> StateError:
+    """The error for a file that is not what it was when it was listed."""
+    return StateError(
+        f"{shown(url)} was replaced: it had {before or 'no version'} when the run began, and has "
+        f"{now or 'none'} now.",
+        "Start a new run for changed data; if nobody changed it, let the server send Last-Modified "
+        "or weak ETags (W/), which are not compared.",
+        path=shown(url),
+    )
 
 
 def split_url(path: str) -> tuple[str | None, str]:

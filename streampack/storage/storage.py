@@ -1,23 +1,30 @@
 """One small interface to local files and to remote ones.
 
-Local files are used in place. Remote ones are downloaded whole into a cache directory that any
-number of processes share, so that readers can map and seek them. A `Storage` may be pickled or
-forked at any time: connections, threads and locks belong to one process, and another makes its own.
+Local files are used in place. Remote ones are read by range, through a cache directory that any
+number of processes share. A server or protocol without ranges has its files downloaded whole into
+that directory. A `Storage` may be pickled or forked at any time: connections, threads and locks
+belong to one process, and another makes its own.
 """
 
 from __future__ import annotations
 
 import builtins
+import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
+from urllib.parse import urlsplit
 
 from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError, StateError, StorageError
+from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.cache import ANY_SIZE, Cache, Entry, default_cache_dir
+from streampack.storage.fetching import Fetcher
+from streampack.storage.files import LocalFile, RangedFile, StoredFile
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.growing import GrowingFile
 from streampack.storage.listing import (
@@ -30,21 +37,25 @@ from streampack.storage.listing import (
     real_files,
     refuse_repeated,
 )
-from streampack.storage.read_ahead import ReadAhead
+from streampack.storage.ranges import fetch_range, has_ranges
 from streampack.storage.remote import (
     FileInfo,
     Pace,
     Progress,
-    fetch_range,
     info_of,
     is_another_version,
     look_up,
+    replaced,
     shown,
     split_url,
     with_retries,
 )
 
+logger = logging.getLogger(__name__)
+
 R = TypeVar("R")
+
+_MOST_LOOKED_UP = 4096  # files of which a process remembers size and version
 
 _forks = 0
 
@@ -62,14 +73,17 @@ class _Process:
 
     def __init__(self, storage: Storage) -> None:
         self.filesystems: dict[str, Any] = {}
-        self.looked_up: dict[str, FileInfo] = {}
-        folder = storage.cache_dir
-        self.cache = Cache(folder or default_cache_dir(), storage.cache_limit_bytes)
-        self.read_ahead = ReadAhead(
-            min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2),
-            lambda url: storage._look_up(url).num_bytes,
-            storage._fetch_ahead,
+        self.looked_up: OrderedDict[str, FileInfo] = OrderedDict()
+        self.whole: set[str] = set()  # servers and protocols without ranges
+        folder = storage.cache_dir or default_cache_dir()
+        limit = storage.cache_limit_bytes
+        # Each of the two may take what the other one leaves, and half of the limit in any case.
+        blocks = BlockCache(
+            folder / "blocks", lambda: limit - min(self.cache.used_bytes(), limit // 2)
         )
+        self.cache = Cache(folder, limit, lambda: min(blocks.used_bytes(), limit // 2))
+        ahead = min(storage.read_ahead_bytes, limit // 2)
+        self.fetcher = Fetcher(blocks, storage._get, ahead)
 
 
 @explained
@@ -88,8 +102,8 @@ class Storage:
             well; so a server that sends a byte now and then is no hang. 0 is no limit. It does not
             hold for listings, which are many answers, nor for protocols that fsspec reads without
             asyncio, such as sftp:// and hf://.
-        read_ahead_bytes: bytes that a process may have downloaded ahead and not yet opened; a
-            larger file is downloaded ahead alone. 0 turns reading ahead off.
+        read_ahead_bytes: bytes that a process may have fetched ahead of all of its readers
+            together. 0 turns reading ahead off.
         storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An
             S3 endpoint is also taken from ``S3_ENDPOINT_URL`` or ``AWS_ENDPOINT_URL``.
     """
@@ -183,7 +197,7 @@ class Storage:
         """A local file with the content of `path`, complete and in place inside the context.
 
         Args:
-            path: path or URL.
+            path: path or URL. A remote file is downloaded whole.
             version: that a remote file had when it was listed; "" is any.
 
         Raises:
@@ -195,23 +209,50 @@ class Storage:
             yield Path(rest)
             return
         process = self._process
-        process.read_ahead.opened(path)
         remote = self._look_up(path)
         if version and is_another_version(remote.version, version):
-            raise _replaced(path, version, remote.version)
-        with process.cache.open(
-            self._entry(path), lambda part: self._download(path, remote, part)
-        ) as file:
+            raise replaced(path, version, remote.version)
+        with process.cache.open(self._entry(path), partial(self._download, path)) as file:
             yield file
 
     @contextmanager
+    def open(self, file: str | FileInfo, *, whole: bool = False) -> Iterator[StoredFile]:
+        """A file, open inside the context.
+
+        Args:
+            file: path or URL, or what was listed: then it is the version of that.
+            whole: as a `LocalFile`; a remote one is downloaded.
+
+        Raises (as its methods do):
+            StateError: the file was replaced since it was listed.
+            StorageError: it cannot be read, after all retries.
+        """
+        path = file if isinstance(file, str) else file.path
+        protocol, rest = split_url(path)
+        process = self._process
+        if protocol is None:
+            yield self._attempt("Reading", path, lambda: LocalFile(Path(rest)))
+            return
+        if whole or self._is_whole(path):
+            with self.local(path, "" if isinstance(file, str) else file.version) as copy:
+                yield LocalFile(copy, self._look_up(path))
+            return
+        found = RangedFile(self._listed(file), process.fetcher)
+        process.fetcher.readers += 1
+        try:
+            yield found
+        finally:
+            found.closed = True
+            process.fetcher.readers -= 1
+
+    @contextmanager
     def decoded(
-        self, path: str, what: str, make: Callable[[Path, IO[bytes]], None]
+        self, file: StoredFile, what: str, make: Callable[[StoredFile, IO[bytes]], None]
     ) -> Iterator[GrowingFile | None]:
         """A file in the cache that is made of another one, once for all processes of a host.
 
         Args:
-            path: path or URL of the other one, which was opened with `local` before.
+            file: the other one, which was opened with `open`.
             what: is made of it; a name.
             make: reads it and writes the file, in a thread, the same bytes whenever it is called.
 
@@ -220,36 +261,54 @@ class Storage:
             cache cannot be written, or `make` raised before in this process.
         """
         process = self._process
-        protocol, rest = split_url(path)
-        if protocol is None:
-            status = os.stat(rest)
-            size, version = status.st_size, f"{status.st_mtime_ns} {status.st_ino}"
-            url = os.path.abspath(rest)
-        else:
-            remote = self._look_up(path)
-            size, version, url = remote.num_bytes, remote.version, path
-        entry = process.cache.entry(url, ANY_SIZE, f"{size}\0{version}\0{what}")
+        name, *version = map(str, file.version)
+        entry = process.cache.entry(name, ANY_SIZE, "\0".join([*version, what]))
 
         def write(out: IO[bytes]) -> None:
-            with self.local(path) as file:
-                make(file, out)
+            whole = isinstance(file, LocalFile)
+            with self.open(file.listed or name, whole=whole) as opened:
+                make(opened, out)
 
-        with process.cache.growing(entry, write, shown(path)) as made:
+        with process.cache.growing(entry, write, shown(name)) as made:
             yield made
 
-    def forget(self, path: str) -> bool:
-        """Remove the copy of a remote file, so that its next opening downloads it again.
+    def forget(self, file: str | FileInfo) -> bool:
+        """Remove what the cache holds of a remote file, so that it is fetched again.
 
-        False if there is none: the file is local, or was not opened by this process.
+        False if there is nothing.
         """
+        path = file if isinstance(file, str) else file.path
+        if split_url(path)[0] is None:
+            return False
         process = self._process
-        return path in process.looked_up and process.cache.forget(self._entry(path))
+        if self._is_whole(path):
+            return path in process.looked_up and process.cache.forget(self._entry(path))
+        listed = self._listed(file)
+        blocks = -(-listed.num_bytes // BLOCK_BYTES)
+        return process.fetcher.cache.forget(process.fetcher.key(listed), blocks)
 
-    def prefetch(self, paths: Sequence[str]) -> None:
-        """Hint that these files are needed soon, in this order; returns at once, never raises."""
-        remote = [path for path in paths if split_url(path)[0] is not None]
-        if remote:
-            self._process.read_ahead.hint(remote)
+    def prefetch(self, files: Iterable[FileInfo], num_bytes: int) -> None:
+        """Hint that these files are read next; returns at once.
+
+        Args:
+            files: as they were listed.
+            num_bytes: that are read first, from the end of a file if below zero; 0 is all of them,
+                as a local file.
+        """
+        for file in files:
+            if self.read_ahead_bytes and split_url(file.path)[0] is not None:
+                self._process.fetcher.in_background(partial(self._begin, file, num_bytes))
+
+    def _begin(self, listed: FileInfo, num_bytes: int) -> None:
+        if num_bytes == 0 or self._is_whole(listed.path):
+            if listed.num_bytes <= self.read_ahead_bytes:
+                self._process.cache.ensure(
+                    self._entry(listed.path), partial(self._download, listed.path, retries=0)
+                )
+            return
+        with self.open(listed) as file:
+            start = max(file.num_bytes + num_bytes, 0) if num_bytes < 0 else 0
+            file.array(start, start + abs(num_bytes))
 
     def size(self, path: str) -> int:
         """Bytes in a file."""
@@ -258,38 +317,67 @@ class Storage:
             return self._look_up(path).num_bytes
         return self._attempt("Reading", path, lambda: os.path.getsize(rest))
 
-    def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file; the file must have them.
+    def read_range(self, file: str | FileInfo, start: int, stop: int) -> bytes:
+        """Bytes [start, stop) of a file, which must have them; they are not kept in the cache.
 
         Raises:
+            StateError: the file was replaced since it was listed.
             StorageError: they could not be read, after all retries.
         """
+        path = file if isinstance(file, str) else file.path
         protocol, rest = split_url(path)
         if start >= stop:
             return b""
         if protocol is None:
             return self._attempt("Reading", path, lambda: _read_exactly(rest, start, stop))
-        over_http = protocol in ("http", "https")
-        if over_http and not self._look_up(path).ranges:
-            return self._range_of_copy(path, start, stop)
+        return self._get(self._listed(file), start, stop)
+
+    def _get(self, listed: FileInfo, start: int, stop: int, retries: int | None = None) -> bytes:
+        """Bytes [start, stop) of a remote file, of the version that was listed."""
+        url, pace = listed.path, self._pace
+        filesystem = self._filesystem(split_url(url)[0] or "")
 
         def read() -> bytes | None:
-            filesystem, size = self._filesystem(protocol), stop - start
-            method = partial(fetch_range, filesystem) if over_http else "cat_file"
-            data: bytes | None = self._pace.call(
-                filesystem, method, path, start=start, end=stop, num_bytes=size
-            )
-            if data is not None and len(data) != size:
-                raise OSError(f"{len(data)} bytes came instead of {size}")
+            part = fetch_range(filesystem, url, start, stop, listed.num_bytes, pace)
+            if part is None:
+                return None
+            if listed.version and is_another_version(part.version, listed.version):
+                raise replaced(url, listed.version, part.version)
+            return part.data
+
+        data = None
+        if not self._is_whole(url):
+            retries = self.retries if retries is None else retries
+            data = with_retries(read, doing="Reading", url=url, retries=retries)
+        if data is not None:
             return data
+        self._read_whole(url)
+        with self.local(url, listed.version) as copy:
+            return _read_exactly(copy, start, stop)
 
-        data = self._attempt("Reading", path, read)
-        return self._range_of_copy(path, start, stop) if data is None else data
+    def _is_whole(self, url: str) -> bool:
+        """True if a remote file is downloaded before it is read."""
+        protocol = split_url(url)[0] or ""
+        if not has_ranges(protocol):
+            self._read_whole(url)
+            return True
+        return bool(self._process.whole) and _server(url) in self._process.whole
 
-    def _range_of_copy(self, path: str, start: int, stop: int) -> bytes:
-        """The same from a cached copy, for servers that send the whole file for every range."""
-        with self.local(path) as file:
-            return _read_exactly(file, start, stop)
+    def _read_whole(self, url: str) -> None:
+        """Note that a server sends no ranges."""
+        server, whole = _server(url), self._process.whole
+        if server not in whole:
+            whole.add(server)
+            logger.warning(
+                "Files of %s are downloaded whole before they are read: it sends no ranges that "
+                "name their version.", server,
+            )  # fmt: skip
+
+    def _listed(self, file: str | FileInfo) -> FileInfo:
+        """A remote file with its version, which is asked for if nobody has."""
+        if isinstance(file, str):
+            return self._look_up(file)
+        return file if file.version else self._look_up(file.path)
 
     @property
     def _pace(self) -> Pace:
@@ -307,7 +395,7 @@ class Storage:
         return found
 
     def _look_up(self, url: str) -> FileInfo:
-        """Size and version of a remote file, asked for once per process."""
+        """Size and version of a remote file; a process remembers the last ones."""
         looked_up = self._process.looked_up
         found = looked_up.get(url)
         if found is None:
@@ -315,20 +403,18 @@ class Storage:
             filesystem = self._filesystem(protocol or "")
             info = look_up(filesystem, url, pace=self._pace, retries=self.retries)
             found = looked_up.setdefault(url, FileInfo.of(url, info))
+            if len(looked_up) > _MOST_LOOKED_UP:
+                with suppress(KeyError):  # another thread did
+                    looked_up.popitem(last=False)
         return found
 
     def _entry(self, url: str) -> Entry:
         remote = self._look_up(url)
         return self._process.cache.entry(url, remote.num_bytes, remote.version)
 
-    def _fetch_ahead(self, url: str) -> bool:
-        remote = self._look_up(url)
-        return self._process.cache.ensure(
-            self._entry(url), lambda part: self._download(url, remote, part, retries=0)
-        )
-
-    def _download(self, url: str, remote: FileInfo, part: Path, retries: int | None = None) -> None:
+    def _download(self, url: str, part: Path, retries: int | None = None) -> None:
         """Write the whole file to `part`, checking its size, and that it is what was looked up."""
+        remote = self._look_up(url)
         filesystem = self._filesystem(split_url(url)[0] or "")
 
         def download() -> None:
@@ -347,7 +433,7 @@ class Storage:
             if remote.version:
                 now = FileInfo.of(url, info_of(filesystem, url, self._pace))
             if is_another_version(now.version, remote.version):
-                raise _replaced(url, remote.version, now.version)
+                raise replaced(url, remote.version, now.version)
 
         try:
             with_retries(
@@ -362,14 +448,11 @@ class Storage:
             raise
 
 
-def _replaced(url: str, before: str, now: str) -> StateError:
-    return StateError(
-        f"{shown(url)} was replaced: it had {before or 'no version'} when the run began, and has "
-        f"{now or 'none'} now.",
-        "Start a new run for changed data; if nobody changed it, let the server send Last-Modified "
-        "or weak ETags (W/), which are not compared.",
-        path=shown(url),
-    )
+def _server(url: str) -> str:
+    """The server of a URL, or its protocol, for messages."""
+    protocol = split_url(url)[0] or ""
+    over_http = protocol in ("http", "https")
+    return urlsplit(url).netloc.rpartition("@")[2] if over_http else f"{protocol}://"
 
 
 def _read_exactly(path: str | Path, start: int, stop: int) -> bytes:

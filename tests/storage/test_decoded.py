@@ -17,6 +17,7 @@ from typing import IO, Any
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology
+from streampack.storage.files import LocalFile, StoredFile
 from streampack.storage.growing import THREAD_NAME, NotMadeError
 from streampack.storage.storage import Storage
 from tests.support.whole_files import LAYOUTS, small_files_count
@@ -124,11 +125,11 @@ def test_states_resume_with_the_cache_and_without_it(
 # One file, several processes
 
 
-Make = Callable[[Path, IO[bytes]], None]
+Make = Callable[[StoredFile, IO[bytes]], None]
 
 
 def read(storage: Storage, path: Path, make: Make) -> bytes | None:
-    with storage.decoded(str(path), "twice", make) as copy:
+    with storage.decoded(LocalFile(path), "twice", make) as copy:
         try:
             found = None if copy is None else copy.whole().tobytes()
         except NotMadeError:
@@ -137,7 +138,7 @@ def read(storage: Storage, path: Path, make: Make) -> bytes | None:
     return found
 
 
-def whole(_file: Path, out: IO[bytes]) -> None:
+def whole(_file: StoredFile, out: IO[bytes]) -> None:
     out.write(CONTENT)
 
 
@@ -159,7 +160,7 @@ def test_who_is_killed_while_decoding_leaves_nothing_that_is_read(
 ) -> None:
     storage = Storage(cache_dir=tmp_path / "cache")
 
-    def half(_file: Path, out: IO[bytes]) -> None:
+    def half(_file: StoredFile, out: IO[bytes]) -> None:
         out.write(b"y" * (len(CONTENT) * 2))
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -174,7 +175,7 @@ def test_a_file_is_read_as_it_grows_and_its_maker_may_be_killed_meanwhile(
 ) -> None:
     storage, half = Storage(cache_dir=tmp_path / "cache"), len(CONTENT) // 2
 
-    def stopped(_file: Path, out: IO[bytes]) -> None:
+    def stopped(_file: StoredFile, out: IO[bytes]) -> None:
         out.write(CONTENT[:half])
         signal.pause()  # for ever: what is read now was there before it is complete
 
@@ -183,7 +184,7 @@ def test_a_file_is_read_as_it_grows_and_its_maker_may_be_killed_meanwhile(
     while not any(path.stat().st_size for path in (tmp_path / "cache").glob(".*.part")):
         maker.join(0.01)
         assert maker.is_alive()
-    with storage.decoded(str(shard), "twice", whole) as copy:
+    with storage.decoded(LocalFile(shard), "twice", whole) as copy:
         assert copy is not None
         assert copy.has(half)
         assert copy.view(0, half) == CONTENT[:half]
@@ -197,13 +198,13 @@ def test_a_file_is_read_as_it_grows_and_its_maker_may_be_killed_meanwhile(
 def test_a_file_is_complete_by_its_name_whatever_its_mode(shard: Path, tmp_path: Path) -> None:
     storage, half, seen = Storage(cache_dir=tmp_path / "cache"), len(CONTENT) // 2, Event()
 
-    def slow(_file: Path, out: IO[bytes]) -> None:
+    def slow(_file: StoredFile, out: IO[bytes]) -> None:
         os.fchmod(out.fileno(), 0o777)  # as every file has on SMB, exFAT and some mounts
         out.write(CONTENT[:half])
         seen.wait(WAIT_S)
         out.write(CONTENT[half:])
 
-    with storage.decoded(str(shard), "twice", slow) as copy:
+    with storage.decoded(LocalFile(shard), "twice", slow) as copy:
         assert copy is not None
         assert copy.has(half)
         seen.set()
@@ -218,7 +219,7 @@ def test_a_file_is_complete_by_its_name_whatever_its_mode(shard: Path, tmp_path:
 def test_processes_that_need_a_file_at_once_make_it_once(shard: Path, tmp_path: Path) -> None:
     storage = Storage(cache_dir=tmp_path / "cache")
 
-    def counted(file: Path, out: IO[bytes]) -> None:
+    def counted(file: StoredFile, out: IO[bytes]) -> None:
         with open(tmp_path / "made", "a") as made:
             made.write("once\n")
         whole(file, out)
@@ -254,7 +255,7 @@ def test_a_file_that_is_replaced_is_decoded_again(shard: Path, tmp_path: Path) -
     other.write_bytes(b"z")
     other.rename(shard)
 
-    def new(_file: Path, out: IO[bytes]) -> None:
+    def new(_file: StoredFile, out: IO[bytes]) -> None:
         out.write(b"new")
 
     assert read(storage, shard, new) == b"new"

@@ -496,32 +496,26 @@ def test_the_default_cache_is_where_caches_belong(
 # reading ahead
 
 
-def test_hints_are_fetched_ahead_within_their_budget(http: HTTPServer, tmp_path: Path) -> None:
-    storage = Storage(cache_dir=tmp_path / "cache", read_ahead_bytes=2500)
-    urls = [serve(http, f"{i}.bin", 1000)[0] for i in range(5)]
-    arrived = threading.Semaphore(0)
-    http.gate = lambda _: arrived.release()
-    storage.prefetch(urls)
-    for _ in range(2):
-        assert arrived.acquire(timeout=WAIT_S)
-    assert storage._process.read_ahead.bytes_ahead <= 2000
-    for k, url in enumerate(urls):
-        content_of(storage, url)
-        if k < 3:  # an opened file makes room for another
-            assert arrived.acquire(timeout=WAIT_S)
-        assert storage._process.read_ahead.bytes_ahead <= 2500
-    assert all(http.count("GET", f"{i}.bin") == 1 for i in range(5))
-    assert storage._process.read_ahead.bytes_ahead == 0
+def test_a_hint_fetches_the_beginning_of_a_file_once(http: HTTPServer, storage: Storage) -> None:
+    url, data = serve(http, "a.bin", 3 << 20)
+    (listed,) = storage.list(url)
+    arrived = threading.Event()
+    http.gate = lambda _: arrived.set()
+    storage.prefetch([listed], 1 << 20)
+    assert arrived.wait(WAIT_S)
+    with storage.open(listed) as file:
+        assert file.read(0, 1 << 20) == data[: 1 << 20]
+    assert [r.range for r in http.requests if r.method == "GET"] == ["bytes=0-1048575"]
 
 
 def test_a_hint_that_fails_is_the_readers_to_meet(http: HTTPServer, tmp_path: Path) -> None:
     storage = Storage(cache_dir=tmp_path / "cache", retries=0)
-    missing = f"{http.url}/missing.bin"
+    missing = FileInfo(f"{http.url}/missing.bin", 1000)
     url, data = serve(http, "a.bin")
-    storage.prefetch([missing, url, "/a/local/file"])
-    assert content_of(storage, url) == data
+    storage.prefetch([missing, FileInfo(url, 1000), FileInfo("/a/local/file", 1)], 100)
+    assert storage.read_range(url, 0, 1000) == data
     with pytest.raises(StorageError, match=r"missing\.bin"):
-        content_of(storage, missing)
+        storage.read_range(missing, 0, 1000)
 
 
 def test_a_fork_while_reading_ahead_does_not_hang(http: HTTPServer, tmp_path: Path) -> None:
@@ -535,14 +529,15 @@ def test_a_fork_while_reading_ahead_does_not_hang(http: HTTPServer, tmp_path: Pa
             release.wait(WAIT_S)
 
     http.gate = gate
-    storage.prefetch(urls[:1])
+    storage.prefetch([FileInfo(urls[0], 1000)], 1000)
     assert begun.wait(WAIT_S)
     answers = FORK.Queue()
     child = _in_process(FORK, _read_into, storage, urls[1], answers)
     assert len(answers.get(timeout=WAIT_S)) == 1000
     child.join(WAIT_S)
     release.set()
-    assert len(content_of(storage, urls[0])) == 1000
+    with storage.open(urls[0]) as file:
+        assert len(file.read(0, 1000)) == 1000
     assert http.count("GET", "0.bin") == 1
 
 

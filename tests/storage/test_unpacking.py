@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from streampack.storage.decompression import decompress, sniff_codec
+from streampack.storage.decompression import codec_of, decompress
+from streampack.storage.files import LocalFile
 
 CONTENT = b"many lengths " * 10_000
 ZSTD = pa.compress(CONTENT, codec="zstd", asbytes=True)
@@ -32,8 +33,8 @@ def test_a_compressed_file_is_known_by_its_first_bytes(
 ) -> None:
     path = tmp_path / "shard"
     path.write_bytes(data)
-    assert sniff_codec(path) == codec
-    content, whole = decompress(path, codec)
+    assert codec_of(path.read_bytes()[:8]) == codec
+    content, whole = decompress(LocalFile(path), codec)
     assert content.tobytes() == CONTENT
     assert whole
 
@@ -42,4 +43,4 @@ def test_other_files_are_taken_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "shard"
     for data in (b"", b"x", CONTENT):
         path.write_bytes(data)
-        assert sniff_codec(path) is None
+        assert codec_of(path.read_bytes()[:8]) is None

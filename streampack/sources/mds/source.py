@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from streampack.arguments import explained
 from streampack.documents.blocks import Documents, Texts, make_origin, part_of
 from streampack.documents.fields import FieldTypes
-from streampack.errors import ConfigError, StorageError
+from streampack.errors import ConfigError
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import ATTENTION_MASK, Fields, RecordReader, with_masks
 from streampack.sources.formats import FORMATS
@@ -46,7 +46,8 @@ from streampack.sources.raw_bytes import (
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import shared_bytes
-from streampack.storage.decompression import DamagedError, map_file
+from streampack.storage.decompression import DamagedError
+from streampack.storage.files import MemoryFile, StoredFile
 from streampack.storage.listing import named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
@@ -181,11 +182,10 @@ class MDS(ShardedSource):
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block | Spans, int, int]]:
-        path = self.manifest.paths[shard]
-        with self.storage.local(path) as local:
+        with self.storage.open(self.listed_shard(shard)) as stored:
             partly = high - low < int(self.manifest.weights[shard])
-            data = self._open(shard, local, partly)
-            table = self._table(shard, data)
+            file = self._content(shard, stored, partly)
+            table = self._table(shard, file)
             head = _head_bytes(len(table) - 1)
             start, stop = (int(n) for n in np.searchsorted(table[:-1], [head + low, head + high]))
             if high == self.manifest.weights[shard]:
@@ -193,7 +193,7 @@ class MDS(ShardedSource):
             if position is not None:
                 start = max(start, position)
             while start < stop:
-                block, start = self._block(shard, data, table, start, stop, skips)
+                block, start = self._block(shard, file, table, start, stop, skips)
                 yield block, start, high if start == stop else max(low, int(table[start]) - head)
 
     def _with_files(
@@ -272,51 +272,46 @@ class MDS(ShardedSource):
             )
         return str(hashes[algorithm])
 
-    def _open(self, shard: int, local: Path, partly: bool) -> NDArray[np.uint8]:
-        """The bytes of a shard, uncompressed, of the size the index says."""
+    def _content(self, shard: int, file: StoredFile, partly: bool) -> StoredFile:
+        """A shard, uncompressed, of the size the index says."""
         details = self.manifest.details
         codec = self._form(shard)[1]
         expected = int(self.manifest.num_bytes[shard])
-        try:
-            found = local.stat().st_size
-        except OSError as error:
-            raise StorageError(
-                f"{local} cannot be read: {error.strerror}.",
-                "Put it back, or write the corpus again.",
-                path=str(local),
-            ) from error
-        if found != expected:
-            raise self.broken_shard(shard, f"it has {found} bytes and its index says {expected}")
+        if file.num_bytes != expected:
+            raise self.broken_shard(
+                shard, f"it has {file.num_bytes} bytes and its index says {expected}"
+            )
         if self.validate_hash is not None:
             digest = new_hash(self.validate_hash)
-            with open(local, "rb") as file:
-                while chunk := file.read(1 << 20):
+            with file.stream() as stream:
+                while chunk := stream.read(1 << 20):
                     digest.update(chunk)
             if digest.hexdigest() != details["digests"][shard]:
                 raise self.broken_shard(
                     shard, f"its {self.validate_hash} digest is not the one in its index"
                 )
         if not codec:
-            return map_file(local)
+            return file
         try:
-            path, exact = self.manifest.paths[shard], int(details["raw_bytes"][shard])
+            exact = int(details["raw_bytes"][shard])
             data, complete = shared_bytes(
-                self.storage, path, local, codec, partly=partly, exact_bytes=exact
+                self.storage, file, codec, partly=partly, exact_bytes=exact
             )
         except DamagedError as error:
             raise self.broken_shard(shard, str(error)) from error
         if not complete:
             raise self.broken_shard(shard, "its compressed data breaks off")
-        return data
+        return MemoryFile(data)
 
-    def _table(self, shard: int, data: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    def _table(self, shard: int, file: StoredFile) -> NDArray[np.uint32]:
         """The sample table (n + 1,) uint32, of which every entry has been checked."""
         n = int(self.manifest.details["documents"][shard])
         head = _head_bytes(n)
-        if len(data) < head:
+        if file.num_bytes < head:
             raise self.broken_shard(
-                shard, f"its {len(data)} bytes cannot hold a table of {n} samples"
+                shard, f"its {file.num_bytes} bytes cannot hold a table of {n} samples"
             )
+        data = file.array(0, head)
         count = int(data[:4].view(np.uint32)[0])
         if count != n:
             raise self.broken_shard(shard, f"it says it has {count} samples and its index says {n}")
@@ -324,43 +319,71 @@ class MDS(ShardedSource):
         wrong = np.flatnonzero(table[1:] < table[:-1])
         if len(wrong):
             raise self.broken_shard(shard, f"sample {wrong[0]} ends before it begins")
-        if table[0] < head or table[-1] > len(data):
+        if table[0] < head or table[-1] > file.num_bytes:
             raise self.broken_shard(
                 shard,
                 f"its table puts samples at bytes {table[0]} to {table[-1]}, and there is room "
-                f"from {head} to {len(data)}",
+                f"from {head} to {file.num_bytes}",
             )
         return table
+
+    def _samples(
+        self,
+        shard: int,
+        file: StoredFile,
+        table: NDArray[np.uint32],
+        start: int,
+        stop: int,
+        columns: Sequence[Column],
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
+        """The samples of a block: bytes that hold them, and in these (W, N) starts, (W, N) sizes
+        of the wanted columns and (N,) statuses.
+        """
+        room = min(self.reading.documents_per_block, stop - start)
+        until, most = int(table[stop]), self.reading.block_bytes
+        while True:
+            # Other columns may be larger than what is wanted, and so a block than its limit.
+            end = start + room
+            if not file.mapped:
+                end = int(np.searchsorted(table, int(table[start]) + most, "right"))
+                end = min(max(end, start + 1), start + room)
+            begin, last = (0, file.num_bytes) if file.mapped else map(int, table[[start, end]])
+            data = file.array(begin, last, until)
+            starts = np.zeros((len(columns), end - start), dtype=np.int64)
+            sizes = np.zeros_like(starts)
+            status = np.zeros(end - start, dtype=np.uint8)
+            n = scan_samples(
+                data,
+                table[start : end + 1] - np.uint32(begin) if begin else table[start : end + 1],
+                np.array(self._layout(shard).sizes, dtype=np.int64),
+                np.array([column.number for column in columns], dtype=np.int64),
+                0,
+                end - start,
+                self.reading.block_bytes,
+                starts,
+                sizes,
+                status,
+            )
+            if (
+                n == room
+                or n < end - start
+                or sizes[0][status == 0].sum() >= self.reading.block_bytes
+            ):
+                return data, starts[:, :n], sizes[:, :n], status[:n]
+            most *= 2
 
     def _block(
         self,
         shard: int,
-        data: NDArray[np.uint8],
+        file: StoredFile,
         table: NDArray[np.uint32],
         start: int,
         stop: int,
         skips: Skips,
     ) -> tuple[Block | Spans, int]:
-        layout = self._layout(shard)
-        path = self.manifest.paths[shard]
-        columns = self._columns(layout, path)
-        room = min(self.reading.documents_per_block, stop - start)
-        starts = np.zeros((len(columns), room), dtype=np.int64)
-        sizes = np.zeros_like(starts)
-        status = np.zeros(room, dtype=np.uint8)
-        n = scan_samples(
-            data,
-            table,
-            np.array(layout.sizes, dtype=np.int64),
-            np.array([column.number for column in columns], dtype=np.int64),
-            start,
-            stop,
-            self.reading.block_bytes,
-            starts,
-            sizes,
-            status,
-        )
-        starts, sizes, status = starts[:, :n], sizes[:, :n], status[:n]
+        columns = self._columns(self._layout(shard), self.manifest.paths[shard])
+        data, starts, sizes, status = self._samples(shard, file, table, start, stop, columns)
+        n = len(status)
         status[(status == 0) & (sizes[0] > self.reading.most_bytes)] = TOO_LONG
         origin = make_origin(shard, np.arange(start, start + n, dtype=np.int64))
         block: Documents | Texts | Spans

@@ -64,7 +64,7 @@ def read_footer(storage: Storage, info: FileInfo) -> Footer:
         return Footer(rows=0, problem="it has no bytes")
     if size < 12:
         return Footer(problem=f"it has only {size} bytes")
-    tail = storage.read_range(info.path, max(0, size - _FIRST_READ), size)
+    tail = storage.read_range(info, max(0, size - _FIRST_READ), size)
     if tail[-4:] == b"PARE":
         return Footer(problem=ENCRYPTED)
     if tail[-4:] != b"PAR1":
@@ -73,7 +73,7 @@ def read_footer(storage: Storage, info: FileInfo) -> Footer:
     if length > size - 12:
         return Footer(problem=f"its footer would have {length} of its {size} bytes")
     if length + 8 > len(tail):
-        tail = storage.read_range(info.path, size - length - 8, size)
+        tail = storage.read_range(info, size - length - 8, size)
     try:
         metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + tail[-length - 8 :]))
         schema = metadata.schema.to_arrow_schema()

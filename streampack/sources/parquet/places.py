@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import offsets_of
 from streampack.sources.parquet.footer import row_groups
+from streampack.storage.files import LocalFile, StoredFile
+
+_BUFFER_BYTES = 1 << 20  # that are read of a column at a time
+_KEPT_FOOTERS = 4
+_footers: OrderedDict[Any, tuple[pq.FileMetaData, Places]] = OrderedDict()
 
 
-def open_file(path: Path, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """A file of local storage, mapped; not buffered ahead, which threads of Arrow would do."""
+def open_file(file: StoredFile, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """A file: mapped if it is local, else read by range, a buffer of each column at a time.
+
+    Not buffered ahead, which threads of Arrow would do, with whole row groups.
+    """
+    local = isinstance(file, LocalFile)
     return pq.ParquetFile(
-        str(path),
+        str(file.path) if isinstance(file, LocalFile) else pa.PythonFile(file.stream(0), "r"),
         metadata=metadata,
-        memory_map=True,
+        memory_map=local,
+        buffer_size=0 if local else _BUFFER_BYTES,
         page_checksum_verification=True,
         pre_buffer=False,
     )
 
 
-def footer_of(path: Path, weight: int) -> tuple[pq.FileMetaData, Places]:
+def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:
     """The footer of a file, and where its row groups lie on this weight; the last ones are kept."""
-    status = path.stat()
-    return _footer_of(path, weight, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=4)
-def _footer_of(path: Path, weight: int, *_version: int) -> tuple[pq.FileMetaData, Places]:
-    with open_file(path) as file:
-        return file.metadata, Places.of(row_groups(file.metadata), weight)
+    key = (file.version, weight)
+    found = _footers.pop(key, None)
+    if found is None:
+        with open_file(file) as opened:
+            found = opened.metadata, Places.of(row_groups(opened.metadata), weight)
+    _footers[key] = found
+    while len(_footers) > _KEPT_FOOTERS:
+        _footers.popitem(last=False)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

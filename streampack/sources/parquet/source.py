@@ -52,6 +52,7 @@ from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
 from streampack.storage.failures import is_of_system
+from streampack.storage.files import StoredFile
 from streampack.storage.listing import in_threads
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
@@ -97,6 +98,7 @@ class Parquet(ShardedSource):
     """
 
     endings = FORMATS["Parquet"].endings
+    first_bytes = -(64 << 10)
     listing_fields: tuple[str, ...] = ("paths", "fields")
 
     @explained
@@ -174,8 +176,8 @@ class Parquet(ShardedSource):
         return int(self.manifest.details["encoded_bytes"]) // (2 if self.tokenized else 4)
 
     def slow_layout(self) -> str:
-        with self.open_shard(0) as path, open_file(path) as file:
-            groups = row_groups(file.metadata)
+        with self.open_shard(0) as file, open_file(file) as opened:
+            groups = row_groups(opened.metadata)
         rows, size = groups[0].num_rows, groups[0].total_byte_size
         if len(groups) > 1 and rows < _FEW_ROWS and size < LEAST_BYTES:
             return f"row groups of {rows:,} rows; row_group_size=4096 takes less time"
@@ -194,9 +196,9 @@ class Parquet(ShardedSource):
     ) -> Iterator[tuple[Block, int, int]]:
         """Blocks of one file; see `ShardedSource.read_shard`."""
         row = position or 0
-        with self.open_shard(shard) as path:
+        with self.open_shard(shard) as file:
             try:
-                with self.open_rows(path, shard) as (schema, places, batches):
+                with self.open_rows(file, shard) as (schema, places, batches):
                     self._check_listed(shard, schema)
                     first_row, stop = places.row(low), places.row(high)
                     row = max(first_row, row)
@@ -247,14 +249,16 @@ class Parquet(ShardedSource):
             )
 
     @contextmanager
-    def open_rows(self, path: Path, shard: int) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
+    def open_rows(
+        self, file: StoredFile, shard: int
+    ) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
         """The schema of a file, where its rows lie, and what reads them."""
-        footer, places = footer_of(path, int(self.manifest.weights[shard]))
+        footer, places = footer_of(file, int(self.manifest.weights[shard]))
         listed = self.manifest.details["documents"]
         if listed is not None and footer.num_rows != listed[shard]:
             raise DamagedFileError("the number of rows is not what it was when listed")
-        with open_file(path, footer) as file:
-            yield file.schema_arrow, places, partial(self._batches, file, shard, places)
+        with open_file(file, footer) as opened:
+            yield opened.schema_arrow, places, partial(self._batches, file, opened, places)
 
     def _check_listed(self, shard: int, schema: pa.Schema) -> None:
         """Compare a file with what was listed, since not all schemas were seen."""
@@ -266,25 +270,31 @@ class Parquet(ShardedSource):
             raise DamagedFileError("its ids are of a wider type than those of other files")
 
     def _batches(
-        self, file: pq.ParquetFile, shard: int, places: Places, begin: int, start: int, stop: int
+        self,
+        file: StoredFile,
+        opened: pq.ParquetFile,
+        places: Places,
+        begin: int,
+        start: int,
+        stop: int,
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Batches of the rows [start, stop) of a part, each with the number of its first row."""
-        columns, path = self._columns(file.schema_arrow), self.manifest.paths[shard]
+        columns = self._columns(opened.schema_arrow)
         for number in places.groups(start, stop):
             first, end = int(places.rows[number]), int(places.rows[number + 1])
             num_bytes = int(places.sizes[number])
             size = self._batch_rows(end - first, num_bytes)
 
             def decode(
-                file: pq.ParquetFile, number: int = number, size: int = size
+                opened: pq.ParquetFile, number: int = number, size: int = size
             ) -> Iterator[pa.RecordBatch]:
-                return file.iter_batches(size, [number], columns, use_threads=False)  # type: ignore[no-any-return]
+                return opened.iter_batches(size, [number], columns, use_threads=False)  # type: ignore[no-any-return]
 
             inside = begin > first and num_bytes >= LEAST_BYTES
             what = f"row group {number} by {size} {columns}" if inside else ""
             skipped, reached = max(start - first, 0), 0
             for batch, at in shared_batches(
-                self.storage, path, what, size, skipped, decode, file, open_file
+                self.storage, file, what, size, skipped, decode, opened, open_file
             ):
                 low, high = max(start - first - at, 0), min(stop - first - at, batch.num_rows)
                 if low < high:

@@ -8,12 +8,13 @@ not read.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.storage.files import StoredFile
 
 #: How a scan ended: a full block, or the end of the archive, or one of `FAULTS`.
 MORE, ENDED = 0, 1
@@ -27,6 +28,8 @@ MISSING, DUPLICATE, TOO_LONG = 1, 2, 3
 
 #: Beyond any byte and any number of samples.
 ALL = int(np.iinfo(np.int64).max)
+
+_WINDOW_BYTES = 1 << 20  # of an archive that is not mapped, at first
 
 Index: TypeAlias = Any  # compiled, an int and an np.int64 are the same
 
@@ -141,6 +144,55 @@ def scan_tar(
         ends[n] = at
         n += 1
     return n, at, outcome
+
+
+class Scanned(NamedTuple):
+    """Samples of an archive.
+
+    Attributes:
+        data: bytes in which they are; base: of the archive before them.
+        starts, sizes, status: (N,) of the wanted files, in `data`; see `scan_tar`.
+        ends: (N,) where the sample after each begins in the archive.
+        end, outcome: where the next one begins in the archive, and how the scan ended.
+    """
+
+    data: NDArray[np.uint8]
+    base: int
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    status: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+    end: int
+    outcome: int
+
+
+def scan_file(
+    file: StoredFile,
+    offset: int,
+    extension: NDArray[np.uint8],
+    max_bytes: int,
+    most: int,
+    until: int = 0,
+) -> Scanned:
+    """Find the next samples of an archive, `most` at most; see `scan_tar`.
+
+    What is not mapped is read in a window, which grows while it ends inside of a sample. Reading
+    goes on to byte `until`.
+    """
+    size = file.num_bytes if file.mapped else _WINDOW_BYTES
+    base = 0 if file.mapped else offset
+    while True:
+        last = min(base + size, file.num_bytes)
+        data = file.array(base, last, until)
+        starts, sizes, ends = np.zeros((3, most), dtype=np.int64)
+        status = np.zeros(most, dtype=np.uint8)
+        n, end, outcome = scan_tar(
+            data, offset - base, extension, max_bytes, starts, sizes, status, ends
+        )
+        if outcome in (MORE, _BAD) or last == file.num_bytes:
+            columns = (starts[:n], sizes[:n], status[:n], ends[:n] + base)
+            return Scanned(data, base, *columns, end + base, outcome)
+        size *= 2
 
 
 def is_header(data: NDArray[np.uint8]) -> bool:

@@ -3,7 +3,7 @@
 Where a part of an archive begins.
 
 Headers lead only from one member to the next, and lanes that share an archive read many parts of
-it. So its headers are all read once, where a part first begins inside it.
+it. So its headers are read once, up to the last part that begins inside it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from streampack.errors import ConfigError
 from streampack.sources.fields import ATTENTION_MASK, LOSS_FIELDS
 from streampack.sources.raw_bytes import integer_kind
 from streampack.sources.records import BrokenDocumentError, kind_of, record_of
-from streampack.sources.tar.headers import ALL, MORE, is_header, scan_tar
+from streampack.sources.tar.headers import ALL, MORE, is_header, scan_file
 from streampack.storage.decompression import DamagedError, codec_of, open_content
+from streampack.storage.files import StoredFile
+from streampack.storage.remote import FileInfo
 from streampack.storage.storage import Storage
 
 TEXT_ENDINGS = ("txt", "text", "md")
@@ -92,7 +94,7 @@ class FirstMembers:
     fields: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, shard: str, storage: Storage) -> FirstMembers:
+    def of(cls, shard: FileInfo, storage: Storage) -> FirstMembers:
         """Those of a shard; of a damaged one, those before the damage."""
         data, _ = head_of(shard, storage, _HEAD_BYTES)
         fields: dict[str, Mapping[str, str]] = {}
@@ -139,14 +141,14 @@ def _fields_in(ending: str, content: bytes) -> Mapping[str, str]:
     return {}
 
 
-def head_of(shard: str, storage: Storage, most: int) -> tuple[NDArray[np.uint8], int]:
+def head_of(shard: FileInfo, storage: Storage, most: int) -> tuple[NDArray[np.uint8], int]:
     """The content at the beginning of a shard, and about how many bytes it is stored in.
 
     Of a compressed one it has about `most` bytes. Where they were stored is known the less, the
     fewer they are: to blocks of a compression.
     """
-    size = storage.size(shard)
-    stored = storage.read_range(shard, 0, min(size, _HEAD_BYTES))
+    with storage.open(shard) as file:
+        stored = file.read(0, _HEAD_BYTES)
     data = np.frombuffer(stored, dtype=np.uint8)
     codec = None if is_header(data) else codec_of(stored)
     if codec is None:
@@ -167,7 +169,7 @@ _KEPT_SHARDS = 16
 
 
 class Samples:
-    """Where the samples of the archives of a source begin: their headers are all read, once.
+    """Where the samples of the archives of a source begin; headers are read once, as far as needed.
 
     Args:
         extension: of the wanted files; see `scan_tar`.
@@ -178,31 +180,27 @@ class Samples:
         self._found: dict[int, tuple[NDArray[np.int64], int, int]] = {}
 
     def first(
-        self, shard: int, data: NDArray[np.uint8], document: int | None, least: int
+        self, shard: int, file: StoredFile, document: int | None, least: int
     ) -> tuple[int, int, int]:
         """The number of a sample, where it begins, and how the scan up to there ended.
 
         Args:
-            shard: number of the archive; data: (B,) all of it.
+            shard: number of the archive; file: it.
             document: the number; None is that of the first that begins at byte `least` or later.
         """
-        if shard not in self._found:
-            self._found = dict(list(self._found.items())[1 - _KEPT_SHARDS :])
-            self._found[shard] = self._all(data)
-        begins, end, outcome = self._found[shard]
-        number = int(np.searchsorted(begins, least)) if document is None else document
-        if number < len(begins):
-            return number, int(begins[number]), MORE
-        return len(begins), end, outcome
-
-    def _all(self, data: NDArray[np.uint8]) -> tuple[NDArray[np.int64], int, int]:
-        """Where (S,) samples begin, where the last one ends, and how the scan ended."""
-        begins, offset, outcome = [np.zeros(1, dtype=np.int64)], 0, MORE
-        while outcome == MORE:
-            starts, sizes, ends = np.zeros((3, _STEP), dtype=np.int64)
-            status = np.zeros(_STEP, dtype=np.uint8)
-            n, offset, outcome = scan_tar(
-                data, offset, self._extension, ALL, starts, sizes, status, ends
-            )
-            begins.append(ends[:n])  # the next one begins where one ends
-        return np.concatenate(begins)[:-1], offset, outcome
+        # Where samples begin, and the one after them; where the scan is, and how it ended.
+        begins, end, outcome = self._found.pop(shard, (np.zeros(1, dtype=np.int64), 0, MORE))
+        while outcome == MORE and (
+            begins[-1] < least if document is None else len(begins) <= document
+        ):
+            found = scan_file(file, end, self._extension, ALL, _STEP, least)
+            begins = np.append(begins, found.ends)
+            end, outcome = found.end, found.outcome
+        self._found = dict([*self._found.items()][1 - _KEPT_SHARDS :])
+        self._found[shard] = begins, end, outcome
+        samples = len(begins) - 1
+        known = begins if outcome == MORE else begins[:samples]
+        number = int(np.searchsorted(known, least)) if document is None else document
+        if number < len(known):
+            return number, int(known[number]), MORE
+        return samples, end, outcome

@@ -47,11 +47,12 @@ from streampack.sources.tar.headers import (
     MORE,
     TOO_LONG,
     is_header,
-    scan_tar,
+    scan_file,
 )
 from streampack.sources.tar.members import FirstMembers, Samples, TarColumn, head_of
 from streampack.storage.decoded import shared_bytes
-from streampack.storage.decompression import DamagedError, map_file, sniff_codec
+from streampack.storage.decompression import DamagedError, codec_of
+from streampack.storage.files import LocalFile, MemoryFile, StoredFile
 from streampack.storage.listing import expand_braces, is_pipe, named_paths, refuse_pipes, run_pipe
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
@@ -158,7 +159,7 @@ class WebDataset(ShardedSource):
         files += [FileInfo(url, 0) for url in pipes]
         first = next((file for file in files if file.num_bytes > 0), None)
         padded = False
-        members = None if first is None else FirstMembers.of(first.path, self.storage)
+        members = None if first is None else FirstMembers.of(first, self.storage)
         where = shown(self.paths[0] if first is None else first.path)
         kinds = {} if members is None else members.columns()
         self.fields = self.fields.with_document(kinds, where)
@@ -196,10 +197,11 @@ class WebDataset(ShardedSource):
         shard = int(np.argmax(self.manifest.num_bytes > 0))
         if self.manifest.num_bytes[shard] == 0:
             return 0.0
-        data, stored = head_of(self.manifest.paths[shard], self.storage, _SAMPLED_BYTES)
+        data, stored = head_of(self.listed_shard(shard), self.storage, _SAMPLED_BYTES)
+        head = MemoryFile(data)
         document, offset, outcome, tokens, skips = 0, 0, MORE, 0, _Unsaid()
         while outcome == MORE and document < _SAMPLED and offset < len(data):
-            n, offset, outcome, block = self._block(shard, data, offset, ALL, document, skips)
+            n, offset, outcome, block = self._block(shard, head, offset, ALL, document, skips)
             document += n
             if isinstance(block, Texts):
                 tokens += sum(map(len, map(str.encode, block.texts))) // 4
@@ -221,18 +223,18 @@ class WebDataset(ShardedSource):
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block | Spans, int, int]]:
         weight = int(self.manifest.weights[shard])
-        with self._opened(shard, high - low < weight) as (data, complete):
+        with self._opened(shard, high - low < weight) as (file, complete):
             # Its weight is that of the stored file, and a sample lies where its headers begin.
-            size = max(len(data), 1)
+            size = max(file.num_bytes, 1)
             least = -(-low * size // weight)
             most = ALL if high == weight else -(-high * size // weight)
             document, offset, outcome = 0, 0, MORE
             if position is not None or least:
-                document, offset, outcome = self._samples.first(shard, data, position, least)
+                document, offset, outcome = self._samples.first(shard, file, position, least)
                 if position is not None and offset >= most:
                     return
             while outcome == MORE and offset < most:
-                n, offset, outcome, block = self._block(shard, data, offset, most, document, skips)
+                n, offset, outcome, block = self._block(shard, file, offset, most, document, skips)
                 document += n
                 if n:
                     place = high if offset >= most else offset * weight // size
@@ -243,8 +245,8 @@ class WebDataset(ShardedSource):
             raise self.broken_shard(shard, f"{after} (byte {offset}) {what}", document)
 
     @contextmanager
-    def _opened(self, shard: int, partly: bool) -> Iterator[tuple[NDArray[np.uint8], bool]]:
-        """The bytes of an archive, and whether its compression (if any) ended properly."""
+    def _opened(self, shard: int, partly: bool) -> Iterator[tuple[StoredFile, bool]]:
+        """An archive without its compression, and whether that (if any) ended properly."""
         path = self.manifest.paths[shard]
         if is_pipe(path):
             folder = self.storage.cache_dir
@@ -253,25 +255,26 @@ class WebDataset(ShardedSource):
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 target = Path(scratch) / "shard"
                 run_pipe(path, target)
-                yield self._mapped(shard, target, False)
+                yield self._content(shard, LocalFile(target), False)
         else:
-            with self.open_shard(shard) as local:
-                yield self._mapped(shard, local, partly)
+            with self.open_shard(shard) as file:
+                yield self._content(shard, file, partly)
 
-    def _mapped(self, shard: int, local: Path, partly: bool) -> tuple[NDArray[np.uint8], bool]:
-        codec, data = sniff_codec(local), map_file(local)
-        if codec is None or is_header(data):  # a name may begin like compressed data
-            return data, True
-        path = self.manifest.paths[shard]
+    def _content(self, shard: int, file: StoredFile, partly: bool) -> tuple[StoredFile, bool]:
+        head = file.array(0, 512)
+        codec = codec_of(head[:8].tobytes())
+        if codec is None or is_header(head):  # a name may begin like compressed data
+            return file, True
         try:
-            return shared_bytes(self.storage, path, local, codec, partly=partly)
+            data, complete = shared_bytes(self.storage, file, codec, partly=partly)
         except DamagedError as error:
             raise self.broken_shard(shard, str(error)) from error
+        return MemoryFile(data), complete
 
     def _block(
         self,
         shard: int,
-        data: NDArray[np.uint8],
+        file: StoredFile,
         offset: int,
         most: int,
         document: int,
@@ -281,18 +284,16 @@ class WebDataset(ShardedSource):
 
         Returns how many documents, where the next begins, how it ended, and the block.
         """
-        room = self.reading.documents_per_block
-        starts = np.zeros(room, dtype=np.int64)
-        sizes, ends = np.zeros_like(starts), np.zeros_like(starts)
-        status = np.zeros(room, dtype=np.uint8)
-        begin = offset
-        n, offset, outcome = scan_tar(
-            data, offset, self._extension, self.reading.block_bytes, starts, sizes, status, ends
+        reading = self.reading
+        found = scan_file(
+            file, offset, self._extension, reading.block_bytes, reading.documents_per_block, most
         )
-        own = int(np.searchsorted(ends[:n], most)) + 1
+        data, begin, n = found.data, offset - found.base, len(found.ends)
+        offset, outcome = found.end, found.outcome
+        own = int(np.searchsorted(found.ends, most)) + 1
         if own <= n:  # what follows is the next part's, and so is what is wrong with it
-            n, offset, outcome = own, int(ends[own - 1]), MORE
-        starts, sizes, status = starts[:n], sizes[:n], status[:n]
+            n, offset, outcome = own, int(found.ends[own - 1]), MORE
+        starts, sizes, status = found.starts[:n], found.sizes[:n], found.status[:n]
         most_bytes = self.reading.most_bytes
         status[(status == 0) & (sizes > most_bytes)] = TOO_LONG
         problems: dict[int, str] = {}

@@ -1,0 +1,217 @@
+"""The blocks of remote files that a host holds, shared by all of its processes.
+
+A block is `BLOCK_BYTES` of one version of a file, or what its end leaves of that. It is written
+under another name and renamed into place, so it is complete or not there, and never changes. A
+checksum behind its bytes finds what a power failure or a disk has made of it. Readers map it and
+take no lock: a block that is evicted stays readable for whoever has it mapped.
+
+Blocks are spread over folders by their names, and folders over zones with an equal share of the
+limit each. A process counts the bytes that it adds to a zone, looks through the zone after some of
+them, and evicts those opened longest ago. So a look takes the same time whatever the cache holds,
+and nothing is recorded that a killed process could leave wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import random
+import struct
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from streampack.errors import StorageError
+from streampack.storage.locks import Lock
+
+BLOCK_BYTES = 256 << 10
+#: Fetched at once, under one lock, at most.
+STRIPE_BLOCKS = 16
+
+_FOLDERS = 256
+_ZONE_BYTES = 64 << 20  # a smaller cache has fewer zones
+_LEAST_BYTES = 4096  # that a file takes on a disk
+_LOOKS = 32  # of a process at a zone, while its share of the limit is added
+_STALE_S = 600.0  # after which a part has no writer
+_TRAILER = struct.Struct("<II")  # bytes of the block, and their CRC-32
+
+
+class BlockCache:
+    """The blocks in a folder.
+
+    Args:
+        folder: created when a block is first written.
+        limit_bytes: called for the room that blocks may take.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: Callable[[], int]) -> None:
+        self.folder = folder
+        self._limit_bytes = limit_bytes
+        self._added: dict[int, float] = {}
+
+    def path(self, key: str, number: int) -> Path:
+        """The name of block `number` of a file."""
+        place = hashlib.blake2b(f"{key} {number}".encode(), digest_size=1).hexdigest()
+        return self.folder / place / f"{key}-{number}"
+
+    def get(self, key: str, number: int, size: int, *, verify: bool = True) -> memoryview | None:
+        """The `size` bytes of a block, mapped; None if it is not there or damaged."""
+        path = self.path(key, number)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            if os.fstat(fd).st_size != size + _TRAILER.size:
+                return None
+            data = memoryview(mmap.mmap(fd, size + _TRAILER.size, access=mmap.ACCESS_READ))
+            with suppress(OSError):  # another user's
+                os.utime(path)
+        finally:
+            os.close(fd)
+        block = data[:size]
+        if verify and data[size:] != _TRAILER.pack(size, zlib.crc32(block)):
+            return None
+        return block
+
+    def has(self, key: str, number: int) -> bool:
+        """True if there is such a block, which may be damaged."""
+        return self.path(key, number).exists()
+
+    def put(self, key: str, number: int, block: bytes | memoryview) -> None:
+        """Keep a block; to be called under the lock of its stripe.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        path = self.path(key, number)
+        part = path.with_name(f".{path.name}")
+        trailer = _TRAILER.pack(len(block), zlib.crc32(block))
+        for attempt in range(2):
+            try:
+                self._write(part, block, trailer)
+                os.replace(part, path)
+                break
+            except FileNotFoundError as error:  # somebody removed the folder
+                if attempt:
+                    raise self._unusable(error) from error
+            except OSError as error:
+                with suppress(OSError):
+                    part.unlink()
+                if attempt:
+                    raise self._unusable(error) from error
+                self._look(self._zone(path), everything=True)  # to make room
+        zone = self._zone(path)
+        quota = self._quota()
+        added = self._added.get(zone, random.random() * quota / _LOOKS)
+        added += max(len(block), _LEAST_BYTES)
+        if added >= quota / _LOOKS:
+            added = 0.0
+            self._look(zone)
+        self._added[zone] = added
+
+    @contextmanager
+    def fetching(self, key: str, number: int) -> Iterator[None]:
+        """A context in which no other process fetches a block of the same stripe."""
+        path = self.path(key, number - number % STRIPE_BLOCKS)
+        path = path.with_name(f".{path.name}.lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = Lock.acquire(path, exclusive=True)
+        except FileNotFoundError:  # the folder was removed in between
+            lock = None
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            yield
+        finally:
+            if lock is not None:
+                with suppress(OSError):
+                    if lock.is_of(path):
+                        path.unlink()
+                lock.release()
+
+    def forget(self, key: str, blocks: int) -> bool:
+        """Remove the blocks of a file, of which there are so many; True if there was one."""
+        found = False
+        for number in range(blocks):
+            with suppress(OSError):
+                self.path(key, number).unlink()
+                found = True
+        return found
+
+    def used_bytes(self) -> int:
+        """About how many bytes the blocks take, by one zone."""
+        zones = self._zones()
+        zone = random.randrange(zones)
+        return sum(status.st_size for _, status in self._entries(zone)) * zones
+
+    def _write(self, part: Path, block: bytes | memoryview, trailer: bytes) -> None:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            written = os.writev(fd, [block, trailer])
+            if written != len(block) + len(trailer):
+                raise OSError(f"only {written} bytes of a block were written")
+        finally:
+            os.close(fd)
+
+    def _zones(self) -> int:
+        zones = max(1, min(_FOLDERS, self._limit_bytes() // _ZONE_BYTES))
+        return 1 << (zones.bit_length() - 1)  # the same for limits that are nearly equal
+
+    def _quota(self) -> int:
+        return max(1, self._limit_bytes() // self._zones())
+
+    def _zone(self, path: Path) -> int:
+        return int(path.parent.name, 16) % self._zones()
+
+    def _names(self, zone: int) -> Iterator[os.DirEntry[str]]:
+        for place in range(zone, _FOLDERS, self._zones()):
+            with suppress(FileNotFoundError), os.scandir(self.folder / f"{place:02x}") as found:
+                yield from found
+
+    def _entries(self, zone: int) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+        for item in self._names(zone):
+            with suppress(OSError):
+                yield item, item.stat(follow_symlinks=False)
+
+    def _look(self, zone: int, *, everything: bool = False) -> None:
+        """Keep a zone below its share of the limit."""
+        quota = self._quota()
+        if not everything and sum(BLOCK_BYTES for _ in self._names(zone)) < quota:
+            return
+        total, stale_at = 0, time.time() - _STALE_S
+        blocks: list[tuple[int, int, str]] = []
+        for item, status in self._entries(zone):
+            if item.name.startswith("."):
+                if status.st_mtime < stale_at and not item.name.endswith(".lock"):
+                    _unlink(item.path)
+                continue
+            size = max(status.st_size, _LEAST_BYTES)
+            total += size
+            blocks.append((status.st_atime_ns, size, item.path))
+        if total <= quota and not everything:
+            return
+        kept = quota // 2 if everything else quota * 3 // 4
+        for _, size, path in sorted(blocks):
+            if total <= kept:
+                return
+            total -= size
+            _unlink(path)
+
+    def _unusable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"The cache directory {self.folder.parent} cannot be used ({error}).",
+            "Point `cache_dir` at a writable directory on a local disk with some room.",
+            setting="cache_dir",
+            path=str(self.folder.parent),
+        )
+
+
+def _unlink(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)

@@ -1,0 +1,149 @@
+"""Fetching blocks of remote files, for one process: now, or ahead in threads.
+
+Threads start when there is work and end when there is none, so an idle process has no thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from streampack.storage.blocks import BLOCK_BYTES, STRIPE_BLOCKS, BlockCache
+
+if TYPE_CHECKING:
+    from streampack.storage.files import RangedFile
+    from streampack.storage.remote import FileInfo
+
+logger = logging.getLogger(__name__)
+
+_THREADS = 4
+_MOST_TASKS = 256  # that wait; a thread that comes to the last of them is far behind its readers
+_MOST_BLOCKS = 64  # ahead of one reader
+
+#: Called with a file, a range of its bytes and how often to try again; None is as often as usual.
+GetRange = Callable[["FileInfo", int, int, "int | None"], bytes]
+
+
+class Fetcher:
+    """Blocks by the files that they are of.
+
+    Args:
+        cache: holds the blocks.
+        get: fetches a range of a file's bytes.
+        ahead_bytes: that may be fetched ahead of all readers together; 0 turns that off.
+
+    Attributes:
+        readers: files that are open.
+        num_bytes: that were fetched; wait_s: seconds that readers waited for them.
+    """
+
+    def __init__(self, cache: BlockCache, get: GetRange, ahead_bytes: int) -> None:
+        self.cache = cache
+        self.readers = 0
+        self.num_bytes = 0
+        self.wait_s = 0.0
+        self._get = get
+        self._ahead_bytes = ahead_bytes
+        self._tasks = Tasks()
+
+    @staticmethod
+    def key(listed: FileInfo) -> str:
+        """Of a version of a file, for the names of its blocks; no part of a URL is in it."""
+        identity = f"{listed.path}\0{listed.num_bytes}\0{listed.version}".encode()
+        return hashlib.blake2b(identity, digest_size=12).hexdigest()
+
+    def most_ahead(self) -> int:
+        """Blocks that a reader may have fetched ahead."""
+        return min(self._ahead_bytes // max(self.readers, 1) // BLOCK_BYTES, _MOST_BLOCKS)
+
+    def kept(self, file: RangedFile, number: int) -> memoryview | None:
+        """A block, if this host has it."""
+        return self.cache.get(file.key, number, file.block_bytes(number))
+
+    def fetched(self, file: RangedFile, number: int, end: int) -> memoryview:
+        """A block, fetched now with those up to `end` that are in its stripe and not there."""
+        began = time.monotonic()
+        found = self._fetch(file, number, end)
+        self.wait_s += time.monotonic() - began
+        assert found is not None
+        return found
+
+    def fetch_ahead(self, file: RangedFile, number: int, end: int) -> None:
+        """Have blocks of a stripe fetched while `file` is open; failures are left to its reader."""
+        self._tasks.add(lambda: file.closed or self._fetch(file, number, end, ahead=True))
+
+    def in_background(self, task: Callable[[], object]) -> None:
+        """Have something called in one of the threads; what it raises is dropped."""
+        self._tasks.add(task)
+
+    def _fetch(
+        self, file: RangedFile, number: int, end: int, *, ahead: bool = False
+    ) -> memoryview | None:
+        cache, key = self.cache, file.key
+        end = min(end, number - number % STRIPE_BLOCKS + STRIPE_BLOCKS)
+        end = min(end, -(-file.num_bytes // BLOCK_BYTES))
+        with cache.fetching(key, number):
+            found = None if ahead else self.kept(file, number)
+            if found is not None:
+                return found
+            missing = [n for n in range(number + (not ahead), end) if not cache.has(key, n)]
+            missing = missing if ahead else [number, *missing]
+            while missing:
+                run = 1
+                while run < len(missing) and missing[run] == missing[0] + run:
+                    run += 1
+                view = self._put(file, missing[0], missing[0] + run, 0 if ahead else None)
+                found = view if found is None else found
+                del missing[:run]
+            return found
+
+    def _put(self, file: RangedFile, first: int, end: int, retries: int | None) -> memoryview:
+        """Fetch blocks that follow each other, and keep them; the first one."""
+        stop = min(end * BLOCK_BYTES, file.num_bytes)
+        data = memoryview(self._get(file.listed, first * BLOCK_BYTES, stop, retries))
+        self.num_bytes += len(data)
+        for number in range(first, end):
+            at = (number - first) * BLOCK_BYTES
+            self.cache.put(file.key, number, data[at : at + BLOCK_BYTES])
+        size = file.block_bytes(first)
+        # Mapped, its memory is the system's; it may have been evicted again.
+        mapped = self.cache.get(file.key, first, size, verify=False)
+        return data[:size] if mapped is None else mapped
+
+
+class Tasks:
+    """Calls that a few threads make, in order."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._threads = 0
+
+    def add(self, task: Callable[[], object]) -> None:
+        """Have something called, unless too many wait already; what it raises is dropped."""
+        with self._lock:
+            if len(self._waiting) >= _MOST_TASKS:
+                return
+            self._waiting.append(task)
+            if self._threads < _THREADS:
+                self._threads += 1
+                threading.Thread(
+                    target=self._work, name="streampack-read-ahead", daemon=True
+                ).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                task = self._waiting.popleft()
+            try:
+                task()
+            except Exception as error:  # the reader will get it, after all its retries
+                logger.debug("reading ahead failed: %s", error)
