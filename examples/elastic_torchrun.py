@@ -3,9 +3,9 @@
     python examples/elastic_torchrun.py
 
 trains a tiny model twice on this machine's processors: on 4 ranks without a stop; and on 4 ranks
-that are killed (SIGKILL) between two checkpoints, on 3 that go on from the last one and are killed
-too, and on 8 to the end. Then it compares the losses of every step. The ranks are started as
-torchrun starts them.
+one of which is killed (SIGKILL) between two checkpoints, which ends the job, on 3 that go on from
+the last checkpoint and end in the same way, and on 8 to the end. torchrun starts all of them. Then
+it compares the losses of every step.
 
 What makes it so: batch g of the run does not depend on the number of ranks, so 4 ranks x 6 batches,
 3 x 8 and 8 x 3 are the same 24 batches per step; losses are summed over tokens and divided by the
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -105,38 +105,35 @@ def train(folder: Path) -> None:
                 torch.save(parts, folder / "new.pt")
                 (folder / "new.pt").replace(checkpoint)
         if rank == 0:
-            print(json.dumps({"step": step, "loss": total.item()}), flush=True)
+            numbers = {"step": step, "loss": total.item(), "pid": os.getpid()}
+            print(json.dumps(numbers), flush=True)
         if step == STEPS:
             break
     dist.destroy_process_group()
 
 
 def job(folder: Path, ranks: int, until: int) -> dict[int, float]:
-    """Run `ranks` processes, and kill all of them after step `until`; the losses by step."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    processes = []
-    for rank in range(ranks):
-        numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks}
-        environment = shared | {name: str(number) for name, number in numbers.items()}
-        command = [sys.executable, __file__, str(folder)]
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE if not rank else None)
-        )
+    """Run torchrun with `ranks` processes, one of which dies after step `until`; losses by step.
+
+    torchrun ends the others. With ``--max-restarts`` it would start as many again, and they would
+    go on from the checkpoint.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(ranks), __file__, str(folder)]
     losses: dict[int, float] = {}
-    assert processes[0].stdout is not None
-    for line in processes[0].stdout:
-        found = json.loads(line)
-        losses[found["step"]] = found["loss"]
-        if found["step"] == until < STEPS:
-            for process in processes:
-                process.kill()
-    for process in processes:
-        process.wait()
-    if max(losses, default=0) < until:
-        raise SystemExit(f"The job on {ranks} ranks failed.")
+    with (folder / "errors.txt").open("w+") as errors:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        started = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors)
+        assert started.stdout is not None
+        for line in started.stdout:
+            found = json.loads(line)
+            losses[found["step"]] = found["loss"]
+            if found["step"] == until < STEPS:
+                os.kill(found["pid"], signal.SIGKILL)
+        started.wait()
+        if max(losses, default=0) < until:
+            errors.seek(0)
+            raise SystemExit(f"The job on {ranks} ranks failed: {errors.read()}")
     return losses
 
 

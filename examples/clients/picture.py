@@ -72,7 +72,7 @@ def draw_legs(axes: Any, straight: dict[int, float], legs: dict[int, dict[int, f
         axes.plot(max(losses), losses[max(losses)], "X" if max(losses) < max(straight) else ",",
                   color="black")  # fmt: skip
         apart = max(apart, *(abs(loss - straight[step]) for step, loss in losses.items()))
-    axes.set_xlabel(f"step of {BATCHES_PER_STEP} batches (x: all ranks killed)", fontsize=8)
+    axes.set_xlabel(f"step of {BATCHES_PER_STEP} batches (x: a rank killed)", fontsize=8)
     axes.set_title(f"Loss, largest difference {apart:.0e}", fontsize=10, loc="left")
     axes.legend(fontsize=8, frameon=False)
 

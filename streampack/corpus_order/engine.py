@@ -19,6 +19,7 @@ from streampack.extras import missing_package
 
 ANSWER_S = 10.0
 RETRIES = 3  # of a task whose worker was lost
+KEEPALIVE_MS = 10_000  # a machine that vanishes is missed after about a minute, of seven by default
 OBJECT_STORE_BYTES = 128 << 20  # a job and its tasks' numbers travel, and no data
 
 Report = Callable[[int], None]
@@ -108,6 +109,8 @@ def opened(address: str | None, workers: int | None) -> Iterator[Engine]:
         yield run_here
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name in ("time_ms", "timeout_ms"):
+        os.environ.setdefault(f"RAY_grpc_client_keepalive_{name}", str(KEEPALIVE_MS))
     try:
         import ray
     except ImportError:
