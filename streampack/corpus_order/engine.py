@@ -129,15 +129,20 @@ def opened(address: str | None, workers: int | None) -> Iterator[Engine]:
 def _start(ray: Any, address: str | None, workers: int | None) -> None:
     quiet = {"logging_level": "ERROR", "log_to_driver": False}
     if address is not None:
+        host, _, port = address.rpartition("://")[2].rpartition(":")
+        answers = False
         try:
-            host, colon, port = address.rpartition("://")[2].rpartition(":")
-            if colon:  # Ray itself would try for minutes
+            if host:  # Ray itself would try for minutes
                 socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+                answers = True
             ray.init(address=address, **quiet)
-        except (OSError, RuntimeError, ValueError, SystemExit) as error:  # Ray gives up by exiting
+        except (Exception, SystemExit) as error:  # Ray gives up by exiting
             raise ConfigError(
-                f'No Ray cluster answers at "{address}": {error}',
-                "Check the address (ray start prints it), or leave --address out to use this "
+                f'There is no Ray cluster to join at "{address}": {first_line(error)}',
+                "If it was started with RAY_AUTH_MODE=token, set that here too, and RAY_AUTH_TOKEN "
+                "to its token; else start it with the same versions of Ray and Python."
+                if answers
+                else "Check the address (ray start prints it), or leave --address out to use this "
                 "machine.",
                 setting="address",
             ) from error
