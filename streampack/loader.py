@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, overload
 
 import torch
 from torch.utils.data import DataLoader
 
 from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
-from streampack.batch import BatchGroup, PackedBatch
+from streampack.batch import BatchGroup, Item, PackedBatch
 from streampack.dataset import PackedDataset
 from streampack.deals.report_exchange import ReportExchange
 from streampack.deals.sharing import Sharing
@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+Given = TypeVar("Given")  # of one iterator: the loader's items, or groups of them
 
-class PackedLoader(DataLoader[Any]):
+
+class PackedLoader(DataLoader[Any], Generic[Item]):
     """Iterate a `PackedDataset` with worker processes.
 
     It is a torch DataLoader for what asks for one, as Lightning Fabric does. accelerate's
@@ -103,7 +105,7 @@ class PackedLoader(DataLoader[Any]):
         pin_memory: bool = False,
         timeout: float = 0,
         end: End = "drain",
-        transform: Callable[[PackedBatch], Any] | None = None,
+        transform: Callable[[PackedBatch], Item] | None = None,
         device: torch.device | str | None = None,
         ranks: Ranks | None = None,
         rank_timeout_s: float = TIMEOUT_S,
@@ -207,6 +209,12 @@ class PackedLoader(DataLoader[Any]):
         """
         return self._run.estimate_steps()
 
+    @overload
+    def progress(self, over: None = None, *, every_s: float = 60.0) -> Iterator[Item]: ...
+
+    @overload
+    def progress(self, over: Iterable[Given], *, every_s: float = 60.0) -> Iterator[Given]: ...
+
     def progress(
         self, over: Iterable[Any] | None = None, *, every_s: float = 60.0
     ) -> Iterator[Any]:
@@ -261,10 +269,10 @@ class PackedLoader(DataLoader[Any]):
     def __bool__(self) -> bool:
         return True  # not by its length
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Item]:  # type: ignore[override]
         return self._iterate(lambda ahead: ahead.batches(self._transformed, counted=self._trains))
 
-    def accumulate(self, batches: int) -> Iterator[BatchGroup]:
+    def accumulate(self, batches: int) -> Iterator[BatchGroup[Item]]:
         """Iterate in groups of `batches`, for gradient accumulation.
 
         A group says how many loss tokens its batches have on all data-parallel ranks together.
@@ -383,14 +391,16 @@ class PackedLoader(DataLoader[Any]):
             return feed_from_workers(share, sharing, settings)
         return feed_in_process(share, sharing, exchange)
 
-    def _transformed(self, batch: PackedBatch) -> Any:
+    def _transformed(self, batch: PackedBatch) -> Item:
         if self.transform is None:
-            return batch
+            return cast(Item, batch)
         item = self.transform(batch)
         self._run.transformed(batch, item)
         return item
 
-    def _iterate(self, items: Callable[[Prefetcher], Iterator[Any]]) -> Generator[Any, None, None]:
+    def _iterate(
+        self, items: Callable[[Prefetcher], Iterator[Given]]
+    ) -> Generator[Given, None, None]:
         """What `items` gives of one iterator, which is live until the loop leaves it."""
         ahead = self._open()
         try:

@@ -5,6 +5,6 @@ and a method of the class. Nothing here knows where batches come
 from, or in which order.
 """
 
-from streampack.batch.packed_batch import BatchGroup, PackedBatch
+from streampack.batch.packed_batch import BatchGroup, Item, PackedBatch
 
-__all__ = ["BatchGroup", "PackedBatch"]
+__all__ = ["BatchGroup", "Item", "PackedBatch"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 import numpy as np
 import torch
@@ -30,7 +30,12 @@ from streampack.packing.plan import Composition
 from streampack.window.packed_rows import PackedRows
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypeVar
+
+    from streampack.batch import attention, hf_arguments, numpy_arrays, parallel, text
+    from streampack.batch import loss as losses
+else:
+    from typing import TypeVar
 
 _NO_DICT = (
     "A PackedBatch is no dict, as models need more than ids to keep documents apart. Write {}."
@@ -230,21 +235,38 @@ class PackedBatch:
 
     # ------------------------------------------------------------------ for kernels and trainers
 
-    varlen = Form("attention.varlen")
-    fla = Form("attention.fla")
-    flex = Form("attention.flex")
-    next_tokens = Form("attention.next_tokens")
-    context_parallel = Form("parallel.context_parallel")
-    hf = Form("hf_arguments.hf")
-    loss = Form("loss.loss")
-    megatron = Form("parallel.megatron")
-    packed_seq_params = Form("parallel.packed_seq_params")
-    samples = Form("parallel.samples")
-    numpy = Form("numpy_arrays.numpy")
-    pairs = Form("loss.pairs")
-    decode = Form("text.decode")
-    show = Form("text.show")
-    limit_context = Form("attention.limit_context")
+    if TYPE_CHECKING:
+        varlen = attention.varlen
+        fla = attention.fla
+        flex = attention.flex
+        next_tokens = attention.next_tokens
+        context_parallel = parallel.context_parallel
+        hf = hf_arguments.hf
+        loss = losses.loss
+        megatron = parallel.megatron
+        packed_seq_params = parallel.packed_seq_params
+        samples = parallel.samples
+        numpy = numpy_arrays.numpy
+        pairs = losses.pairs
+        decode = text.decode
+        show = text.show
+        limit_context = attention.limit_context
+    else:
+        varlen = Form("attention.varlen")
+        fla = Form("attention.fla")
+        flex = Form("attention.flex")
+        next_tokens = Form("attention.next_tokens")
+        context_parallel = Form("parallel.context_parallel")
+        hf = Form("hf_arguments.hf")
+        loss = Form("loss.loss")
+        megatron = Form("parallel.megatron")
+        packed_seq_params = Form("parallel.packed_seq_params")
+        samples = Form("parallel.samples")
+        numpy = Form("numpy_arrays.numpy")
+        pairs = Form("loss.pairs")
+        decode = Form("text.decode")
+        show = Form("text.show")
+        limit_context = Form("attention.limit_context")
     __getitem__ = no_item
     keys = no_keys
 
@@ -384,7 +406,14 @@ class PackedBatch:
 refuse_collating(PackedBatch)
 
 
-class BatchGroup:
+if TYPE_CHECKING:
+    #: What a loop gets of each batch: the batch, or what the loader's `transform` makes of it.
+    Item = TypeVar("Item", default=PackedBatch)
+else:
+    Item = TypeVar("Item")  # which has no default before Python 3.13
+
+
+class BatchGroup(Generic[Item]):
     """Batches whose gradients are added up before the optimiser steps.
 
     Attributes:
@@ -398,15 +427,15 @@ class BatchGroup:
         self,
         batches: Sequence[PackedBatch],
         num_loss_tokens: int,
-        form: Callable[[PackedBatch], Any] = lambda batch: batch,
+        form: Callable[[PackedBatch], Item],
     ) -> None:
         self.num_loss_tokens = num_loss_tokens
-        self.batches: tuple[Any, ...] = tuple(form(batch) for batch in batches)
+        self.batches: tuple[Item, ...] = tuple(form(batch) for batch in batches)
 
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Item]:
         return iter(self.batches)
 
     def __repr__(self) -> str:

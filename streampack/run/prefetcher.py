@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
 
 import torch
 
-from streampack.batch import BatchGroup, PackedBatch
+from streampack.batch import BatchGroup, Item, PackedBatch
 from streampack.errors import StateError
 from streampack.run.rank import RankRun
 
@@ -104,7 +103,7 @@ class Prefetcher:
             return self._copies.take(batch)
         return batch.pin_memory() if self._pin_memory else batch
 
-    def batches(self, form: Callable[[PackedBatch], Any], *, counted: bool) -> Iterator[Any]:
+    def batches(self, form: Callable[[PackedBatch], Item], *, counted: bool) -> Iterator[Item]:
         """One after the other, in that form; each counts as taken.
 
         Args:
@@ -114,7 +113,7 @@ class Prefetcher:
         for (batch,), _ in self._steps(1, counted and self._run.num_ranks > 1):
             yield form(batch)
 
-    def groups(self, size: int, form: Callable[[PackedBatch], Any]) -> Iterator[BatchGroup]:
+    def groups(self, size: int, form: Callable[[PackedBatch], Item]) -> Iterator[BatchGroup[Item]]:
         """In groups, the last one of what is left; all batches of a group count as taken."""
         for taken, num_loss_tokens in self._steps(size, True):
             yield BatchGroup(taken, num_loss_tokens, form)

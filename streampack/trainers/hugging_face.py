@@ -49,7 +49,7 @@ class EvaluationMixin(Mixin):
 
     args: Any
     accelerator: Any
-    loader: PackedLoader
+    loader: PackedLoader[Any]
     eval_dataset: Any
     _loss: torch.Tensor | None = None  # of the evaluation that runs: sum, tokens
 
@@ -116,7 +116,7 @@ class EvaluationMixin(Mixin):
         theirs = {name: data for name, data in datasets.items() if not isinstance(data, kinds)}
         super()._reject_skip_prepare_without_labels(theirs, *rest)  # type: ignore[misc]
 
-    def _packed(self, dataset: Any) -> PackedLoader | None:
+    def _packed(self, dataset: Any) -> PackedLoader[Any] | None:
         """The loader of a dataset of ours, or of ours in a loader; None for any other."""
         check_evaluated(dataset)
         if isinstance(dataset, PackedDataset):
@@ -166,7 +166,7 @@ class TrainerMixin(EvaluationMixin):
     def __init__(
         self,
         *arguments: Any,
-        loader: PackedLoader | None = None,
+        loader: PackedLoader[Any] | None = None,
         allow: Collection[str] = (),
         **options: Any,
     ) -> None:
@@ -236,7 +236,7 @@ class TrainerMixin(EvaluationMixin):
         )
 
 
-def check_parallelism(config: Any, loader: PackedLoader) -> None:
+def check_parallelism(config: Any, loader: PackedLoader[Any]) -> None:
     """Raise `ConfigError` if accelerate's `ParallelismConfig` does not go with a loader."""
     if config is None:
         return
@@ -266,7 +266,7 @@ class Epochs:
         loader: of this rank.
     """
 
-    def __init__(self, loader: PackedLoader) -> None:
+    def __init__(self, loader: PackedLoader[Any]) -> None:
         self._run = loader._run
         self._pass_steps: float | None = None
         self._before = 0  # steps of runs that have ended and were begun again

@@ -37,7 +37,7 @@ class DataModuleMixin(Mixin):
 
     trainer: Any
 
-    def __init__(self, loader: PackedLoader, *, allow: Collection[str] = ()) -> None:
+    def __init__(self, loader: PackedLoader[Any], *, allow: Collection[str] = ()) -> None:
         super().__init__()
         if not isinstance(loader, PackedLoader):
             raise ConfigError(
@@ -84,7 +84,7 @@ class DataModuleMixin(Mixin):
 class StatelessBatches:
     """A loader's batches, without its state."""
 
-    def __init__(self, loader: PackedLoader) -> None:
+    def __init__(self, loader: PackedLoader[Any]) -> None:
         self._loader = loader
 
     def __iter__(self) -> Iterator[Any]:
