@@ -113,25 +113,41 @@ def with_article(noun: str) -> str:
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
 
 
+#: Returns the place of an argument that belongs to another function or class; None if unknown.
+Elsewhere = Callable[[str], str | None]
+
+
 def explained(made: Made) -> Made:
     """The same class or function, whose `TypeError` for a wrong argument lists those it takes."""
+    return _explained(made, lambda argument: None)
+
+
+def explained_with(elsewhere: Elsewhere) -> Callable[[Made], Made]:
+    """Return an `explained` that also names where else an argument belongs."""
+    return functools.partial(_explained, elsewhere=elsewhere)
+
+
+def _explained(made: Made, elsewhere: Elsewhere) -> Made:
     if isinstance(made, type):
-        made.__init__ = explained(made.__init__)  # type: ignore[misc]
+        made.__init__ = _explained(made.__init__, elsewhere)  # type: ignore[misc]
         return made
+    bound = next(iter(inspect.signature(made).parameters), None) in ("self", "cls")
 
     @functools.wraps(made)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if made.__name__ == "__init__":
-            check_call(type(args[0]).__name__, made, args[1:], kwargs)
-        else:
-            check_call(f"{made.__name__}()", made, args, kwargs)
+        name = type(args[0]).__name__ if made.__name__ == "__init__" else f"{made.__qualname__}()"
+        check_call(name, made, args[1:] if bound else args, kwargs, elsewhere)
         return made(*args, **kwargs)
 
     return cast(Made, checked)
 
 
 def check_call(
-    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    name: str,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    elsewhere: Elsewhere = lambda argument: None,
 ) -> None:
     """Raise `TypeError`, with those it takes, for arguments that a function does not take.
 
@@ -139,6 +155,7 @@ def check_call(
         name: of what is called.
         function: it, or the constructor of a class.
         args, kwargs: its arguments by position, without `self`, and by name.
+        elsewhere: names where an unknown argument belongs.
     """
     taken = _parameters(function)
     if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in taken):
@@ -151,7 +168,7 @@ def check_call(
         raise TypeError(f"{name} takes its settings by name. Write {call}, for example.")
     given = {*by_place[: len(args)], *kwargs}
     wrong = [
-        f"has no argument {key!r}: it takes {', '.join(names)}."
+        f"has no argument {key!r}: {elsewhere(key) or 'it takes ' + ', '.join(names)}."
         for key in kwargs
         if key not in names
     ][:1]
@@ -166,4 +183,4 @@ def check_call(
 def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     """Those of a function, without `self`; looking them up takes longer than most calls."""
     parameters = inspect.signature(function).parameters
-    return tuple(one for name, one in parameters.items() if name != "self")
+    return tuple(one for name, one in parameters.items() if name not in ("self", "cls"))

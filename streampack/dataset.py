@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streampack.arguments import explained
+from streampack.arguments import explained_with
 from streampack.batch import PackedBatch
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
@@ -50,6 +51,18 @@ if TYPE_CHECKING:
     from streampack.run.provenance import Piece
     from streampack.run.worker_share import WorkerShare
     from streampack.streams.hooks import Hook, HookFunction
+
+
+def _elsewhere(argument: str) -> str | None:
+    """Where an argument belongs that is one of a setting of the dataset."""
+    from streampack.packing import BestFitDecreasing
+
+    kinds = {"packer": BestFitDecreasing, "window": WindowConfig, "token_rules": TokenRules}
+    for setting, kind in kinds.items():
+        if argument in inspect.signature(kind).parameters:
+            needed = "seq_len=..., " if setting == "packer" else ""
+            return f"pass {setting}={kind.__name__}({needed}{argument}=...)"
+    return None
 
 
 class PackedDataset(IterableDataset[PackedBatch]):
@@ -106,7 +119,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         ConfigError: settings that cannot work, or a source that has nothing.
     """
 
-    @explained
+    @explained_with(_elsewhere)
     def __init__(
         self,
         source: Any,
@@ -210,6 +223,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self._warned = False  # that ranks are not connected
 
     @classmethod
+    @explained_with(_elsewhere)
     def evaluation(
         cls,
         source: Any,
@@ -271,6 +285,12 @@ class PackedDataset(IterableDataset[PackedBatch]):
             f"PackedDataset({config.source!r}, packer={config.packer!r}, "
             f"batch_tokens={config.batch_tokens}, lanes={lanes or None}, epochs={config.epochs}, "
             f"seed={config.seed}, rank={place.rank} of {place.world_size})"
+        )
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(
+            f"A PackedDataset is a stream without an item {index!r:.40}. Write "
+            "next(iter(PackedLoader(dataset))) for its first batch."
         )
 
     def _check_topology(self) -> None:

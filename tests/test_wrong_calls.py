@@ -340,6 +340,8 @@ WITHOUT_NAMES: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
         ConfigError,
     ),
     "an unknown argument of a dataset": (lambda: dataset(max_lenght=8), TypeError),
+    "an unknown argument of an evaluation": (lambda: evaluation(max_lenght=8), TypeError),
+    "an item of a dataset": (lambda: dataset()[0], TypeError),
     "an unknown argument of a loader": (lambda: loader(max_lenght=8), TypeError),
     "an unknown argument of a source": (lambda: sources.JSONL("a.jsonl", x=8), TypeError),  # type: ignore[call-arg]
     "an unknown argument of pack": (lambda: pack([3], seq_len=8, x=8), TypeError),
@@ -415,3 +417,23 @@ def test_numbers_of_numpy_are_saved_as_plain_ones(make: Any) -> None:
     assert json.dumps(make(np.int64, np.float32).describe()) == json.dumps(
         make(int, float).describe()
     )
+
+
+@pytest.mark.parametrize("make", [dataset, evaluation])
+@pytest.mark.parametrize(
+    ("argument", "place"),
+    [({"overflow": "drop"}, "packer"), ({"rows": 40}, "window"), ({"eos_id": 1}, "token_rules")],
+)
+def test_an_argument_of_a_setting_is_named_with_the_setting(
+    make: Callable[..., Any], argument: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        make(**argument)
+    kinds = {"BestFitDecreasing": BestFitDecreasing, "WindowConfig": WindowConfig}
+    written = str(caught.value).partition("pass ")[2].rstrip(".")
+    ((key, value),) = argument.items()
+    call = written.replace("seq_len=...", "seq_len=16").replace(f"{key}=...", f"{key}={value!r}")
+    options = eval(f"dict({call})", {**kinds, "TokenRules": TokenRules})
+    assert list(options) == [place]
+    made = make(**({"seq_len": None} if place == "packer" else {}), **options)
+    assert isinstance(made, PackedDataset)

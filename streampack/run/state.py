@@ -263,6 +263,8 @@ def check_state(state: Mapping[str, Any]) -> None:
         )
     missing = set(_FIELDS) - set(state)
     if missing:
+        if (inside := _state_inside(state)) is not None:
+            raise StateError("The mapping holds the state, and is none itself.", f"Pass {inside}.")
         raise StateError(
             f"The state lacks {', '.join(sorted(missing))}.", "Pass what `state_dict()` returned."
         )
@@ -271,6 +273,20 @@ def check_state(state: Mapping[str, Any]) -> None:
             "The state does not add up to its checksum.",
             "Pass what `state_dict()` returned, unchanged.",
         )
+
+
+def _state_inside(checkpoint: Any, name: str = "state", depth: int = 3) -> str | None:
+    """Where a checkpoint holds a state of a run, as Python; None if it is not found."""
+    if not isinstance(checkpoint, Mapping) or not depth:
+        return None
+    if isinstance(checkpoint.get(_KEY), str):
+        return f"{name} to DistributedState(loader).load_state_dict"
+    if set(_FIELDS) <= set(checkpoint):
+        return name
+    found = (
+        _state_inside(value, f"{name}[{key!r}]", depth - 1) for key, value in checkpoint.items()
+    )
+    return next((each for each in found if each is not None), None)
 
 
 def _named(lanes: Iterable[int]) -> str:
@@ -337,8 +353,9 @@ class DistributedState:
         try:
             saved = json.loads(text if isinstance(text, str) else "")
         except (ValueError, RecursionError) as error:
-            raise StateError(
-                f"The checkpoint's entry for the data is {text!r:.80}.",
-                "Load a checkpoint that was saved with DistributedState under the same name.",
-            ) from error
+            remedy = "Load a checkpoint that was saved with DistributedState under the same name."
+            if (inside := _state_inside(state)) is not None:
+                other = " to loader.load_state_dict" if "load_state_dict" not in inside else ""
+                remedy = f"Pass {inside}{other}."
+            raise StateError(f"The checkpoint's entry is {text!r:.80}.", remedy) from error
         self._loader.load_state_dict(saved, allow=allow)

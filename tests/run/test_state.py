@@ -161,6 +161,23 @@ def test_the_state_after_a_batch_knows_nothing_of_what_was_stepped_over_later() 
     assert (before["stepped_over"], before["next_batch"]) == ([[0, 1]], 2)
 
 
+def test_a_checkpoint_in_the_place_of_its_state_is_refused_and_the_remedy_loads_it() -> None:
+    loader = PackedLoader(make_dataset())
+    take(loader, 3)
+    plain = loader.state_dict()
+    gathered = DistributedState(loader).state_dict()
+    for state in ({"model": {}, "data": plain}, {"inner": {"data": plain}}, gathered):
+        again = PackedLoader(make_dataset())
+        for load in (again.load_state_dict, DistributedState(again).load_state_dict):
+            if (state, load.__self__) == (gathered, again) or state is not gathered:
+                with pytest.raises(StateError) as caught:
+                    load(state)
+                place, *method = caught.value.remedy.removeprefix("Pass ").rstrip(".").split(" to ")
+                names = {"state": state, "loader": again, "DistributedState": DistributedState}
+                eval(method[0] if method else "loader.load_state_dict", names)(eval(place, names))
+                assert again.state_dict() == plain
+
+
 def test_a_rank_of_sixteen_such_lanes_has_a_state_of_less_than_1_mib() -> None:
     lengths = np.exp(np.random.default_rng(0).normal(4.4, 1.1, 20_000)).astype(int) + 1
     documents = numbered_documents(lengths.tolist())
