@@ -96,7 +96,7 @@ def train() -> PackedLoader:
         labels = batch.labels[:, 1:]
         logits = model(batch.input_ids)[:, :-1].transpose(1, 2)
         losses = nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="none")
-        (losses.sum() / (batch.num_items_in_batch or batch.num_loss_tokens)).backward()
+        (losses.sum() / batch.num_items_in_batch).backward()
         optimizer.step()
         optimizer.zero_grad()
         mixing.after_step(batch, losses)

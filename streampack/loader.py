@@ -23,7 +23,7 @@ from streampack.errors import ConfigError, StateError
 from streampack.job.ending import End, Ranks
 from streampack.job.exchange import LONGEST_S, TIMEOUT_S
 from streampack.job.topology import Topology
-from streampack.job.wrong_callers import refuse_taking_ahead
+from streampack.job.wrong_callers import refuse_bare_checkpointing, refuse_taking_ahead
 from streampack.lane.config import LaneShare
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
@@ -164,9 +164,11 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         or a tensor in it, a group of `accumulate`. It is of the last 16 batches.
 
         Raises:
-            StateError: the batch is not one of the last 16; another thread takes the batches, so
+            StateError: the batch is not one of the last 16; torch.distributed.checkpoint asks,
+                which takes a `DistributedState`; another thread takes the batches, so
                 that it is not known which of them the loop has got.
         """
+        refuse_bare_checkpointing()
         if after is not None and before is not None:
             raise ConfigError("after= and before= are both given.", "Pass one.", setting="before")
         if after is None and before is None:

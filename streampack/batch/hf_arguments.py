@@ -95,8 +95,8 @@ def hf(
     if model is not None:
         return _arguments_for(model, batch, segments)
     counts: dict[str, Any] = {}
-    if batch.num_items_in_batch is not None or not batch.num_loss_tokens:
-        counts["num_items_in_batch"] = (batch.num_items_in_batch or 1) * batch.cp_size
+    if batch._step_items is not None or not batch.num_loss_tokens:
+        counts["num_items_in_batch"] = batch.num_items_in_batch * batch.cp_size
     if seq_idx:
         counts["seq_idx"] = batch.seq_idx
     cu_seqlens, longest = static_segments(batch, segments)

@@ -49,9 +49,8 @@ def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -
     Raises:
         ConfigError: `logits` are not those of every slot, in the order of the batch.
     """
-    count = batch.num_items_in_batch
     # Each rank that shares the batch counts the whole of it here.
-    count = batch.num_loss_tokens if count is None else count * batch.cp_size
+    count = batch.num_items_in_batch * batch.cp_size
     labels = batch.labels
     if isinstance(logits, Tensor) and logits.shape[:-1].numel() < labels.numel():
         from streampack.batch.hf_routers import slots_of

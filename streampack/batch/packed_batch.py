@@ -110,10 +110,11 @@ class PackedBatch:
         num_items_in_batch: what `loss` and `.hf()` divide the batch's summed loss by, so that
             gradients that are averaged over the ranks, as by DDP and FSDP, and added up over a
             group of `PackedLoader.accumulate` are those of the mean over the loss tokens of the
-            step: these on all ranks together, divided by the number of ranks. None where the batch
-            is a step by itself (one rank without a group, an evaluation), and from a loader other
-            than `PackedLoader`. Of a batch that ranks share, each divides the loss of its part by
-            it; `loss` and `.hf()` are of the whole, of which each rank counts an equal share.
+            step: these on all ranks together, divided by the number of ranks. Where the batch is a
+            step by itself (one rank without a group, an evaluation, a loader other than
+            `PackedLoader`) it is that of the batch, and 1 for a step without a loss token. Of a
+            batch that ranks share, each divides the loss of its part by it; `loss` and `.hf()` are
+            of the whole, of which each rank counts an equal share.
         sum_squared_lengths: over attention segments that are not padding: what attention costs.
         source_ids: (num_documents,) int32, the source of each piece, to be indexed by
             `document_ids`.
@@ -152,7 +153,7 @@ class PackedBatch:
         self.max_seqlen = packed.max_seqlen
         self.num_documents = len(packed.source_ids)
         self.num_loss_tokens = packed.num_loss_tokens
-        self.num_items_in_batch: float | None = None
+        self._step_items: float | None = None
         self.sum_squared_lengths = packed.sum_squared_lengths
         self.composition: Composition = packed.composition
         self.by_source: NDArray[np.int64] | None = packed.by_source
@@ -225,6 +226,18 @@ class PackedBatch:
     def num_tokens(self) -> int:
         """Slots that are not padding."""
         return self.composition.placed + self.composition.inserted_eos
+
+    @property
+    def num_items_in_batch(self) -> float:
+        """The divisor of the batch's summed loss; see the class."""
+        if self._step_items is not None:
+            return self._step_items or 1
+        own = self.num_loss_tokens or 1
+        return own if self.cp_size == 1 else own / self.cp_size
+
+    @num_items_in_batch.setter
+    def num_items_in_batch(self, count: float) -> None:
+        self._step_items = count
 
     @property
     def state(self) -> dict[str, Any] | None:

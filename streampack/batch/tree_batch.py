@@ -267,9 +267,7 @@ class TreeBatch(PackedBatch):
         factor = counted.to(log_probs.dtype)
         if weights is not None:
             factor = factor * weights
-        count = self.num_items_in_batch
-        count = self.num_loss_tokens if count is None else count
-        return -(log_probs * factor).sum() / (count or 1)
+        return -(log_probs * factor).sum() / self.num_items_in_batch
 
     def decode(self, number: int, tokenizer: Any = None) -> str:
         """The text of a sequence, as `PackedBatch.decode` that of a document piece."""

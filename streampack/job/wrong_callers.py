@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, StateError
 
 _MODULES = (
     "accelerate.",
@@ -64,6 +64,19 @@ def refuse_taking_ahead() -> None:
                 _AHEAD[kind.__name__],
                 setting="loader",
             )
+
+
+def refuse_bare_checkpointing() -> None:
+    """Raise `StateError` if torch.distributed.checkpoint asks a loader itself for its state.
+
+    It makes a key of every lane, and a load asks for those of its own lanes.
+    """
+    if sys._getframe(2).f_globals.get("__name__", "").startswith("torch.distributed.checkpoint."):
+        raise StateError(
+            "torch.distributed.checkpoint cannot load the state of a bare PackedLoader.",
+            'Pass {"data": DistributedState(loader)}, for any number of ranks.',
+            setting="loader",
+        )
 
 
 def _callers() -> Iterator[type]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from streampack import PackedBatch, PackedDataset, PackedLoader, Topology, sources
 from streampack.batch import BatchGroup
@@ -132,6 +133,32 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_loss_tokens() -> None:
                     logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=-100
                 )
                 torch.testing.assert_close(loss, expected)
+
+
+def loss_by_hand(batch: PackedBatch, logits: torch.Tensor) -> torch.Tensor:
+    labels = batch.labels[:, 1:].flatten()
+    flat = logits[:, :-1].flatten(0, 1)
+    total = torch.nn.functional.cross_entropy(flat, labels, ignore_index=-100, reduction="sum")
+    return total / batch.num_items_in_batch
+
+
+def test_a_loss_by_hand_is_that_of_the_batch_wherever_it_comes_from() -> None:
+    generator = torch.Generator().manual_seed(0)
+    evaluation = PackedDataset.evaluation([[5, 6, 7]] * 20 + [[4]] * 20, seq_len=8, batch_size=1)
+    alone: Any = [
+        DataLoader(dataset(), batch_size=None),
+        PackedLoader(dataset()),
+        PackedLoader(evaluation),
+        PackedLoader(dataset(0, 2)),  # with empty batches at its end
+        next(PackedLoader(dataset()).accumulate(3)),
+    ]
+    for batches in alone:
+        found = 0
+        for batch in batches:
+            logits = torch.randn(batch.rows, batch.seq_len, 50, generator=generator)
+            torch.testing.assert_close(loss_by_hand(batch, logits), batch.loss(logits))
+            found += 1
+        assert found > 2
 
 
 def test_hugging_face_divides_by_the_global_count() -> None:

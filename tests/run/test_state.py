@@ -125,6 +125,14 @@ def test_a_distributed_checkpoint_of_four_ranks_loads_on_two_and_on_one(tmp_path
     assert sorted(found) == take(PackedLoader(make_dataset()), 3 * (4 + 2 + 1))
 
 
+def test_a_distributed_checkpoint_of_a_bare_loader_is_refused(tmp_path: Path) -> None:
+    loader = PackedLoader(make_dataset())
+    for checkpoint in (dcp.save, dcp.load):
+        with pytest.raises(StateError) as caught:
+            checkpoint({"data": loader}, checkpoint_id=tmp_path / "saved")
+        assert caught.value.setting == "loader"
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_state_after_a_batch_that_is_not_the_last_one_taken_goes_on_after_it(
     workers: int,
