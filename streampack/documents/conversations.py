@@ -18,8 +18,16 @@ PARTS = ("thinking", "content", "tool_calls")
 #: What stands in the text of a message for a part that is an image: private characters, which mean
 #: nothing.
 IMAGE_PART = "\ue0f3\ue0f4\ue0f3"
+#: Fields that hold thoughts, as different models name them.
+THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 TURNS = ("whole", "each")
 THOUGHTS = ("keep", "mask", "strip-history")
+
+
+def thoughts_in_fields(message: Mapping[str, Any]) -> list[str]:
+    """The fields of a message that hold thoughts."""
+    there = [name for name in THOUGHT_FIELDS if name in message]
+    return [name for name in there if isinstance(message[name], str) and message[name].strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +91,8 @@ class Conversation:
     """One conversation as a record has it.
 
     Attributes:
-        messages: at least one, each with "role" and "content" (text, or None beside tool calls),
-            and whatever else a chat template may read.
+        messages: at least one, each with "role" and "content" (text, or None beside tool calls or
+            thoughts), and whatever else a chat template may read.
         first_learnt: number of the first message whose turn may carry loss; 0, or the length of
             a prompt that is itself a list of messages.
         tools: descriptions of the functions the assistant may call, or None.

@@ -127,10 +127,12 @@ def tokenizer_of(processor: Any) -> Any:
     return tokenizer
 
 
-def _with_margins(template: str | None, processor: Any) -> str | None:
-    """A chat template that writes what the processor does around images."""
+def _with_margins(template: Any, processor: Any) -> Any:
+    """A chat template, several by name, or None, with what the processor writes around images."""
     from streampack.media.families import with_margins
 
+    if isinstance(template, dict):
+        return {name: with_margins(text, processor) for name, text in template.items()}
     return None if template is None else with_margins(template, processor)
 
 

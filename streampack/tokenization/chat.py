@@ -48,8 +48,8 @@ class ChatTokenizer:
 
     Args:
         tokenizer: the tokenizer; its rule for EOS is kept.
-        template: applied to every record; None applies the tokenizer's to messages, and joins a
-            plain prompt and completion as they are.
+        template: applied to every record; None applies the tokenizer's to messages (the one named
+            "tool_use" where there are tools), and joins a plain prompt and completion as they are.
         name: returns the name of a document, by its origin, for errors.
         rules: what is learnt of a conversation.
         template_kwargs: what the template can use besides; see `streampack.sources.Chat`.
@@ -82,17 +82,21 @@ class ChatTokenizer:
         self._most_bytes = most_bytes
         self._all_rendered = template is not None
         source = tokenizer.chat_template if template is None else template
-        found = _MARKER.findall(source or "")
+        with_tools = tokenizer.tool_template if template is None else None
+        found = _MARKER.findall(f"{source} {with_tools}")
         self._split_markers = frozenset(text for text in found if not tokenizer.knows(text))
-        self._template: ChatTemplate | None = None
-        if source is not None:
-            ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
-            named = {f"{kind}_token": tokenizer.token(number) for kind, number in ids.items()}
-            known = {key: text for key, text in named.items() if text is not None}
-            variables = {**known, **(template_kwargs or {})}
-            self._template = ChatTemplate(source, variables, tokenizer.special_tokens, rules)
+        ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
+        named = {f"{kind}_token": tokenizer.token(number) for kind, number in ids.items()}
+        known = {key: text for key, text in named.items() if text is not None}
+        variables = {**known, **(template_kwargs or {})}
+        self._template, self._tool_template = (
+            None if text is None else ChatTemplate(text, variables, tokenizer.special_tokens, rules)
+            for text in (source, with_tools)
+        )
         digest = hashlib.blake2b(tokenizer.fingerprint.encode(), digest_size=8)
         digest.update(repr((source, self._all_rendered)).encode())
+        if with_tools is not None:
+            digest.update(with_tools.encode())
         if chosen := {**(rules.describe() if rules else {}), **(template_kwargs or {})}:
             digest.update(repr(sorted(chosen.items())).encode())
         self.fingerprint = digest.hexdigest()
@@ -190,14 +194,17 @@ class ChatTokenizer:
             prompt, completion = (message["content"] for message in conversation.messages)
             text = prompt + completion
             return [Rendered(text, [(len(prompt), len(text))], closed=False)]
-        if self._template is None:
+        template = self._template
+        if conversation.tools is not None:
+            template = self._tool_template or template
+        if template is None:
             raise ConfigError(
                 "The records hold messages, and neither the source nor the tokenizer has a chat "
                 "template.",
                 "Pass sources.Chat(..., template=), or a tokenizer that has a `chat_template`.",
                 setting="template",
             )
-        return self._template.render(conversation)
+        return template.render(conversation)
 
 
 def _chosen(pairs: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -12,15 +12,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from streampack.documents.conversations import IMAGE_PART
+from streampack.documents.conversations import IMAGE_PART, THOUGHT_FIELDS, thoughts_in_fields
 from streampack.sources.records import parse_json
 
 Message = Mapping[str, Any]
 
 #: A text that no other text holds: private characters, which mean nothing.
 PROBE = "\ue0f0\ue0f1\ue0f0"
-#: Fields that hold thoughts, as different models name them.
-THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
@@ -29,7 +27,7 @@ def parts_of(message: Message) -> set[str]:
     content = message.get("content")
     thinks = bool(content and _CLOSE in content)  # mostly not
     found = {"content"} if (answer_of(message) if thinks else content or "").strip() else set()
-    if _thoughts_in_fields(message) or (thinks and _thoughts_in_content(message)):
+    if thoughts_in_fields(message) or (thinks and _thoughts_in_content(message)):
         found.add("thinking")
     if message.get("tool_calls"):
         found.add("tool_calls")
@@ -55,7 +53,7 @@ def without_thoughts(message: Message) -> Message:
 
 def with_probed_thoughts(message: Message) -> Message:
     """With `PROBE` in place of what is thought."""
-    changed: dict[str, Any] = dict.fromkeys(_thoughts_in_fields(message), PROBE)
+    changed: dict[str, Any] = dict.fromkeys(thoughts_in_fields(message), PROBE)
     if thought := _thoughts_in_content(message):
         head, answer = _split(message)
         changed["content"] = head.replace(thought, PROBE, 1) + answer
@@ -80,14 +78,43 @@ def call_probes(message: Message) -> list[str]:
 
 
 def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """The messages in the forms that templates expect, the usual one first.
+    """The messages in the forms that templates expect: as they are, as transformers gives them.
 
     Content that is left out beside calls is empty, since many templates would write "None". The
-    arguments of calls are objects, or else JSON text, since templates take one or the other.
+    arguments of calls come in other forms after that: as objects, and as JSON text.
     """
-    yield [_in_form(message, _as_object) for message in messages]
-    if any(message.get("tool_calls") for message in messages):
-        yield [_in_form(message, _as_text) for message in messages]
+    seen: list[list[Message]] = []
+    for form in (_as_it_is, _as_object, _as_text):
+        formed = [_in_form(message, form) for message in messages]
+        if formed not in seen:
+            seen.append(formed)
+            yield formed
+
+
+def writes_arguments(messages: Sequence[Message], text: str) -> bool:
+    """Whether a template has written the arguments that are JSON text as they are.
+
+    One that expects objects makes a string of JSON of the text, or leaves it out.
+    """
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
+    texts = [found for call in calls if isinstance(found := _arguments_of(call), str)]
+    return all(
+        given.strip() in text and not any(made in text for made in _quoted(given))
+        for given in texts
+        if _as_object(given) is not given
+    )
+
+
+def _arguments_of(call: Any) -> Any:
+    inner = call.get("function") if isinstance(call, Mapping) else None
+    held = inner if isinstance(inner, Mapping) else call
+    return held.get("arguments") if isinstance(held, Mapping) else None
+
+
+def _quoted(text: str) -> list[str]:
+    """The text as a string of JSON; without the quotes where that is still another text."""
+    made = [json.dumps(text, ensure_ascii=False), json.dumps(text)]
+    return [quoted if quoted[1:-1] == text else quoted[1:-1] for quoted in made]
 
 
 def with_parts(messages: Sequence[Message]) -> list[Message]:
@@ -127,6 +154,10 @@ def _with_arguments(call: Any, form: Any) -> Any:
     return {**call, "arguments": form(call["arguments"])} if "arguments" in call else call
 
 
+def _as_it_is(arguments: Any) -> Any:
+    return arguments
+
+
 def _as_object(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
@@ -152,11 +183,6 @@ def _split(message: Message) -> tuple[str, str]:
 def _thoughts_in_content(message: Message) -> str:
     head = _split(message)[0].rpartition(_CLOSE)[0]
     return head.partition(_OPEN)[2].strip() if _OPEN in head else head.strip()
-
-
-def _thoughts_in_fields(message: Message) -> list[str]:
-    there = [name for name in THOUGHT_FIELDS if name in message]
-    return [name for name in there if isinstance(message[name], str) and message[name].strip()]
 
 
 _SPACE = re.compile(r"\s*")

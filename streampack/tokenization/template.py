@@ -21,6 +21,7 @@ from streampack.tokenization.messages import (
     forms,
     has_images,
     with_parts,
+    writes_arguments,
 )
 from streampack.tokenization.script import Messages, RenderError, Script, next_header
 from streampack.tokenization.turns import Rendered, rendered
@@ -92,12 +93,14 @@ class ChatTemplate:
     def _in_form(self, conversation: Conversation) -> tuple[Conversation, str, list[int]]:
         """The conversation in the first form that the template takes, and what it renders to.
 
-        A template that writes no content at all takes it in another form.
+        A template that writes no content at all takes it in another form, and so does one that
+        writes arguments of calls, JSON text, otherwise than they are.
         """
         refused: RenderError | None = None
         silent: tuple[Conversation, str, list[int]] | None = None
         only_parts = has_images(conversation.messages)
         for in_parts in (True,) if only_parts else (False, True):
+            quoted: tuple[Conversation, str, list[int]] | None = None
             for messages in forms(conversation.messages):
                 formed = replace(conversation, messages=messages, in_parts=in_parts)
                 try:
@@ -108,9 +111,14 @@ class ChatTemplate:
                     if refused is None or _said_by_template(error.__cause__):
                         refused = error
                     continue
-                if any(answer_of(message).strip() in text for message in messages):
+                if not any(answer_of(message).strip() in text for message in messages):
+                    silent = silent or (formed, text, marks)
+                elif writes_arguments(messages, text):
                     return formed, text, marks
-                silent = silent or (formed, text, marks)
+                else:
+                    quoted = quoted or (formed, text, marks)
+            if quoted is not None:
+                return quoted
         if silent is not None:
             return silent
         assert refused is not None

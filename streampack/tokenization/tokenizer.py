@@ -99,6 +99,7 @@ class Tokenizer:
         fingerprint: 64 bits, in hexadecimal, over the tokenizer and these rules.
         splits_special_tokens: True if texts that look like special tokens are split like others.
         chat_template: the Jinja template that came with the tokenizer, or None.
+        tool_template: the one named "tool_use", for conversations with tools, or None.
 
     Raises:
         ConfigError: see `load_tokenizer`.
@@ -156,6 +157,7 @@ class Tokenizer:
         self.splits_special_tokens = vocabulary.engine.encode_special_tokens
         self.fingerprint = self._digest()
         self.chat_template = vocabulary.chat_template
+        self.tool_template = vocabulary.tool_template
         # Special tokens are never added here. All that a post-processor would do is to leave white
         # space out of the tokens' places in the text, and `encode_spans` needs whole places.
         self._engine.post_processor = processors.ByteLevel(trim_offsets=False)

@@ -169,8 +169,8 @@ def _marked(
 ) -> list[Span]:
     """What the template marks, of the turns that are learnt."""
     messages = conversation.messages
-    spans = [
-        script.special.closed(text, start, stop)
+    spans = [  # an empty block is a turn without a token
+        script.special.closed(text, start, stop) if start < stop else (start, stop)
         for start, stop in zip(marks[::2], marks[1::2], strict=True)
     ]
     for i in learnt:

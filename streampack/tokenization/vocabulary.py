@@ -42,6 +42,10 @@ _BOS_NAMES = (
 _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<｜▁pad▁｜>", "<PAD>")
 
 
+#: The folder of templates beside the default one, as transformers saves them.
+_MORE_TEMPLATES = "additional_chat_templates"
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """A private copy of a tokenizer's engine, and what it says of its special tokens.
@@ -54,6 +58,7 @@ class Vocabulary:
         wants_bos: True if the tokenizer itself puts BOS before a text.
         largest_id: the largest id in the vocabulary, added tokens included.
         chat_template: the Jinja template that came with it, or None.
+        tool_template: the one for conversations with tools, if that is another.
     """
 
     engine: Engine
@@ -63,6 +68,7 @@ class Vocabulary:
     wants_bos: bool
     largest_id: int
     chat_template: str | None = None
+    tool_template: str | None = None
     likely_eos: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -148,10 +154,13 @@ def _settings_beside(path: Path) -> dict[str, Any]:
         if isinstance(content, dict):
             said = {key: value for key, value in content.items() if value is not None}
             settings = {**content, **settings, **said}  # null is said of what no file names
-    template = path.with_name("chat_template.jinja")
-    if template.is_file():
-        settings["chat_template"] = template.read_text(encoding="utf-8")
-    return settings
+    files = {"default": path.with_name("chat_template.jinja")} | {
+        file.stem: file for file in sorted(path.with_name(_MORE_TEMPLATES).glob("*.jinja"))
+    }
+    templates = {
+        name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()
+    }
+    return settings | ({"chat_template": templates} if templates else {})
 
 
 def _private_copy(engine: Any) -> Engine:
@@ -217,7 +226,7 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
         ids["pad"],
         bool(wants_bos),
         largest,
-        _chat_template(settings.get("chat_template")),
+        *_chat_templates(settings.get("chat_template")),
         likely_eos,
     )
 
@@ -227,12 +236,13 @@ def _begins(engine: Engine, token_id: int | None) -> bool:
     return token_id is not None and list(engine.encode("").ids[:1]) == [token_id]
 
 
-def _chat_template(templates: Any) -> str | None:
-    """The template, if a tokenizer has one, or several by name of which one is the default."""
+def _chat_templates(templates: Any) -> tuple[str | None, str | None]:
+    """The template of a tokenizer, and the one for conversations with tools if it has several."""
     if isinstance(templates, list):
         templates = {item["name"]: item["template"] for item in templates}
-    if isinstance(templates, dict):
-        if "default" not in templates:
-            return None
-        templates = templates["default"]
-    return templates if isinstance(templates, str) else None
+    named = templates if isinstance(templates, dict) else {"default": templates}
+    default, with_tools = (named.get(name) for name in ("default", "tool_use"))
+    return (
+        default if isinstance(default, str) else None,
+        with_tools if isinstance(with_tools, str) else None,
+    )

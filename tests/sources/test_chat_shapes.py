@@ -43,6 +43,26 @@ SHAPES: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = {
         messages("a", "b"),
         ["b"],
     ),
+    "parts without a type, or of Responses": (
+        {
+            "messages": [
+                {"role": "user", "content": [{"text": "a"}, {"type": None, "text": "c"}]},
+                {"role": "user", "content": [{"type": "input_text", "text": "d"}]},
+                {"role": "assistant", "content": [{"type": "output_text", "text": "b"}]},
+            ]
+        },
+        [
+            {"role": "user", "content": "ac"},
+            {"role": "user", "content": "d"},
+            {"role": "assistant", "content": "b"},
+        ],
+        ["b"],
+    ),
+    "thoughts alone": (
+        {"messages": [messages("a")[0], {"role": "assistant", "reasoning_content": "t"}]},
+        [messages("a")[0], {"role": "assistant", "content": None, "reasoning_content": "t"}],
+        [""],
+    ),
     "sharegpt": (
         {"conversations": [{"from": "system", "value": "s"}, human("a"), gpt("b")]},
         messages("a", "b", system="s"),
@@ -147,6 +167,20 @@ def test_a_pair_is_two_conversations_with_one_prompt(name: str) -> None:
     assert chosen.messages == messages("a", "b")
     assert chosen.rejected.messages == messages("a", "c")
     assert (learnt(chosen), learnt(chosen.rejected)) == (["b"], ["c"])
+
+
+FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize("form", [list, json.dumps])
+def test_functions_beside_a_function_call_are_tools(form: Any) -> None:
+    called = {"role": "assistant", "content": None, "function_call": CALL["function"]}
+    chat = [messages("a")[0], called, {"role": "function", "name": "add", "content": "2"}]
+    found = conversation_of({"messages": chat, "functions": form([FUNCTION])})
+    assert found.tools == [{"type": "function", "function": FUNCTION}]
+    assert found.messages[1]["tool_calls"] == [CALL]
+    with pytest.raises(BrokenDocumentError):
+        conversation_of({"messages": chat, "functions": [FUNCTION], "tools": found.tools})
 
 
 def test_texts_without_a_prompt_share_a_dialogue_up_to_the_last_answer() -> None:

@@ -332,3 +332,17 @@ def test_text_that_cannot_be_tokenized_harms_no_other() -> None:
     assert skips.counts.skipped == 1
     assert learnt(BPE, documents) == ["fine<|im_end|>"]
     assert documents.origin["index"].tolist() == [1]
+
+
+OUTSIDE = """{% for m in messages %}
+{{ '<|im_start|>' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}
+{% else %}{{ m.content }}{% endif %}{{ '<|im_end|>' }}
+{%- endfor %}"""
+
+
+def test_the_token_after_an_empty_generation_block_carries_no_loss() -> None:
+    tokenizer = chat_tokenizer(MARKED, OUTSIDE, eos="<|im_end|>")
+    documents = tokenizer.encode(block({"messages": messages("a", "", "b", "c")}), Skips())
+    assert documents.loss_mask is not None
+    learnt = documents.tokens[documents.loss_mask].tolist()
+    assert MARKED.decode(learnt, skip_special_tokens=False) == "c<|im_end|>"

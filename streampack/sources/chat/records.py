@@ -17,11 +17,11 @@ from dataclasses import replace
 from typing import Any
 
 from streampack.arguments import type_in_words
-from streampack.documents.conversations import Conversation
+from streampack.documents.conversations import Conversation, thoughts_in_fields
 from streampack.sources.records import MOST_NESTED, BrokenDocumentError, parse_json, too_deep
 
 #: Roles that a message may have; the turns of "assistant" are learnt.
-ROLES = ("assistant", "developer", "function", "system", "tool", "user")
+ROLES = ("assistant", "developer", "environment", "function", "ipython", "system", "tool", "user")
 #: Who speaks in ShareGPT's records, and in those made after them.
 SPEAKERS = {
     "human": "user",
@@ -35,13 +35,20 @@ SPEAKERS = {
     "function_call": "assistant",
     "observation": "tool",
     "tool": "tool",
+    "environment": "environment",
+    "ipython": "ipython",
 }
 #: What says of a message whether it is learnt.
 MARKS = ("weight", "train", "loss")
+#: Types of parts of a content that are text: of Chat Completions and of Responses.
+_TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def messages_of(values: Any, field: str) -> list[dict[str, Any]]:
-    """The messages in a field, each with "role" and "content" (text, or None beside calls)."""
+    """The messages in a field, each with "role" and "content".
+
+    The content is text, or None beside calls or thoughts.
+    """
     if isinstance(values, str):
         raise BrokenDocumentError(
             f'has a text in "{field}" instead of a list of messages; if it is JSON, put '
@@ -71,7 +78,8 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     content = value.get("content")
     if isinstance(content, list):
         content = _joined(content, name)
-    if content is None and not (role == "assistant" and calls):
+    may_lack = role == "assistant" and (calls or thoughts_in_fields(value))
+    if content is None and not may_lack:
         raise BrokenDocumentError(f"has no content in {name}")
     if content is not None and not isinstance(content, str):
         raise BrokenDocumentError(f"has {type_in_words(content)} as content of {name}")
@@ -144,24 +152,41 @@ def _joined(parts: Sequence[Any], name: str) -> str:
     """The text of content that is a list of parts."""
     texts = []
     for part in parts:
-        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-        known = isinstance(kind, str) and kind == "text"
-        if not known or not isinstance(part.get("text"), str):
+        if not isinstance(part, dict):
+            raise BrokenDocumentError(f"has {type_in_words(part)} as a part of {name}")
+        kind, text = part.get("type"), part.get("text")
+        if kind not in (None, *_TEXT_PARTS) or not isinstance(text, str):
+            there = ", ".join(f'"{key}"' for key in part) or "none"
+            what = f"with the fields {there}" if kind is None else f"of the type {kind!r:.80}"
             raise BrokenDocumentError(
-                f"has a part of the type {kind!r:.80} in {name}; only text is read"
+                f'has a part {what} in {name}; only text in "text" is read, and images by '
+                "sources of images"
             )
-        texts.append(part["text"])
+        texts.append(text)
     return "".join(texts)
 
 
-def tools_of(value: Any) -> Sequence[Any] | None:
-    """The tools that the assistant may call, from a list or JSON text of one; None for none."""
+def tools_of(record: Mapping[str, Any]) -> Sequence[Any] | None:
+    """The tools that the assistant may call, or None.
+
+    They are a list, or JSON text of one, in "tools"; or in "functions", as OpenAI had them before.
+    """
+    tools, functions = (_listed_in(record, name) for name in ("tools", "functions"))
+    if tools and functions:
+        raise BrokenDocumentError('has "functions" beside "tools"')
+    return tools or [{"type": "function", "function": each} for each in functions] or None
+
+
+def _listed_in(record: Mapping[str, Any], name: str) -> list[Any]:
+    value = record.get(name)
     if isinstance(value, str):  # as tables hold what differs from row to row
         try:
             value = parse_json(value.encode()) if value.strip() else None
         except ValueError as error:
-            raise BrokenDocumentError(f'has a text in "tools" that is not JSON ({error})') from None
-    return None if value is None else _plain_list(value, '"tools"') or None
+            raise BrokenDocumentError(
+                f'has a text in "{name}" that is not JSON ({error})'
+            ) from None
+    return [] if value is None else _plain_list(value, f'"{name}"')
 
 
 def _plain_list(value: Any, name: str) -> list[Any]:
@@ -201,7 +226,7 @@ _ASSISTANT = "Assistant:"
 #: Every field that is read of a record.
 RECORD_FIELDS = (
     *dict.fromkeys(name for names in SHAPES.values() for name in names),
-    "input", "history", "system", "tools", "label",
+    "input", "history", "system", "tools", "functions", "label",
 )  # fmt: skip
 
 
@@ -234,7 +259,7 @@ def conversation_of(record: Mapping[str, Any], shape: str | None = None) -> Conv
         names = ", ".join(f'"{name}"' for name in list(record)[:10]) or "none"
         wanted = known_shapes() if shape is None else " and ".join(SHAPES[shape])
         raise BrokenDocumentError(f"has none of {wanted} (it has {names})")
-    conversation = replace(_READERS[shape](record), tools=tools_of(record.get("tools")))
+    conversation = replace(_READERS[shape](record), tools=tools_of(record))
     for side in filter(None, (conversation, conversation.rejected)):
         messages = side.messages
         if not any(side.learns(i) and _says_something(m) for i, m in enumerate(messages)):
@@ -243,7 +268,7 @@ def conversation_of(record: Mapping[str, Any], shape: str | None = None) -> Conv
 
 
 def _says_something(message: Mapping[str, Any]) -> bool:
-    return bool(message["content"] or message.get("tool_calls"))
+    return bool(message["content"] or message.get("tool_calls") or thoughts_in_fields(message))
 
 
 def _conversation(messages: list[dict[str, Any]], first_learnt: int = 0) -> Conversation:
@@ -324,7 +349,7 @@ def _of_preference(record: Mapping[str, Any]) -> Conversation:
         raise BrokenDocumentError('has answers in "chosen" and "rejected" that do not differ')
     sides = ((chosen, "chosen"), (rejected, "rejected"))
     better, worse = (_answered(prompt, said, field, record) for said, field in sides)
-    worse = replace(worse, tools=tools_of(record.get("tools")))
+    worse = replace(worse, tools=tools_of(record))
     return replace(better, rejected=worse)
 
 

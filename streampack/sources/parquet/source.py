@@ -46,7 +46,6 @@ from streampack.sources.parquet.footer import (
     row_groups,
 )
 from streampack.sources.parquet.places import Places, footer_of, open_file
-from streampack.sources.parquet.rows import row_parser
 from streampack.sources.records import DamagedFileError, block_of
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
@@ -329,6 +328,8 @@ class Parquet(ShardedSource):
     def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema) -> BlockMaker:
         """What makes blocks of the rows of a file."""
         if self.fields.records is not None:
+            from streampack.sources.parquet.rows import row_parser
+
             return self._record_blocks(shard, skips, row_parser(schema))
 
         def broken(row: int, reason: str) -> None:
