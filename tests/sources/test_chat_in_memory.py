@@ -82,6 +82,7 @@ KINDS: dict[str, Callable[[Records], Any]] = {
     "Dataset with a transform": transformed,
     "IterableDataset": hf_stream,
     "pyarrow": pa.Table.from_pylist,
+    "pandas": lambda records: pa.Table.from_pylist(records).to_pandas().to_dict("records"),
 }
 ANY_LANES = [
     "list", "function of lanes", "Dataset", "Dataset with a transform", "pyarrow",
@@ -207,6 +208,16 @@ def test_what_no_json_holds_is_named(harm: dict[str, Any]) -> None:
     data = [CHATS[0], {"messages": talk}]
     with pytest.raises(ContentError):
         list(loader(chat(data)))
+
+
+def test_arrays_inside_arrays_are_lists() -> None:
+    talk = [
+        {"role": role, "content": [{"type": "text", "text": text}]}
+        for role, text in (("user", "Which way?"), ("assistant", "That way."))
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"enum": ["a", "b"]}}}]
+    records = [{"messages": talk, "tools": tools}] * 3
+    assert ids(loader(chat(KINDS["pandas"](records)))) == ids(loader(chat(records)))
 
 
 def test_what_templates_alone_may_read_may_be_anything() -> None:

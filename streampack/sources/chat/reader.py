@@ -112,12 +112,19 @@ def plain_record(record: Any) -> dict[str, Any]:
     return {name: _listed(value) for name, value in record.items()}
 
 
-def _listed(value: Any) -> Any:
-    if isinstance(value, str | list):
+def _listed(value: Any, depth: int = 0) -> Any:
+    """The value with lists in place of arrays and tuples, wherever these are inside."""
+    if isinstance(value, str) or depth > MOST_NESTED:
         return value
-    if isinstance(value, tuple):
-        return list(value)
-    return value.tolist() if getattr(value, "ndim", 0) else value
+    if isinstance(value, Mapping):
+        return {name: _listed(inner, depth + 1) for name, inner in value.items()}
+    if getattr(value, "ndim", 0):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        if value and isinstance(value[0], int):  # ids, or a mask
+            return list(value)
+        return [_listed(inner, depth + 1) for inner in value]
+    return value
 
 
 def _size(value: Any, depth: int = 0) -> int:
