@@ -46,7 +46,13 @@ from streampack.sources.records import (
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import shared_content
-from streampack.storage.decompression import CODEC_OF_ENDING, Content, DamagedError, open_content
+from streampack.storage.decompression import (
+    CODEC_OF_ENDING,
+    Content,
+    DamagedError,
+    codec_of,
+    open_content,
+)
 from streampack.storage.listing import has_ending
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
@@ -252,6 +258,9 @@ class JSONL(ShardedSource):
             self.open_shard(shard) as file,
             shared_content(self.storage, file, codec, inside=low > 0, until=end) as content,
         ):
+            wrong = None if low else _misnamed(self.manifest.paths[shard], file.read(0, 8))
+            if wrong:
+                raise self.broken_shard(shard, wrong[0], remedy=wrong[1])
             blocks = line_blocks(content, -(-low // scale), end, position, reading=self.reading)
             try:
                 for block in blocks:
@@ -291,8 +300,13 @@ class JSONL(ShardedSource):
 
     def _first_fields(self, info: FileInfo) -> dict[str, str]:
         """Those of the first lines; none if no line is short enough to be read."""
+        path = info.path
         with self.storage.open(info) as file:
             head = file.read(0, _HEAD_BYTES)
+        if wrong := _misnamed(path, head):
+            raise ConfigError(
+                f"{shown(path)} cannot be read: {wrong[0]}.", f"{wrong[1]}.", path=shown(path)
+            )
         lines: list[bytes] = []
         most = self.reading.documents_per_block
         try:
@@ -315,6 +329,20 @@ class JSONL(ShardedSource):
 def _scale(codec: str | None) -> int:
     """Bytes of content per stored byte, about."""
     return 1 if codec is None else 4
+
+
+def _misnamed(path: str, head: bytes) -> tuple[str, str] | None:
+    """A clause and a remedy for a file that begins otherwise than its name says."""
+    named, found = _codec_of(path), codec_of(head)
+    if found == named or (found is None and head[:1] != b"{"):
+        return None
+    name = path.rpartition("/")[2]
+    plain = next((name[: -len(end)] for end in CODEC_OF_ENDING if has_ending(name, (end,))), name)
+    ending = next((end for end, codec in CODEC_OF_ENDING.items() if codec == found), "")
+    words = "not compressed" if found is None else f"compressed ({found})"
+    return f"its content is {words}, and its name has another ending", (
+        f'Rename it to "{plain}{ending}"'
+    )
 
 
 def _codec_of(path: str) -> str | None:

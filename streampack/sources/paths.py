@@ -13,13 +13,14 @@ from streampack.job.listed_once import listed_once
 from streampack.sources.base import Reading, Source
 from streampack.sources.formats import FORMATS, Format
 from streampack.storage.listing import has_ending, refuse_pipes
-from streampack.storage.remote import shown
+from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage as Storage
 
 #: Arguments that a format may need, as `sources.open` names them.
 _NAMED = ("text", "tokens", "loss_mask", "dtype", "eos_id")
 
 _LONGEST_PATH = 4096
+_ON_THE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # a name of a dataset, with its owner
 _NAME = re.compile(r"[^\s<>\"|]*(/|\\|\.\w{1,8}$)[^\s<>\"|]*")  # no marks, as of "</s>"
 
 
@@ -107,7 +108,7 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
             first.setdefault(found, path)
             continue
         listed: dict[Format | None, str] = {}
-        names = {file.path for file in storage.list(path)}
+        names = {file.path for file in _files(path, storage)}
         for known in FORMATS.values():
             if known.beside and any(has_ending(name, known.endings) for name in names):
                 names = {name for name in names if not has_ending(name, known.beside)}
@@ -122,7 +123,8 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
             raise ConfigError(
                 f'"{shown(path)}" names files of no kind that is read here, such as '
                 f"{shown(other)}.",
-                remedy=f"Name files that end in {endings} or the like, or pass a source of "
+                remedy=_loaded_by_datasets(other)
+                or f"Name files that end in {endings} or the like, or pass a source of "
                 "streampack.sources.",
                 path=shown(path),
             )
@@ -139,6 +141,28 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
         )
     (known,) = first
     return known
+
+
+def _files(path: str, storage: Storage) -> list[FileInfo]:
+    try:
+        return storage.list(path)
+    except ConfigError as error:
+        if _ON_THE_HUB.fullmatch(path) and not os.path.exists(path):
+            raise ConfigError(
+                error.fact,
+                f'Check the path; a dataset of the Hub is datasets.load_dataset("{path}", '
+                'split="train").',
+                path=path,
+            ) from error
+        raise
+
+
+def _loaded_by_datasets(path: str) -> str:
+    """How to read a file of a kind that `datasets` reads; "" for others."""
+    for ending, more in ((".csv", ""), (".tsv", ', sep="\\t"')):
+        if has_ending(path, (ending, f"{ending}.gz")):
+            return f'Pass datasets.load_dataset("csv", data_files={path!r}, split="train"{more}).'
+    return ""
 
 
 def _is_indexed(path: str, storage: Storage) -> bool:

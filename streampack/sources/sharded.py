@@ -172,18 +172,24 @@ class ShardedSource(Source):
         """Drop what the cache holds of a shard; True if there was something."""
         return self._storage is not None and self._storage.forget(self.listed_shard(shard))
 
-    def broken_shard(self, shard: int, what: str, index: int = 0) -> ContentError:
+    def broken_shard(
+        self,
+        shard: int,
+        what: str,
+        index: int = 0,
+        remedy: str = "Write or download the shard again",
+    ) -> ContentError:
         """The error for a shard that cannot be read.
 
         Args:
             shard: its number.
             what: a clause that says what is wrong: "it has 7 bytes and its index says 9".
             index: of the first document that cannot be read.
+            remedy: begins the sentence that ends with the way to skip it.
         """
         return ContentError(
             f"{shown(self.manifest.paths[shard])} is broken: {what}.",
-            "Write or download the shard again, or skip what is broken with "
-            'on_error="skip" (--on-error).',
+            f'{remedy}, or skip what is broken with on_error="skip" (--on-error).',
             shard=shard,
             index=index,
             rest_of_shard=True,

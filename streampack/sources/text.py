@@ -16,6 +16,7 @@ from streampack.sources.manifest import Manifest
 from streampack.sources.records import too_long
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
+from streampack.storage.decompression import codec_of
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
@@ -78,6 +79,8 @@ class TextFiles(ShardedSource):
             problem = "has a NUL character, as UTF-16 and binary files do" if 0 in data else ""
         except UnicodeDecodeError as error:
             problem = f"is not UTF-8 at byte {error.start}"
+            if codec := codec_of(data):
+                problem = f"is compressed ({codec}), and text files are read as they are"
         if problem:
             return skips.handle(self.broken_document(shard, 0, problem))
         yield Texts([text], make_origin(shard, np.zeros(1, dtype=np.int64))), 1, high

@@ -13,9 +13,33 @@ from streampack.sources.fields import Fields
 from streampack.sources.iterable.items import kind_name
 from streampack.sources.records import BrokenDocumentError, ids_of, is_several, kind_of
 
+#: Calls that give the rows of objects that hold none themselves, by the beginnings of their kinds.
+_CALLS = (
+    ("polars.lazyframe.", "collect"),
+    ("pyarrow._dataset.", "to_table"),
+    ("pyarrow.parquet.", "read"),
+    ("pyarrow.", "read_all"),
+    ("lance.", "to_table"),
+    ("deltalake.", "to_pyarrow_table"),
+)
+
+
+def refuse_lazy(data: Any) -> None:
+    """Raise `ConfigError` for what has to be asked for its rows, with the call."""
+    kind = kind_name(data)
+    for prefix, call in _CALLS:
+        if kind.startswith(prefix) and hasattr(data, call):
+            files = "its files, data.files, or " if hasattr(data, "files") else ""
+            raise ConfigError(
+                f"data is {with_article(kind)}, whose rows are not in memory.",
+                f"Pass {files}its rows, sources.Table(data.{call}()).",
+                setting="data",
+            )
+
 
 def refuse_no_corpus(data: Any) -> None:
     """Raise `ConfigError` for what can be iterated and gives no documents, or in no order."""
+    refuse_lazy(data)
     no_items = (Mapping, str, bytes, bytearray, memoryview, set, frozenset, io.IOBase, type)
     if isinstance(data, no_items) or is_table(data):
         keys = ", ".join(repr(key) for key in list(data)[:10]) if isinstance(data, Mapping) else ""
@@ -105,7 +129,7 @@ def _holds_ids(value: Any, where: str) -> bool:
 def is_table(data: Any) -> bool:
     """True for tables with rows and columns: those of pyarrow, pandas, polars and the like."""
     arrow = ("__arrow_c_stream__", "__arrow_c_array__", "iloc")
-    return hasattr(data, "columns") and any(hasattr(data, name) for name in arrow)
+    return any(hasattr(data, name) for name in arrow) and hasattr(data, "columns")
 
 
 def is_by_columns(data: Any) -> bool:
@@ -127,11 +151,12 @@ def arrow_table(data: Any) -> Any:
     """
     import pyarrow as pa
 
+    refuse_lazy(data)
     try:
         return data if isinstance(data, pa.Table) else pa.table(data)
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, TypeError) as error:
         raise ConfigError(
-            f"The table is none for Arrow: {error}.",
+            f"{with_article(kind_name(data)).capitalize()} is no table for Arrow: {error}.",
             remedy="Leave the column out or make it text, or pass the rows as records.",
             setting="data",
         ) from error

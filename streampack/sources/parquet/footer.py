@@ -35,6 +35,7 @@ _MOST_BYTES = 1 << 48  # of a file; those of all files are added up in 64 bits
 
 #: What is wrong with a file that its writer has encrypted.
 ENCRYPTED = "it is encrypted, and only plain Parquet is read"
+DECRYPT = "Write it again without encryption (pyarrow reads it with decryption_properties)"
 
 #: What reading a damaged file raises; UnicodeDecodeError comes from names of columns.
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, DamagedFileError)

@@ -40,6 +40,7 @@ from streampack.sources.parquet.columns import (
 )
 from streampack.sources.parquet.footer import (
     DAMAGE,
+    DECRYPT,
     ENCRYPTED,
     check_schema,
     read_footer,
@@ -139,7 +140,9 @@ class Parquet(ShardedSource):
         if not schemas:
             raise ConfigError(
                 f"{shown(seen[0].path)} cannot be read as Parquet: {footers[0].problem}.",
-                "Check the path, and that the files are complete and plain.",
+                f"{DECRYPT}."
+                if footers[0].problem == ENCRYPTED
+                else "Check the path, and that the files are complete.",
                 path=shown(seen[0].path),
             )
         narrow = self._read_schemas(schemas)
@@ -385,5 +388,5 @@ class Parquet(ShardedSource):
     def _unreadable(self, shard: int, position: int, error: Exception) -> NoReturn:
         what = f"it cannot be read from row {position} on: {str(error).rstrip('.')}"
         if "decrypt" in what:
-            what = ENCRYPTED
+            raise self.broken_shard(shard, ENCRYPTED, position, DECRYPT) from error
         raise self.broken_shard(shard, what, position) from error
