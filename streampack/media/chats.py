@@ -6,7 +6,7 @@ renders the message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streampack.documents.conversations import IMAGE_PART
@@ -15,6 +15,8 @@ from streampack.media.images import reference_of
 from streampack.sources.chat.records import RECORD_FIELDS
 from streampack.sources.records import BrokenDocumentError
 
+#: What stands for an image in the texts of LLaVA's records, and of many after it.
+USUAL = "<image>"
 _KINDS = ("image", "image_url")
 _REFERENCES = ("image", "image_url", "url", "path", "bytes")
 
@@ -26,10 +28,13 @@ def with_marks(
 
     Args:
         record: of a chat.
-        placeholder: what stands for an image in texts; None is nothing.
+        placeholder: what stands for an image in texts; "" is nothing. None is `USUAL`, in records
+            without parts that are images.
         folder: where relative paths begin.
     """
     found: list[Reference] = []
+    if placeholder is None and not _has_parts(record):
+        placeholder = USUAL
     made = dict(record)
     for name in RECORD_FIELDS:
         value = record.get(name)
@@ -56,11 +61,25 @@ def _marked(
         if not isinstance(part, Mapping) or part.get("type") not in _KINDS:
             parts.append(part)
             continue
-        value = next((part[key] for key in _REFERENCES if part.get(key) is not None), None)
-        if value is not None:
-            found.append(reference_of(value, "in a part of a message", folder))
+        held = (part[key] for key in _REFERENCES if part.get(key) is not None)
+        references = (reference_of(each, "in a part of a message", folder) for each in held)
+        reference = next((each for each in references if each is not None), None)
+        if reference is not None:
+            found.append(reference)
         parts.append({"type": "text", "text": IMAGE_PART})
     return {**message, name: parts}
+
+
+def _has_parts(record: Mapping[str, Any]) -> bool:
+    """Whether messages of the record have parts that are images."""
+    messages = [each for name in RECORD_FIELDS for each in _listed(record.get(name))]
+    contents = (each.get("content") for each in messages if isinstance(each, Mapping))
+    parts = (part for content in contents for part in _listed(content))
+    return any(isinstance(part, Mapping) and part.get("type") in _KINDS for part in parts)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def references_of(found: list[Reference], column: tuple[Reference, ...]) -> tuple[Reference, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module, metadata
 from typing import Any
@@ -34,6 +34,7 @@ class Family:
         marker: attribute of the processor with the text that stands for an image.
         features: attribute with the token that gets features.
         margin: what the processor writes before and after that text.
+        written: how templates write it, where records do not have it.
         settings: of the image processor, where the processor has others than it.
         nested: the image processor takes and gives lists of images; see `ImagePlanner.arrays`.
         tiled: `pixel_values` has the tiles of an image in its second dimension.
@@ -45,13 +46,18 @@ class Family:
     marker: str = "image_token"
     features: str = "image_token"
     margin: str = ""
+    written: str = "{}"
     settings: Mapping[str, Any] = field(default_factory=dict)
     nested: bool = False
     tiled: bool = False
 
 
 _KEPT_SIZES = 1 << 14
-_GRIDS = Family(("pixel_values", "image_grid_thw"), MediaForm(axes=True))
+_GRIDS = Family(
+    ("pixel_values", "image_grid_thw"),
+    MediaForm(axes=True),
+    written="<|vision_start|>{}<|vision_end|>",
+)
 _TILES = Family(
     ("pixel_values", "pixel_attention_mask"),
     MediaForm(batched=True),
@@ -63,7 +69,7 @@ FAMILIES = {
     "Qwen2VLProcessor": _GRIDS,
     "Qwen2_5_VLProcessor": _GRIDS,
     "Qwen3VLProcessor": _GRIDS,
-    "Glm4vProcessor": _GRIDS,
+    "Glm4vProcessor": replace(_GRIDS, written="<|begin_of_image|>{}<|end_of_image|>"),
     "InternVLProcessor": Family(
         around=("start_image_token", "end_image_token"), settings={"crop_to_patches": True}
     ),

@@ -11,12 +11,16 @@ import io
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from streampack.arguments import type_in_words
 from streampack.errors import StorageError
 from streampack.extras import missing_package
 from streampack.media.attachments import Reference, Size
+from streampack.media.inline import inline_bytes
+from streampack.media.orientation import is_on_its_side
 from streampack.sources.records import BrokenDocumentError
 from streampack.storage.storage import Storage
 
@@ -25,7 +29,6 @@ try:
 except ImportError as error:
     raise missing_package("Pillow", "vision") from error
 
-_ORIENTATION = 0x0112  # of EXIF
 _HEAD_BYTES = 64 << 10
 #: Of errors that are there the next time too; those of Pillow have no number.
 _LASTING = (
@@ -39,34 +42,45 @@ class BrokenImageError(ValueError):
 
 
 def references_in(value: Any, where: str, folder: str | None = None) -> tuple[Reference, ...]:
-    """The images in a field of a record: none, one, or a list of them.
+    """The images in a field of a record: none, one, or a list of them. "" and null are none.
 
     Raises:
         BrokenDocumentError: something in it is no image.
     """
-    if value is None:
-        return ()
     values = value if isinstance(value, (list, tuple)) else [value]
     if hasattr(value, "tolist") and not isinstance(value, Image.Image):
         values = value.tolist()
-    return tuple(reference_of(each, where, folder) for each in values)
+    found = (reference_of(each, where, folder) for each in values)
+    return tuple(each for each in found if each is not None)
 
 
-def reference_of(value: Any, where: str, folder: str | None = None) -> Reference:
-    """One image: bytes, a path or URL, an image of Pillow, or what Hugging Face's feature holds."""
+def reference_of(value: Any, where: str, folder: str | None = None) -> Reference | None:
+    """One image: bytes, a path or URL, base64, of Pillow, or an object with one of these.
+
+    Returns:
+        None for null, "" and an object with nothing else, as tables write no image.
+
+    Raises:
+        BrokenDocumentError: it is something else.
+    """
     if isinstance(value, Mapping):
-        value = value.get("bytes") or value.get("path") or value.get("url")
+        held = (value.get(name) for name in ("bytes", "path", "url"))
+        value = next((each for each in held if each is not None and each != ""), None)
+    if value is None or (isinstance(value, str) and not value):
+        return None
     if isinstance(value, Image.Image):
         return _file_of(value) or value
     if isinstance(value, bytes):
         return value
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str):
         raise BrokenDocumentError(
             f"has {type_in_words(value)} {where} where bytes, a path or URL of an image were "
             "expected"
         )
+    if (held_in_text := inline_bytes(value)) is not None:
+        return held_in_text
     if folder is None or "://" in value or os.path.isabs(value):
         return value
     return f"{folder.rstrip('/')}/{value}"
@@ -128,12 +142,27 @@ def _open(reference: bytes | str, storage: Storage, *, whole: bool) -> Image.Ima
     if isinstance(reference, bytes):
         return Image.open(io.BytesIO(reference))
     if "://" not in reference:
-        return Image.open(reference)
+        # By its path Pillow would map some TIFFs into memory, and not turn them.
+        return Image.open(io.BytesIO(Path(reference).read_bytes()) if whole else reference)
     size = storage.size(reference)
     if not whole and size > _HEAD_BYTES:
         with suppress(Exception):  # the head of some formats is longer
             return Image.open(io.BytesIO(storage.read_range(reference, 0, _HEAD_BYTES)))
     return Image.open(io.BytesIO(storage.read_range(reference, 0, size)))
+
+
+def _tail(image: Image.Image, reference: bytes | str, storage: Storage) -> bytes:
+    """The last bytes of the file of an image, as many as are read of its head."""
+    if isinstance(reference, bytes):
+        return reference[-_HEAD_BYTES:]
+    if "://" not in reference:
+        with open(reference, "rb") as file:
+            file.seek(max(os.fstat(file.fileno()).st_size - _HEAD_BYTES, 0))
+            return file.read()
+    size, head = storage.size(reference), getattr(image, "fp", None)
+    if size <= _HEAD_BYTES and isinstance(head, io.BytesIO):
+        return head.getvalue()
+    return storage.read_range(reference, max(size - _HEAD_BYTES, 0), size)
 
 
 def content_of(reference: bytes | str, storage: Storage) -> bytes:
@@ -157,11 +186,9 @@ def size_of(reference: Reference, storage: Storage | None = None) -> Size:
     """
     with _opened(reference, storage or Storage(), whole=False) as image:
         width, height = image.size
-        # Pillow turns TIFF itself, and would decode a PNG to look for EXIF behind the pixels.
-        in_head = "exif" in image.info if image.format == "PNG" else image.format != "TIFF"
-        if in_head and image.getexif().get(_ORIENTATION) in (5, 6, 7, 8):
-            width, height = height, width
-        return height, width
+        in_memory = isinstance(reference, Image.Image)
+        tail = None if in_memory else partial(_tail, image, reference, storage or Storage())
+        return (width, height) if is_on_its_side(image, tail) else (height, width)
 
 
 def decoded(reference: Reference, size: Size, storage: Storage | None = None) -> Image.Image:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from streampack.cores import usable_cores
 from streampack.documents.blocks import MEDIA, PATCHES, Documents, Texts, offsets_of
+from streampack.documents.conversations import IMAGE_PART
 from streampack.errors import ContentError, StorageError
 from streampack.media.attachments import Attachments, BatchMedia, HeldMedia, Size, objects
 from streampack.media.families import joined, with_margins
@@ -31,6 +32,9 @@ from streampack.window.packed_rows import PackedRows
 
 _THREADS = 8
 _REMEDY = 'Repair it, or pass on_error="skip", with which its document stays without loss.'
+_NO_GREY = "Leave it out: no grey image of its size can be processed in its place either."
+#: Sides of an image, in pixels and as a multiple of the other, at which processors are tried out.
+_FEW_PIXELS, _LONG = 3, 50
 _pools: dict[int, ThreadPoolExecutor] = {}  # by process
 
 
@@ -50,19 +54,28 @@ class MediaProcessing:
     def __init__(self, processor: Any) -> None:
         self.planner = planner_of(processor)
         described = json.dumps(self.planner.describe(), sort_keys=True)
+        self._odd: dict[Size, str] = {}
         self.fingerprint = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
     # ------------------------------------------------------------------ before the plan
 
     def texts(self, block: Texts) -> Texts:
-        """The texts with what the processor writes around images."""
-        if not self.planner.family.margin:
-            return block
+        """The texts with the processor's placeholder of every image, and what it writes around."""
+        given = block.document_fields.get(MEDIA)
+        counts = [0] * len(block) if given is None else [len(each.references) for each in given]
         made = [
-            with_margins(text, self.planner.processor) if isinstance(text, str) else text
-            for text in block.texts
+            self._written(text, count) if isinstance(text, str) else text
+            for text, count in zip(block.texts, counts, strict=True)
         ]
         return replace(block, texts=made)
+
+    def _written(self, text: str, images: int) -> str:
+        token = self.planner.token
+        if images and IMAGE_PART not in text and token not in text:
+            text = IMAGE_PART * images + text
+        if IMAGE_PART in text:
+            text = text.replace(IMAGE_PART, self.planner.family.written.format(token))
+        return with_margins(text, self.planner.processor)
 
     def expanded(self, documents: Documents, source: Source, skips: Skips) -> Documents:
         """The documents with a token for every part of their images, and a field of patches.
@@ -116,14 +129,14 @@ class MediaProcessing:
         """The attachments of a document with their places, and ids; raises `ValueError`."""
         count = len(attached.references)
         if count != len(places):
-            raise ValueError(
-                f"has {count} images and {len(places)} places for them ({self.planner.token})"
-            )
+            raise ValueError(_miscounted(count, len(places), self.planner.token))
         if not count:
             return attached, []
         try:
             sizes = self.planner.sizes(attached)
             ids, patches = self.planner.plan(sizes)
+            for size, of_image in zip(sizes, patches.tolist(), strict=True):
+                self._require_possible(size, of_image)
         except BrokenImageError as error:
             raise ValueError(f"has an image that cannot be read ({error})") from error
         except ValueError as error:
@@ -132,6 +145,19 @@ class MediaProcessing:
         starts = places if count == 1 else places + offsets_of(tokens - 1)[:-1]
         storage = attached.storage
         return Attachments(attached.references, sizes, starts, tokens, patches, storage), ids
+
+    def _require_possible(self, size: Size, patches: int) -> None:
+        """Raise `ValueError` if the processor makes other patches of so odd a size than planned.
+
+        Some round sides of very few pixels in another way than they say. A grey image shows it.
+        """
+        if len(size) != 2 or (min(size) > _FEW_PIXELS and max(size) < _LONG * min(size)):
+            return
+        if size not in self._odd:
+            made = self._arrays((None, size, patches, None))
+            self._odd[size] = f"{made}" if isinstance(made, BrokenImageError) else ""
+        if self._odd[size]:
+            raise ValueError(f"{size[1]} x {size[0]} pixels: {self._odd[size]}")
 
     # ------------------------------------------------------------------ after the plan
 
@@ -167,7 +193,10 @@ class MediaProcessing:
         for at in broken:
             owner = held[int(owners[at])]
             skips.handle(_error(name(owner.origin), owner, made[at]))
-            made[at] = self._arrays((None, *jobs[at][1:]))
+            grey = self._arrays((None, *jobs[at][1:]))
+            if isinstance(grey, BrokenImageError):
+                raise _error(name(owner.origin), owner, made[at], _NO_GREY)
+            made[at] = grey
         if broken:
             rows = _without_loss(rows, {held[int(owners[at])].piece for at in broken})
         spans = np.concatenate([np.zeros((0, 2), np.int64), *map(_spans, held)])
@@ -280,10 +309,25 @@ def _without_loss(rows: PackedRows, pieces: set[int]) -> PackedRows:
     )
 
 
-def _error(name: str, held: HeldMedia, reason: Exception) -> ContentError:
+def _miscounted(images: int, places: int, token: str) -> str:
+    """What is wrong with a document that has other than one place for each image."""
+    if not images:
+        return (
+            f"has {places} places for images ({token} or the placeholder) and no image, so images= "
+            'names another field or placeholder="" is meant'
+        )
+    if not places:
+        return (
+            f"has {images} images and no place for them in its messages: neither a part "
+            '{"type": "image"} nor the placeholder, by default "<image>"'
+        )
+    return f"has {images} images and {places} places for them ({token} or the placeholder)"
+
+
+def _error(name: str, held: HeldMedia, reason: Exception, remedy: str = _REMEDY) -> ContentError:
     return ContentError(
         f"{name[0].upper()}{name[1:]} has an image that cannot be decoded ({reason}).",
-        _REMEDY,
+        remedy,
         shard=int(held.origin["shard"]),
         index=int(held.origin["index"]),
         document=name,

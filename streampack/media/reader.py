@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,11 +12,11 @@ from numpy.typing import NDArray
 
 from streampack.arguments import type_in_words
 from streampack.documents.blocks import MEDIA, Documents, Texts
-from streampack.documents.conversations import Conversations
+from streampack.documents.conversations import IMAGE_PART, Conversations
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.media.attachments import Attachments, Reference, Size, objects
-from streampack.media.chats import references_of, with_marks
+from streampack.media.chats import USUAL, references_of, with_marks
 from streampack.media.images import references_in
 from streampack.sources.base import Block
 from streampack.sources.chat.reader import plain_record
@@ -29,6 +30,11 @@ from streampack.sources.records import (
 )
 from streampack.storage.storage import Storage
 
+logger = logging.getLogger(__name__)
+
+#: The fields of images where none is named; a record has one of them.
+USUAL_FIELDS = ("images", "image")
+
 
 @dataclass(frozen=True, slots=True)
 class ImageReader:
@@ -39,7 +45,7 @@ class ImageReader:
         images: the fields of the images, in their order.
         sizes: the fields of their heights and widths, or of what else their size is, or None.
         folder: where relative paths begin.
-        placeholder: what stands for an image in the messages of conversations, beside parts.
+        placeholder: what stands for an image in texts and messages; see `with_marks`.
         shape: of all conversations; None tells it by each one's fields.
         storage: how URLs of images are reached.
     """
@@ -66,13 +72,21 @@ class ImageReader:
                 held = self.shape is not None or shape_of(names) is not None
             except BrokenDocumentError:
                 held = False
+        there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
         if not held:
-            there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
             raise ConfigError(
                 f"{where} has the fields {there}, and text is {self.text!r}.",
                 "Pass text= with the field of the texts; None reads conversations.",
                 setting="text",
                 document=where,
+            )
+        if self.text is not None and {*names} - {self.text} and not {*self.images} & {*names}:
+            logger.warning(
+                "%s has the fields %s, and no image is read from it: images= names the field that "
+                "holds them, by default %s.",
+                where,
+                there,
+                " or ".join(USUAL_FIELDS),
             )
         return False
 
@@ -80,7 +94,8 @@ class ImageReader:
         """About the bytes of a record, four for each token, by which corpora are measured."""
         if not isinstance(record, Mapping):
             return 0
-        return sum(_bytes_in(record.get(name)) for name in self.columns)
+        images = {*self.images}
+        return sum(_bytes_in(record.get(name), is_image=name in images) for name in self.columns)
 
     def block(
         self,
@@ -98,7 +113,7 @@ class ImageReader:
             record = value if parse is None else parse(value)
             references: list[Reference] = []
             if self.text is not None:
-                made = document_in(record, self.text, False)
+                made = self._marked(*document_in(record, self.text, False))
             else:
                 plain, references = with_marks(plain_record(record), self.placeholder, self.folder)
                 made = plain, conversation_of(plain, self.shape)
@@ -111,20 +126,29 @@ class ImageReader:
         media = objects([own for number, own in found.items() if number not in problems])
         return replace(block, document_fields={**block.document_fields, MEDIA: media}), problems
 
+    def _marked(self, record: Any, text: str) -> Read:
+        """A record and its text, with `IMAGE_PART` in place of each placeholder."""
+        placeholder = USUAL if self.placeholder is None else self.placeholder
+        return record, text.replace(placeholder, IMAGE_PART) if placeholder else text
+
     def _attachments(self, record: Mapping[str, Any], of_parts: list[Reference]) -> Attachments:
-        column = tuple(
-            each
-            for name in self.images
-            for each in references_in(record.get(name), f'in "{name}"', self.folder)
-        )
-        references = references_of(of_parts, column)
+        fields = [
+            references_in(record.get(name), f'in "{name}"', self.folder) for name in self.images
+        ]
+        if self.images == USUAL_FIELDS and all(fields):
+            raise BrokenDocumentError(
+                f"has images in the fields {' and '.join(USUAL_FIELDS)}, and images= does not name "
+                "which are meant"
+            )
+        references = references_of(of_parts, sum(fields, ()))
         if self.sizes is None or not references:
             return Attachments(references, storage=self.storage)
         columns = []
         for name in self.sizes:
             require_field(record, name)
             value = record[name]
-            columns.append(list(value) if hasattr(value, "__len__") else [value])
+            listed = list(value) if hasattr(value, "__len__") else [value]
+            columns.append([number for number in listed if number is not None])  # of no image
         sizes: list[Size] = []
         for size in zip(*columns, strict=False):
             for name, number in zip(self.sizes, size, strict=True):
@@ -143,13 +167,13 @@ class ImageReader:
 _PER_BYTE = 36
 
 
-def _bytes_in(value: Any) -> int:
+def _bytes_in(value: Any, *, is_image: bool = False) -> int:
     if isinstance(value, bytes):
         return len(value) // _PER_BYTE
-    if isinstance(value, str):
-        return len(value)
+    if isinstance(value, str):  # base64, if it is not a name
+        return len(value) * 3 // 4 // _PER_BYTE if is_image or value[:5] == "data:" else len(value)
     if isinstance(value, Mapping):
-        return sum(map(_bytes_in, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(_bytes_in, value))
-    return 0
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return 0
+    return sum(_bytes_in(each, is_image=is_image) for each in value)

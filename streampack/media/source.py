@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from streampack.arguments import explained
 from streampack.documents.conversations import TurnRules
-from streampack.media.reader import ImageReader
+from streampack.media.reader import USUAL_FIELDS, ImageReader
 from streampack.packing.overflow import Overflow
 from streampack.sources.base import Reading
 from streampack.sources.chat.source import Chat, source_of_records
@@ -24,12 +25,14 @@ class Images(Chat):
 
     Conversations are those of `Chat`, whose messages may have parts that are images,
     ``{"type": "image"}``: with the image as "image", "url", "path" or "image_url", or else each
-    is the next one of the record's field with images. A text has the processor's placeholder for
-    each image, in their order.
+    is the next one of the record's field with images. Texts and messages may have `placeholder`
+    for each image instead, and texts the processor's own. The images of a text without any, such
+    as a caption, come before it.
 
-    An image is the bytes of its file, a path or URL, ``{"bytes": ..., "path": ...}`` as Hugging
-    Face's image feature has it, or in a list in memory an image of Pillow. Documents are whole:
-    those longer than a row are dropped, counted and named.
+    An image is the bytes of its file, a path or URL (``data:`` URLs too), base64, an object
+    ``{"bytes": ..., "path": ...}`` as Hugging Face's image feature has it, or in a list in memory
+    an image of Pillow; "" and null are no image. Documents are whole: those longer than a row are
+    dropped, counted and named.
 
     Args:
         data: files of Parquet, Arrow, JSON lines, MDS or WebDataset, or records in memory, as for
@@ -37,12 +40,13 @@ class Images(Chat):
         text: the field with the texts; in tar shards the ending of their files, or "json:caption".
             None reads conversations, which tar shards and MDS do not hold.
         images: the field with the images, or several fields, in their order; in tar shards endings
-            ("jpg"), in MDS columns of the type jpeg, png or bytes.
+            ("jpg"), in MDS columns of the type jpeg, png or bytes. None is "images" or "image".
         sizes: fields with the heights and the widths of the images in pixels, as they are seen; a
             number each, or lists. None reads them from the heads of the images. For a `MediaModel`
             the fields of what its sizes are.
         folder: where relative paths of images begin, a path or URL; None is the working directory.
-        placeholder: a text that stands for an image in messages, such as "<image>".
+        placeholder: a text that stands for an image in texts and messages. None is "<image>",
+            except in conversations with parts that are images; "" is nothing.
         template: as for `Chat`; None is the processor's.
         template_kwargs: as for `Chat`.
         shape: as for `Chat`.
@@ -63,7 +67,7 @@ class Images(Chat):
         data: Any,
         *,
         text: str | None = None,
-        images: str | Sequence[str] = "images",
+        images: str | Sequence[str] | None = None,
         sizes: tuple[str, ...] | None = None,
         folder: str | os.PathLike[str] | None = None,
         placeholder: str | None = None,
@@ -75,7 +79,7 @@ class Images(Chat):
     ) -> None:
         self._set(template, template_kwargs, TurnRules(), shape)
         self.renders = text is None
-        fields = (images,) if isinstance(images, str) else tuple(images)
+        fields = (images,) if isinstance(images, str) else tuple(images or USUAL_FIELDS)
         below = None if folder is None else os.fspath(folder)
         given = {} if storage is None else {"storage": storage}
         reader = ImageReader(text, fields, sizes, below, placeholder, shape, **given)
@@ -91,4 +95,6 @@ class Images(Chat):
     def describe(self) -> dict[str, Any]:
         """Adds the fields that are read."""
         reader = self.reader
+        if reader.images == USUAL_FIELDS:  # as it was when there was one of them
+            reader = replace(reader, images=USUAL_FIELDS[:1])
         return {**super().describe(), "fields": list(reader.columns), "images": reader.placeholder}

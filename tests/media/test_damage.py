@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import weakref
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,27 @@ def rotated(orientation: int, form: str = "JPEG") -> bytes:
     return png(drawn(1, 40, 24), form, exif=exif)
 
 
+def chunk(name: bytes, content: bytes) -> bytes:
+    size, total = len(content), zlib.crc32(name + content)
+    return size.to_bytes(4, "big") + name + content + total.to_bytes(4, "big")
+
+
+def rotated_png(kind: str, *, behind: bool, side: int = 24) -> bytes:
+    """A PNG with the orientation in a chunk of some kind, before the pixels or behind them."""
+    exif = EXIF.tobytes()
+    profile = f"\nexif\n{len(exif):8}\n{exif.hex()}\n".encode()
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    content = {
+        "eXIf": exif.removeprefix(b"Exif\0\0"),
+        "tEXt": b"Raw profile type exif\0" + profile,
+        "zTXt": b"Raw profile type exif\0\0" + zlib.compress(profile),
+        "iTXt": b"XML:com.adobe.xmp\0\0\0\0\0" + xmp,
+    }[kind]
+    data = png(drawn(1, 40, side))
+    at = data.index(b"IEND" if behind else b"IDAT") - 4
+    return data[:at] + chunk(kind.encode(), content) + data[at:]
+
+
 def depth_of_16_bits() -> bytes:
     values = np.random.default_rng(0).integers(0, 1 << 16, (30, 40), dtype=np.uint16)
     return png(Image.fromarray(values))
@@ -50,6 +72,13 @@ def depth_of_16_bits() -> bytes:
 ODD = {
     **{f"rotated by EXIF {i}": rotated(i) for i in range(1, 9)},
     **{f"rotated {form}": rotated(6, form) for form in ("PNG", "WEBP", "TIFF", "MPO")},
+    **{
+        f"PNG rotated by {kind} {'behind' if behind else 'before'} the pixels": rotated_png(
+            kind, behind=behind
+        )
+        for kind in ("eXIf", "tEXt", "zTXt", "iTXt")
+        for behind in (False, True)
+    },
     "pages": png(drawn(8, 40, 30), "TIFF", save_all=True, append_images=[drawn(9, 30, 20)]),
     "garbage behind": png(drawn(2, 40, 30)) + b"garbage" * 99,
     "16 bits": depth_of_16_bits(),
@@ -78,6 +107,83 @@ def test_odd_images_are_as_transformers_loads_them(kind: str) -> None:
     assert np.array_equal(np.asarray(made), np.asarray(loaded))
     given = [{"text": f"0:{PLACE}", "images": [data]}]
     assert_as_processor(documents_of(dataset(Images(given, text="text"))), given)
+
+
+@pytest.mark.parametrize("where", ["path", "store"])
+@pytest.mark.parametrize("behind", [False, True])
+def test_large_png_is_turned_wherever_it_is_read(where: str, behind: bool, tmp_path: Path) -> None:
+    import fsspec
+
+    data = rotated_png("iTXt", behind=behind, side=900)
+    assert len(data) > 64 << 10
+    if where == "path":
+        path = str(tmp_path / "a.png")
+        Path(path).write_bytes(data)
+    else:
+        path = f"memory://turned/{behind}.png"
+        fsspec.filesystem("memory").pipe(path, data)
+    size = size_of(path, Storage(cache_dir=tmp_path))
+    assert size == (40, 900)
+    made = decoded(path, size, Storage(cache_dir=tmp_path))
+    assert np.array_equal(np.asarray(made), np.rot90(np.asarray(drawn(1, 40, 900)), 3))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "RGBA", "P", "I;16"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 7])
+def test_tiff_is_turned_by_path_as_it_is_in_memory(
+    mode: str, orientation: int, tmp_path: Path
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = drawn(1, 40, 24)
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image.convert("L"), dtype=np.uint16))
+    data = png(image if mode == "I;16" else image.convert(mode), "TIFF", exif=exif)
+    path = str(tmp_path / "a.tif")
+    Path(path).write_bytes(data)
+    size = size_of(path)
+    assert size == size_of(data) == ((40, 24) if orientation > 4 else (24, 40))
+    assert np.array_equal(np.asarray(decoded(path, size)), np.asarray(decoded(data, size)))
+    documents = [{"text": f"0:{PLACE}", "images": [path]}]
+    assert len(documents_of(dataset(Images(documents, text="text")))) == 1
+
+
+def test_shape_of_which_the_processor_makes_other_tiles_than_it_says_is_found_before_the_plan() -> (
+    None
+):
+    processor = FAMILIES["LLaVA-OneVision"].processor()
+    good = {"text": "<image> a square", "images": [png(drawn(0, 32, 32))]}
+    given = [good, {"text": "<image> a line", "images": [png(drawn(0, 1400, 2))]}]
+    with pytest.raises(ContentError) as caught:
+        list(dataset(Images(given, text="text"), processor))
+    assert caught.value.document == "item 1 of the list"
+    loader = PackedLoader(dataset(Images(given, text="text"), processor, on_error="skip"))
+    assert sum(batch.num_documents for batch in loader) == 1
+    assert loader.metrics().skipped == 1
+
+
+class Particular:
+    """A model that takes no grey image."""
+
+    tokenizer, image_token = qwen_processor().tokenizer, "<|image_pad|>"
+
+    def plan(self, height: int, width: int) -> tuple[int, int]:
+        return 1, 1
+
+    def arrays(self, image: Image.Image) -> dict[str, Any]:
+        if image.size != (56, 56) and len(image.getcolors(1 << 20) or ()) == 1:
+            raise ValueError("is grey")
+        return {"pixel_values": np.zeros((1, 4), dtype=np.float32)}
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+
+def test_image_of_which_no_grey_one_takes_the_place_is_named_when_it_is_broken() -> None:
+    given = [{"text": "0:<|image_pad|>", "images": [png(drawn(0, 40, 30))[:-500]]}]
+    with pytest.raises(ContentError) as caught:
+        list(dataset(Images(given, text="text"), Particular(), on_error="skip"))
+    assert caught.value.document == "item 0 of the list"
 
 
 def test_jpeg_that_says_it_has_more_pixels_than_pillow_likes_is_named() -> None:

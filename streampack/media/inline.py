@@ -1,0 +1,44 @@
+"""Images that records hold as text: `data:` URLs and base64."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from urllib.parse import unquote_to_bytes
+
+from streampack.sources.records import BrokenDocumentError
+
+#: How files of JPEG, PNG, GIF, WebP, TIFF and BMP begin in base64. A name of a file with an ending
+#: has a dot, which base64 does not have.
+_BEGINNINGS = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "SUkqA", "TU0AK", "Qk")
+_LEAST = 64  # characters; the smallest files are longer
+
+
+def inline_bytes(text: str) -> bytes | None:
+    """The bytes of an image that is written in the text itself; None for a path or URL.
+
+    Raises:
+        BrokenDocumentError: it is written, but not as a `data:` URL or base64 is.
+    """
+    if text[:5].lower() == "data:":
+        head, comma, body = text.partition(",")
+        if not comma:
+            raise BrokenDocumentError(
+                "has a data: URL without a comma, after which its bytes stand"
+            )
+        if head.lower().endswith(";base64"):
+            return _decoded(unquote_to_bytes(body))
+        return unquote_to_bytes(body)
+    if len(text) < _LEAST or not text.startswith(_BEGINNINGS) or "." in text or "://" in text:
+        return None
+    return _decoded(text.encode(errors="replace"))
+
+
+def _decoded(body: bytes) -> bytes:
+    body = b"".join(body.split())
+    try:
+        return base64.b64decode(body + b"=" * (-len(body) % 4), validate=True)
+    except binascii.Error as error:
+        raise BrokenDocumentError(
+            f"has an image in base64 that cannot be decoded ({error})"
+        ) from error
