@@ -27,8 +27,9 @@ from streampack.job.wrong_callers import refuse_bare_checkpointing, refuse_takin
 from streampack.lane.config import LaneShare
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
+from streampack.run.feeds import feed_in_process
 from streampack.run.prefetcher import DeviceCopies, Prefetcher
-from streampack.run.rank import RankRun, feed_in_process
+from streampack.run.rank import RankRun
 
 if TYPE_CHECKING:
     from streampack.run.estimation import Estimate
@@ -85,8 +86,8 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         ConfigError: settings that cannot work; ValueError of those of a DataLoader.
 
     Raises (while iterating):
-        WorkerError: a worker was killed or timed out. The loader can be iterated again: it starts
-            new workers after the last batch that the loop got.
+        WorkerError: a worker was killed or timed out. The loader can be iterated again, on one of
+            several ranks, too: it goes on after the last batch that the loop got.
         RankError: another rank died, or starts another run or from another place.
         StreampackError: whatever the source or a hook raised in a worker.
     """
@@ -356,6 +357,9 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         self.dataset._check_topology()
         if not self.dataset._evaluates:
             refuse_taking_ahead()
+        if self._live is not None and self._live.is_interrupted:
+            self._live.is_interrupted = False
+            return self._live
         if self._finished:
             config = self._run.plan.config
             if config.shuffle:
@@ -411,7 +415,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
             one = self._run.plan.config.epochs == 1
             self._run.say_lost("of the epoch" if one else "of the run")
         finally:
-            if self._live is ahead:
+            if self._live is ahead and not ahead.is_interrupted:
                 self._stop()
 
     def _stop(self) -> None:

@@ -73,7 +73,12 @@ class Prefetcher:
         self._copies = copies
         self._pin_memory = pin_memory
         self._got: deque[PackedBatch] = deque()
+        self._asked: PackedBatch | None = (
+            None  # the first of those with their loss tokens asked for
+        )
+        self._total: Callable[[], int] | None = None
         self._ended = False
+        self.is_interrupted = False  # and goes on where it was when it is iterated again
         self._process = os.getpid()
         self.thread: threading.Thread | None = None  # that asked last
         _not_ended.add(self)
@@ -122,23 +127,26 @@ class Prefetcher:
         """The batches of every step, and their loss tokens on all ranks if they are counted.
 
         The sum over ranks is asked for a step ahead, so it travels while the model computes.
+
+        Raises:
+            WorkerError: workers had died and were started again; nothing of the step is taken.
         """
-        ranks, num_ranks = self._run.ranks, self._run.num_ranks
+        num_ranks = self._run.num_ranks
         looks_ahead = self._copies is not None or (counted and num_ranks > 1)
-        asked: PackedBatch | None = None
-        total: Callable[[], int] | None = None
         while True:
             began = time.perf_counter()
             step = self.get(size)
             if not step:
                 return
-            if counted and step[0] is not asked:  # the first one, or after a `skip`
-                total = ranks.total(_loss_tokens(step), self._run.place())
+            if counted and step[0] is not self._asked:  # the first one, or after a `skip`
+                self._ask_for(step)
             following = self.get(2 * size)[size:] if looks_ahead else []
-            num_loss_tokens, total = 0 if total is None else total(), None
+            if (error := self._run.interruption()) is not None:
+                self.is_interrupted = True
+                raise error
+            num_loss_tokens, self._total = 0 if self._total is None else self._total(), None
             if counted and following:
-                asked = following[0]
-                total = ranks.total(_loss_tokens(following), self._run.place())
+                self._ask_for(following)
             taken = [self.take() for _ in step]
             if counted:
                 for batch in taken:
@@ -148,6 +156,11 @@ class Prefetcher:
             self._start_copy(following)
             self._run.metrics.wait_s += time.perf_counter() - began
             yield taken, num_loss_tokens
+
+    def _ask_for(self, step: list[PackedBatch]) -> None:
+        """Ask for the loss tokens of a step on all ranks."""
+        self._asked = step[0]
+        self._total = self._run.ranks.total(_loss_tokens(step), self._run.place())
 
     def step_over(self) -> None:
         """The loop leaves the first batch out."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -22,15 +22,14 @@ from numpy.typing import NDArray
 from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
 from streampack.deals.dealer import RankExchange
-from streampack.deals.report_exchange import ReportExchange
 from streampack.deals.sharing import Sharing
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, WorkerError
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks, question
 from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
 from streampack.lane.config import LaneShare
-from streampack.lane.rotation import rotate
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
+from streampack.run.feeds import OpenFeed, restarting
 from streampack.run.plan import RunPlan
 from streampack.run.recent import Recent
 from streampack.run.state import Deferred, RunState, batches_known
@@ -43,17 +42,6 @@ if TYPE_CHECKING:
     from streampack.sources.credits import Weights
 
 logger = logging.getLogger(__name__)
-
-#: Begins a rank's batches of some lanes; how these take part in deals, and exchange reports.
-OpenFeed = Callable[[LaneShare, Sharing, ReportExchange], Iterable[PackedBatch | LaneEnd]]
-
-
-def feed_in_process(
-    share: LaneShare, sharing: Sharing, exchange: ReportExchange
-) -> Iterable[PackedBatch | LaneEnd]:
-    """A rank's batches of some lanes, made where they are asked for."""
-    for item in rotate(share, sharing, exchange):
-        yield item if isinstance(item, LaneEnd) else kind_of(item.rows).of_lane(item)
 
 
 class RankRun:
@@ -94,6 +82,7 @@ class RankRun:
         # Turns of lanes that the loop gets no batch of, and the states after them, in their order.
         self._untaken: list[tuple[int, int, Deferred]] = []  # lane, step
         self._recent = Recent(self.state)
+        self._error: WorkerError | None = None  # of workers that were started again
         self._steps: dict[int, Step] = {}  # of batches given and not taken, where ranks share some
 
     @property
@@ -140,6 +129,7 @@ class RankRun:
         """Go on from another place, of this run or of another one."""
         self.plan, self.state = plan, start
         self._recent = Recent(start)
+        self._error = None
         self._untaken.clear()
         self._steps.clear()
         self._passes.clear()
@@ -202,7 +192,12 @@ class RankRun:
         exchange = own.exchange(rule)
         dealer = own.dealer(rule, exchange, states) if connected else None
         with_ranks = None if dealer is None else RankExchange(dealer, self.ranks)
-        feed = open_feed(LaneShare(config, plan.topology, start, states), own, exchange)
+        share = LaneShare(config, plan.topology, start, states)
+        feed: Iterable[PackedBatch | LaneEnd]
+        if processes and not isinstance(self.ranks, Alone):
+            feed = restarting(open_feed, share, own, exchange, self._interrupt)
+        else:
+            feed = open_feed(share, own, exchange)
         items = self._real(feed)
         # A DataLoader takes its workers' batches in turn, and so each has one.
         leaves_out, alone = sharing is None and not self._is_apart(), plan.topology.world_size == 1
@@ -251,6 +246,14 @@ class RankRun:
                     feed.close()
             finally:  # a second Ctrl-C may come
                 exchange.close(remove=sharing is None)
+
+    def _interrupt(self, error: WorkerError) -> None:
+        self._error = error
+
+    def interruption(self) -> WorkerError | None:
+        """The error of workers that were started again, once, for the loop to raise."""
+        error, self._error = self._error, None
+        return error
 
     def _say_nothing_came(self) -> None:
         """Raise or warn at the end of a run in which no batch held a document."""

@@ -16,9 +16,10 @@ from streampack.batch import PackedBatch
 from streampack.deals.sharing import Sharing
 from streampack.errors import StateError
 from streampack.job.ending import Alone
+from streampack.run.feeds import feed_in_process
 from streampack.run.fingerprint import changed_fields
 from streampack.run.plan import RunPlan
-from streampack.run.rank import RankRun, feed_in_process
+from streampack.run.rank import RankRun
 from streampack.run.state import Deferred, RunState, check_state
 
 logger = logging.getLogger(__name__)

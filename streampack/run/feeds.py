@@ -1,0 +1,89 @@
+"""A rank's feed of batches: made in its own process; or by workers, and going on after their death.
+
+The ranks of a job ask one another the same questions in every step, and a rank that began anew
+would ask another one. So where ranks are connected, a feed with dead workers is opened again behind
+the last item that it gave, and the error waits until the loop asks for its next batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import replace
+
+from streampack.batch import PackedBatch
+from streampack.batch.kinds import kind_of
+from streampack.deals.report_exchange import ReportExchange
+from streampack.deals.sharing import Sharing
+from streampack.errors import WorkerError
+from streampack.lane.config import LaneShare
+from streampack.lane.rotation import rotate
+from streampack.lane.state import LaneEnd
+from streampack.run.state import Deferred
+
+#: Begins a rank's batches of some lanes; how these take part in deals, and exchange reports.
+OpenFeed = Callable[[LaneShare, Sharing, ReportExchange], Iterable[PackedBatch | LaneEnd]]
+
+
+def feed_in_process(
+    share: LaneShare, sharing: Sharing, exchange: ReportExchange
+) -> Iterable[PackedBatch | LaneEnd]:
+    """A rank's batches of some lanes, made where they are asked for."""
+    for item in rotate(share, sharing, exchange):
+        yield item if isinstance(item, LaneEnd) else kind_of(item.rows).of_lane(item)
+
+
+def restarting(
+    open_feed: OpenFeed,
+    share: LaneShare,
+    sharing: Sharing,
+    exchange: ReportExchange,
+    report: Callable[[WorkerError], None],
+) -> Generator[PackedBatch | LaneEnd, None, None]:
+    """A feed's items, over restarts of its workers.
+
+    Args:
+        open_feed: opens the feed.
+        share, sharing, exchange: its arguments.
+        report: takes the error of workers that died and were started again.
+
+    Raises (while iterating):
+        WorkerError: the workers died twice without an item between, or cannot start.
+        Exception: any other error of the feed.
+    """
+    lanes: dict[int, Deferred] = dict(share.states)
+    start, is_stuck = share.start, False
+    while True:
+        feed = open_feed(_share_from(share, start, lanes), sharing, exchange)
+        try:
+            for item in feed:
+                if isinstance(item, LaneEnd) or not item.has_next:
+                    del lanes[item.lane]
+                else:
+                    lanes[item.lane] = item.lane_state
+                if not isinstance(item, LaneEnd):
+                    number = item.step * share.config.lanes + item.lane
+                    start = share.topology.step_after(number)
+                is_stuck = False
+                yield item
+            return
+        except WorkerError as error:
+            if error.setting == "multiprocessing_context":
+                raise
+            if is_stuck:
+                raise WorkerError(
+                    f"{error.fact} It is the second time without a batch between.",
+                    "Look at the memory of the machine, and resume all ranks from a checkpoint.",
+                ) from error
+            is_stuck = True
+            report(error)
+        finally:
+            if isinstance(feed, Generator):
+                feed.close()
+
+
+def _share_from(share: LaneShare, start: int, lanes: dict[int, Deferred]) -> LaneShare:
+    """The share from a later batch on, of the lanes that have not ended."""
+    order = share.topology.lanes(start, share.config.lanes)
+    states = {lane: lanes[lane] for lane in order if lane in lanes}
+    made = {lane: state() if callable(state) else state for lane, state in states.items()}
+    return replace(share, start=start, states=made)

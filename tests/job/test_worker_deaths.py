@@ -1,0 +1,84 @@
+"""Workers of some ranks die: these iterate again, the others notice nothing, no batch differs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from streampack import PackedLoader
+from streampack.errors import WorkerError
+from tests.support.killed_jobs import LANES, batches_by_number, make_dataset, tokens_of
+from tests.support.runs import child_processes
+
+EVERY = (19, 31)  # batches after which a rank kills one of its workers
+
+
+def iterate_through_deaths(
+    rank: int, ranks: int, folder: str, size: int, options: dict[str, Any], results: Any
+) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks
+    )
+    loader = PackedLoader(make_dataset(rank, ranks), num_workers=2, rank_timeout_s=60, **options)
+    found: list[tuple[int, list[int], float]] = []
+    deaths, killed = 0, -1
+    while True:
+        try:
+            for group in loader if size == 1 else loader.accumulate(size):
+                for batch in [group] if size == 1 else group:
+                    number = batch.step * LANES + batch.lane
+                    found.append((number, tokens_of(batch), batch.num_items_in_batch))
+                assert loader.state_dict()["next_batch"] % ranks == 0
+                if len(found) // EVERY[rank % 2] > killed:
+                    killed = len(found) // EVERY[rank % 2]
+                    for worker in child_processes()[:1]:
+                        os.kill(worker, signal.SIGKILL)
+            break
+        except WorkerError:
+            deaths += 1
+    results.put((found, deaths))
+    dist.destroy_process_group()
+
+
+def job(folder: Path, size: int, **options: Any) -> list[tuple[list[Any], int]]:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [
+        context.Process(
+            target=iterate_through_deaths, args=(rank, 2, str(folder), size, options, results)
+        )
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=90) for _ in processes]
+    for process in processes:
+        process.join(60)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [(1, {}), (3, {}), pytest.param(1, {"end": "stop"}, marks=pytest.mark.slow)],
+)
+def test_ranks_with_dying_workers_give_the_batches_of_one_that_lives(
+    size: int, options: dict[str, Any], tmp_path: Path
+) -> None:
+    ranks = job(tmp_path, size, **options)
+    assert all(deaths > 1 for _, deaths in ranks)
+    given = {number: tokens for found, _ in ranks for number, tokens, _ in found if tokens}
+    assert sum(1 for found, _ in ranks for _, tokens, _ in found if tokens) == len(given)
+    expected = {number: tokens for number, tokens in batches_by_number().items() if tokens}
+    if options:
+        assert len(given) > len(expected) - 4 * LANES
+        assert given == {number: expected[number] for number in given}
+    else:
+        assert given == expected
+    counts = [[count for _, _, count in found] for found, _ in ranks]
+    assert counts[0] == counts[1]  # of all ranks, in every step
