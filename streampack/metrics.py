@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -11,10 +13,14 @@ from typing import Any, NamedTuple
 
 from streampack.packing.plan import Composition
 
+#: Bytes that this process fetched from remote stores, in any thread, and no lane has counted yet.
+fetched: deque[int] = deque()
+os.register_at_fork(after_in_child=fetched.clear)
+
 
 @dataclass(slots=True)
 class LaneTimes:
-    """Seconds that lanes spent, by stage. Add two with ``+``.
+    """What lanes spent: seconds by stage, and bytes. Add two with ``+``.
 
     Attributes:
         read_s: waiting for storage, or for what another thread or process decodes.
@@ -23,6 +29,7 @@ class LaneTimes:
         order_s: ordering windows of documents by similarity.
         pack_s: filling and planning the window.
         gather_s: copying rows out of the window.
+        fetched_bytes: from remote stores; read ahead for other lanes of the process, too.
     """
 
     read_s: float = 0.0
@@ -31,6 +38,7 @@ class LaneTimes:
     order_s: float = 0.0
     pack_s: float = 0.0
     gather_s: float = 0.0
+    fetched_bytes: int = 0
 
     def __add__(self, other: LaneTimes) -> LaneTimes:
         return LaneTimes(*map(add, _seconds(self), _seconds(other)))
@@ -56,6 +64,8 @@ class LaneTimes:
         spent = time.thread_time() - began
         self.read_s -= spent
         self.decode_s += spent
+        while fetched:
+            self.fetched_bytes += fetched.popleft()
 
 
 class SourceCounts(NamedTuple):

@@ -111,6 +111,7 @@ class Rate:
         batches, tokens, seconds: taken, and in what time, once every lane had given a batch.
         tokens_per_s, batches_per_s: of those.
         waiting: share of that time in which the loop waited for a batch, 0 to 1.
+        fetched_bytes: from remote stores, in that time.
         stage_s: seconds that lanes spent by stage, all of them together; see `LaneTimes`.
     """
 
@@ -122,6 +123,7 @@ class Rate:
     tokens_per_s: float
     batches_per_s: float
     waiting: float
+    fetched_bytes: int
     stage_s: dict[str, float]
 
     @property
@@ -173,7 +175,12 @@ def measure(
         tokens_per_s=tokens / took,
         batches_per_s=count / took,
         waiting=min((after.wait_s - before.wait_s) / took, 1.0),
-        stage_s=asdict(after.times - before.times),
+        fetched_bytes=after.times.fetched_bytes - before.times.fetched_bytes,
+        stage_s={
+            name: spent
+            for name, spent in asdict(after.times - before.times).items()
+            if name.endswith("_s")
+        },
     )
 
 
@@ -209,9 +216,16 @@ def _say(console: Console, found: list[Rate], step_ms: float, layout: str) -> No
     named = ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
     say(console, f"Of the time in which batches are made: {named}.")
     limit = shares[0][0]
+    if best.fetched_bytes:
+        rate = best.fetched_bytes / best.seconds / 1e6
+        each = best.fetched_bytes / max(best.tokens, 1)
+        say(console, f"The store sent {each:.3g} bytes per token, {rate:,.1f} MB/s.")
+        if limit == "reading":
+            limit = "the store"
+    head = f"{limit[:1].upper()}{limit[1:]} is the limit."
     if step_ms and best.waiting < ENOUGH:
         say(console, "The loop is the limit: it does not wait.")
-    elif limit in ("reading", "decoding") and layout:
-        say(console, f"{limit.capitalize()} is the limit. The layout may be the reason: {layout}.")
+    elif limit in ("reading", "the store", "decoding") and layout:
+        say(console, f"{head} The layout may be the reason: {layout}.")
     else:
-        say(console, f"{limit.capitalize()} is the limit.")
+        say(console, head)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -39,14 +38,11 @@ class Fetcher:
 
     Attributes:
         readers: files that are open.
-        num_bytes: that were fetched; wait_s: seconds that readers waited for them.
     """
 
     def __init__(self, cache: BlockCache, get: GetRange, ahead_bytes: int) -> None:
         self.cache = cache
         self.readers = 0
-        self.num_bytes = 0
-        self.wait_s = 0.0
         self._get = get
         self._ahead_bytes = ahead_bytes
         self._tasks = Tasks()
@@ -67,9 +63,7 @@ class Fetcher:
 
     def fetched(self, file: RangedFile, number: int, end: int) -> memoryview:
         """A block, fetched now with those up to `end` that are in its stripe and not there."""
-        began = time.monotonic()
         found = self._fetch(file, number, end)
-        self.wait_s += time.monotonic() - began
         assert found is not None
         return found
 
@@ -106,7 +100,6 @@ class Fetcher:
         """Fetch blocks that follow each other, and keep them; the first one."""
         stop = min(end * BLOCK_BYTES, file.num_bytes)
         data = memoryview(self._get(file.listed, first * BLOCK_BYTES, stop, retries))
-        self.num_bytes += len(data)
         for number in range(first, end):
             at = (number - first) * BLOCK_BYTES
             self.cache.put(file.key, number, data[at : at + BLOCK_BYTES])

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError, StateError, StorageError
+from streampack.metrics import fetched
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.cache import ANY_SIZE, Cache, Entry, default_cache_dir
 from streampack.storage.fetching import Fetcher
@@ -350,6 +351,7 @@ class Storage:
             retries = self.retries if retries is None else retries
             data = with_retries(read, doing="Reading", url=url, retries=retries)
         if data is not None:
+            fetched.append(len(data))
             return data
         self._read_whole(url)
         with self.local(url, listed.version) as copy:
@@ -442,6 +444,7 @@ class Storage:
                 url=url,
                 retries=self.retries if retries is None else retries,
             )
+            fetched.append(remote.num_bytes)
         except (StateError, StorageError):
             with suppress(KeyError):  # there may be another version now: look it up again
                 del self._process.looked_up[url]
