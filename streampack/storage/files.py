@@ -11,6 +11,8 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -23,6 +25,10 @@ from streampack.storage.decompression import map_file
 if TYPE_CHECKING:
     from streampack.storage.fetching import Fetcher
     from streampack.storage.remote import FileInfo
+
+#: Called with a byte: which of several readers of the file is there, and the sorted numbers of the
+#: blocks that this one reads, as far as that is known.
+Order = Callable[[int], tuple[Hashable, Sequence[int]]]
 
 _BUFFER = 1 << 20
 _KEPT_BLOCKS = 8  # mapped, behind the one that is read
@@ -134,19 +140,28 @@ class RangedFile(StoredFile):
         stop = min(stop, self.num_bytes)
         first, end = start // BLOCK_BYTES, -(-stop // BLOCK_BYTES)
         if end - first == 1:
-            view = self._forwards.block(first, end, until)
+            view = self._forwards.block(first, end, self._blocks(until))
             return np.frombuffer(view, dtype=np.uint8)[start % BLOCK_BYTES :][: stop - start]
         data = np.empty(max(stop - start, 0), dtype=np.uint8)
+        order = self._blocks(max(until, stop))
         for number in range(first, end):
             at = number * BLOCK_BYTES
-            view = self._forwards.block(number, end, until)
+            view = self._forwards.block(number, end, order)
             low, high = max(start - at, 0), min(stop - at, len(view))
             data[at + low - start : at + high - start] = np.frombuffer(view[low:high], np.uint8)
         data.flags.writeable = False
         return data
 
     def stream(self, until: int | None = None) -> IO[bytes]:
-        return io.BufferedReader(_Stream(self, self._fetcher, until), BLOCK_BYTES)
+        blocks = self._blocks(self.num_bytes if until is None else until)
+        return self.ordered_stream(lambda _: (0, blocks))
+
+    def ordered_stream(self, order: Order) -> IO[bytes]:
+        """The file to be read by several readers in turns, each of them forwards."""
+        return io.BufferedReader(_Stream(self, self._fetcher, order), BLOCK_BYTES)
+
+    def _blocks(self, until: int) -> range:
+        return range(-(-min(until, self.num_bytes) // BLOCK_BYTES))
 
     def block_bytes(self, number: int) -> int:
         """How many bytes a block has."""
@@ -154,51 +169,66 @@ class RangedFile(StoredFile):
 
 
 class Forwards:
-    """Blocks of a file, mostly one after the other, and what is fetched ahead of them."""
+    """Blocks of a file that are read in order, and what is fetched ahead of them."""
 
     def __init__(self, file: RangedFile, fetcher: Fetcher) -> None:
         self._file, self._fetcher = file, fetcher
         self._views: dict[int, memoryview] = {}
         self._ahead = 0  # blocks
-        self._asked = 0  # for the blocks before this one
+        self._asked = 0  # for what is before this place in the order
 
-    def block(self, number: int, end: int, until: int) -> memoryview:
-        """Block `number`; those before block `end` are needed next, and then to byte `until`."""
+    def block(self, number: int, end: int, order: Sequence[int]) -> memoryview:
+        """Block `number`; those before block `end` are needed next.
+
+        Args:
+            number, end: of blocks.
+            order: sorted numbers of the blocks that are read, as far as that is known.
+        """
         view = self._views.pop(number, None)
         if view is None:
-            file, fetcher = self._file, self._fetcher
-            last = max(-(-min(until, file.num_bytes) // BLOCK_BYTES), end)
-            view = fetcher.kept(file, number)
-            if view is None:
-                most = fetcher.most_ahead()
-                more = min(last, number + max(self._ahead, _FIRST_BLOCKS), number + most)
-                view = fetcher.fetched(file, number, max(number + 1, end, more))
-                self._ahead = min(max(2 * self._ahead, _FIRST_BLOCKS), most)
+            view = self._fetcher.kept(self._file, number) or self._fetched(number, end, order)
             if self._ahead:
-                self._ask(number + 1, last)
+                self._ask(bisect_right(order, number), order)
         self._views = {**dict([*self._views.items()][1 - _KEPT_BLOCKS :]), number: view}
         return view
 
-    def _ask(self, following: int, end: int) -> None:
+    def _fetched(self, number: int, end: int, order: Sequence[int]) -> memoryview:
+        """A block that is not there, fetched with those that follow in the order and in the file.
+
+        Whoever had to wait for it has more fetched ahead from now on.
+        """
+        most = self._fetcher.most_ahead()
+        at, stop = bisect_right(order, number), number + 1
+        while stop < min(number + max(self._ahead, _FIRST_BLOCKS), number + most):
+            if at == len(order) or order[at] != stop:
+                break
+            at, stop = at + 1, stop + 1
+        self._ahead = min(max(2 * self._ahead, _FIRST_BLOCKS), most)
+        return self._fetcher.fetched(self._file, number, max(end, stop))
+
+    def _ask(self, following: int, order: Sequence[int]) -> None:
         """Have blocks fetched ahead, many at a time."""
         if not following <= self._asked <= following + self._ahead:
             self._asked = following  # it begins elsewhere
-        low, high = self._asked, min(following + self._ahead, end)
-        if high > low and (high == end or 2 * (high - low) >= self._ahead):
-            self._asked = high
-            while low < high:
-                stop = min(low - low % STRIPE_BLOCKS + STRIPE_BLOCKS, high)
-                self._fetcher.fetch_ahead(self._file, low, stop)
-                low = stop
+        low, high = self._asked, min(following + self._ahead, len(order))
+        if high <= low or (high < len(order) and 2 * (high - low) < self._ahead):
+            return
+        self._asked = high
+        while low < high:
+            first = order[low]
+            stop, low = first + 1, low + 1
+            while low < high and order[low] == stop and stop % STRIPE_BLOCKS:
+                stop, low = stop + 1, low + 1
+            self._fetcher.fetch_ahead(self._file, first, stop)
 
 
 class _Stream(io.RawIOBase):
     """A remote file as a raw stream."""
 
-    def __init__(self, file: RangedFile, fetcher: Fetcher, until: int | None) -> None:
-        self._file = file
-        self._until = file.num_bytes if until is None else until
-        self._forwards = Forwards(file, fetcher)
+    def __init__(self, file: RangedFile, fetcher: Fetcher, order: Order) -> None:
+        self._file, self._fetcher = file, fetcher
+        self._order = order
+        self._forwards: dict[Hashable, Forwards] = {}
         self._at = 0
 
     def readable(self) -> bool:
@@ -221,7 +251,10 @@ class _Stream(io.RawIOBase):
         if size <= 0:
             return 0
         end = -(-(self._at + size) // BLOCK_BYTES) if size > BLOCK_BYTES else number + 1
-        view = self._forwards.block(number, end, self._until)[inside : inside + size]
+        which, order = self._order(self._at)
+        if which not in self._forwards:
+            self._forwards[which] = Forwards(self._file, self._fetcher)
+        view = self._forwards[which].block(number, end, order)[inside : inside + size]
         buffer[: len(view)] = view
         self._at += len(view)
         return len(view)

@@ -112,6 +112,7 @@ class HTTPServer:
         fail_head_too: HEAD requests fail (and count) as well.
         cut_next: this many of the next GET answers break off half way through the body.
         ranges: whether Range requests are honoured; otherwise the whole file is sent.
+        one_by_one: bodies are sent one byte at a time.
         gate: if set, called with the path before the body of a GET is sent (to hold it up).
     """
 
@@ -123,6 +124,7 @@ class HTTPServer:
     fail_head_too: bool = False
     cut_next: int = 0
     ranges: bool = True
+    one_by_one: bool = False
     gate: Callable[[str], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -201,7 +203,9 @@ def _handler(state: HTTPServer) -> type[BaseHTTPRequestHandler]:
                 self.wfile.flush()
                 self.close_connection = True
                 return
-            self.wfile.write(data[start:stop])
+            size = 1 if state.one_by_one else len(data)
+            for at in range(start, stop, size):
+                self.wfile.write(data[at : min(at + size, stop)])
 
         def refuse(self, status: int) -> None:
             self.send_response(status)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -13,22 +14,32 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import offsets_of
+from streampack.sources.parquet.chunks import Chunks
 from streampack.sources.parquet.footer import row_groups
-from streampack.storage.files import LocalFile, StoredFile
+from streampack.storage.files import LocalFile, Order, RangedFile, StoredFile
 
 _BUFFER_BYTES = 1 << 20  # that are read of a column at a time
-_KEPT_FOOTERS = 4
-_footers: OrderedDict[Any, tuple[pq.FileMetaData, Places]] = OrderedDict()
+_KEPT_FOOTERS = 8
+_footers: OrderedDict[Hashable, Any] = OrderedDict()
+
+R = TypeVar("R")
 
 
-def open_file(file: StoredFile, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+def open_file(
+    file: StoredFile, metadata: pq.FileMetaData | None = None, order: Order | None = None
+) -> pq.ParquetFile:
     """A file: mapped if it is local, else read by range, a buffer of each column at a time.
 
     Not buffered ahead, which threads of Arrow would do, with whole row groups.
+
+    Args:
+        file: it.
+        metadata: its footer, if that is known.
+        order: in which a remote one is read, if that is known.
     """
     local = isinstance(file, LocalFile)
     return pq.ParquetFile(
-        str(file.path) if isinstance(file, LocalFile) else pa.PythonFile(file.stream(0), "r"),
+        str(file.path) if isinstance(file, LocalFile) else pa.PythonFile(_stream(file, order), "r"),
         metadata=metadata,
         memory_map=local,
         buffer_size=0 if local else _BUFFER_BYTES,
@@ -37,17 +48,43 @@ def open_file(file: StoredFile, metadata: pq.FileMetaData | None = None) -> pq.P
     )
 
 
+def _stream(file: StoredFile, order: Order | None) -> IO[bytes]:
+    if order is not None and isinstance(file, RangedFile):
+        return file.ordered_stream(order)
+    return file.stream(0)
+
+
 def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:
     """The footer of a file, and where its row groups lie on this weight; the last ones are kept."""
-    key = (file.version, weight)
+
+    def read() -> tuple[pq.FileMetaData, Places]:
+        with open_file(file) as opened:
+            return opened.metadata, Places.of(row_groups(opened.metadata), weight)
+
+    return _kept((file.version, weight), read)
+
+
+def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
+    """Where columns of a remote file lie; the last ones are kept."""
+
+    def read() -> Chunks:
+        size = file.num_bytes
+        length = int.from_bytes(file.read(size - 8, size - 4), "little")
+        return Chunks.of(file.read(max(size - 8 - length, 0), size - 8), columns, size)
+
+    return _kept((file.version, *columns), read)
+
+
+def _kept(key: Hashable, read: Callable[[], R]) -> R:
+    """What was read of a file before, or is now."""
     found = _footers.pop(key, None)
     if found is None:
-        with open_file(file) as opened:
-            found = opened.metadata, Places.of(row_groups(opened.metadata), weight)
+        found = read()
     _footers[key] = found
     while len(_footers) > _KEPT_FOOTERS:
-        _footers.popitem(last=False)
-    return found
+        with suppress(KeyError):  # another thread did
+            _footers.popitem(last=False)
+    return cast(R, found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +118,14 @@ class Places:
         """The numbers of the groups that have some of these rows."""
         some = (self.rows[:-1] < stop) & (self.rows[1:] > start)
         return [int(number) for number in np.flatnonzero(some)]
+
+    def shares(self, groups: Sequence[int], stop: int) -> dict[int, float]:
+        """How much of each of these groups, from its beginning, has the rows up to `stop`."""
+        bounds = [(int(self.rows[number]), int(self.rows[number + 1])) for number in groups]
+        return {
+            number: (min(stop, end) - first) / max(end - first, 1)
+            for number, (first, end) in zip(groups, bounds, strict=True)
+        }
 
     def row(self, at: int) -> int:
         """The first row that begins at a place of the weight or after it."""

@@ -29,6 +29,7 @@ from streampack.sources.base import Block, Reading
 from streampack.sources.fields import ATTENTION_MASK, Fields
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
+from streampack.sources.parquet.chunks import ColumnOrder
 from streampack.sources.parquet.columns import (
     BlockMaker,
     TextBlocks,
@@ -46,7 +47,7 @@ from streampack.sources.parquet.footer import (
     read_footer,
     row_groups,
 )
-from streampack.sources.parquet.places import Places, footer_of, open_file
+from streampack.sources.parquet.places import Places, chunks_of, footer_of, open_file
 from streampack.sources.records import DamagedFileError, block_of
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
@@ -259,8 +260,9 @@ class Parquet(ShardedSource):
         listed = self.manifest.details["documents"]
         if listed is not None and footer.num_rows != listed[shard]:
             raise DamagedFileError("the number of rows is not what it was when listed")
-        with open_file(file, footer) as opened:
-            yield opened.schema_arrow, places, partial(self._batches, file, opened, places)
+        order = ColumnOrder()
+        with open_file(file, footer, order) as opened:
+            yield opened.schema_arrow, places, partial(self._batches, file, opened, places, order)
 
     def _check_listed(self, shard: int, schema: pa.Schema) -> None:
         """Compare a file with what was listed, since not all schemas were seen."""
@@ -276,16 +278,26 @@ class Parquet(ShardedSource):
         file: StoredFile,
         opened: pq.ParquetFile,
         places: Places,
+        order: ColumnOrder,
         begin: int,
         start: int,
         stop: int,
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Batches of the rows [start, stop) of a part, each with the number of its first row."""
         columns = self._columns(opened.schema_arrow)
-        for number in places.groups(start, stop):
+        groups = places.groups(start, stop)
+        if not file.mapped:
+            order.plan(chunks_of(file, columns), places.shares(groups, stop))
+        for number in groups:
             first, end = int(places.rows[number]), int(places.rows[number + 1])
             num_bytes = int(places.sizes[number])
             size = self._batch_rows(end - first, num_bytes)
+
+            def whole_group(file: StoredFile, number: int = number) -> pq.ParquetFile:
+                order = ColumnOrder()
+                if not file.mapped:
+                    order.plan(chunks_of(file, columns), {number: 1.0})
+                return open_file(file, order=order)
 
             def decode(
                 opened: pq.ParquetFile, number: int = number, size: int = size
@@ -296,7 +308,7 @@ class Parquet(ShardedSource):
             what = f"row group {number} by {size} {columns}" if inside else ""
             skipped, reached = max(start - first, 0), 0
             for batch, at in shared_batches(
-                self.storage, file, what, size, skipped, decode, opened, open_file
+                self.storage, file, what, size, skipped, decode, opened, whole_group
             ):
                 low, high = max(start - first - at, 0), min(stop - first - at, batch.num_rows)
                 if low < high:

@@ -1,0 +1,190 @@
+"""Where the columns of a Parquet file lie, read from its footer, for what is fetched ahead.
+
+pyarrow has an accessor for this, which ends the process at some damaged footers (see `footer`). So
+the footer is read here, by Thrift's compact protocol: structures of numbered fields, of which only
+those that lead to a column's place are kept. What comes of it decides when bytes are fetched, never
+which of them are decoded, so a damaged footer may have no places, or wrong ones.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from streampack.storage.blocks import BLOCK_BYTES
+
+_STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(
+    13
+)
+_DEEPEST = 16  # nested structures
+
+#: Fields that are kept, by number: True of a value, or of the structures of a list.
+_COLUMN_META = {3: True, 7: True, 9: True, 11: True}
+_COLUMN = {3: _COLUMN_META}
+_ROW_GROUP = {1: _COLUMN}
+_FILE = {4: _ROW_GROUP}
+
+
+class _Compact:
+    """Values of the compact protocol, one after the other.
+
+    Raises (in all methods):
+        ValueError, IndexError: it is damaged.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._data[self._at]
+            self._at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+            shift += 7
+            if shift > 63:
+                raise ValueError("a number has too many bytes")
+
+    def integer(self) -> int:
+        value = self.varint()
+        return (value >> 1) ^ -(value & 1)
+
+    def binary(self) -> bytes:
+        size = self.varint()
+        self._skip(size)
+        return self._data[self._at - size : self._at]
+
+    def struct(self, wanted: dict[int, Any], depth: int = 0) -> dict[int, Any]:
+        """The wanted fields of a structure by their numbers."""
+        if depth > _DEEPEST:
+            raise ValueError("structures are nested too deep")
+        found: dict[int, Any] = {}
+        field = 0
+        while True:
+            head = self._data[self._at]
+            self._at += 1
+            kind = head & 15
+            if kind == _STOP:
+                return found
+            field = field + (head >> 4) if head >> 4 else self.integer()
+            value = self._value(kind, wanted.get(field), depth + 1)
+            if field in wanted:
+                found[field] = value
+
+    def _value(self, kind: int, wanted: Any, depth: int) -> Any:
+        if kind in (_TRUE, _FALSE):
+            return kind == _TRUE
+        if kind in (_I16, _I32, _I64):
+            return self.integer()
+        if kind == _BINARY:
+            return self.binary()
+        if kind == _STRUCT:
+            return self.struct(wanted if isinstance(wanted, dict) else {}, depth)
+        if kind in (_LIST, _SET):
+            head = self._data[self._at]
+            self._at += 1
+            size, kind = head >> 4, head & 15
+            if size == 15:
+                size = self.varint()
+            if kind in (_TRUE, _FALSE, _BYTE):  # which take a byte each in lists
+                return self._skip(size)
+            return [self._value(kind, wanted, depth) for _ in range(size)]
+        if kind == _MAP:
+            size = self.varint()
+            if size:
+                kinds = self._data[self._at]
+                self._at += 1
+                for _ in range(size):
+                    self._value(kinds >> 4, None, depth)
+                    self._value(kinds & 15, None, depth)
+            return None
+        return self._skip({_BYTE: 1, _DOUBLE: 8}[kind])
+
+    def _skip(self, size: int) -> None:
+        self._at += size
+        if self._at > len(self._data):
+            raise ValueError("it breaks off")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """The parts of a file that hold the wanted columns, in the order of the file.
+
+    Attributes:
+        starts, ends: bytes of each.
+        columns: its number in its row group; groups: the number of this.
+    """
+
+    starts: Sequence[int]
+    ends: Sequence[int]
+    columns: Sequence[int]
+    groups: Sequence[int]
+
+    @classmethod
+    def of(cls, footer: bytes, columns: Collection[str], num_bytes: int) -> Chunks:
+        """Of a footer, without its length and magic number; none if it is damaged.
+
+        Args:
+            footer: of a file.
+            columns: that are wanted.
+            num_bytes: of the file.
+        """
+        wanted = {name.encode() for name in columns}
+        found: list[tuple[int, int, int, int]] = []
+        try:
+            for group, row_group in enumerate(_Compact(footer).struct(_FILE).get(4, ())):
+                for column, chunk in enumerate(row_group.get(1, ())):
+                    meta = chunk.get(3, {})
+                    if meta.get(3, [b""])[0] in wanted:
+                        start = min(meta[9], meta.get(11) or meta[9])
+                        end = start + meta[7]
+                        if not 0 <= start <= end <= num_bytes:
+                            raise ValueError("a column lies outside of the file")
+                        found.append((start, end, column, group))
+        except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError):
+            found = []
+        found.sort()
+        starts, ends, numbers, groups = zip(*found, strict=True) if found else ((), (), (), ())
+        return cls(starts, ends, numbers, groups)
+
+
+_MARGIN_BYTES = 1 << 20  # rows have unequal sizes
+
+
+class ColumnOrder:
+    """The blocks of each wanted column that are read; an `Order`, which knows none at first."""
+
+    def __init__(self) -> None:
+        self._chunks = Chunks((), (), (), ())
+        self._blocks: dict[int, list[int]] = {}
+
+    def plan(self, chunks: Chunks, shares: Mapping[int, float]) -> None:
+        """Set what is read.
+
+        Args:
+            chunks: of the file.
+            shares: how much of each row group, from its beginning, 0 to 1; nothing of others.
+        """
+        self._chunks, self._blocks = chunks, {}
+        for start, end, column, group in zip(
+            chunks.starts, chunks.ends, chunks.columns, chunks.groups, strict=True
+        ):
+            share = shares.get(group, 0.0)
+            if share > 0:
+                stop = end if share >= 1 else int(start + (end - start) * share) + _MARGIN_BYTES
+                blocks = self._blocks.setdefault(column, [])
+                first = start // BLOCK_BYTES
+                first += bool(blocks) and blocks[-1] >= first  # two chunks may share a block
+                blocks += range(first, -(-min(stop, end) // BLOCK_BYTES))
+
+    def __call__(self, byte: int) -> tuple[int, Sequence[int]]:
+        number = bisect_right(self._chunks.starts, byte) - 1
+        if number < 0 or byte >= self._chunks.ends[number]:
+            return -1, ()
+        column = self._chunks.columns[number]
+        return column, self._blocks.get(column, ())

@@ -1,0 +1,170 @@
+"""Every format that is read by range gives what local files give, and fetches little more."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streampack import sources
+from streampack.sources.parquet.chunks import Chunks
+from streampack.sources.skips import Skips
+from streampack.storage.storage import Storage
+from tests.support.every_source import SOURCES
+from tests.support.servers import HTTPServer
+from tests.support.small_blocks import small_blocks
+from tests.support.source_contract import assert_source_contract, read_all
+
+REMOTE: dict[str, Any] = {
+    "mds-tokens": lambda url, **o: sources.MDS(f"{url}/mds", **o),
+    "mds-text": lambda url, **o: sources.MDS(f"{url}/mds", **o),
+    "mds-zstd": lambda url, **o: sources.MDS(f"{url}/mds", **o),
+    "tar": lambda url, **o: sources.WebDataset(url + "/{0,1}.tar", tokens="npy", **o),
+    "tar-gz": lambda url, **o: sources.WebDataset(url + "/{0,1}.tar.gz", tokens="npy", **o),
+    "parquet-tokens": lambda url, **o: sources.Parquet(f"{url}/ids.parquet", tokens="ids", **o),
+    "parquet-text": lambda url, **o: sources.Parquet(f"{url}/text.parquet", **o),
+    "jsonl": lambda url, **o: sources.JSONL(f"{url}/texts.jsonl", **o),
+    "jsonl-gz": lambda url, **o: sources.JSONL(url + "/{0,1}.jsonl.gz", **o),
+    "megatron": lambda url, **o: sources.MegatronIndexed(f"{url}/a.bin", **o),
+    "npy": lambda url, **o: sources.Tokens(url + "/{0,1}.npy", eos_id=250, **o),
+    "datatrove": lambda url, **o: sources.Tokens(f"{url}/a.ds", **o),
+    "arrow-stream": lambda url, **o: sources.Arrow(f"{url}/a.arrow", tokens="ids", **o),
+}
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+def test_any_lanes_and_restarts_over_small_blocks_give_the_documents_of_the_folder(
+    kind: str, http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = read_all(SOURCES[kind](http.folder))
+    small_blocks(monkeypatch.setattr)
+    reading = sources.Reading(block_documents=9)
+    source = REMOTE[kind](http.url, storage=storage, reading=reading)
+    assert_source_contract(source, expected, lane_counts=(1, 3), restarts=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+def test_a_store_that_sends_one_byte_at_a_time_changes_nothing(
+    kind: str, http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = read_all(SOURCES[kind](http.folder))
+    small_blocks(monkeypatch.setattr)
+    http.one_by_one = True
+    assert read_all(REMOTE[kind](http.url, storage=storage)) == expected
+
+
+def fetched(http: HTTPServer) -> int:
+    spans = [r.range.removeprefix("bytes=").split("-") for r in http.requests if r.range]
+    return sum(int(last) + 1 - int(first) for first, last in spans)
+
+
+def blocks_of(source: Any, lanes: int) -> int:
+    """Documents of all lanes."""
+    source.prepare()
+    parts = source.lanes(lanes, seed=0, epoch=0, shuffle=True)
+    return sum(len(block) for part in parts for block, _ in part.read(None, Skips()))
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_hosts_fetch_their_parts_of_lines_and_not_whole_files(
+    hosts: int, http: HTTPServer, tmp_path: Path
+) -> None:
+    line = b'{"text": "' + b"x" * 2000 + b'"}\n'
+    for name in ("a", "b", "c"):
+        (http.folder / f"{name}.jsonl").write_bytes(line * 2000)
+    url = http.url + "/{a,b,c}.jsonl"
+    lanes, given = 6, 0
+    for host in range(hosts):
+        storage = Storage(cache_dir=tmp_path / str(host), read_ahead_bytes=1 << 30)
+        source = sources.JSONL(url, storage=storage)
+        source.prepare()
+        for part in source.lanes(lanes, seed=0, epoch=0, shuffle=True)[host::hosts]:
+            given += sum(len(block) for block, _ in part.read(None, Skips()))
+    assert given == 6000
+    size = 3 * 2000 * len(line)
+    beginnings = (1 << 20) * hosts  # which listing looks at
+    assert fetched(http) <= size + beginnings + lanes * 2 * (256 << 10)
+
+
+def wide_table(rows: int) -> pa.Table:
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, 50_000, 300).astype(np.int32) for _ in range(rows)]
+    others = {f"other_{n}": [rng.bytes(1200) for _ in range(rows)] for n in range(4)}
+    return pa.table({"first": others["other_0"], "ids": ids, **others})
+
+
+@pytest.mark.parametrize("group", [500, 4000])
+def test_columns_that_nobody_reads_are_not_fetched(
+    group: int, http: HTTPServer, storage: Storage
+) -> None:
+    table = wide_table(4000)
+    options: Any = {"use_dictionary": False, "compression": None}
+    pq.write_table(table, http.folder / "a.parquet", row_group_size=group, **options)
+    metadata = pq.read_metadata(http.folder / "a.parquet")
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    wanted = sum(own.column(1).total_compressed_size for own in groups)
+    assert groups[0].column(1).path_in_schema.startswith("ids")
+    assert blocks_of(sources.Parquet(f"{http.url}/a.parquet", tokens="ids", storage=storage), 1)
+    # A chunk begins and ends inside of a block, and the footer is read twice.
+    assert fetched(http) <= wanted + (2 * len(groups) + 4) * (256 << 10)
+    assert http.count("GET") < wanted / (200 << 10)
+
+
+def test_the_first_rows_of_a_large_row_group_take_a_small_part_of_it(
+    http: HTTPServer, storage: Storage
+) -> None:
+    table = wide_table(20_000).select(["ids"])
+    options: Any = {"use_dictionary": False, "compression": None}
+    pq.write_table(table, http.folder / "a.parquet", row_group_size=1 << 20, **options)
+    source = sources.Parquet(f"{http.url}/a.parquet", tokens="ids", storage=storage)
+    source.prepare()
+    part = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
+    assert len(next(iter(part.read(None, Skips())))[0])
+    assert (http.folder / "a.parquet").stat().st_size > 20e6
+    assert fetched(http) < 5e6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "zstd"},
+        {"use_dictionary": False, "compression": None},
+        {"write_statistics": False, "data_page_version": "2.0", "version": "1.0"},
+        {"store_schema": False, "write_page_index": True},
+    ],
+)
+def test_columns_lie_where_pyarrow_finds_them(options: dict[str, Any]) -> None:
+    nested = [{"a": [n], "b": {"c": str(n)}} for n in range(500)]
+    table = wide_table(500).append_column("nested", pa.array(nested))
+    file = io.BytesIO()
+    pq.write_table(table, file, row_group_size=100, **options)
+    data, metadata = file.getvalue(), pq.read_metadata(file)
+    expected = []
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            if column.path_in_schema.split(".")[0] in ("ids", "nested"):
+                start = column.dictionary_page_offset or column.data_page_offset
+                end = start + column.total_compressed_size
+                expected.append((start, end, number, group))
+    footer = data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+    found = Chunks.of(footer, ["ids", "nested"], len(data))
+    assert [*zip(found.starts, found.ends, found.columns, found.groups, strict=True)] == expected
+
+
+def test_a_damaged_footer_has_columns_inside_of_the_file_or_none() -> None:
+    file = io.BytesIO()
+    pq.write_table(wide_table(60), file, row_group_size=10)
+    data = file.getvalue()
+    footer = data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        damaged = bytearray(footer)
+        damaged[rng.integers(len(footer))] ^= 1 << int(rng.integers(8))
+        found = Chunks.of(bytes(damaged[: rng.integers(len(footer) + 1)]), ["ids"], len(data))
+        assert all(0 <= a <= b <= len(data) for a, b in zip(found.starts, found.ends, strict=True))

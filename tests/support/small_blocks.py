@@ -1,0 +1,21 @@
+"""Blocks of remote files that are so small that small corpora have many of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streampack.sources.parquet import chunks, places
+from streampack.sources.tar import headers
+from streampack.storage import blocks, fetching, files, storage
+
+__all__ = ["BLOCK_BYTES", "small_blocks"]
+
+BLOCK_BYTES = 256
+
+
+def small_blocks(setattr: Any) -> None:
+    """Set the sizes with `setattr` of `monkeypatch`."""
+    for module in (blocks, fetching, files, storage, chunks):
+        setattr(module, "BLOCK_BYTES", BLOCK_BYTES)
+    setattr(headers, "_WINDOW_BYTES", 600)
+    setattr(places, "_BUFFER_BYTES", 300)
