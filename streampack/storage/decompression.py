@@ -345,6 +345,10 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
             raise
         if str(error).startswith("Truncated"):
             raise _CutShortError from error
+        if "too much memory" in str(error):
+            raise DamagedError(
+                "its zstd window is larger than 128 MiB; compress it with --long=27 or less"
+            ) from error
         raise DamagedError(f"it does not decompress ({error})") from error
 
 

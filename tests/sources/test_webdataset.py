@@ -225,8 +225,23 @@ def test_sparse_files_are_refused(tmp_path: Path) -> None:
     data[at + 156 : at + 157] = b"S"
     data[at + 148 : at + 156] = b" " * 8
     data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
-    with pytest.raises(ContentError) as caught:
+    with pytest.raises(ContentError, match="sparse") as caught:
         read_all(one(tmp_path, bytes(data)))
+    assert (caught.value.index, caught.value.rest_of_shard) == (1, True)
+
+
+@pytest.mark.parametrize("key", ["GNU.sparse.major", "GNU.sparse.map", "GNU.sparse.size"])
+def test_sparse_files_of_pax_are_refused_and_not_read_with_their_map(
+    tmp_path: Path, key: str
+) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, headers in (("0.npy", {"comment": "GNU.sparse."}), ("1.npy", {key: "1"})):
+            member = tarfile.TarInfo(name)
+            member.size, member.pax_headers = len(GOOD), headers
+            tar.addfile(member, io.BytesIO(GOOD))
+    with pytest.raises(ContentError, match="sparse") as caught:
+        read_all(one(tmp_path, out.getvalue()))
     assert (caught.value.index, caught.value.rest_of_shard) == (1, True)
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from streampack.errors import ContentError
+from streampack.sources import JSONL
 from streampack.storage.decompression import codec_of, decompress
 from streampack.storage.files import LocalFile
+from tests.support.source_contract import read_all
 
 CONTENT = b"many lengths " * 10_000
 ZSTD = pa.compress(CONTENT, codec="zstd", asbytes=True)
@@ -44,3 +47,18 @@ def test_other_files_are_taken_as_they_are(tmp_path: Path) -> None:
     for data in (b"", b"x", CONTENT):
         path.write_bytes(data)
         assert codec_of(path.read_bytes()[:8]) is None
+
+
+def test_a_zstd_window_that_is_too_large_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    line = b'{"text": "a"}\n'
+    block = (len(line) << 3 | 1).to_bytes(3, "little") + line  # the last one, stored as it is
+    for log, fits in ((27, True), (28, False)):
+        path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes([0, (log - 10) << 3]) + block)
+        source = JSONL(path, text="text")
+        if fits:
+            assert read_all(source) == ["a"]
+            continue
+        with pytest.raises(ContentError, match="128 MiB") as caught:
+            read_all(source)
+        assert caught.value.path == str(path)

@@ -21,8 +21,9 @@ MORE, ENDED = 0, 1
 FAULTS = {
     2: "it breaks off",
     3: "a header has a wrong checksum or makes no sense",
+    4: "a file in it is sparse, and only whole files are read; write it without --sparse",
 }
-_CUT, _BAD = 2, 3
+_CUT, _BAD, _SPARSE = 2, 3, 4
 #: Status of a sample: 0 is good.
 MISSING, DUPLICATE, TOO_LONG = 1, 2, 3
 
@@ -35,6 +36,7 @@ Index: TypeAlias = Any  # compiled, an int and an np.int64 are the same
 
 _NAME_LIMIT = 4096
 _PATH = np.frombuffer(b" path=", dtype=np.uint8)
+_HOLES = np.frombuffer(b" GNU.sparse.", dtype=np.uint8)
 _USTAR = np.frombuffer(b"ustar\0", dtype=np.uint8)
 
 
@@ -91,8 +93,11 @@ def scan_tar(
         size = _number(data, at + 124, 12)
         kind = data[at + 156]
         body = at + 512
-        if size < 0 or kind == 83 or not _checksum_fits(data, at):  # S: a sparse file
+        if size < 0 or not _checksum_fits(data, at):
             outcome = _BAD
+            break
+        if kind == 83:  # S: a sparse file of GNU
+            outcome = _SPARSE
             break
         if kind == 120 or kind == 103 or kind == 76 or kind == 75:  # x, g, L, K
             if size > end - body:
@@ -100,7 +105,7 @@ def scan_tar(
                 break
             first, last = _long_name(data, kind, body, body + size)
             if last - first > _NAME_LIMIT or last < 0:
-                outcome = _BAD
+                outcome = _BAD if last != -2 else _SPARSE
                 break
             if last > 0:
                 name_length = last - first
@@ -189,7 +194,7 @@ def scan_file(
         n, end, outcome = scan_tar(
             data, offset - base, extension, max_bytes, starts, sizes, status, ends
         )
-        if outcome in (MORE, _BAD) or last == file.num_bytes:
+        if outcome in (MORE, _BAD, _SPARSE) or last == file.num_bytes:
             columns = (starts[:n], sizes[:n], status[:n], ends[:n] + base)
             return Scanned(data, base, *columns, end + base, outcome)
         size *= 2
@@ -263,7 +268,7 @@ def _long_name(data: NDArray[np.uint8], kind: Index, at: Index, end: Index) -> t
     """[first, last) of the next member's name in the extra header [at, end); 0 if it has none.
 
     GNU's holds it up to a zero; that of pax has records ``<length> <key>=<value>\\n``. The second
-    number is -1 if it makes no sense.
+    number is -1 if it makes no sense, and -2 if that member is a sparse file.
     """
     first, last = np.int64(0), np.int64(0)
     if kind == 76:  # L
@@ -279,6 +284,8 @@ def _long_name(data: NDArray[np.uint8], kind: Index, at: Index, end: Index) -> t
         stop = at + length
         if stop > end or stop <= digits:
             return np.int64(0), np.int64(-1)
+        if _matches(data, digits, stop, _HOLES):
+            return np.int64(0), np.int64(-2)
         if _matches(data, digits, stop, _PATH):
             first, last = digits + 6, np.int64(stop - 1)
         at = stop
