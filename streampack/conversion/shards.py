@@ -102,7 +102,7 @@ def payloads_of(
     if isinstance(block, Texts):
         if tokenizer is None:
             return "str", list(block.texts), block.origin
-        block = tokenizer.encode(source.short_texts(block, skips), skips)
+        block = tokenizer.encode(source.short_texts(block, skips), skips, source.document_name)
     if isinstance(block, Conversations) or block.members is not None:
         raise ConfigError(
             "The records hold conversations, or several documents each.",

@@ -288,7 +288,7 @@ class Fields:
         if not found and len(names) == 1 and kinds[names[0]]:
             found = names
         if len(found) != 1:
-            raise unknown_document(found, names, where)
+            raise unknown_document(found, {name: kinds[name] for name in names}, where)
         kind = kinds[found[0]]
         tokenized = kind in ("tokens", "several") or (_plain(found[0]) in IDS and kind != "text")
         if not tokenized and self.loss_masks:
@@ -337,16 +337,24 @@ def named_masks(loss_mask: str | Sequence[str] | None) -> tuple[str, ...]:
     return (loss_mask,) if isinstance(loss_mask, str) else tuple(loss_mask or ())
 
 
-def unknown_document(found: Sequence[str], names: Collection[str], where: str) -> ConfigError:
-    """The error for records of these names, where several or none may be the documents."""
-    there = ", ".join(f'"{name}"' for name in list(names)[:30]) or "(none)"
-    chats = chat_fields(names)
-    name = next(iter(found or names), "name")
-    remedy = f"sources.open(data, text={name!r}), or tokens= (--text, --tokens)."
+def unknown_document(found: Sequence[str], kinds: Mapping[str, str], where: str) -> ConfigError:
+    """Return the error for records of these fields, where several or none may be the documents.
+
+    It names a field only if no other may be meant: the first of many texts is often a key.
+    """
+    there = ", ".join(f'"{name}"' for name in list(kinds)[:30]) or "(none)"
+    chats = chat_fields(kinds)
+    held = found or [name for name, kind in kinds.items() if kind in ("text", "tokens", "several")]
+    given = "text= with the field of the texts, or tokens= with that of the ids,"
+    if found or len(held) == 1:
+        words = ["tokens" if kinds[name] in ("tokens", "several") else "text" for name in held]
+        given = " or ".join(f"{word}={name!r}" for word, name in zip(words, held, strict=True))
+    remedy = f"{given} to sources.open (--text, --tokens)."
     if chats and not found:
-        remedy = f"sources.Chat(data) for conversations (--chat), or {remedy}"
+        remedy = f"conversations to sources.Chat (--chat), or {remedy}"
     which = f", and {' and '.join(map(repr, found))} may be the documents" if found else ""
-    return ConfigError(f"{where} has the fields {there}{which}.", f"Pass {remedy}", setting="text")
+    fact = f"{where} has the fields {there}{which}."
+    return ConfigError(fact, f"Pass {remedy}", setting="text")
 
 
 def chat_fields(names: Collection[str]) -> list[str]:

@@ -137,7 +137,7 @@ class ChatTokenizer:
         of = np.array(record, dtype=np.int64)
         texts = Texts([conversation.text for conversation in rendered], block.origin[of])
         spans = [conversation.spans for conversation in rendered]
-        documents, encoded = self.tokenizer.encode_spans(texts, spans, skips)
+        documents, encoded = self.tokenizer.encode_spans(texts, spans, skips, self._name)
         if len(encoded) < len(of):  # all texts of a conversation, or none
             kept = ~np.isin(of[encoded], np.delete(of, encoded))
             documents, encoded = documents.take(np.flatnonzero(kept)), encoded[kept]

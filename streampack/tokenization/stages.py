@@ -27,7 +27,8 @@ class Encoded:
         return {"tokenizer": self.tokenizer.fingerprint}
 
     def __call__(self, block: Texts, place: Place) -> Documents:
-        documents = self.tokenizer.encode(place.source.short_texts(block, place.skips), place.skips)
+        texts = place.source.short_texts(block, place.skips)
+        documents = self.tokenizer.encode(texts, place.skips, place.source.document_name)
         self._count_eos(documents, place)
         if not block.document_fields:
             return documents

@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -41,8 +41,15 @@ from streampack.tokenization.vocabulary import open_vocabulary
 
 logger = logging.getLogger(__name__)
 
+#: Returns the name of a document, by its origin (a record of dtype `ORIGIN`).
+NameOf = Callable[[np.void], str]
+
 _THREADS = "TOKENIZERS_PARALLELISM"
 _encoded_in: int | None = None  # process
+
+
+def _numbered(origin: np.void) -> str:
+    return f"document {int(origin['index'])} of shard {int(origin['shard'])}"
 
 
 def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
@@ -177,17 +184,18 @@ class Tokenizer:
         digest.update(repr(rules).encode())
         return digest.hexdigest()
 
-    def encode(self, texts: Texts, skips: Skips) -> Documents:
+    def encode(self, texts: Texts, skips: Skips, name: NameOf = _numbered) -> Documents:
         """The block as token ids, in order, without the texts that cannot be encoded.
 
         Args:
             texts: N texts; an empty one becomes an empty document.
             skips: gets a `ContentError` for each text that is not a string, holds lone surrogates,
                 or is refused by the tokenizer; the rest of the block is encoded.
+            name: returns the name of a text, by its origin, for errors.
         """
         found: Iterable[list[int] | None] | None = self._by_fast_engine(texts.texts)
         if found is None:
-            encodings = (self._encoding(texts, i, skips) for i in range(len(texts.texts)))
+            encodings = (self._encoding(texts, i, skips, name) for i in range(len(texts.texts)))
             found = (None if encoding is None else encoding.ids for encoding in encodings)
         kept: list[int] = []
         made: list[array[int]] = []
@@ -201,7 +209,11 @@ class Tokenizer:
         return apply_eos(documents, self.eos, self.eos_id)
 
     def encode_spans(
-        self, texts: Texts, spans: Sequence[Sequence[Span]], skips: Skips
+        self,
+        texts: Texts,
+        spans: Sequence[Sequence[Span]],
+        skips: Skips,
+        name: NameOf = _numbered,
     ) -> tuple[Documents, NDArray[np.int64]]:
         """The block as token ids with a loss mask, nothing added at either end.
 
@@ -209,7 +221,7 @@ class Tokenizer:
             texts: N texts.
             spans: for each, (start, stop) characters that carry loss. A token carries loss if any
                 of its characters does.
-            skips: as for `encode`.
+            skips, name: as for `encode`.
 
         Returns:
             The documents, and which texts (M,) they are: all but those that were skipped.
@@ -220,7 +232,7 @@ class Tokenizer:
             ids = [] if found is None else found[i]
             mask = self._fast.mask(text, ids, spans[i]) if self._fast and found else None
             if mask is None:  # its places are not known
-                encoding = self._encoding(texts, i, skips, places=True)
+                encoding = self._encoding(texts, i, skips, name, places=True)
                 if encoding is None:
                     continue
                 ids, mask = encoding.ids, _mask(encoding, spans[i], len(text))
@@ -268,7 +280,7 @@ class Tokenizer:
         return Documents(ids, offsets_of(np.array([*map(len, made)], dtype=np.int64)), origin)
 
     def _encoding(
-        self, texts: Texts, i: int, skips: Skips, places: bool = False
+        self, texts: Texts, i: int, skips: Skips, name: NameOf, places: bool = False
     ) -> Encoding | None:
         """A text by tokenizers, with `places` of tokens; None if it is broken and skipped."""
         text = texts.texts[i]
@@ -279,14 +291,16 @@ class Tokenizer:
                 raise TypeError  # the library would join a pair of texts
             (found,) = encode([text], add_special_tokens=False)
         except Exception as error:  # the library raises plain Exception
-            shard, index = int(texts.origin["shard"][i]), int(texts.origin["index"][i])
+            origin = texts.origin[i]
+            document = name(origin)
             skips.handle(
                 ContentError(
-                    f"Document {index} of shard {shard} cannot be tokenized: "
+                    f"{document[0].upper()}{document[1:]} cannot be tokenized: "
                     f"{_complaint(text, error)}.",
                     'Repair it, or use on_error="skip" to leave such documents out.',
-                    shard=shard,
-                    index=index,
+                    shard=int(origin["shard"]),
+                    index=int(origin["index"]),
+                    document=document,
                 )
             )
             return None

@@ -13,9 +13,9 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import sources
+from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.errors import ContentError
-from tests.support.corpora import npy_bytes, write_samples
+from tests.support.corpora import byte_tokenizer, npy_bytes, write_samples
 from tests.support.flat_files import write_megatron
 from tests.support.mosaic import streaming_module
 from tests.support.recorded_skips import RecordedSkips
@@ -203,3 +203,44 @@ def test_a_text_file_above_the_limit_is_refused_unread(tmp_path: Path) -> None:
     source = sources.TextFiles(tmp_path)
     with pytest.raises(ContentError):
         read_all(source)
+
+
+HALF = "half a character: \ud83d"
+TALK = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+BAD_TALK = [TALK[0], {"role": "assistant", "content": HALF}]
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def chat_lines(folder: Path) -> tuple[Any, str]:
+    records = [{"messages": TALK}, {"messages": BAD_TALK}]
+    path = folder / "chat.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return sources.Chat(path, template=PLAIN), f"{path}"
+
+
+HALVES: dict[str, Callable[[Path], tuple[Any, str]]] = {
+    "a list": lambda _: (["good", HALF], "item 1 of the list"),
+    "records": lambda _: ([{"text": "good"}, {"text": HALF}], "item 1 of the list"),
+    "chats": lambda _: (
+        sources.Chat([{"messages": TALK}, {"messages": BAD_TALK}], template=PLAIN),
+        "item 1 of the list",
+    ),
+    "chats in a file": chat_lines,
+    "an iterable": lambda _: (sources.Iterable(lambda: iter(["good", HALF])), "item 1 of lane 0"),
+    "a mixture": lambda _: (
+        sources.Mixture({"web": ["good", HALF]}, weights={"web": 1}),
+        "item 1 of the list",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", HALVES)
+def test_half_a_character_is_named_with_its_document(form: str, tmp_path: Path) -> None:
+    data, name = HALVES[form](tmp_path)
+    settings: dict[str, Any] = {"seq_len": 64, "tokenizer": byte_tokenizer(), "shuffle": False}
+    with pytest.raises(ContentError) as caught:
+        list(PackedLoader(PackedDataset(data, lanes=1, topology=Topology(), **settings)))
+    assert name in str(caught.value.document)
+    assert caught.value.index >= 1
+    dataset = PackedDataset(data, lanes=1, on_error="skip", topology=Topology(), **settings)
+    assert sum(batch.num_documents for batch in PackedLoader(dataset)) == 1

@@ -250,3 +250,29 @@ def test_fields_in_tars_follow_over_lanes_and_a_resume(kind: str) -> None:
             assert place[slots].tolist() == (start + np.arange(len(slots))).tolist()
             found += len(slots)
     assert found == sum(LENGTHS)
+
+
+@pytest.mark.parametrize("form", ["lines", "parquet", "table", "items"])
+def test_of_several_texts_the_advice_names_none_and_of_one_it_names_that(
+    form: str, tmp_path: Path
+) -> None:
+    def source(record: dict[str, Any]) -> Any:
+        if form == "items":
+            return [record]
+        if form == "lines":
+            return str(write_lines(tmp_path / "a.jsonl", [record]))
+        table = pa.Table.from_pylist([record])
+        if form == "table":
+            return table
+        pq.write_table(table, tmp_path / "a.parquet")
+        return str(tmp_path / "a.parquet")
+
+    stack = {"hexsha": "0f" * 20, "size": 8, "ext": "py", "content": "import streampack\n"}
+    with pytest.raises(ConfigError) as caught:
+        sources.open(source(stack)).prepare()
+    assert not any(f"={name!r}" in caught.value.remedy for name in stack)
+    one = {"id": 3, "size": 8, "content": "import streampack\n"}
+    with pytest.raises(ConfigError) as caught:
+        sources.open(source(one)).prepare()
+    assert "text='content'" in caught.value.remedy
+    sources.open(source(one), text="content").prepare()
