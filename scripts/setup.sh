@@ -37,10 +37,10 @@ install_stores() {
 # Packages of the tests that pin others (mosaicml-streaming, moto) are left out.
 install_lowest() {
     pip_install uv
-    "$environment/bin/uv" pip compile --quiet --resolution lowest-direct --extra all \
-        --python "$environment/bin/python" --no-header --no-annotate pyproject.toml |
-        grep -vE '^(torch|triton|nvidia-[a-z0-9-]*|cuda-[a-z0-9-]*)==' >"$environment/lowest.txt"
-    pip_install --requirement "$environment/lowest.txt" torch pytest hypothesis
+    "$environment/bin/uv" pip compile --quiet --resolution lowest-direct --only-binary :all: \
+        --extra all --python "$environment/bin/python" --no-header --no-annotate pyproject.toml \
+        >"$environment/lowest.txt"
+    pip_install --requirement "$environment/lowest.txt" pytest hypothesis
     pip_install --no-deps --editable .
 }
 

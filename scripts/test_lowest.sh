@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The lowest versions that pyproject.toml allows, in an environment of their own (.venv-lowest), with
-# Python 3.10 as PYTHON. torch is the newest: its oldest builds for CPUs are not on PyPI. What needs
-# mosaicml-streaming or moto to write MDS or to serve S3 is left out.
+# The lowest versions that pyproject.toml allows, torch included, in an environment of their own
+# (.venv-lowest), with Python 3.10 as PYTHON. What needs mosaicml-streaming or moto to write MDS or to
+# serve S3 is left out.
 export PYTHON="${PYTHON:-python3.10}"
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" lowest
 exec pytest -k "not mds and not object_store and not s3 and not any_ranks" \

@@ -11,8 +11,8 @@ import time
 from contextlib import suppress
 from hashlib import sha256
 
-#: Processes of a job start within this time.
-TOGETHER_S = 60.0
+#: Within this time processes of a job compile, on a slow machine.
+TOGETHER_S = 600.0
 
 _given: set[str] = set()  # a fork knows what its parent has logged
 
