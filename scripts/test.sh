@@ -5,8 +5,14 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" development
 if [ $# -gt 0 ]; then
     exec pytest "$@"
 fi
+# One core compiles the kernels while the other one runs the checks. Otherwise each process of the
+# tests compiles them, as in a fresh clone.
+streampack warm &>"$environment/warm.txt" &
+warming=$!
 ruff check .
 ruff format --check .
 mypy streampack demo
 lint-imports
-pytest --numprocesses 2
+wait "$warming" || { cat "$environment/warm.txt" >&2 && exit 1; }
+# Each process begins with half of the tests in a row, so most folders make their corpora once.
+pytest --numprocesses 2 --dist worksteal
