@@ -6,7 +6,7 @@ import copy
 import inspect
 import os
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -22,22 +22,16 @@ from streampack.job.exchange import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_resharding
 from streampack.lane.config import LaneConfig
-from streampack.run.options import (
-    check_kinds,
-    check_layout,
-    check_switches,
-    checked_counts,
-    media_of,
-    prepare,
-    rows_by,
-    say_if_kept_apart,
-    say_unread,
-    stages_of,
-    tokenizer_of,
-    tokens_per_batch,
-)
-from streampack.run.packer_options import check_balance, check_weights, choose_packer
+from streampack.leaves import add_leaves
 from streampack.run.plan import RunPlan, evaluation_lanes, lane_tokens, plan_run, resume_run
+from streampack.run.recipe import (
+    Recipe,
+    check_arguments,
+    check_packer,
+    checked_counts,
+    warn_if_cut,
+    warn_unread,
+)
 from streampack.run.state import RunState
 from streampack.sources.infer import as_source
 from streampack.tokenization.rules import TokenRules
@@ -50,6 +44,7 @@ if TYPE_CHECKING:
     from streampack.run.explanation import Explanation
     from streampack.run.provenance import Piece
     from streampack.run.worker_share import WorkerShare
+    from streampack.stages.base import BlockStage
     from streampack.streams.hooks import Hook, HookFunction
 
 
@@ -134,6 +129,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         layout: Literal["documents", "tree"] = "documents",
         filter: Hook | HookFunction | None = None,
         map: Hook | HookFunction | None = None,
+        stages: Sequence[BlockStage] = (),
         token_fields: Mapping[str, Any] | None = None,
         document_fields: Mapping[str, Any] | None = None,
         order: DocumentOrder | None = None,
@@ -147,75 +143,55 @@ class PackedDataset(IterableDataset[PackedBatch]):
         provenance: bool = False,
     ) -> None:
         super().__init__()
-        check_kinds(window=window, topology=topology, token_rules=token_rules, order=order)
+        check_arguments(window, topology, token_rules, shuffle=shuffle, provenance=provenance)
         seed, epochs, lanes = checked_counts(seed, epochs, lanes)
-        check_switches(shuffle=shuffle, provenance=provenance)
+        check_packer(seq_len, packer, attention)
+        self._detected = topology is None
+        self.topology = Topology.detect() if topology is None else topology
         source = as_source(source)
         fields = FieldTypes.of(token_fields, document_fields)
         if fields:
             source = source.with_fields(replace(fields, optional=map is not None))
-        packer = choose_packer(seq_len, packer, order, source, layout, processor is not None)
-        batch_tokens = tokens_per_batch(batch_size, packer)
-        schedule = check_balance(attention, packer)
-        say_if_kept_apart(order, attention)
-        self._detected = topology is None
-        topology = Topology.detect() if topology is None else topology
         source.prepare()  # a path that is wrong is said before anything else about what it holds
-        say_unread(source)
-        media = media_of(
-            processor,
-            source,
-            packer=packer,
-            attention=attention,
-            layout=layout,
-            order=order,
-            map=map,
-        )
-        if media is not None:
-            fields = fields.with_patches()
-        check_weights(packer, fields)
-        if tokenizer is None:
-            tokenizer = tokenizer_of(processor)
-        tokens, row_format = prepare(source, tokenizer, token_rules or TokenRules(), processor)
+        warn_unread(source)
         source.check_epochs(epochs)
-        tree = check_layout(layout, attention, packer, source)
-        config = LaneConfig(
-            source=source,
-            lanes=lanes or 0,
-            preparation=stages_of(
-                source,
-                tokens,
-                filter=hook_of("filter", filter),
-                map=hook_of("map", map),
-                fields=fields,
-                media=media,
-                grouped=tree or packer.packs_members,
-                tree=tree,
-            ),
+        if packer is not None:
+            warn_if_cut(source, packer)
+        rules = token_rules or TokenRules()
+        recipe = Recipe(
+            source,
+            {
+                "order": order,
+                "layout": None if layout == "documents" else layout,
+                "processor": processor,
+                "tokenizer": tokenizer,
+                "eos": None if rules.eos == "as-is" else rules.eos,
+                "filter": filter,
+                "map": map,
+                "stages": stages or None,
+                "fields": fields or None,
+                "provenance": provenance or None,
+            },
+            fields=fields,
+            seq_len=seq_len,
             packer=packer,
-            window=(window or WindowConfig()).resolve(packer, batch_tokens),
-            batch_tokens=batch_tokens,
-            row_format=rows_by(
-                row_format,
-                packer,
-                source,
-                fields,
-                tree=tree,
-                media=media,
-                provenance=provenance,
-                by_row=attention == "row",
-            ),
+            batch_size=batch_size,
+            attention=attention,
+            window=window,
+            rules=rules,
+        )
+        add_leaves(recipe)
+        config = recipe.config(
+            lanes=lanes or 0,
             seed=seed,
             shuffle=shuffle,
             epochs=epochs,
             on_error=on_error,
             order=order,
-            balance=schedule,
         )
         if lanes:
             source.check_lanes(lanes, seed=seed, shuffle=shuffle)
         self._config = config  # with 0 lanes where their number is to be chosen
-        self.topology = topology
         self._plan: RunPlan | None = None
         self._start: RunState | None = None
         self._exchange = uuid.uuid4().hex  # of the worker processes of a DataLoader
@@ -238,6 +214,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         layout: Literal["documents", "tree"] = "documents",
         filter: Hook | HookFunction | None = None,
         map: Hook | HookFunction | None = None,
+        stages: Sequence[BlockStage] = (),
         token_fields: Mapping[str, Any] | None = None,
         document_fields: Mapping[str, Any] | None = None,
         order: DocumentOrder | None = None,
@@ -461,12 +438,3 @@ def _traced(config: LaneConfig) -> LaneConfig:
     if Provenance() in layout.stages:
         return config
     return replace(config, row_format=replace(layout, stages=(Provenance(), *layout.stages)))
-
-
-def hook_of(setting: str, function: Any) -> Any:
-    """A function as a hook; None without one."""
-    if function is None:
-        return None
-    from streampack.streams.hooks import as_hook
-
-    return as_hook(setting, function)

@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import add, attrgetter, sub
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streampack.packing.plan import Composition
+
+if TYPE_CHECKING:
+    from streampack.packing.packer import Packer
 
 #: Bytes that this process fetched from remote stores, in any thread, and no lane has counted yet.
 fetched: deque[int] = deque()
@@ -173,6 +176,23 @@ class Metrics:
         """Labels that no row holds over all labels that came in."""
         total = self.loss_tokens + self.composition.loss_dropped
         return self.composition.loss_dropped / total if total else 0.0
+
+    def lost_in_words(self, packer: Packer, of: str) -> str:
+        """The shares of tokens and loss tokens that no row holds, "of the run", and a remedy."""
+        found = self.composition
+        way, remedy = f'overflow="{packer.overflow}"', ' Longer rows or overflow="split" keep them.'
+        if packer.overflow == "split":
+            way, remedy = type(packer).__name__, ""
+        elif packer.capacity:
+            remedy = " Longer rows or a larger capacity keep them."
+        documents = found.documents + found.documents_lost
+        return (
+            f"{found.dropped_ratio:.1%} of the tokens {of} and {self.loss_dropped_ratio:.1%} of "
+            f"the loss tokens are in no row ({way}, rows of {packer.seq_lens[-1]}): "
+            f"{found.documents_cropped:,} of {documents:,} documents lost some, "
+            f"{found.documents_lost:,} of these all, and {found.documents_unlearnt:,} keep no loss "
+            f"token.{remedy}"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Flat names and numbers, for a logger; of a mixture also ``tokens/NAME`` and so on."""

@@ -15,9 +15,9 @@ from streampack.errors import ConfigError
 from streampack.in_memory.microbatches import MicrobatchPlan
 from streampack.packing.overflow import as_array
 from streampack.trees.build import plant, planted
+from streampack.trees.rows import TreeRows
 from streampack.window.gather import RowFormat
 from streampack.window.provenance import Provenance
-from streampack.window.tree_rows import TreeRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -92,6 +92,9 @@ class Images(Chat):
     def __repr__(self) -> str:
         return f"Images({self._records!r})"
 
+    def leaves(self) -> list[str]:
+        return ["processor", *super().leaves()]
+
     def describe(self) -> dict[str, Any]:
         """Adds the fields that are read."""
         reader = self.reader

@@ -34,15 +34,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
+from streampack.arguments import one_of
 from streampack.documents.blocks import Fields
+from streampack.errors import ConfigError
 from streampack.packing.limits import row_weights
 from streampack.packing.plan import Plan
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
+
 
 _STEPS = 128  # between the least and the greatest cost of a measured distribution
 _BEARABLE = 1152  # mean cost of the rows to choose from, over the schedule's mean, in 1024ths
@@ -240,3 +246,20 @@ def _choose(
         chosen[count] = found
         count += 1
     return chosen[:count]
+
+
+def add(recipe: Recipe, kind: str) -> None:
+    """Add the schedule that the packer's `balance` asks for, to be measured.
+
+    Raises:
+        ConfigError: it is unknown, or there is nothing to be balanced.
+    """
+    one_of("balance", kind, ["attention", *recipe.packer.weights])
+    if recipe.attention == "row" and kind == "attention":
+        raise ConfigError(
+            'The packer has balance="attention", and attention is "row": all rows cost the same.',
+            "Leave out balance=.",
+            setting="balance",
+        )
+    if len(recipe.packer.seq_lens) == 1:  # rows of several lengths have a schedule of their own
+        recipe.balance = Balance(kind=kind)

@@ -20,17 +20,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.arguments import is_whole
-from streampack.documents.blocks import Fields, offsets_of
+from streampack.documents.blocks import PATCHES, Fields, offsets_of
 from streampack.errors import ConfigError, PlanError
 from streampack.packing.overflow import checked_lengths
 from streampack.packing.plan import Plan
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
 
 
 def require_capacity(capacity: Any) -> dict[str, int]:
@@ -203,3 +206,18 @@ def fit_within(
                 rooms[r] = rooms[r + 1]
                 name[r] = name[r + 1]
     return rows
+
+
+def add(recipe: Recipe, names: Sequence[str]) -> None:
+    """Raise `ConfigError` unless there are the fields of whole numbers that rows go by."""
+    fields, packer = recipe.fields, recipe.packer
+    for name in names:
+        if name not in fields.document or fields.document[name].kind not in "iu":
+            remedy = f'Declare it: document_fields={{"{name}": "int64"}}.'
+            if name == PATCHES:
+                remedy = "Pass processor=, of documents with images, or leave it out."
+            raise ConfigError(
+                f'The packer goes by "{name}", which is no document field of whole numbers.',
+                remedy,
+                setting="capacity" if name in packer.capacity else "balance",
+            )

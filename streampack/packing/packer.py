@@ -132,6 +132,15 @@ class Packer(ABC):
         """Slots of a lane's first `count` batches, as a share of ``batch_tokens`` each."""
         return 1.0
 
+    def leaves(self) -> dict[str, Any]:
+        """Values by the names of the leaves that a run with it uses; see `streampack.leaves`."""
+        named = {
+            "balance": self.balance,
+            "weights": self.weights or None,
+            "members": self.packs_members or None,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
     @property
     def needs_sample(self) -> bool:
         """True if the packer has to measure a sample of the corpus before a run."""

@@ -350,9 +350,7 @@ class RankRun:
     def say_lost(self, of: str) -> None:
         """Log on rank 0 which share of its tokens no row holds, if there is one."""
         if self.metrics.composition.dropped and not self.plan.ranks.rank:
-            from streampack.run.packer_options import lost_in_words
-
-            logger.warning("%s", lost_in_words(self.metrics, self.plan.config.packer, of))
+            logger.warning("%s", self.metrics.lost_in_words(self.plan.config.packer, of))
 
     def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
         source = self.plan.config.source

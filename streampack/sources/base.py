@@ -202,6 +202,13 @@ class Source(ABC):
         made.field_types = types
         return made
 
+    def leaves(self) -> list[str]:
+        """Names of the leaves that a run of it uses; see `streampack.leaves`."""
+        return [
+            *([] if self.tokenized else ["tokenizer"]),
+            *(["groups"] if self.grouped else []),
+        ]
+
     @property
     def grouped(self) -> bool:
         """True if a record may be a group: several documents that stay together.

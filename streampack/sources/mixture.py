@@ -138,6 +138,10 @@ class Mixture(Source):
         """Passes over each source in a run with so many `epochs`; None is endless."""
         return tuple(self._epochs.get(name, epochs) for name in self.sources)
 
+    def leaves(self) -> list[str]:
+        each = (name for source in self.sources.values() for name in source.leaves())
+        return [*dict.fromkeys([*each, "mixture"])]
+
     def portions(self, epochs: int | None) -> dict[str, Portion]:
         knots = [shares for _, shares in self.shares.knots]
         most = [max(shares) for shares in zip(*knots, strict=True)]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streampack.documents.blocks import Documents
 from streampack.documents.fields import FieldTypes
 from streampack.stages.base import Place
 from streampack.stages.ids import without_records
+from streampack.window.field_columns import FieldColumns
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +36,11 @@ class Cast:
         for (shard, index), problem in broken.items():
             place.skips.handle(place.source.broken_document(shard, index, problem))
         return without_records(documents, [*problems])
+
+
+def add(recipe: Recipe, types: FieldTypes) -> None:
+    """Cast the fields of documents, and give rows those of their pieces."""
+    recipe.add("columns", Cast(types))
+    gathered = types if recipe.gathered is None else recipe.gathered
+    if gathered:
+        recipe.add_rows("columns", FieldColumns(gathered))

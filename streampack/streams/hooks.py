@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,10 @@ from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, derive_seeds
 from streampack.stages.base import Place
 from streampack.stages.ids import WithoutEmpty
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
+
 
 HookFunction = Callable[[Documents, NDArray[np.uint64]], Any]
 Refuse = Callable[[str, str], ConfigError]
@@ -58,13 +62,13 @@ class Hook:
             )
 
 
-def as_hook(setting: str, function: Hook | HookFunction | None) -> Hook | None:
+def as_hook(setting: str, function: Hook | HookFunction) -> Hook:
     """A function as the hook of its module and qualified name.
 
     Raises:
         ConfigError: it has no name of its own, or is no function.
     """
-    if function is None or isinstance(function, Hook):
+    if isinstance(function, Hook):
         return function
     name = getattr(function, "__qualname__", "<lambda>")
     if not callable(function) or name.endswith("<lambda>"):
@@ -278,3 +282,13 @@ class Mapped:
         seeds = document_seeds(place.seed, place.epoch, documents.origin)
         documents = apply_map(self.hook, documents, seeds, self.vocab_size, place.name)
         return WithoutEmpty()(documents, place)
+
+
+def add_filter(recipe: Recipe, function: Any) -> None:
+    """Add the user's filter."""
+    recipe.add("chosen", Filtered(as_hook("filter", function)))
+
+
+def add_map(recipe: Recipe, function: Any) -> None:
+    """Add the user's map; after the filter."""
+    recipe.add("chosen", Mapped(as_hook("map", function), recipe.vocab_size))

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,6 +36,11 @@ from streampack.streams.base import LaneStream, Remaining, StreamPosition
 from streampack.streams.mixed_place import MixedPlace, Rules, SourcePlace
 from streampack.streams.shortfall import Shortfall
 from streampack.streams.stream import DocumentStream, StreamConfig
+from streampack.window.source_counts import SourceCounts
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
+
 
 #: A quantum ends with the document that makes it as long as this. Otherwise 32 long documents could
 #: fill several windows.
@@ -287,3 +293,11 @@ class MixedStream(LaneStream):
             return not any(active)
         finite = [on for on, epochs in zip(active, self._epochs, strict=True) if epochs is not None]
         return not any(finite) if finite else not any(active)
+
+
+def add(recipe: Recipe, value: object) -> None:
+    """Let rows count what they hold of each source."""
+    recipe.described["eos"] = [recipe.eos, recipe.eos_id]
+    if not recipe.has_rows("counts"):
+        counts = SourceCounts(len(recipe.source.parts), whole=recipe.whole)
+        recipe.add_rows("counts", counts)

@@ -9,21 +9,27 @@ import os
 import zlib
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents
-from streampack.errors import StateError, StorageError
+from streampack.errors import ConfigError, StateError, StorageError
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
+from streampack.packing.concat import Concat
+from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import Source
 from streampack.streams.base import LaneStream, StreamPosition
 from streampack.streams.mixed_stream import MixedStream
 from streampack.streams.stream import DocumentStream
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
 
 
 def write_duplicates(
@@ -233,3 +239,44 @@ def _encode(place: _Place) -> list[Any]:
     assert place.order is not None
     raw = zlib.compress(place.order.astype("<u4").tobytes())
     return [place.count, base64.b64encode(raw).decode()]
+
+
+def add(recipe: Recipe, order: Any) -> None:
+    """Choose a packer that leaves documents side by side, and check the one given.
+
+    Raises:
+        ConfigError: it is no order, or the packer puts documents into rows by their lengths.
+    """
+    if not isinstance(order, DocumentOrder):
+        raise ConfigError(
+            f"order is {order!r:.80}.",
+            "Pass order=SimilarityOrder() or what has the same attributes, or leave it out.",
+            setting="order",
+        )
+    recipe.usual = partial(_usual_packer, order)
+    packer = recipe.packer
+    if not packer.keeps_order:
+        raise ConfigError(
+            f"{type(packer).__name__} puts documents into rows by their lengths, "
+            f"which tears apart what {type(order).__name__} puts side by side.",
+            f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
+            setting="order",
+        )
+    if recipe.attention == "document":
+        logger.warning(
+            '%s puts related documents into one row, and with attention="document" none of them '
+            'sees another. Pass attention="row" too, or leave out the order.',
+            type(order).__name__,
+        )
+
+
+def _usual_packer(order: DocumentOrder, recipe: Recipe) -> Packer:
+    """Rows of documents in their order, cut where rows end."""
+    seq_len = recipe.seq_len or 0
+    if recipe.one_overflow() != "split":
+        raise ConfigError(
+            f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
+            f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
+            setting="order",
+        )
+    return Concat(seq_len=seq_len)

@@ -32,7 +32,7 @@ from streampack.errors import ConfigError, ContentError
 from streampack.sources.base import TOO_LONG_REMEDY, Reading
 from streampack.sources.records import too_long
 from streampack.sources.skips import Skips
-from streampack.tokenization.rules import apply_bos, apply_eos
+from streampack.tokenization.ends import apply_bos, apply_eos
 from streampack.tokenization.script import RenderError
 from streampack.tokenization.template import ChatTemplate
 from streampack.tokenization.tokenizer import Tokenizer

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streampack.documents.blocks import Documents
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError
-from streampack.stages.base import Place
+from streampack.sources.base import Source
+from streampack.sources.chat.source import Chat
+from streampack.stages.base import BlockStage, Place
 from streampack.tokenization.chat import ChatTokenizer
+from streampack.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +52,20 @@ class Rendered:
 
     def __call__(self, block: Conversations, place: Place) -> Documents:
         return self.tokenizer.encode(block, place.skips)
+
+
+def stages_of(recipe: Recipe, source: Source, tokenizer: Tokenizer) -> list[BlockStage]:
+    """The stages of a source of conversations."""
+    assert isinstance(source, Chat)
+    template = source.template
+    rendered = Rendered(
+        ChatTokenizer(
+            tokenizer,
+            template if template is None else recipe.with_margins(template),
+            source.document_name,
+            source.rules,
+            source.template_kwargs,
+            source.reading.most_text_bytes,
+        )
+    )
+    return [rendered] if "chosen" in recipe.fields.document else [SidesTold(), rendered]

@@ -11,7 +11,6 @@ import numpy as np
 
 from streampack.documents.blocks import Documents, Texts
 from streampack.stages.base import Place
-from streampack.tokenization.rules import EosRule, apply_eos
 from streampack.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -55,17 +54,3 @@ class Encoded:
                 tokenizer.token(tokenizer.eos_id),
             )
         place.skips.counts.eos_in_texts += len(inside)
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The rule for the ends of documents that were ids already."""
-
-    rule: EosRule
-    eos_id: int | None
-
-    def describe(self) -> Mapping[str, Any]:
-        return {"eos": [self.rule, self.eos_id]}
-
-    def __call__(self, documents: Documents, place: Place) -> Documents:
-        return apply_eos(documents, self.rule, self.eos_id)

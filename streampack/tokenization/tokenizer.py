@@ -26,16 +26,14 @@ from streampack.documents.blocks import Documents, Texts, offsets_of
 from streampack.errors import ConfigError, ContentError
 from streampack.sources.skips import Skips
 from streampack.tokenization.byte_level import Span
+from streampack.tokenization.ends import apply_bos, apply_eos, missing_id
 from streampack.tokenization.fast import EngineName, FastEngine, fast_engine
 from streampack.tokenization.rules import (
     EosRule,
     SpecialInText,
-    apply_bos,
-    apply_eos,
     check_rule,
     check_special_rule,
     checked_id,
-    missing_id,
 )
 from streampack.tokenization.vocabulary import open_vocabulary
 

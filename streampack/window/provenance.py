@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from streampack.window.entries import FieldStore
 from streampack.window.gather import Pieces
 from streampack.window.packed_rows import PROVENANCE, PackedRows
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +30,8 @@ class Provenance:
     def empty(self, rows: PackedRows) -> PackedRows:
         """See `RowStage`."""
         return rows._replace(provenance=np.zeros(0, dtype=PROVENANCE))
+
+
+def add(recipe: Recipe, value: object) -> None:
+    """Let rows say where their pieces came from."""
+    recipe.add_rows("origins", Provenance())

@@ -12,10 +12,10 @@ import numpy as np
 
 from streampack.documents.blocks import Documents, offsets_of
 from streampack.documents.fields import FieldTypes
+from streampack.groups.rows import columns_of, concatenated, groups_of
 from streampack.trees.build import SLOT
 from streampack.window.entries import FieldStore
 from streampack.window.gather import Pieces
-from streampack.window.grouped_rows import columns_of, concatenated, groups_of
 from streampack.window.packed_rows import PackedRows, TreeColumns
 
 

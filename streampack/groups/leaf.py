@@ -1,0 +1,43 @@
+"""Groups in a run: records of several documents stay together."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from streampack.groups.rows import GroupsSplit
+from streampack.groups.stage import Together
+from streampack.packing.decreasing import BestFitDecreasing
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+
+def add(recipe: Recipe, value: object) -> None:
+    """Choose the packer that keeps the documents of a record together, if the one given can."""
+    recipe.overflow = recipe.overflow or "drop"
+    packer = recipe.packer
+    usual = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=packer.overflow)
+    if packer == usual and usual.overflow in ("drop", "error"):
+        from streampack.packing.whole_groups import WholeGroups
+
+        recipe.packer = WholeGroups(seq_len=usual.seq_len, overflow=usual.overflow)
+        return
+    logger.warning(
+        "The documents of a record are packed apart: only BestFitDecreasing with overflow "
+        '"drop" or "error", and without balance=, keeps them in one batch.'
+    )
+
+
+def add_members(recipe: Recipe, value: object) -> None:
+    """Add the stages of groups, for a packer that places their members one by one."""
+    if recipe.given["layout"] is not None:  # a tree is placed whole
+        return
+    recipe.gathered = replace(recipe.fields, document={})
+    recipe.units = ("the group that begins with ", "tokens")
+    recipe.whole = True
+    recipe.add("units", Together())
+    recipe.add_rows("units", GroupsSplit(recipe.fields.with_groups(), recipe.attention == "row"))

@@ -1,0 +1,58 @@
+"""The table of leaves: which capability adds what to a run, imported by the runs that use it.
+
+A leaf is named by the argument of `PackedDataset` that asks for it, or by the `leaves` of a source
+or packer. Its function ``add(recipe, value)`` checks the value and adds stages to the `Recipe` of
+the run; without a value the function is not imported. Leaves are added in the order of the table,
+so those that choose defaults come before those that read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
+
+#: Leaves that may choose the packer, in order.
+BEFORE_PACKER = {
+    "order": "streams.ordered_stream:add",
+    "layout": "trees.leaf:add",
+    "processor": "media.leaf:add",
+    "groups": "groups.leaf:add",
+}
+#: Leaves that are added once the packer is known, in order.
+AFTER_PACKER = {
+    "members": "groups.leaf:add_members",
+    "balance": "packing.balancing:add",
+    "weights": "packing.limits:add",
+    "tokenizer": "tokenization.leaf:add",
+    "eos": "tokenization.ends:add",
+    "filter": "streams.hooks:add_filter",
+    "map": "streams.hooks:add_map",
+    "stages": "stages.own:add",
+    "fields": "streams.field_stage:add",
+    "provenance": "window.provenance:add",
+    "mixture": "streams.mixed_stream:add",
+}
+
+
+def add_leaves(recipe: Recipe) -> None:
+    """Let every leaf that the run uses add its part to the recipe."""
+    _add(recipe, BEFORE_PACKER)
+    recipe.given.update(recipe.packer.leaves())
+    _add(recipe, AFTER_PACKER)
+
+
+def _add(recipe: Recipe, table: Mapping[str, str]) -> None:
+    for name, function in table.items():
+        value = recipe.given.get(name)
+        if value is not None:
+            load(function)(recipe, value)
+
+
+def load(function: str) -> Any:
+    """Import ``module:name`` of streampack."""
+    module, _, name = function.partition(":")
+    return getattr(import_module(f"streampack.{module}"), name)

@@ -1,0 +1,77 @@
+"""Images in a run: ``processor=``, and what does not go with it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from streampack.errors import ConfigError
+from streampack.media.families import with_margins
+from streampack.media.processing import MediaProcessing
+from streampack.media.row_stage import Images
+from streampack.media.stages import Expanded, Margins
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
+
+
+def add(recipe: Recipe, processor: Any) -> None:
+    """Add the stages of images; the processor's tokenizer is used unless another is given.
+
+    Raises:
+        ConfigError: documents have images and there is no processor, or the arguments do not go
+            together with images.
+    """
+    if processor is True:  # a source asks for it
+        raise ConfigError(
+            "The source has images, and there is no processor.",
+            "Pass processor=, of transformers.",
+            setting="processor",
+        )
+    if recipe.given["order"] is None:
+        recipe.overflow = "drop"
+    for wrong, setting, fact, remedy in _conflicts(recipe):
+        if wrong:
+            fact = f"{fact}, which does not go with processor=: an image is never cut or moved."
+            raise ConfigError(fact, f"{remedy}.", setting=setting)
+    media = MediaProcessing(processor)
+    recipe.fields = recipe.given["fields"] = recipe.fields.with_patches()
+    recipe.with_margins = partial(with_margins, processor=processor)
+    if recipe.given["tokenizer"] in (None, True):
+        recipe.given["tokenizer"] = tokenizer_of(processor) or recipe.given["tokenizer"]
+    for number, part in enumerate(recipe.source.parts.values()):
+        if not part.tokenized and not getattr(part, "renders", False):
+            recipe.add("texts", Margins(media), number)
+    recipe.add("expanded", Expanded(media))
+    recipe.add_rows("attached", Images(media))
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """The tokenizer of a processor of transformers, with its chat template; None without one."""
+    tokenizer = getattr(processor, "tokenizer", None)
+    template = getattr(processor, "chat_template", None)
+    if tokenizer is not None and template:
+        tokenizer = copy.copy(tokenizer)
+        tokenizer.chat_template = with_margins(template, processor)
+    return tokenizer
+
+
+def _conflicts(recipe: Recipe) -> Iterator[tuple[bool, str, str, str]]:
+    """Arguments that do not go with images: whether one is given, its name, fact, remedy."""
+    given, packer = recipe.given, recipe.packer
+    yield given["order"] is not None, "order", "An order is given", "Leave out order="
+    remedy = "Leave out map=; a filter= may stay"
+    yield given["map"] is not None, "map", "A map is given", remedy
+    row = recipe.attention == "row"
+    yield row, "attention", 'attention is "row"', "Leave out attention="
+    yield given["layout"] is not None, "layout", 'layout is "tree"', "Leave out layout="
+    several = recipe.source.grouped or packer.packs_members
+    yield several, "source", "Records may have several documents", "Give each its own record"
+    yield (
+        packer.overflow not in ("drop", "error") or not packer.keeps_whole,
+        "packer",
+        f"{type(packer).__name__} with overflow={packer.overflow!r} cuts documents",
+        f'Use packer=BestFitDecreasing(seq_len={packer.seq_lens[-1]}, overflow="drop"), or "error"',
+    )

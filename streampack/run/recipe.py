@@ -1,0 +1,304 @@
+"""Recipe: a run while it is put together, from the arguments of a dataset and the leaves they use.
+
+Steps:
+  1. The dataset makes a recipe of its arguments; sources and packers name further leaves.
+  2. Every leaf in `streampack.leaves` that is asked for adds its stages, each in a phase.
+  3. `config` puts the stages in the order of the phases, and the rest beside them.
+
+So the order in which a block passes the stages is fixed here, not by who comes first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streampack.arguments import one_of, whole_number
+from streampack.documents.fields import FieldTypes
+from streampack.errors import ConfigError
+from streampack.job.topology import Topology
+from streampack.lane.config import MOST_LANES, LaneConfig
+from streampack.packing.decreasing import BestFitDecreasing
+from streampack.packing.overflow import Overflow
+from streampack.packing.packer import Packer, require_packer
+from streampack.sources.base import Source
+from streampack.stages.base import BlockStage
+from streampack.stages.ids import Apart, CheckedIds, Numbered, Unsigned, WithoutEmpty
+from streampack.stages.preparation import Preparation
+from streampack.tokenization.rules import EosRule, TokenRules
+from streampack.window.config import WindowConfig
+from streampack.window.gather import RowFormat, RowStage
+
+if TYPE_CHECKING:
+    from streampack.packing.balancing import Balance
+
+logger = logging.getLogger(__name__)
+
+BATCH_ROWS = 8  # a row by itself takes twice the time per token to assemble
+
+#: Of block stages. The trunk checks ids and drops empty documents before "expanded", and drops
+#: undeclared fields before "units".
+PHASES = ("texts", "ids", "expanded", "ended", "chosen", "columns", "units")
+#: Of row stages.
+ROW_PHASES = ("origins", "columns", "attached", "units", "counts")
+
+
+class Recipe:
+    """The settings of a run in the making.
+
+    Args:
+        source: prepared.
+        given: by name, what asks for a leaf: arguments of the dataset, None where one was left out;
+            True where the source asks for a leaf and no argument does. A leaf may set the value of
+            one that comes after it.
+        fields: of tokens and documents, as declared.
+        seq_len, packer, batch_size, attention, window: as for `PackedDataset`.
+        rules: of token ids.
+
+    Attributes:
+        overflow: of the packer if none is given; None is the source's.
+        usual: makes the packer if none is given.
+        balance: the schedule of costs, to be measured.
+        gathered: the fields that rows get for their pieces; None is all.
+        units: name of a document of the window in messages, and of its tokens.
+        whole: True if every piece of a batch is a whole document.
+        eos, eos_id, pad_id, vocab_size: rules of ids that apply, with the tokenizer's.
+        with_margins: changes chat templates.
+        described: further fields of the fingerprint.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        given: Mapping[str, Any],
+        *,
+        fields: FieldTypes,
+        seq_len: int | None,
+        packer: Packer | None,
+        batch_size: int | None,
+        attention: str,
+        window: WindowConfig | None,
+        rules: TokenRules,
+    ) -> None:
+        self.source, self.fields, self.attention = source, fields, attention
+        self.given = dict(given)
+        for name in source.leaves():
+            if self.given.get(name) is None:
+                self.given[name] = True
+        self.rules = rules
+        self.eos: EosRule = rules.eos or "as-is"
+        self.eos_id, self.pad_id, self.vocab_size = rules.eos_id, rules.pad_id, rules.vocab_size
+        self.overflow: Overflow | None = None
+        self.usual: Callable[[Recipe], Packer] = usual_packer
+        self.balance: Balance | None = None
+        self.gathered: FieldTypes | None = None
+        self.units = ("", "tokens")
+        self.whole = False
+        self.with_margins: Callable[[str], str] = str
+        self.described: dict[str, Any] = {}
+        self.seq_len = seq_len
+        self._packer, self._batch_size, self._window = packer, batch_size, window
+        self._blocks: list[tuple[str, int | None, BlockStage]] = []
+        self._rows: list[tuple[str, RowStage]] = []
+
+    @property
+    def packer(self) -> Packer:
+        """The packer; the usual one if none was given. Leaves that choose defaults do so first."""
+        if self._packer is None:
+            self._packer = self.usual(self)
+        return self._packer
+
+    @packer.setter
+    def packer(self, packer: Packer) -> None:
+        self._packer = packer
+
+    def one_overflow(self) -> Overflow:
+        """What happens to long documents; raises `ConfigError` if the sources disagree."""
+        return one_overflow(self.source, self.seq_len or 0)
+
+    def add(self, phase: str, stage: BlockStage, number: int | None = None) -> None:
+        """Add a block stage to a phase, for the source of this number; None is every source."""
+        assert phase in PHASES
+        self._blocks.append((phase, number, stage))
+
+    def add_rows(self, phase: str, stage: RowStage) -> None:
+        """Add a row stage to a phase."""
+        assert phase in ROW_PHASES
+        self._rows.append((phase, stage))
+
+    def has_rows(self, phase: str) -> bool:
+        """Whether a phase has a row stage."""
+        return any(own == phase for own, _ in self._rows)
+
+    def config(self, **settings: Any) -> LaneConfig:
+        """The configuration of the lanes.
+
+        Args:
+            settings: the further fields of `LaneConfig`.
+
+        Raises:
+            ConfigError: the packer inserts an EOS that has no id, or a batch is not of whole rows.
+        """
+        parts = self.source.parts.values()
+        eos = [self.eos, self.eos_id] if self.source.tokenized else None
+        described = {"eos": eos, **self.described}
+        batch_tokens = tokens_per_batch(self._batch_size, self.packer)
+        return LaneConfig(
+            source=self.source,
+            preparation=Preparation(
+                tuple(self._stages(number, part) for number, part in enumerate(parts)), described
+            ),
+            packer=self.packer,
+            window=(self._window or WindowConfig()).resolve(self.packer, batch_tokens),
+            batch_tokens=batch_tokens,
+            row_format=self._row_format(),
+            balance=self.balance,
+            **settings,
+        )
+
+    def _stages(self, number: int, source: Source) -> tuple[BlockStage, ...]:
+        """The stages of a source, in order."""
+        by_phase: dict[str, list[BlockStage]] = {phase: [] for phase in PHASES}
+        if source.tokenized:
+            by_phase["ids"] += [Apart(), Numbered(), CheckedIds(self.vocab_size)]
+        else:
+            by_phase["texts"].append(Numbered())
+        for phase, own, stage in self._blocks:
+            if own in (None, number):
+                by_phase[phase].append(stage)
+        by_phase["ids"].append(WithoutEmpty())
+        by_phase["columns"].append(Unsigned(keeps_fields=bool(self.fields)))
+        return tuple(stage for phase in PHASES for stage in by_phase[phase])
+
+    def _row_format(self) -> RowFormat:
+        packer = self.packer
+        if packer.inserts_eos and self.eos_id is None:
+            raise ConfigError(
+                f"{type(packer).__name__} ends pieces of long documents with an EOS, and its id is "
+                "unknown.",
+                "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
+                setting="token_rules",
+            )
+        rows = sorted(self._rows, key=lambda row: ROW_PHASES.index(row[0]))
+        return RowFormat(
+            pad_id=0 if self.pad_id is None else self.pad_id,
+            eos_id=-1 if self.eos_id is None else self.eos_id,
+            attention_by_row=self.attention == "row",
+            mask_repeated=packer.mask_repeated,
+            stages=tuple(stage for _, stage in rows),
+            units=self.units,
+        )
+
+
+def check_arguments(window: Any, topology: Any, token_rules: Any, **switches: Any) -> None:
+    """Raise `ConfigError` for an object of another kind, or a switch that is neither on nor off."""
+    for name, value, kind, example in (
+        ("token_rules", token_rules, TokenRules, "TokenRules(...)"),
+        ("topology", topology, Topology, "Topology(rank, world_size)"),
+        ("window", window, WindowConfig, "WindowConfig(...)"),
+    ):
+        if value is not None and not isinstance(value, kind):
+            remedy = f"Pass {name}={example}, or leave it out."
+            raise ConfigError(f"{name} is {value!r:.80}.", remedy, setting=name)
+    for name, value in switches.items():
+        if not isinstance(value, (bool, np.bool_)):  # any text would count as True
+            raise ConfigError(
+                f"{name} is {value!r:.80}.", f"Pass {name}=True or False.", setting=name
+            )
+
+
+def checked_counts(
+    seed: int, epochs: int | None, lanes: int | None
+) -> tuple[int, int | None, int | None]:
+    """The same as plain integers; raises `ConfigError` where they are none, or mean nothing."""
+    seed = whole_number("seed", seed, least=None)
+    if epochs is not None:
+        epochs = whole_number("epochs", epochs, otherwise="or None (endless)")
+    if lanes is not None:
+        lanes = whole_number("lanes", lanes, most=MOST_LANES, otherwise="or None (chosen)")
+    return seed, epochs, lanes
+
+
+def check_packer(seq_len: int | None, packer: Any, attention: str) -> None:
+    """Raise `ConfigError` unless there is one of row length and packer, and attention is known."""
+    one_of("attention", attention, ["document", "row"])
+    if packer is not None:
+        require_packer(packer)
+    if (seq_len is None) == (packer is None):
+        raise ConfigError(
+            f"seq_len is {seq_len!r} and packer is {packer!r:.200}.",
+            "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048)."
+            if packer is None
+            else "Leave out seq_len=.",
+            setting="seq_len",
+        )
+
+
+def usual_packer(recipe: Recipe) -> Packer:
+    """The packer of rows of `seq_len` where none is given."""
+    overflow = recipe.overflow or recipe.one_overflow()
+    return BestFitDecreasing(seq_len=recipe.seq_len or 0, overflow=overflow)
+
+
+def one_overflow(source: Source, seq_len: int) -> Overflow:
+    """What happens to documents longer than a row; raises `ConfigError` if sources disagree."""
+    if len({part.overflow for part in source.parts.values()}) > 1:
+        raise ConfigError(
+            "The mixture has conversations, which are truncated, and documents, which are split.",
+            f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '
+            '"truncate" or "drop".',
+            setting="packer",
+        )
+    return source.overflow
+
+
+def warn_if_cut(source: Source, packer: Packer) -> None:
+    """Warn of a given packer that cuts what the source would keep whole."""
+    if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
+        logger.warning(
+            "%s cuts conversations, and what is cut off is learnt without what was said before; "
+            'BestFitDecreasing(seq_len=%d, overflow="%s") learns no such part.',
+            type(packer).__name__,
+            packer.seq_lens[-1],
+            source.overflow,
+        )
+
+
+def tokens_per_batch(batch_size: int | None, packer: Packer) -> int:
+    """Tokens per batch; raises `ConfigError` unless they are whole rows.
+
+    8 rows by default; of rows of several lengths, as many as one of the longest takes.
+    """
+    longest = packer.seq_lens[-1]
+    if packer.batch_tokens is not None:
+        if batch_size is not None:
+            raise ConfigError(
+                f"batch_size is {batch_size!r}, and the packer has "
+                f"batch_tokens={packer.batch_tokens}.",
+                "Leave out one of them.",
+                setting="batch_size",
+            )
+        return packer.batch_tokens
+    most = ((1 << 31) - 1) // longest
+    default = min(BATCH_ROWS, most) if len(packer.seq_lens) == 1 else 1
+    rows = default if batch_size is None else batch_size
+    return whole_number("batch_size", rows, most=most) * longest
+
+
+def warn_unread(source: Source) -> None:
+    """Warn of fields beside token ids that are present and not read: one may be a mask."""
+    for part in source.parts.values():
+        fields: Any = getattr(part, "fields", None)
+        declared = {*part.field_types.token, *part.field_types.document}
+        unread = [n for n in fields.others if n not in declared] if fields is not None else []
+        if unread:
+            logger.warning(
+                "%s: beside the token ids in %r these fields are not read: %s. If one is a loss "
+                "mask, pass loss_mask=.",
+                part.kind,
+                fields.document,
+                ", ".join(unread[:30]),
+            )

@@ -1,0 +1,151 @@
+"""EOS and BOS added to blocks, and the stage that ends documents which were ids already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.blocks import Documents, gather_ragged, offsets_of, words_of
+from streampack.errors import ConfigError
+from streampack.stages.base import Place
+from streampack.tokenization.rules import EosRule, check_rule
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
+
+
+def apply_eos(
+    documents: Documents,
+    rule: EosRule,
+    eos_id: int | None,
+    *,
+    only: NDArray[np.bool_] | None = None,
+) -> Documents:
+    """The documents with `eos_id` at their ends.
+
+    Args:
+        documents: N documents; returned as they are if nothing is added.
+        rule: "ensure" adds where it is missing, "append" always, "as-is" never. An empty
+            document stays empty. Added tokens count in the loss.
+        eos_id: may be None for "as-is" only.
+        only: (N,) true for those that may get one; None is all.
+    """
+    check_rule(rule)
+    if rule == "as-is":
+        return documents
+    if eos_id is None:
+        raise missing_id("eos", f'eos="{rule}"', 'use eos="as-is"')
+    add = documents.lengths > 0
+    if rule == "ensure" and len(documents.tokens):
+        add &= documents.tokens[np.maximum(documents.offsets[1:] - 1, 0)] != eos_id
+    if only is not None:
+        add &= only
+    return _extend(documents, add, eos_id, at_head=False)
+
+
+def apply_bos(
+    documents: Documents,
+    bos_id: int | None,
+    *,
+    only: NDArray[np.bool_] | None = None,
+    counts: bool = True,
+) -> Documents:
+    """The documents with `bos_id` before each that does not begin with it; empty ones stay so.
+
+    `only` (N,) is true for those that may get one, None is all; `counts` says if it carries loss.
+    """
+    if bos_id is None:
+        raise missing_id("bos", "bos=True", "use bos=False")
+    add = documents.lengths > 0
+    if len(documents.tokens):
+        heads = np.minimum(documents.offsets[:-1], len(documents.tokens) - 1)
+        add &= documents.tokens[heads] != bos_id
+    if only is not None:
+        add &= only
+    return _extend(documents, add, bos_id, at_head=True, counts=counts)
+
+
+def _extend(
+    documents: Documents,
+    add: NDArray[np.bool_],
+    token: int,
+    *,
+    at_head: bool,
+    counts: bool = True,
+) -> Documents:
+    """The documents with one `token` more, at the start or end of those where `add` (N,) is True.
+
+    `counts` is True if it carries loss, in documents that have a loss mask. Token fields have 0.
+    """
+    if not add.any():
+        return documents
+    dtype = documents.tokens.dtype
+    if token > np.iinfo(cast(Any, dtype)).max:
+        raise ConfigError(
+            f"The id {token} is added to documents of {dtype}.",
+            "Pass the id of the tokenizer that the documents were made with.",
+            setting="eos_id",
+        )
+    # The added token is the last of the values, and a piece of one token wherever it is added.
+    places = np.flatnonzero(add) + (not at_head)
+    starts = np.insert(documents.offsets[:-1], places, len(documents.tokens))
+    pieces = offsets_of(np.insert(documents.lengths, places, 1))
+
+    def extended(values: NDArray[Any], added: Any) -> NDArray[Any]:
+        values = np.append(values, np.array(added, dtype=values.dtype))
+        out = np.empty(pieces[-1], dtype=values.dtype)
+        gather_ragged(words_of(values), starts, pieces, words_of(out))
+        return out
+
+    mask = documents.loss_mask
+    return replace(
+        documents,
+        tokens=extended(documents.tokens, token),
+        offsets=offsets_of(documents.lengths + add),
+        loss_mask=None if mask is None else extended(mask, counts),
+        token_fields={name: extended(values, 0) for name, values in documents.token_fields.items()},
+    )
+
+
+def missing_id(kind: str, setting: str, alternative: str) -> ConfigError:
+    """The error for a rule that needs an id which is not known."""
+    return ConfigError(
+        f"{setting} needs an id, and the tokenizer declares none.",
+        f"Pass {kind}_id={' (--eos-id)' if kind == 'eos' else ''}, or {alternative}.",
+        setting=kind,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The rule for the ends of documents that were ids already."""
+
+    rule: EosRule
+    eos_id: int | None
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"eos": [self.rule, self.eos_id]}
+
+    def __call__(self, documents: Documents, place: Place) -> Documents:
+        return apply_eos(documents, self.rule, self.eos_id)
+
+
+def add(recipe: Recipe, rule: EosRule) -> None:
+    """Add the rule for the ends of documents that are ids already.
+
+    Raises:
+        ConfigError: the id is unknown.
+    """
+    numbers = [n for n, part in enumerate(recipe.source.parts.values()) if part.tokenized]
+    if numbers and recipe.eos_id is None:
+        raise ConfigError(
+            f'eos is "{rule}", and the id is unknown.',
+            "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
+            setting="token_rules",
+        )
+    for number in numbers:
+        recipe.add("ended", Ended(rule, recipe.eos_id), number)

@@ -1,0 +1,60 @@
+"""Tokenizers in a run: texts and conversations become ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from streampack.errors import ConfigError
+from streampack.sources.base import Source
+from streampack.stages.base import BlockStage
+from streampack.tokenization.rules import checked_id
+from streampack.tokenization.stages import Encoded
+from streampack.tokenization.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
+
+
+def add(recipe: Recipe, tokenizer: Any) -> None:
+    """Add the stages that encode; where all documents are ids, the tokenizer lends its own.
+
+    Raises:
+        ConfigError: there are texts and no tokenizer, or the one given cannot be used.
+    """
+    if tokenizer is True:  # a source asks for it
+        raise ConfigError(
+            "The source gives texts, and there is no tokenizer.",
+            "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
+            "tokenizer).",
+            setting="tokenizer",
+        )
+    rules, parts = recipe.rules, [*recipe.source.parts.values()]
+    given = {"eos": rules.eos, "eos_id": rules.eos_id, "pad_id": rules.pad_id}
+    if not isinstance(tokenizer, Tokenizer):
+        given["model_vocab_size"] = rules.vocab_size
+    if all(part.tokenized for part in parts):
+        given["eos"] = None if isinstance(tokenizer, Tokenizer) else "as-is"
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    of_texts = of_chats = load_tokenizer(tokenizer, **settings)
+    if (special := rules.special_tokens_in_text) is not None:
+        of_texts = load_tokenizer(tokenizer, **settings, special_tokens_in_text=special)
+        of_chats = load_tokenizer(tokenizer, **settings, special_tokens_in_text="encode")
+    recipe.eos_id, recipe.pad_id = of_texts.eos_id, of_texts.pad_id
+    if recipe.vocab_size is None:
+        recipe.vocab_size = of_texts.vocab_size
+    checked_id("eos_id", recipe.eos_id, recipe.vocab_size)
+    for number, part in enumerate(parts):
+        for stage in _stages(recipe, part, of_texts, of_chats):
+            recipe.add("ids", stage, number)
+
+
+def _stages(
+    recipe: Recipe, source: Source, of_texts: Tokenizer, of_chats: Tokenizer
+) -> list[BlockStage]:
+    if source.tokenized:
+        return []
+    if getattr(source, "renders", False):
+        from streampack.tokenization.chat_stages import stages_of
+
+        return stages_of(recipe, source, of_chats)
+    return [Encoded(of_chats if hasattr(source, "renders") else of_texts)]

@@ -1,0 +1,52 @@
+"""Trees in a run: ``layout="tree"``, and what does not go with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streampack.arguments import one_of
+from streampack.documents.fields import FieldTypes
+from streampack.errors import ConfigError
+from streampack.groups.stage import Together
+from streampack.trees.rows import TreeRows
+from streampack.trees.stage import Planted
+
+if TYPE_CHECKING:
+    from streampack.run.recipe import Recipe
+
+
+def add(recipe: Recipe, layout: str) -> None:
+    """Add the stages of trees.
+
+    Raises:
+        ConfigError: the layout is unknown, records have one document each, or trees would be cut,
+            or their branches would see one another.
+    """
+    one_of("layout", layout, ["documents", "tree"])
+    if recipe.given["order"] is None:
+        recipe.overflow = "drop"
+    packer, wrong = recipe.packer, None
+    if not recipe.source.several:
+        wrong = "the records have one document each", 'leave out layout="tree"'
+    elif recipe.attention == "row":
+        wrong = 'attention is "row"', "leave out attention="
+    elif packer.overflow not in ("drop", "error") or not packer.keeps_whole:
+        size = packer.seq_lens[-1]
+        wrong = (
+            f"{type(packer).__name__} with overflow={packer.overflow!r} cuts documents",
+            f'use packer=BestFitDecreasing(seq_len={size}, overflow="drop"), or "error"',
+        )
+    elif packer.weights:
+        wrong = f"the packer goes by {packer.weights[0]} of documents", "leave them out"
+    if wrong is not None:
+        fact, remedy = wrong
+        raise ConfigError(
+            f'layout is "tree", and {fact}.', f"{remedy[0].upper()}{remedy[1:]}.", setting="layout"
+        )
+    recipe.given["groups"] = None  # a tree is one document of the window
+    recipe.gathered = FieldTypes()
+    recipe.units = ("the group that begins with ", "slots")
+    recipe.add("units", Together())
+    recipe.add("units", Planted())
+    sources = len(recipe.source.parts) if recipe.given.get("mixture") else 0
+    recipe.add_rows("counts", TreeRows(recipe.fields.with_groups(), sources))
