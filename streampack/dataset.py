@@ -91,6 +91,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             knows it by its module and name; a lambda is given one by `Hook`, which says what it
             takes and returns.
         map: a function that changes documents.
+        stages: objects that a block of documents passes after `map`, one after the other: called
+            with the block and its place, they return the block after them; what their
+            ``describe()`` returns is part of the fingerprint. See `examples/own_stage.py`.
         token_fields: what else has one value per token and comes as ``batch.fields[name]``: by the
             name of the column, key or member that holds it, its dtype ("float32"). A map may make
             it instead.

@@ -36,6 +36,7 @@ PRINTS = {
     "megatron_batches": r"([1-9]\d*) tokens of \1 on 2 context-parallel ranks",
     "online_mixing": r"weights: cycle 0\.[01]\d, noise 0\.[123]\d, table 0\.[5-8]\d",
     "own_parts": r"5 documents in 4 rows\n(.*\n)*1\d\d batches, 20 .* the same: True",
+    "own_stage": r"190 documents are clean\n.* same batches: True\nanother .*: stages differs",
     "per_source_loss": r"step 40: easy [01]\.\d\d, hard [3-9]\.\d\d",
     "similarity_embedders": r"hashed n-grams: [1-9]\d* files ordered, \d+ near-duplicates left out",
     "vlm_finetune": r"packed: \d+ steps, 9\d% (.*\n)+resumed .* with the same pixels: True",

@@ -38,7 +38,7 @@ def add(recipe: Recipe, processor: Any) -> None:
             raise ConfigError(fact, f"{remedy}.", setting=setting)
     media = MediaProcessing(processor)
     recipe.fields = recipe.given["fields"] = recipe.fields.with_patches()
-    recipe.with_margins = partial(with_margins, processor=processor)
+    recipe.with_margins = partial(_with_margins, processor=processor)
     if recipe.given["tokenizer"] in (None, True):
         recipe.given["tokenizer"] = tokenizer_of(processor) or recipe.given["tokenizer"]
     for number, part in enumerate(recipe.source.parts.values()):
@@ -54,8 +54,15 @@ def tokenizer_of(processor: Any) -> Any:
     template = getattr(processor, "chat_template", None)
     if tokenizer is not None and template:
         tokenizer = copy.copy(tokenizer)
-        tokenizer.chat_template = with_margins(template, processor)
+        tokenizer.chat_template = _with_margins(template, processor)
     return tokenizer
+
+
+def _with_margins(template: Any, processor: Any) -> Any:
+    """A chat template, several by name, or None, with what the processor writes around images."""
+    if isinstance(template, dict):
+        return {name: with_margins(text, processor) for name, text in template.items()}
+    return None if template is None else with_margins(template, processor)
 
 
 def _conflicts(recipe: Recipe) -> Iterator[tuple[bool, str, str, str]]:

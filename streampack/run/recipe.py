@@ -97,7 +97,7 @@ class Recipe:
         self.gathered: FieldTypes | None = None
         self.units = ("", "tokens")
         self.whole = False
-        self.with_margins: Callable[[str], str] = str
+        self.with_margins: Callable[[Any], Any] = as_it_is
         self.described: dict[str, Any] = {}
         self.seq_len = seq_len
         self._packer, self._batch_size, self._window = packer, batch_size, window
@@ -191,6 +191,11 @@ class Recipe:
             stages=tuple(stage for _, stage in rows),
             units=self.units,
         )
+
+
+def as_it_is(template: Any) -> Any:
+    """A chat template without images."""
+    return template
 
 
 def check_arguments(window: Any, topology: Any, token_rules: Any, **switches: Any) -> None:

@@ -50,7 +50,8 @@ def add(recipe: Recipe, stages: Sequence[BlockStage]) -> None:
         ConfigError: one cannot be called, or does not describe itself.
     """
     for stage in stages:
-        if not callable(stage) or not callable(getattr(stage, "describe", None)):
+        described = callable(getattr(stage, "describe", None))
+        if isinstance(stage, type) or not callable(stage) or not described:
             raise ConfigError(
                 f"stages holds {stage!r:.80}.",
                 "Pass objects with __call__(documents, place) and describe(); see "

@@ -57,11 +57,10 @@ class Rendered:
 def stages_of(recipe: Recipe, source: Source, tokenizer: Tokenizer) -> list[BlockStage]:
     """The stages of a source of conversations."""
     assert isinstance(source, Chat)
-    template = source.template
     rendered = Rendered(
         ChatTokenizer(
             tokenizer,
-            template if template is None else recipe.with_margins(template),
+            recipe.with_margins(source.template),
             source.document_name,
             source.rules,
             source.template_kwargs,

@@ -22,8 +22,10 @@ def add(recipe: Recipe, tokenizer: Any) -> None:
         ConfigError: there are texts and no tokenizer, or the one given cannot be used.
     """
     if tokenizer is True:  # a source asks for it
+        name = next(name for name, part in recipe.source.parts.items() if not part.tokenized)
+        of = f'Source "{name}"' if name else "The source"
         raise ConfigError(
-            "The source gives texts, and there is no tokenizer.",
+            f"{of} gives texts, and there is no tokenizer.",
             "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
             "tokenizer).",
             setting="tokenizer",
