@@ -38,7 +38,7 @@ from torch.utils.data import get_worker_info
 
 from streampack.errors import ConfigError, RankError, first_line
 from streampack.job.ending import Alone, OtherPlaceError, Ranks, question
-from streampack.job.listed_once import job_store
+from streampack.job.listed_once import job_store, within
 from streampack.job.topology import Topology
 
 EXIT_WAIT_S = 5.0  # for all together, where another rank asks nothing more and does not exit either
@@ -202,8 +202,9 @@ def _group(timeout_s: float) -> Any:
     world = dist.group.WORLD
     made_in, group = _groups.get(timeout_s, (None, None))
     if made_in is not world:
-        _finish(lambda: _wait_for_all(timeout_s), timeout_s)
-        group = _finish(lambda: _connected_group(timeout_s), timeout_s)
+        _finish(lambda: within(timeout_s, lambda: _wait_for_all(timeout_s)), timeout_s)
+        tries_s = max(timeout_s, MESH_TRIES * LEAST_TRY_S)
+        group = _finish(lambda: within(tries_s, lambda: _connected_group(timeout_s)), timeout_s)
         _groups[timeout_s] = world, group
     return group
 

@@ -111,12 +111,14 @@ def carry_over(
     if current is not None and emitted:
         entries = _left(entries, current.planned, emitted, place.continued)
     if isinstance(config.source, Mixture) and before.source is not config.source:
-        if place.final and not len(entries):
-            raise StateError(
-                f"Lane {lane} has ended, and sources were added.",
-                "Add sources before the first one ends, or start a new run.",
-            )
         assert isinstance(before.source, Mixture)
+        added = [name for name in config.source.sources if name not in before.source.sources]
+        if added and place.final and not len(entries):
+            raise StateError(
+                f'Lane {lane} has ended, and the source "{added[0]}" was added.',
+                "Add sources before the first lane ends, or start a new run.",
+                setting="source",
+            )
         until = position.serial + place.admitted
         position = replace(position, cursor=changed_cursor(position.cursor, before.source, until))
     # What the next row would have repeated is delivered already.

@@ -105,6 +105,40 @@ def test_a_rank_that_leaves_its_loop_is_missed_after_the_time_given(
     )
 
 
+def test_a_stopped_process_that_hosts_the_store_is_missed_after_the_time_given(
+    host: Host, tmp_path: Path
+) -> None:
+    run(
+        host,
+        tmp_path,
+        """
+    import os, signal, time
+    from pathlib import Path
+
+    dist.barrier()
+    note = Path("stopped")
+    if rank == 0:  # which hosts the store
+        note.write_text(f"{os.getpid()} ")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        while not note.exists() or not note.read_text().endswith(" "):
+            time.sleep(0.01)
+        process = int(note.read_text())
+        while Path(f"/proc/{process}/stat").read_text().split()[2] != "T":
+            time.sleep(0.01)
+        try:
+            next(iter(PackedLoader(dataset, rank_timeout_s=0.5)))
+        except RankError as error:
+            assert error.setting == "rank_timeout_s", error
+        else:
+            raise AssertionError
+        finally:
+            os.kill(process, signal.SIGCONT)
+    """,
+        1,
+    )
+
+
 def test_the_last_questions_are_kept_though_they_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
+from streampack import (
+    PackedBatch,
+    PackedDataset,
+    PackedLoader,
+    TokenRules,
+    Topology,
+    WindowConfig,
+    sources,
+)
 from streampack.errors import StateError
 from streampack.packing import (
     BestFitCrop,
@@ -121,6 +129,34 @@ def test_every_token_comes_exactly_once_over_all_legs(
     repeats = sum(tokens.values()) - len(tokens)
     # A row that was to repeat one that then never went counts as repeating, and does not.
     assert repeats <= sum(batch.composition.repeated for batch in found)
+
+
+def test_weights_may_change_after_any_batch_up_to_the_last_one() -> None:
+    def mixed(web: float) -> PackedLoader:
+        documents = numbered_documents([1 + i % 20 for i in range(60)])
+        parts = {"web": MemorySource([documents[:30]]), "code": MemorySource([documents[30:]])}
+        mixture = sources.Mixture(parts, weights={"web": web, "code": 1 - web})
+        return PackedLoader(
+            PackedDataset(
+                mixture,
+                seq_len=32,
+                batch_size=1,
+                lanes=2,
+                window=WindowConfig(rows=4),
+                topology=Topology(),
+                token_rules=TokenRules(pad_id=PAD),
+            )
+        )
+
+    batches = len(list(mixed(0.7)))
+    for stop in range(batches + 1):
+        loader = mixed(0.7)
+        found = [batch for _, batch in zip(range(stop), loader, strict=False)]
+        again = mixed(0.5)
+        again.load_state_dict(json.loads(json.dumps(loader.state_dict())), allow={"source"})
+        tokens = counted(found + list(again))
+        assert tokens == Counter(range(sum(tokens.values())))
+        assert len(tokens) == sum(1 + i % 20 for i in range(60))
 
 
 def test_what_is_left_of_a_piece_may_be_whole_rows() -> None:
