@@ -62,7 +62,7 @@ def microbatch(batch: PackedBatch, *, flat: bool, one_dict: bool) -> Any:
     labels = batch.next_tokens().view(shape)
     if not one_dict:
         return inputs, labels
-    padding = (batch.document_ids < 0).view(shape)
+    padding = batch.padding_mask.view(shape)
     counted = {"padding_mask": padding, "num_valid_tokens": batch.num_loss_tokens}
     return {**inputs, "labels": labels, **counted}
 

@@ -21,9 +21,9 @@ def numpy(batch: PackedBatch) -> dict[str, Any]:
     (rows, seq_len) int32: `inputs`, `inputs_position` (from 0 in every attention segment),
     `inputs_segmentation` (from 1 in every row, 0 on padding), `targets` (the next token),
     `targets_position` and `targets_segmentation`, which is 0 where no loss is taken; `targets`
-    are 0 there. With ``token_fields`` also "fields", and with ``document_fields`` also
-    "document_fields", dictionaries as `fields` and `document_fields` of the batch. Arrays may
-    share memory.
+    are 0 there. And bool `padding_mask`, True on padding. With ``token_fields`` also "fields", and
+    with ``document_fields`` also "document_fields", dictionaries as `fields` and
+    `document_fields` of the batch. Arrays may share memory.
 
     >>> from streampack import PackedDataset, Topology
     >>> documents = [[11, 12, 13], [21, 22]]
@@ -57,6 +57,7 @@ def numpy(batch: PackedBatch) -> dict[str, Any]:
         "targets": np.where(counts, following.reshape(labels.shape), 0).astype(np.int32),
         "targets_position": position,
         "targets_segmentation": np.where(counts, segments, np.int32(0)),
+        "padding_mask": segments == 0,
     }
     if packed.token_fields:
         shape = labels.shape

@@ -328,6 +328,11 @@ class PackedBatch:
         return self._derived["document_ids"]
 
     @property
+    def padding_mask(self) -> Tensor:
+        """(rows, seq_len) bool, True on padding, which has no part in statistics of routers."""
+        return self.document_ids < 0
+
+    @property
     def fields(self) -> dict[str, Tensor]:
         """By name, (rows, seq_len) in the dtype that ``token_fields`` of the dataset declares."""
         return {

@@ -37,10 +37,10 @@ def context_parallel(
     """The part of the batch that a rank of a context-parallel group holds.
 
     (1, T / cp_size) int64 `input_ids`, `position_ids` and `shift_labels` (each slot's is the
-    next token, -100 where no loss is taken); `slots`, (T / cp_size,) int64, which slots of the
-    flattened rows they are, by which fields and outputs go there and back; `cu_seqlens`, int32,
-    and `max_seqlen` as the attention of the layout takes them. All ranks together hold every
-    slot once.
+    next token, -100 where no loss is taken) and bool `padding_mask`, True on padding; `slots`,
+    (T / cp_size,) int64, which slots of the flattened rows they are, by which fields and outputs
+    go there and back; `cu_seqlens`, int32, and `max_seqlen` as the attention of the layout takes
+    them. All ranks together hold every slot once.
 
     Args:
         layout: "zigzag" for ring attention: the head and the tail of every document, so that
@@ -73,6 +73,7 @@ def context_parallel(
         "input_ids": batch.input_ids,
         "position_ids": batch.position_ids,
         "shift_labels": batch.next_tokens(),
+        "padding_mask": batch.padding_mask,
     }
     shards = {name: tensor.view(-1)[slots].view(1, -1) for name, tensor in tensors.items()}
     return {**shards, "slots": slots, "cu_seqlens": cu_seqlens, "max_seqlen": longest}
@@ -118,9 +119,10 @@ def megatron(
 ) -> dict[str, Tensor | None]:
     """The tensors that Megatron-LM's `get_batch` returns, for packed (THD) attention.
 
-    (1, T / cp_size) `tokens`, `labels` and `position_ids` int64, `loss_mask` float32;
-    `attention_mask` is None, `packed_seq_params` has the boundaries. Labels are shifted (each
-    slot's is the next token) and 0 where `loss_mask` is 0.
+    (1, T / cp_size) `tokens`, `labels` and `position_ids` int64, `loss_mask` float32 and
+    `padding_mask` bool, True on padding, which `GPTModel` takes from 0.16 on and keeps out of the
+    losses of its routers; `attention_mask` is None, `packed_seq_params` has the boundaries. Labels
+    are shifted (each slot's is the next token) and 0 where `loss_mask` is 0.
 
     Args:
         cp_size: ranks of the context-parallel group, which all pass the same batch; None is the
@@ -146,12 +148,12 @@ def samples(batch: PackedBatch, *, align: int = 1) -> list[dict[str, Tensor]]:
     """The documents one by one, in packed order, for schedulers that pack by themselves.
 
     One dictionary per attention segment that is not padding, as Megatron-LM's dynamic context
-    parallelism takes them: (n,) `tokens`, `labels` and `position_ids` int64 and `loss_mask`
-    float32, as in `megatron`; `original_seq_len` and `padded_seq_len`, (1,) int32 on the host,
-    of which the latter is n. Fields are not among them.
+    parallelism takes them: (n,) `tokens`, `labels` and `position_ids` int64, `loss_mask` float32
+    and `padding_mask` bool, as in `megatron`; `original_seq_len` and `padded_seq_len`, (1,) int32
+    on the host, of which the latter is n. Fields are not among them.
 
     Args:
-        align: n is a multiple of it; what is added is 0 everywhere.
+        align: n is a multiple of it; the slots that are added are padding, and 0 in the others.
 
     Raises:
         ConfigError: `align` is no whole number of at least one.
@@ -165,7 +167,10 @@ def samples(batch: PackedBatch, *, align: int = 1) -> list[dict[str, Tensor]]:
         gap = (low - high) % align
         lengths = {"original_seq_len": high - low, "padded_seq_len": high - low + gap}
         samples.append(
-            {name: pad(tensor[low:high], (0, gap)) for name, tensor in tensors.items()}
+            {
+                name: pad(tensor[low:high], (0, gap), value=name == "padding_mask")
+                for name, tensor in tensors.items()
+            }
             | {name: torch.tensor([n], dtype=torch.int32) for name, n in lengths.items()}
         )
     return samples
@@ -180,6 +185,7 @@ def _flat_tensors(batch: PackedBatch) -> dict[str, Tensor]:
         "labels": labels.masked_fill(~counts, 0),
         "loss_mask": counts.to(torch.float32),
         "position_ids": batch.position_ids.view(-1),
+        "padding_mask": batch.padding_mask.view(-1),
     }
 
 

@@ -227,6 +227,7 @@ def test_megatron_gets_a_float_mask_and_labels_inside_the_vocabulary() -> None:
             "labels": (torch.int64, (1, 2 * SEQ_LEN)),
             "loss_mask": (torch.float32, (1, 2 * SEQ_LEN)),
             "position_ids": (torch.int64, (1, 2 * SEQ_LEN)),
+            "padding_mask": (torch.bool, (1, 2 * SEQ_LEN)),
         }
         assert tensors["loss_mask"].sum() == batch.num_loss_tokens  # type: ignore[union-attr]
         assert tensors["labels"].min() >= 0  # type: ignore[union-attr]
@@ -335,6 +336,7 @@ def test_empty_batches_go_to_every_consumer_and_carry_no_loss() -> None:
     assert len(empty) == 2
     for batch in empty:
         assert batch.megatron(cp_size=2)["loss_mask"].sum() == 0  # type: ignore[union-attr]
+        assert batch.megatron(cp_size=2)["padding_mask"].all()  # type: ignore[union-attr]
         assert batch.packed_seq_params(cp_size=2)["cu_seqlens_q"].tolist() == [0, 24, 48]
         assert (batch.next_tokens() == -100).all()
         assert batch.varlen(segments=5)["cu_seqlens_q"].tolist() == [0, 24, 48, 48, 48, 48]

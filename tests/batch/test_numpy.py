@@ -40,6 +40,8 @@ def test_arrays_say_what_the_tensors_of_the_batch_say(name: str, attention: Any)
     packer = every_packer(24)[name]
     for batch in packed_batches(documents, packer, masks, batch_size=2, attention=attention):
         arrays = batch.numpy()
+        padding = arrays.pop("padding_mask")
+        assert (padding == (batch.document_ids.numpy() < 0)).all()
         assert {a.shape for a in arrays.values()} == {(batch.rows, batch.seq_len)}
         assert {a.dtype for a in arrays.values()} == {np.dtype(np.int32)}
         assert (arrays["inputs"] == batch.input_ids.numpy()).all()
