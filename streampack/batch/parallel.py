@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -33,6 +34,7 @@ def context_parallel(
     *,
     cp_size: int | None = None,
     cp_rank: int | None = None,
+    multiple: int = 1,
 ) -> dict[str, Any]:
     """The part of the batch that a rank of a context-parallel group holds.
 
@@ -51,13 +53,16 @@ def context_parallel(
             of the heads.
         cp_size: ranks of the group, which all pass the same batch; None is the batch's own.
         cp_rank: which of them this is; None is the batch's own.
+        multiple: require that a rank holds a multiple of so many slots; see `megatron`.
 
     Raises:
         ConfigError: documents were not packed with `align` a multiple of ``2 * cp_size`` for
-            "zigzag", of `cp_size` for "contiguous"; there is no such rank or layout.
+            "zigzag", of `cp_size` for "contiguous"; there is no such rank or layout; a rank does
+            not hold a `multiple`.
     """
     one_of("layout", layout, get_args(Layout))
     cp_size, cp_rank = _place(batch, cp_size, cp_rank)
+    _require_multiple(batch, cp_size, multiple)
     if layout == "ulysses":
         held = _cut(batch.rows * batch.seq_len, cp_size, cp_rank)
         cu_seqlens, longest = batch.cu_seqlens, batch.max_seqlen
@@ -102,6 +107,24 @@ def _place(batch: PackedBatch, cp_size: int | None, cp_rank: int | None) -> tupl
     return cp_size, cp_rank
 
 
+def _require_multiple(batch: PackedBatch, cp_size: int, multiple: int) -> None:
+    """Raise `ConfigError`, with lengths that work, unless a rank holds a `multiple` of slots."""
+    need = cp_size * whole_number("multiple", multiple)
+    rows, seq_len = batch.rows, batch.seq_len
+    if not rows * seq_len % need:
+        return
+    of_rows = need // math.gcd(need, seq_len)
+    step = math.lcm(need // math.gcd(need, rows), 2 * cp_size if cp_size > 1 else 1)
+    lengths = [str(n) for n in (seq_len // step * step, -(-seq_len // step) * step) if n]
+    raise ConfigError(
+        f"{rows} rows of {seq_len} slots over {cp_size} ranks are {rows * seq_len / cp_size:,g} "
+        f"slots each, which is no multiple of {multiple}.",
+        f"Use seq_len={' or '.join(dict.fromkeys(lengths))}, or a batch_size that is a multiple of "
+        f"{of_rows}.",
+        setting="multiple",
+    )
+
+
 def _cut(slots: int, cp_size: int, cp_rank: int) -> NDArray[np.int64]:
     """(slots / cp_size,) int64: the slots of a rank, whatever lies in them."""
     part, rest = divmod(slots, cp_size)
@@ -115,7 +138,11 @@ def _cut(slots: int, cp_size: int, cp_rank: int) -> NDArray[np.int64]:
 
 
 def megatron(
-    batch: PackedBatch, *, cp_size: int | None = None, cp_rank: int | None = None
+    batch: PackedBatch,
+    *,
+    cp_size: int | None = None,
+    cp_rank: int | None = None,
+    multiple: int = 1,
 ) -> dict[str, Tensor | None]:
     """The tensors that Megatron-LM's `get_batch` returns, for packed (THD) attention.
 
@@ -128,12 +155,16 @@ def megatron(
         cp_size: ranks of the context-parallel group, which all pass the same batch; None is the
             batch's own.
         cp_rank: which of them this is: it holds the head and the tail of every document.
+        multiple: require that a rank holds a multiple of so many slots: 16 for products in FP8, 32
+            for MXFP8, 128 for FP8 by blocks, times the tensor-parallel size with sequence
+            parallelism.
 
     Raises:
         ConfigError: documents were not packed with ``align=2 * cp_size``; there is no such
-            rank.
+            rank; a rank does not hold a `multiple`.
     """
     cp_size, cp_rank = _place(batch, cp_size, cp_rank)
+    _require_multiple(batch, cp_size, multiple)
     tensors = _flat_tensors(batch)
     if cp_size > 1:
         ends = segments_of(batch, 2 * cp_size).cu_seqlens_padded

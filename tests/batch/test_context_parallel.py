@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any, get_args
 
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streampack import PackedBatch
 from streampack.batch.parallel import Layout
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing, Buckets, FirstFitDecreasing
@@ -99,3 +101,26 @@ def test_several_needs_are_their_least_common_multiple(make: Any) -> None:
     for wrong in ((4, 10), (), (4, 0), (4, 2.5), "12"):
         with pytest.raises(ConfigError):
             make(wrong)
+
+
+@pytest.mark.parametrize(
+    ("rows", "seq_len", "cp_size"), [(3, 24, 1), (3, 24, 2), (1, 40, 2), (2, 8, 4)]
+)
+@pytest.mark.parametrize("multiple", [16, 32])
+def test_slots_of_a_rank_that_are_no_multiple_are_refused_with_numbers_that_work(
+    rows: int, seq_len: int, cp_size: int, multiple: int
+) -> None:
+    def batch_of(rows: int, seq_len: int) -> PackedBatch:
+        packer = BestFitDecreasing(seq_len=seq_len, align=2 * cp_size)
+        return packed_batches(random_documents([5, 3, 8]), packer, batch_size=rows)[0]
+
+    batch = batch_of(rows, seq_len)
+    for form in (batch.megatron, lambda **sizes: batch.context_parallel("zigzag", **sizes)):
+        with pytest.raises(ConfigError) as caught:
+            form(cp_size=cp_size, cp_rank=0, multiple=multiple)
+        assert caught.value.setting == "multiple"
+    numbers = [int(number) for number in re.findall(r"\d+", caught.value.remedy)]
+    for length in numbers[:-1]:
+        part = batch_of(rows, length).megatron(cp_size=cp_size, cp_rank=0, multiple=multiple)
+        assert part["tokens"].numel() % multiple == 0  # type: ignore[union-attr]
+    batch_of(numbers[-1], seq_len).megatron(cp_size=cp_size, cp_rank=0, multiple=multiple)
