@@ -184,7 +184,7 @@ class Window:
         if more > 0:
             begin = int(documents.offsets[0]) + done
             self.buffer.extend_last(documents, begin, more, round=self.round)
-        self._continued = more < rest
+        self._continued = bool(more < rest)
         return bool(more == rest)
 
     # ------------------------------------------------------------------ planning
