@@ -24,7 +24,7 @@ _ALPHABET = frozenset(LETTERS)
 
 
 def with_the_same_cuts(engine: Engine, described: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The tokenizer for kitoken, without a normalizer; None if it would cut texts otherwise.
+    """Return the tokenizer.json for kitoken, without a normalizer; None if cuts would differ.
 
     Args:
         engine: the tokenizer. If it encodes special tokens, they are text like any other.
@@ -52,7 +52,7 @@ def with_the_same_cuts(engine: Engine, described: Mapping[str, Any]) -> dict[str
 
 
 def _reachable(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The model without what no merge makes: kitoken would find it all the same."""
+    """Return the model without tokens that no merge makes: kitoken would find them anyway."""
     if model.get("ignore_merges"):
         return dict(model)
     made = {"".join(pair).replace(" ", "") for pair in model["merges"]}  # or "a b", of old files
@@ -62,7 +62,7 @@ def _reachable(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_ambiguous(tokens: Iterable[Mapping[str, Any]], vocabulary: Mapping[str, int]) -> bool:
-    """Whether the text or the id of a token stands for other bytes in the vocabulary."""
+    """Return True if the text or id of a token stands for other bytes in the vocabulary."""
     owners = {number: text for text, number in vocabulary.items()}
     for token in tokens:
         text, letters = token["content"], set(token["content"])
@@ -74,7 +74,7 @@ def _is_ambiguous(tokens: Iterable[Mapping[str, Any]], vocabulary: Mapping[str, 
 
 
 def _touch(some: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether a text can hold one of some and one of others so that they share characters."""
+    """Return True if a token of each list can share characters in some text."""
     begins = {text[:n] for text in others for n in range(1, len(text))}
     ends = {text[-n:] for text in others for n in range(1, len(text))}
     if any(text[-n:] in begins or text[:n] in ends for text in some for n in range(1, len(text))):
@@ -85,15 +85,15 @@ def _touch(some: Sequence[str], others: Sequence[str]) -> bool:
 
 
 def _holds(text: str, few: Collection[str]) -> bool:
-    """Whether a text holds one of a few."""
+    """Return True if one of `few` occurs in the text."""
     sizes = {len(one) for one in few if len(one) <= len(text)}
     return any(text[at : at + n] in few for n in sizes for at in range(len(text) - n + 1))
 
 
 def texts_of(tokens: Sequence[str]) -> list[str]:
-    """Texts with every added token inside words, and with tokens that overlap.
+    """Return texts with every added token inside words, and with tokens that overlap.
 
-    The texts hold every byte that UTF-8 can, too.
+    They also hold every byte that occurs in UTF-8.
     """
     begins = {token[:n]: token for token in tokens for n in range(1, len(token))}
     texts = ["".join(map(chr, part)) for part in _CHARACTERS]

@@ -92,7 +92,7 @@ def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def writes_arguments(messages: Sequence[Message], text: str) -> bool:
-    """Whether a template has written the arguments that are JSON text as they are.
+    """Return True if a template has written the arguments that are JSON text as they are.
 
     One that expects objects makes a string of JSON of the text, or leaves it out.
     """
@@ -112,7 +112,7 @@ def _arguments_of(call: Any) -> Any:
 
 
 def _quoted(text: str) -> list[str]:
-    """The text as a string of JSON; without the quotes where that is still another text."""
+    """Return the text as a string of JSON, without quotes if escapes alone tell it apart."""
     made = [json.dumps(text, ensure_ascii=False), json.dumps(text)]
     return [quoted if quoted[1:-1] == text else quoted[1:-1] for quoted in made]
 

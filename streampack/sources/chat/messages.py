@@ -1,0 +1,207 @@
+"""The messages and tools of a chat record: checked, and in one form whatever form they came in.
+
+A message is `{"role", "content"}` with the other fields that a template may read, or `{"from",
+"value"}` as ShareGPT has it. Anything else raises `BrokenDocumentError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streampack.arguments import type_in_words
+from streampack.documents.conversations import thoughts_in_fields
+from streampack.sources.records import MOST_NESTED, BrokenDocumentError, parse_json, too_deep
+
+#: Roles that a message may have; the turns of "assistant" are learnt.
+ROLES = ("assistant", "developer", "environment", "function", "ipython", "system", "tool", "user")
+#: Who speaks in ShareGPT's records, and in those made after them.
+SPEAKERS = {
+    "human": "user",
+    "gpt": "assistant",
+    "user": "user",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+    "environment": "environment",
+    "ipython": "ipython",
+}
+#: What says of a message whether it is learnt.
+MARKS = ("weight", "train", "loss")
+#: Types of parts of a content that are text: of Chat Completions and of Responses.
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def messages_of(values: Any, field: str) -> list[dict[str, Any]]:
+    """The messages in a field, each with "role" and "content".
+
+    The content is text, or None beside calls or thoughts.
+    """
+    if isinstance(values, str):
+        raise BrokenDocumentError(
+            f'has a text in "{field}" instead of a list of messages; if it is JSON, put '
+            "json.loads of it in its place"
+        )
+    if not isinstance(values, list) or not values:
+        raise BrokenDocumentError(f'has no list of messages in "{field}"')
+    return [_message(value, f'message {i} of "{field}"') for i, value in enumerate(values)]
+
+
+def _message(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BrokenDocumentError(f"has {type_in_words(value)} as {name}")
+    if value.get("role") is None and value.get("from") is not None:
+        value = _from_sharegpt(value, name)
+    role = value.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise BrokenDocumentError(f"has the role {role!r} in {name}; roles are {', '.join(ROLES)}")
+    calls = value.get("tool_calls")
+    if value.get("function_call") is not None:  # what OpenAI had before calls of tools
+        if calls:
+            raise BrokenDocumentError(f'has a "function_call" beside "tool_calls" in {name}')
+        calls = _calls(value["function_call"], name)
+        value = {**value, "function_call": None, "tool_calls": calls}
+    if calls is not None:
+        calls = _plain_list(calls, f"tool_calls of {name}")
+    content = value.get("content")
+    if isinstance(content, list):
+        content = _joined(content, name)
+    may_lack = role == "assistant" and (calls or thoughts_in_fields(value))
+    if content is None and not may_lack:
+        raise BrokenDocumentError(f"has no content in {name}")
+    if content is not None and not isinstance(content, str):
+        raise BrokenDocumentError(f"has {type_in_words(content)} as content of {name}")
+    for mark in MARKS:
+        _check_mark(mark, value.get(mark), role, name)
+    _check_depth(value)
+    # Logs write every field that a message may have; templates ask which are there.
+    fields = {key: field for key, field in value.items() if field is not None}
+    if calls is not None:
+        fields["tool_calls"] = [_present(call) for call in calls]
+    return {**fields, "content": content}
+
+
+def _present(call: dict[str, Any]) -> dict[str, Any]:
+    """A call without its fields that are null; those of its arguments are the caller's."""
+    found = {key: field for key, field in call.items() if field is not None}
+    function = found.get("function")
+    if isinstance(function, dict):
+        found["function"] = {k: v for k, v in function.items() if v is not None or k == "arguments"}
+    return found
+
+
+def _from_sharegpt(value: dict[str, Any], name: str) -> dict[str, Any]:
+    speaker, said = value["from"], value.get("value")
+    role = SPEAKERS.get(speaker) if isinstance(speaker, str) else None
+    if role is None:
+        known = ", ".join(SPEAKERS)
+        raise BrokenDocumentError(f"is from {speaker!r} in {name}; known are {known}")
+    kept = {key: field for key, field in value.items() if key not in ("from", "value")}
+    if speaker == "function_call":
+        return {**kept, "role": role, "content": None, "tool_calls": _calls(said, name)}
+    return {**kept, "role": role, "content": said}
+
+
+def _calls(text: Any, name: str) -> list[dict[str, Any]]:
+    """The calls in JSON text, an object with "name" and "arguments" or a list of them."""
+    try:
+        found = parse_json(text.encode()) if isinstance(text, str) else text
+    except ValueError as error:
+        raise BrokenDocumentError(
+            f"has a function call in {name} that is not JSON ({error})"
+        ) from None
+    calls = found if isinstance(found, list) else [found]
+    if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
+        raise BrokenDocumentError(f'has a function call without "name" in {name}')
+    return [
+        {
+            "type": "function",
+            "function": {"name": call["name"], "arguments": call.get("arguments", {})},
+        }
+        for call in calls
+    ]
+
+
+def _check_mark(mark: str, learnt: Any, role: str, name: str) -> None:
+    if learnt is None:
+        return
+    if not isinstance(learnt, bool | int | float) or learnt not in (0, 1):
+        raise BrokenDocumentError(
+            f"has the {mark} {learnt!r} in {name}; a turn is learnt (1, true) or not (0, false)"
+        )
+    if learnt and role != "assistant":
+        raise BrokenDocumentError(
+            f"has the {mark} {learnt!r} in {name}, of the role {role}; only the "
+            "assistant's turns are learnt"
+        )
+
+
+def _joined(parts: Sequence[Any], name: str) -> str:
+    """The text of content that is a list of parts."""
+    texts = []
+    for part in parts:
+        if not isinstance(part, dict):
+            raise BrokenDocumentError(f"has {type_in_words(part)} as a part of {name}")
+        kind, text = part.get("type"), part.get("text")
+        if kind not in (None, *_TEXT_PARTS) or not isinstance(text, str):
+            there = ", ".join(f'"{key}"' for key in part) or "none"
+            what = f"with the fields {there}" if kind is None else f"of the type {kind!r:.80}"
+            raise BrokenDocumentError(
+                f'has a part {what} in {name}; only text in "text" is read, and images by '
+                "sources of images"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def tools_of(record: Mapping[str, Any]) -> Sequence[Any] | None:
+    """The tools that the assistant may call, or None.
+
+    They are a list, or JSON text of one, in "tools"; or in "functions", as OpenAI had them before.
+    """
+    tools, functions = (_listed_in(record, name) for name in ("tools", "functions"))
+    if tools and functions:
+        raise BrokenDocumentError('has "functions" beside "tools"')
+    return tools or [{"type": "function", "function": each} for each in functions] or None
+
+
+def _listed_in(record: Mapping[str, Any], name: str) -> list[Any]:
+    value = record.get(name)
+    if isinstance(value, str):  # as tables hold what differs from row to row
+        try:
+            value = parse_json(value.encode()) if value.strip() else None
+        except ValueError as error:
+            raise BrokenDocumentError(
+                f'has a text in "{name}" that is not JSON ({error})'
+            ) from None
+    return [] if value is None else _plain_list(value, f'"{name}"')
+
+
+def _plain_list(value: Any, name: str) -> list[Any]:
+    """A list of objects of JSON."""
+    others = [value]
+    if isinstance(value, list):
+        others = [item for item in value if not isinstance(item, dict)]
+    if others:
+        kind = type_in_words(others[0])
+        raise BrokenDocumentError(f"has {kind} in {name} instead of a list of objects")
+    _check_depth(value)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise BrokenDocumentError(f"has in {name} what is not JSON ({error})") from None
+    return list(value)
+
+
+def _check_depth(value: Any, depth: int = 0) -> None:
+    if depth > MOST_NESTED:  # in memory; what is read from text has been checked
+        raise too_deep()
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_depth(item, depth + 1)
