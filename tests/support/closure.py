@@ -12,13 +12,19 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 _BEGIN = """
 import json, sys
+folder, *without = sys.argv[1:]
+class Deleted:
+    def find_spec(self, name, path=None, target=None):
+        if any(name == leaf or name.startswith(leaf + ".") for leaf in without):
+            raise ModuleNotFoundError(f"the leaf {name} is deleted")
+sys.meta_path.insert(0, Deleted())
 import numpy as np, pyarrow as pa, pyarrow.parquet as pq
 from streampack import PackedDataset, PackedLoader, TokenRules
-folder = sys.argv[1]
 """
 _END = """
 for batch in PackedLoader(dataset):
@@ -47,10 +53,15 @@ dataset = PackedDataset(folder + "/text.parquet", seq_len=128, tokenizer=tokeniz
 }
 
 
-def loaded_modules(kind: str) -> dict[str, Path]:
-    """The files of streampack's modules that a run of this kind imports, by module name."""
+def loaded_modules(kind: str, *, without: Sequence[str] = ()) -> dict[str, Path]:
+    """The files of streampack's modules that a run of this kind imports, by module name.
+
+    Args:
+        kind: of `RUNS`.
+        without: modules and packages that cannot be imported, as if their files were deleted.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", _BEGIN + RUNS[kind] + _END, folder]
+        command = [sys.executable, "-c", _BEGIN + RUNS[kind] + _END, folder, *without]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     return {name: Path(file) for name, file in json.loads(done.stdout.splitlines()[-1]).items()}
