@@ -251,7 +251,7 @@ def read(name: str, path: str, lanes: int) -> dict[str, float]:
             if number % SAMPLED == 0:
                 most = max(most, status("RssAnon") - memory)
         spent, (read_now, written_now) = sum(os.times()[:2]) - before, moved()
-        downloads = [file for file in Path(cache, "cold").glob("*") if "://" in path]
+        downloads = [f for f in Path(cache, "cold").rglob("*") if "://" in path and f.is_file()]
         received = sum(file.stat().st_size for file in downloads)
     return {
         "first": first,

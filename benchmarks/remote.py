@@ -7,7 +7,8 @@ its own with an empty cache. The proxy `benchmarks.slow_store` before the store 
 - "MB", "requests": received and made by then, listing included.
 - "epoch": seconds for all of it; "read": of these, waiting for the store, or for decoded bytes.
 - "MB/s": of the files, from the first batch to the end.
-- "x": bytes received for all of it over the bytes of the files.
+- "x": bytes received for all of it over the bytes of the files; "x of 4 hosts": by hosts with a
+  cache each, which have a part of the lanes each and read nothing but documents.
 
 ``--webdataset`` adds the first sample of `webdataset` from the same tars.
 """
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -36,8 +38,10 @@ from benchmarks.report import print_table
 from benchmarks.slow_store import SlowStore, slow_store
 from demo.object_store import ObjectStore, find_weed, object_store
 from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.sources.skips import Skips
 
 LANES = 12
+HOSTS = 4
 SEQ_LEN = 2048
 EOS_ID = 0
 _PART_BYTES = 1 << 26
@@ -110,6 +114,21 @@ def read(name: str, url: str) -> None:
                 _tell({"first": time.perf_counter() - began})
         spent = time.perf_counter() - began
         _tell({"epoch": spent, "read": loader.metrics().times.read_s})
+
+
+def read_share(name: str, url: str) -> None:
+    """Read the documents of hosts one after the other, in this process."""
+    layout = LAYOUTS[name]
+    with tempfile.TemporaryDirectory() as base:
+        for host in range(HOSTS):
+            storage = sources.Storage(cache_dir=Path(base) / str(host))
+            source = layout.kind(url, storage=storage, **layout.arguments)
+            source.prepare()
+            for lane in source.lanes(LANES, seed=0, epoch=0, shuffle=True)[host::HOSTS]:
+                for _ in lane.read(None, Skips()):
+                    pass
+    _tell({})
+    _tell({})
 
 
 def read_peer(url: str) -> None:
@@ -191,7 +210,10 @@ def row(name: str, size: int, found: dict[str, float]) -> list[str]:
     ]
 
 
-HEAD = ["layout", "files, MB", "first, s", "MB", "requests", "epoch, s", "read, s", "MB/s", "x"]
+HEAD = [
+    "layout", "files, MB", "first, s", "MB", "requests", "epoch, s", "read, s", "MB/s", "x",
+    "x of 4 hosts",
+]  # fmt: skip
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -202,11 +224,8 @@ def compare(arguments: argparse.Namespace) -> None:
         base = Path(scratch)
         with (
             object_store(base / "store", find_weed()) as store,
-            slow_store(
-                urlsplit(store.environment["AWS_ENDPOINT_URL"]).port or 0,
-                delay_s=arguments.delay_s,
-                bytes_per_s=arguments.bytes_per_s,
-            ) as slow,
+            _before(store, arguments.delay_s, arguments.bytes_per_s) as slow,
+            _before(store, 0.0, 1e12) as fast,
         ):
             for number, (name, layout) in zip(itertools.count(), wanted.items(), strict=False):
                 folder = base / str(number)
@@ -215,11 +234,21 @@ def compare(arguments: argparse.Namespace) -> None:
                 layout.write(folder, documents)
                 size = put(store, folder, folder.name)
                 url = f"{store.url}/{folder.name}"
-                rows.append(row(name, size, measured(["--read", name, url], slow)))
+                found = measured(["--read", name, url], slow)
+                shares = measured(["--share", name, url], fast)
+                rows.append([*row(name, size, found), f"{shares['epoch bytes'] / size:.2f}"])
                 print(" | ".join(rows[-1]), file=sys.stderr)
                 if arguments.webdataset and layout.kind is sources.WebDataset:
-                    rows.append(row(PEER, size, measured(["--read", PEER, url], slow)))
+                    peer = row(PEER, size, measured(["--read", PEER, url], slow))
+                    rows.append([*peer, ""])
     print_table(f"From {store.name}, in {LANES} lanes", HEAD, rows)
+
+
+def _before(
+    store: ObjectStore, delay_s: float, bytes_per_s: float
+) -> AbstractContextManager[SlowStore]:
+    port = urlsplit(store.environment["AWS_ENDPOINT_URL"]).port or 0
+    return slow_store(port, delay_s=delay_s, bytes_per_s=bytes_per_s)
 
 
 def main() -> None:
@@ -231,10 +260,13 @@ def main() -> None:
     parser.add_argument("--bytes-per-s", type=float, default=50e6)
     parser.add_argument("--webdataset", action="store_true")
     parser.add_argument("--read", nargs=2, metavar=("NAME", "URL"), help="one run")
+    parser.add_argument("--share", nargs=2, metavar=("NAME", "URL"), help="one run of hosts")
     parser.add_argument("--cat", nargs=2, metavar=("URL", "ENDPOINT"), help="one object")
     arguments = parser.parse_args()
     if arguments.cat:
         cat(*arguments.cat)
+    elif arguments.share:
+        read_share(*arguments.share)
     elif arguments.read:
         name, url = arguments.read
         read_peer(url) if name == PEER else read(name, url)

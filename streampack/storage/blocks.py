@@ -188,8 +188,8 @@ class BlockCache:
         blocks: list[tuple[int, int, str]] = []
         for item, status in self._entries(zone):
             if item.name.startswith("."):
-                if status.st_mtime < stale_at and not item.name.endswith(".lock"):
-                    _unlink(item.path)
+                if status.st_mtime < stale_at:
+                    _remove_stale(Path(item.path))
                 continue
             size = max(status.st_size, _LEAST_BYTES)
             total += size
@@ -210,6 +210,17 @@ class BlockCache:
             setting="cache_dir",
             path=str(self.folder.parent),
         )
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a part or a lock of a process that was killed."""
+    if path.suffix != ".lock":
+        _unlink(str(path))
+        return
+    with suppress(OSError):
+        if (lock := Lock.acquire(path, exclusive=True, wait=False)) is not None:
+            path.unlink()
+            lock.release()
 
 
 def _unlink(path: str) -> None:

@@ -92,11 +92,11 @@ class Storage:
     """Lists, reads and caches files at local paths and any URL that fsspec knows.
 
     Args:
-        cache_dir: directory for remote files, best on a local disk. Any number of processes and
+        cache_dir: directory for what is fetched, best on a local disk. Any number of processes and
             datasets may share it. Default: ``$XDG_CACHE_HOME/streampack`` or
             ``~/.cache/streampack``, or a private temporary directory if that cannot be written.
-        cache_limit_bytes: the least recently opened files are removed to stay below it; files in
-            use are not, even if that exceeds it.
+        cache_limit_bytes: what was used least recently is removed to stay below it; files that are
+            downloaded whole are not while they are in use, even if that exceeds it.
         retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s.
         timeout_s: seconds without an answer after which an attempt has failed.
         min_bytes_per_s: an attempt that gets less than that, for `timeout_s` seconds, has failed as
@@ -349,13 +349,29 @@ class Storage:
         data = None
         if not self._is_whole(url):
             retries = self.retries if retries is None else retries
-            data = with_retries(read, doing="Reading", url=url, retries=retries)
+            try:
+                data = with_retries(read, doing="Reading", url=url, retries=retries)
+            except StorageError as error:
+                if error.failure == "other":  # as for a range behind the end of a shorter file
+                    self._check_unchanged(listed, error)
+                raise
         if data is not None:
             fetched.append(len(data))
             return data
         self._read_whole(url)
         with self.local(url, listed.version) as copy:
             return _read_exactly(copy, start, stop)
+
+    def _check_unchanged(self, listed: FileInfo, error: StorageError) -> None:
+        """Raise `StateError` from an error if a file is not what was listed."""
+        url = listed.path
+        with suppress(StorageError):
+            filesystem = self._filesystem(split_url(url)[0] or "")
+            now = FileInfo.of(url, look_up(filesystem, url, pace=self._pace, retries=0))
+            if now.num_bytes != listed.num_bytes:
+                raise replaced(url, f"{listed.num_bytes} bytes", f"{now.num_bytes}") from error
+            if is_another_version(now.version, listed.version):
+                raise replaced(url, listed.version, now.version) from error
 
     def _is_whole(self, url: str) -> bool:
         """True if a remote file is downloaded before it is read."""

@@ -127,7 +127,7 @@ def test_workers_forked_after_the_parent_has_listed_and_read_read_a_bucket(
 
 def test_a_damaged_block_is_fetched_again(http: HTTPServer, storage: Storage, url: str) -> None:
     _read_blocks(storage, storage.list(url)[0])
-    first, second, *_ = blocks(storage)
+    first, second, *_ = [path for path in blocks(storage) if path.stat().st_size > BLOCK_BYTES]
     first.write_bytes(first.read_bytes()[:-9] + b"damage!!!")
     second.write_bytes(b"")
     _read_blocks(storage, storage.list(url)[0])
@@ -217,12 +217,24 @@ def test_an_object_that_is_replaced_is_named_wherever_reading_is(
     (listed,) = storage.list(url)
     with storage.open(listed) as file:
         assert file.read(0, 10) == DATA[:10]
-        for other in (DATA[::-1], DATA[:-1], DATA + b"x"):
+        for other in (DATA[::-1], DATA[:-1], DATA + b"x", b"short"):
             (http.folder / "a.bin").write_bytes(other)
             with pytest.raises(StateError) as caught:
                 file.read(30 * BLOCK_BYTES, 30 * BLOCK_BYTES + 5)
             assert caught.value.path == url
         assert file.read(0, 10) == DATA[:10]  # of the version that was listed
+
+
+def test_what_killed_processes_leave_is_removed(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path, lambda: 4 * BLOCK_BYTES)
+    cache.put("a", 0, bytes(BLOCK_BYTES))
+    folder = cache.path("a", 0).parent
+    for name in (".b-1", ".c-0.lock"):
+        (folder / name).write_bytes(b"")
+        os.utime(folder / name, (0, 0))
+    for number in range(1, 8):
+        cache.put("a", number, bytes(BLOCK_BYTES))
+    assert [path.name for path in tmp_path.glob("*/.*")] == []
 
 
 def test_a_server_without_ranges_is_read_whole_with_one_line(
