@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streampack.run.recipe import Recipe
 
+#: Value of a leaf that a source asks for, where no argument of the dataset does.
+ASKED: Any = type("Asked", (), {"__repr__": lambda self: "asked by the source"})()
+
 #: Leaves that may choose the packer, in order.
 BEFORE_PACKER = {
     "order": "streams.ordered_stream:add",

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from streampack.errors import ConfigError
+from streampack.leaves import ASKED
 from streampack.media.families import with_margins
 from streampack.media.processing import MediaProcessing
 from streampack.media.row_stage import Images
@@ -24,7 +25,7 @@ def add(recipe: Recipe, processor: Any) -> None:
         ConfigError: documents have images and there is no processor, or the arguments do not go
             together with images.
     """
-    if processor is True:  # a source asks for it
+    if processor is ASKED:  # a source asks for it
         raise ConfigError(
             "The source has images, and there is no processor.",
             "Pass processor=, of transformers.",
@@ -39,8 +40,9 @@ def add(recipe: Recipe, processor: Any) -> None:
     media = MediaProcessing(processor)
     recipe.fields = recipe.given["fields"] = recipe.fields.with_patches()
     recipe.with_margins = partial(_with_margins, processor=processor)
-    if recipe.given["tokenizer"] in (None, True):
-        recipe.given["tokenizer"] = tokenizer_of(processor) or recipe.given["tokenizer"]
+    tokenizer = recipe.given["tokenizer"]
+    if tokenizer is None or tokenizer is ASKED:
+        recipe.given["tokenizer"] = tokenizer_of(processor) or tokenizer
     for number, part in enumerate(recipe.source.parts.values()):
         if not part.tokenized and not getattr(part, "renders", False):
             recipe.add("texts", Margins(media), number)

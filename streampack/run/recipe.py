@@ -21,6 +21,7 @@ from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES, LaneConfig
+from streampack.leaves import ASKED
 from streampack.packing.decreasing import BestFitDecreasing
 from streampack.packing.overflow import Overflow
 from streampack.packing.packer import Packer, require_packer
@@ -52,8 +53,8 @@ class Recipe:
     Args:
         source: prepared.
         given: by name, what asks for a leaf: arguments of the dataset, None where one was left out;
-            True where the source asks for a leaf and no argument does. A leaf may set the value of
-            one that comes after it.
+            `ASKED` where the source asks for a leaf and no argument does. A leaf may set the
+            value of one that comes after it.
         fields: of tokens and documents, as declared.
         seq_len, packer, batch_size, attention, window: as for `PackedDataset`.
         rules: of token ids.
@@ -87,7 +88,7 @@ class Recipe:
         self.given = dict(given)
         for name in source.leaves():
             if self.given.get(name) is None:
-                self.given[name] = True
+                self.given[name] = ASKED
         self.rules = rules
         self.eos: EosRule = rules.eos or "as-is"
         self.eos_id, self.pad_id, self.vocab_size = rules.eos_id, rules.pad_id, rules.vocab_size

@@ -36,13 +36,9 @@ from streampack.errors import ConfigError
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import Fields
 from streampack.sources.formats import FORMATS
+from streampack.sources.json_records import record_of
 from streampack.sources.manifest import Manifest
-from streampack.sources.records import (
-    BrokenDocumentError,
-    block_of,
-    kind_of,
-    record_of,
-)
+from streampack.sources.records import BrokenDocumentError, block_of, kind_of
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import shared_content

@@ -1,15 +1,10 @@
 """What a record holds, JSON, a row or an object in memory: text, or ids and a mask; in blocks.
 
 A record that is no document raises `BrokenDocumentError`.
-
-JSON with a limit on how deep it is nested, so that it is read the same wherever it is read.
-
-Without one it depends on how deep the caller's stack is whether a record can be parsed.
 """
 
 from __future__ import annotations
 
-import json
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
@@ -34,34 +29,6 @@ if TYPE_CHECKING:
 
 #: What is wrong with a document that has such an id.
 BAD_ID = "has an id that is negative or does not fit into 32 bits"
-#: Lists and objects in one another. Arrow allows as many in the schema of a Parquet file.
-MOST_NESTED = 100
-
-
-def parse_json(data: bytes) -> Any:
-    """The value in `data`, UTF-8.
-
-    Raises:
-        ValueError: it is not JSON, or nested more than `MOST_NESTED` deep.
-    """
-    # Nearly all records have fewer brackets, and a look at every byte takes longer than counting.
-    if data.count(b"[") + data.count(b"{") > MOST_NESTED:
-        # Without pairs of backslashes, and then without escaped quotes, every other part is a text.
-        parts = data.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
-        outside = np.frombuffer(b"".join(parts[::2]), dtype=np.uint8)
-        opened, closed = ((outside == a) | (outside == b) for a, b in (b"[{", b"]}"))
-        depth = int(np.cumsum(opened.astype(np.int64) - closed).max())
-        if depth > MOST_NESTED:
-            raise ValueError(f"it is nested {depth} deep, {MOST_NESTED} are allowed")
-    return json.loads(data.decode())
-
-
-_BOM = b"\xef\xbb\xbf"
-
-
-_ONE_VALUE = (
-    "of a file that is one JSON value pass json.load(file), or write its records one to a line"
-)
 
 
 class BrokenDocumentError(ValueError):
@@ -75,29 +42,9 @@ class DamagedFileError(Exception):
     """A file contradicts itself; the message is a clause that says how."""
 
 
-def too_deep() -> BrokenDocumentError:
-    """What is wrong with a value in memory that is nested deeper than JSON may be."""
-    return BrokenDocumentError(f"is nested more than {MOST_NESTED} deep")
-
-
 def too_long(num_bytes: int, limit_bytes: int) -> str:
     """What is wrong with a document above the limit of `Reading`."""
     return f"has {num_bytes} bytes and is longer than max_document_bytes={limit_bytes} of Reading"
-
-
-def record_of(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`, UTF-8 with or without a byte order mark."""
-    try:
-        value = parse_json(data.removeprefix(_BOM))
-    except ValueError as error:
-        hint = f"; {_ONE_VALUE}" if data.strip() in (b"[", b"{") else ""
-        raise BrokenDocumentError(f"is not JSON in UTF-8 ({error}){hint}") from None
-    if not isinstance(value, dict):
-        hint = f"; {_ONE_VALUE}" if isinstance(value, list) else ""
-        raise BrokenDocumentError(
-            f"holds {type_in_words(value)} where an object was expected{hint}"
-        )
-    return value
 
 
 def require_field(record: Mapping[str, Any], name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from streampack.errors import ConfigError
+from streampack.leaves import ASKED
 from streampack.sources.base import Source
 from streampack.stages.base import BlockStage
 from streampack.tokenization.rules import checked_id
@@ -21,7 +22,7 @@ def add(recipe: Recipe, tokenizer: Any) -> None:
     Raises:
         ConfigError: there are texts and no tokenizer, or the one given cannot be used.
     """
-    if tokenizer is True:  # a source asks for it
+    if tokenizer is ASKED:  # a source asks for it
         name = next(name for name, part in recipe.source.parts.items() if not part.tokenized)
         of = f'Source "{name}"' if name else "The source"
         raise ConfigError(

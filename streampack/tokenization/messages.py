@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from streampack.documents.conversations import IMAGE_PART, THOUGHT_FIELDS, thoughts_in_fields
-from streampack.sources.records import parse_json
+from streampack.sources.json_records import parse_json
 
 Message = Mapping[str, Any]
 

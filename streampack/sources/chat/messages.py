@@ -12,7 +12,8 @@ from typing import Any
 
 from streampack.arguments import type_in_words
 from streampack.documents.conversations import thoughts_in_fields
-from streampack.sources.records import MOST_NESTED, BrokenDocumentError, parse_json, too_deep
+from streampack.sources.json_records import MOST_NESTED, parse_json, too_deep
+from streampack.sources.records import BrokenDocumentError
 
 #: Roles that a message may have; the turns of "assistant" are learnt.
 ROLES = ("assistant", "developer", "environment", "function", "ipython", "system", "tool", "user")

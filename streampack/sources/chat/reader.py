@@ -16,8 +16,8 @@ from streampack.errors import ConfigError
 from streampack.sources.base import Block
 from streampack.sources.chat.records import RECORD_FIELDS, conversation_of, known_shapes, shape_of
 from streampack.sources.fields import ATTENTION_MASK, LOSS_FIELDS
+from streampack.sources.json_records import MOST_NESTED
 from streampack.sources.records import (
-    MOST_NESTED,
     BrokenDocumentError,
     Read,
     ids_of,

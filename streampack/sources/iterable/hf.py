@@ -8,7 +8,8 @@ from typing import Any
 from streampack.arguments import explained
 from streampack.errors import ConfigError
 from streampack.sources.base import Reading
-from streampack.sources.iterable.items import has_node, iterate, kind_name, own_copy
+from streampack.sources.iterable.items import kind_name
+from streampack.sources.iterable.iterating import has_node, iterate, own_copy
 from streampack.sources.iterable.recognise import fields_in, no_items
 from streampack.sources.iterable.source import ItemSource
 from streampack.sources.parquet.rows import row_parser

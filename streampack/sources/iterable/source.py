@@ -19,15 +19,17 @@ from streampack.packing.rng import derive_seed, permutation
 from streampack.sources.base import Block, Cursor, LaneReader, Reading, Source, checked_reading
 from streampack.sources.fields import Fields
 from streampack.sources.iterable.items import (
-    check_state,
-    has_exact_state,
     has_state,
     is_by_index,
     item_block,
     item_size,
-    iterate,
     kind_name,
     outside_worker,
+)
+from streampack.sources.iterable.iterating import (
+    check_state,
+    has_exact_state,
+    iterate,
     own_copy,
     takes_lanes,
 )

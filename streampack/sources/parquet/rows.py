@@ -14,7 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from streampack.sources.records import MOST_NESTED, BrokenDocumentError, parse_json, too_deep
+from streampack.sources.json_records import MOST_NESTED, parse_json, too_deep
+from streampack.sources.records import BrokenDocumentError
 
 #: A value of a row to the value that JSON has for it; None where they are the same.
 _Convert = Callable[[Any], Any] | None

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
 from streampack.sources.fields import ATTENTION_MASK, LOSS_FIELDS
+from streampack.sources.json_records import record_of
 from streampack.sources.raw_bytes import integer_kind
-from streampack.sources.records import BrokenDocumentError, kind_of, record_of
+from streampack.sources.records import BrokenDocumentError, kind_of
 from streampack.sources.tar.headers import ALL, MORE, is_header, scan_file
 from streampack.storage.decompression import DamagedError, codec_of, open_content
 from streampack.storage.files import StoredFile

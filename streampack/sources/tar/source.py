@@ -19,6 +19,7 @@ from streampack.job.listed_once import listed_once
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import ATTENTION_MASK, Fields, RecordReader
 from streampack.sources.formats import FORMATS
+from streampack.sources.json_records import record_of
 from streampack.sources.manifest import Manifest
 from streampack.sources.raw_bytes import Spans, decoded_texts, integer_block, pieces
 from streampack.sources.records import (
@@ -26,7 +27,6 @@ from streampack.sources.records import (
     Read,
     document_in,
     record_block,
-    record_of,
     too_long,
 )
 from streampack.sources.sharded import ShardedSource

@@ -1,0 +1,120 @@
+"""How iterables are passed over: by a copy, with or without their own state."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+from streampack.errors import ConfigError
+from streampack.sources.iterable.items import has_state, is_by_index, kind_name
+
+
+def has_exact_state(items: Any) -> bool:
+    """True if the state of an iterable leads back to exactly the next item.
+
+    Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. Before
+    version 5.2 that of a mapped or filtered one may lead to other rows, before 3.6 that of any.
+    """
+    stream, library = getattr(items, "_ex_iterable", None), sys.modules.get("datasets")
+    if stream is None or library is None:
+        return has_state(items)
+    version = [int(part) for part in re.findall(r"\d+", library.__version__)[:2]]
+    inexact = ("BufferShuffled", *(("Mapped", "Filtered") if version < [5, 2] else ()))
+    return has_state(items) and version >= [3, 6] and not has_node(stream, inexact)
+
+
+def own_copy(items: Any, *, made_new: bool) -> Any:
+    """What a reader passes over instead of `items`, so that these stay as they are.
+
+    An iterable may count in its attributes how far it is, or in theirs, so it is copied deeply.
+    What is read by index counts nothing, and is not copied.
+
+    Args:
+        items: what the user passed, or what a function of the user's returned.
+        made_new: it may be used itself if it cannot be copied.
+
+    Raises:
+        ConfigError: it has a state and cannot be copied.
+    """
+    if is_by_index(items) and not has_state(items) and not hasattr(items, "set_epoch"):
+        return items
+    try:
+        return copy.deepcopy(items)
+    except Exception as error:
+        if made_new or not has_state(items):
+            return items
+        raise ConfigError(
+            f"{kind_name(items)} has a state and cannot be copied: {error}.",
+            "Pass a function (lane, lanes) -> iterable that makes a new one.",
+            setting="data",
+        ) from error
+
+
+def has_node(node: Any, names: Sequence[str]) -> bool:
+    """True if the class of a step of a Hugging Face pipeline begins with one of these names."""
+    if node is None or type(node).__name__.startswith(tuple(names)):
+        return node is not None
+    below = [getattr(node, "ex_iterable", None), *(getattr(node, "ex_iterables", None) or ())]
+    return any(has_node(inner, names) for inner in below)
+
+
+def iterate(items: Any) -> Iterator[Any]:
+    """An iterator; a map-style dataset is read by index up to its length."""
+    if not hasattr(items, "__iter__") and is_by_index(items):
+        return (items[i] for i in range(len(items)))
+    iterator: Iterator[Any] = iter(items)
+    if iterator is items and not isinstance(items, Generator):
+        return _by_next(iterator)
+    return iterator
+
+
+def _by_next(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Its items by `next` alone: where `iter` begins it again (litdata's), a second one repeats."""
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item
+
+
+def check_state(state: Any, items: Any) -> None:
+    """Raise `ConfigError` unless the state of `items` can be part of a checkpoint."""
+    try:
+        same = json.loads(json.dumps(state)) == state
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise ConfigError(
+            f"The state_dict() of {kind_name(items)} holds more than JSON can.",
+            "Let it return numbers, strings, lists and dicts only.",
+            setting="data",
+        )
+
+
+def takes_lanes(function: Callable[..., Any]) -> bool:
+    """True if a function is called with (lane, lanes), False if with nothing.
+
+    Raises:
+        ConfigError: it can be called with neither.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a builtin
+        return True
+    for arguments in ((0, 1), ()):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 2
+    raise ConfigError(
+        f"The function {getattr(function, '__name__', kind_name(function))} takes {signature}.",
+        "Pass a function with one of these signatures, or the iterable itself.",
+        setting="data",
+    )

@@ -1,0 +1,63 @@
+"""JSON records, with a limit on how deep they are nested.
+
+Without one it depends on how deep the caller's stack is whether a record can be parsed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from streampack.arguments import type_in_words
+from streampack.sources.records import BrokenDocumentError
+
+#: Lists and objects in one another. Arrow allows as many in the schema of a Parquet file.
+MOST_NESTED = 100
+
+
+def parse_json(data: bytes) -> Any:
+    """The value in `data`, UTF-8.
+
+    Raises:
+        ValueError: it is not JSON, or nested more than `MOST_NESTED` deep.
+    """
+    # Nearly all records have fewer brackets, and a look at every byte takes longer than counting.
+    if data.count(b"[") + data.count(b"{") > MOST_NESTED:
+        # Without pairs of backslashes, and then without escaped quotes, every other part is a text.
+        parts = data.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+        outside = np.frombuffer(b"".join(parts[::2]), dtype=np.uint8)
+        opened, closed = ((outside == a) | (outside == b) for a, b in (b"[{", b"]}"))
+        depth = int(np.cumsum(opened.astype(np.int64) - closed).max())
+        if depth > MOST_NESTED:
+            raise ValueError(f"it is nested {depth} deep, {MOST_NESTED} are allowed")
+    return json.loads(data.decode())
+
+
+_BOM = b"\xef\xbb\xbf"
+
+
+_ONE_VALUE = (
+    "of a file that is one JSON value pass json.load(file), or write its records one to a line"
+)
+
+
+def too_deep() -> BrokenDocumentError:
+    """What is wrong with a value in memory that is nested deeper than JSON may be."""
+    return BrokenDocumentError(f"is nested more than {MOST_NESTED} deep")
+
+
+def record_of(data: bytes) -> dict[str, Any]:
+    """The JSON object in `data`, UTF-8 with or without a byte order mark."""
+    try:
+        value = parse_json(data.removeprefix(_BOM))
+    except ValueError as error:
+        hint = f"; {_ONE_VALUE}" if data.strip() in (b"[", b"{") else ""
+        raise BrokenDocumentError(f"is not JSON in UTF-8 ({error}){hint}") from None
+    if not isinstance(value, dict):
+        hint = f"; {_ONE_VALUE}" if isinstance(value, list) else ""
+        raise BrokenDocumentError(
+            f"holds {type_in_words(value)} where an object was expected{hint}"
+        )
+    return value
