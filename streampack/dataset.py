@@ -18,7 +18,7 @@ from streampack.arguments import explained_with
 from streampack.batch import PackedBatch
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.job.exchange import warn_unconnected
+from streampack.job.connect import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_resharding
 from streampack.lane.config import LaneConfig

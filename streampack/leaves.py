@@ -40,6 +40,9 @@ AFTER_PACKER = {
     "mixture": "streams.mixed_stream:add",
 }
 
+#: The ranks of a job of several processes.
+RANKS = "job.exchange:ProcessRanks"
+
 
 def add_leaves(recipe: Recipe) -> None:
     """Let every leaf that the run uses add its part to the recipe."""

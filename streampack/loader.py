@@ -20,8 +20,8 @@ from streampack.dataset import PackedDataset
 from streampack.deals.report_exchange import ReportExchange
 from streampack.deals.sharing import Sharing
 from streampack.errors import ConfigError, StateError
+from streampack.job.connect import LONGEST_S, TIMEOUT_S
 from streampack.job.ending import End, Ranks
-from streampack.job.exchange import LONGEST_S, TIMEOUT_S
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_bare_checkpointing, refuse_taking_ahead
 from streampack.lane.config import LaneShare
@@ -76,7 +76,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
             ``PackedBatch.numpy`` for JAX. None gives the batch.
         device: copy batches there, each while the loop computes on the one before it; None leaves
             them on the CPU.
-        ranks: who agrees: None finds the job's processes (see `streampack.job.exchange`);
+        ranks: who agrees: None finds the job's processes (see `streampack.job.connect`);
             `SimulatedRanks` are threads of one.
         rank_timeout_s: how long to wait in a step for another process of the job, which may hang
             or have left its loop. Longer than an evaluation or a checkpoint that one rank does

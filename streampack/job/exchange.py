@@ -6,27 +6,12 @@ contribute counts once.
 
 torch.distributed must be initialised; everything here fails with `RankError` when another process
 dies, or answers nothing for `timeout_s`.
-
-Collectives that were started and not waited for: what becomes of them when the process exits.
-
-A question to the other ranks travels while the loop computes, so a loop that is left has one under
-way. Python ends threads that need it while it shuts down, and one of gloo's that drops a
-tensor then ends the whole process by a signal. So at exit they are waited for, for a while: ranks
-that left their loops after the same step have all asked the same. And the last ones are dropped by
-nobody.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
-import json
-import logging
-import os
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -34,73 +19,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.utils.data import get_worker_info
 
 from streampack.errors import ConfigError, RankError, first_line
-from streampack.job.ending import Alone, OtherPlaceError, Ranks, question
+from streampack.job.connect import TIMEOUT_S
+from streampack.job.ending import OtherPlaceError
+from streampack.job.kept import keep
 from streampack.job.listed_once import job_store, within
 from streampack.job.topology import Topology
-
-EXIT_WAIT_S = 5.0  # for all together, where another rank asks nothing more and does not exit either
-
-#: Started in this process (by its id), in order, each with its tensor. The last ones are kept
-#: though they are complete, so that the thread that completed one never drops it last.
-_kept: deque[tuple[int, Any, Any]] = deque()
-KEPT = 16
-
-
-def keep(work: Any, tensor: Any) -> None:
-    """Keep a collective that was just started, and what it writes to, beyond its completion."""
-    _kept.append((os.getpid(), work, tensor))
-    while len(_kept) > KEPT and _kept[0][1].is_completed():
-        _kept.popleft()
-
-
-@atexit.register
-def _wait() -> None:
-    deadline = time.monotonic() + EXIT_WAIT_S
-    for process, work, _ in _kept:
-        left_s = deadline - time.monotonic()
-        if process == os.getpid() and left_s > 0:  # a child that was forked has no such threads
-            with suppress(RuntimeError):  # another rank died, or asks nothing
-                work.wait(timedelta(seconds=left_s))
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))  # not even the interpreter's end drops them
-
-
-logger = logging.getLogger(__name__)
-
-#: As long as torch's own: a rank may write a checkpoint or evaluate while others wait.
-TIMEOUT_S = 1800.0
-LONGEST_S = 1e8  # three years; torch counts in nanoseconds of 64 bits
-
-
-def connect(topology: Topology, *, timeout_s: float = TIMEOUT_S) -> Ranks:
-    """The ranks of this topology: the processes of the job, or this rank alone.
-
-    Alone is a single rank, a process without an initialised process group (ranks that are only
-    simulated; each ends when its own lanes are dry) and a worker process. Ranks of a launcher that
-    are not connected are warned.
-    """
-    if _connected(topology):
-        return ProcessRanks(topology, timeout_s=timeout_s)
-    warn_unconnected(topology)
-    return Alone()
-
-
-def warn_unconnected(topology: Topology) -> None:
-    """Log a warning if a launcher started several ranks, and nothing connects them."""
-    if dist.is_available() and dist.is_initialized():
-        return
-    launched = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
-    if topology.world_size > 1 and launched == (str(topology.rank), str(topology.world_size)):
-        logger.warning(
-            "This is rank %d of %d by RANK and WORLD_SIZE, and torch.distributed is not "
-            "initialised, so the ranks cannot agree on the step after which a finite run ends: "
-            "some may take more steps than others and wait for them for ever. Call "
-            "torch.distributed.init_process_group() before the loop begins.",
-            topology.rank,
-            topology.world_size,
-        )
 
 
 class ProcessRanks:
@@ -166,28 +91,6 @@ class ProcessRanks:
             return values
 
         return wait
-
-
-def check_same_start(ranks: Ranks, start: int, run: Mapping[str, Any]) -> None:
-    """Raise `RankError` on every rank unless all start the same run at the same batch."""
-    try:
-        ranks.total(0, question("start", start, json.dumps(run, sort_keys=True, default=str)))()
-    except OtherPlaceError as error:
-        raise RankError(
-            f"The ranks do not start the same run from the same place; this one starts at batch "
-            f"{start} with {run.get('lanes')} lanes.",
-            error.remedy,
-        ) from None
-
-
-def _connected(topology: Topology) -> bool:
-    return (
-        topology.world_size > 1
-        and get_worker_info() is None
-        and dist.is_available()
-        and dist.is_initialized()
-        and dist.get_world_size() > 1
-    )
 
 
 MESH_TRIES = 5  # of gloo to connect all processes, each with the limit of the group

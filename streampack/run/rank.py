@@ -24,8 +24,8 @@ from streampack.batch.kinds import kind_of
 from streampack.deals.dealer import RankExchange
 from streampack.deals.sharing import Sharing
 from streampack.errors import ConfigError, WorkerError
+from streampack.job.connect import TIMEOUT_S, check_same_start, connect
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks, question
-from streampack.job.exchange import TIMEOUT_S, check_same_start, connect
 from streampack.lane.config import LaneShare
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics

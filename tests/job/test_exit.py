@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from streampack.job import exchange
+from streampack.job import kept as collectives
 from tests.support.forked import Host
 
 RANK = """
@@ -147,12 +147,12 @@ def test_the_last_questions_are_kept_though_they_are_answered(
             self.is_completed = lambda: done
 
     kept: deque[Any] = deque()
-    monkeypatch.setattr(exchange, "_kept", kept)
-    answered = [Work(True) for _ in range(exchange.KEPT + 3)]
+    monkeypatch.setattr(collectives, "_kept", kept)
+    answered = [Work(True) for _ in range(collectives.KEPT + 3)]
     for work in answered:
-        exchange.keep(work, None)
+        collectives.keep(work, None)
     assert [work for _, work, _ in kept] == answered[3:]
-    open_ones = [Work(False) for _ in range(2 * exchange.KEPT)]
+    open_ones = [Work(False) for _ in range(2 * collectives.KEPT)]
     for work in open_ones:
-        exchange.keep(work, None)
+        collectives.keep(work, None)
     assert [work for _, work, _ in kept] == open_ones

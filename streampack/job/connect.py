@@ -1,0 +1,77 @@
+"""connect: the ranks of a job, or one rank alone; and whether they start the same run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch.utils.data import get_worker_info
+
+from streampack.errors import RankError
+from streampack.job.ending import Alone, OtherPlaceError, Ranks, question
+from streampack.job.topology import Topology
+from streampack.leaves import RANKS, load
+
+logger = logging.getLogger(__name__)
+
+#: As long as torch's own: a rank may write a checkpoint or evaluate while others wait.
+TIMEOUT_S = 1800.0
+
+
+LONGEST_S = 1e8  # three years; torch counts in nanoseconds of 64 bits
+
+
+def connect(topology: Topology, *, timeout_s: float = TIMEOUT_S) -> Ranks:
+    """The ranks of this topology: the processes of the job, or this rank alone.
+
+    Alone is a single rank, a process without an initialised process group (ranks that are only
+    simulated; each ends when its own lanes are dry) and a worker process. Ranks of a launcher that
+    are not connected are warned.
+    """
+    if _connected(topology):
+        ranks: Ranks = load(RANKS)(topology, timeout_s=timeout_s)
+        return ranks
+    warn_unconnected(topology)
+    return Alone()
+
+
+def warn_unconnected(topology: Topology) -> None:
+    """Log a warning if a launcher started several ranks, and nothing connects them."""
+    if dist.is_available() and dist.is_initialized():
+        return
+    launched = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))
+    if topology.world_size > 1 and launched == (str(topology.rank), str(topology.world_size)):
+        logger.warning(
+            "This is rank %d of %d by RANK and WORLD_SIZE, and torch.distributed is not "
+            "initialised, so the ranks cannot agree on the step after which a finite run ends: "
+            "some may take more steps than others and wait for them for ever. Call "
+            "torch.distributed.init_process_group() before the loop begins.",
+            topology.rank,
+            topology.world_size,
+        )
+
+
+def check_same_start(ranks: Ranks, start: int, run: Mapping[str, Any]) -> None:
+    """Raise `RankError` on every rank unless all start the same run at the same batch."""
+    try:
+        ranks.total(0, question("start", start, json.dumps(run, sort_keys=True, default=str)))()
+    except OtherPlaceError as error:
+        raise RankError(
+            f"The ranks do not start the same run from the same place; this one starts at batch "
+            f"{start} with {run.get('lanes')} lanes.",
+            error.remedy,
+        ) from None
+
+
+def _connected(topology: Topology) -> bool:
+    return (
+        topology.world_size > 1
+        and get_worker_info() is None
+        and dist.is_available()
+        and dist.is_initialized()
+        and dist.get_world_size() > 1
+    )
