@@ -38,6 +38,7 @@ PRINTS = {
     "own_parts": r"5 documents in 4 rows\n(.*\n)*1\d\d batches, 20 .* the same: True",
     "own_stage": r"190 documents are clean\n.* same batches: True\nanother .*: stages differs",
     "per_source_loss": r"step 40: easy [01]\.\d\d, hard [3-9]\.\d\d",
+    "ray_train": r"\[1, 2\], one killed: True; .*\n([\d,]+) of \1 tokens, .*: \d\.\de[-+](1\d|00)",
     "similarity_embedders": r"hashed n-grams: [1-9]\d* files ordered, \d+ near-duplicates left out",
     "vlm_finetune": r"packed: \d+ steps, 9\d% (.*\n)+resumed .* with the same pixels: True",
     "torchtitan_loader": r"labels \(256,\); resumed: True",
@@ -45,7 +46,7 @@ PRINTS = {
 
 
 #: With tests of their own for what they show, and half a minute each.
-LONG = ("elastic_torchrun", "lightning_datamodule")
+LONG = ("elastic_torchrun", "lightning_datamodule", "ray_train")
 EXAMPLES = [
     pytest.param(path.stem, marks=pytest.mark.slow if path.stem in LONG else ())
     for path in sorted(FOLDER.glob("[!_]*.py"))
@@ -66,6 +67,8 @@ def test_the_example_runs_and_prints_what_it_claims(host: Host, name: str, tmp_p
         pytest.importorskip(
             "lightning.pytorch", reason="Lightning, or a torchvision it finds, fails"
         )
+    if name == "ray_train":
+        pytest.importorskip("ray.train")
     (status,), said = host.run(FOLDER / f"{name}.py", folder=tmp_path)
     assert status == 0, said
     assert re.search(PRINTS[name], said), said

@@ -46,6 +46,7 @@ OTHERS = {
     "consumers.md": "tests/frameworks/test_consumers_page.py",
     "monitoring.md": "tests/frameworks/test_monitoring.py",
     "media.md": "tests/media/test_page.py",
+    "clusters.md": "tests/job/test_clusters_page.py",
 }
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-HEAD, OTHER = "192.0.2.1", "192.0.2.2"  # addresses that no network has (RFC 5737)
+HEAD, OTHER = "198.51.100.1", "198.51.100.2"  # addresses that no network has (RFC 5737)
 
 
 @dataclass(frozen=True)
