@@ -24,7 +24,7 @@ from benchmarks.report import print_table
 from streampack.packing import BestFitDecreasing, Plan
 from streampack.packing.balancing import Balance
 from streampack.run.dry_run import stream_plan
-from streampack.run.plan import measure_balance
+from streampack.run.measuring import measure_balance
 from streampack.window.config import WindowConfig
 
 RANKS = 64

@@ -27,7 +27,7 @@ from benchmarks.report import print_table
 from streampack.packing import BestFitDecreasing, Buckets, Packer
 from streampack.packing.cost import Cost
 from streampack.run.dry_run import stream_plan
-from streampack.run.plan import measure_balance
+from streampack.run.measuring import measure_balance
 from streampack.window.config import WindowConfig
 
 RANKS = 64

@@ -36,7 +36,7 @@ from benchmarks.report import print_table
 from streampack.packing import BestFitDecreasing
 from streampack.packing.limits import row_weights
 from streampack.run.dry_run import stream_plan
-from streampack.run.plan import measure_balance
+from streampack.run.measuring import measure_balance
 from streampack.window.config import WindowConfig
 
 SEQ_LEN = 8192

@@ -85,6 +85,7 @@ def test_a_name_of_the_hub_names_the_call_that_loads_it(name: str) -> None:
         ("b.jsonl.zst", gzip.compress(LINES)),
         ("b.jsonl.gz", LINES),
     ],
+    ids=["plain, is gzip", "zstd, is gzip", "gzip, is plain"],
 )
 def test_json_lines_that_are_named_otherwise_are_named_and_read_once_they_are_renamed(
     name: str, content: bytes, tmp_path: Path
