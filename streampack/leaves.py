@@ -40,6 +40,8 @@ AFTER_PACKER = {
     "mixture": "streams.mixed_stream:add",
 }
 
+#: Documents of a lane in the order of `LaneConfig.order`.
+ORDERED = "streams.ordered_stream:open_ordered"
 #: The ranks of a job of several processes.
 RANKS = "job.exchange:ProcessRanks"
 

@@ -46,10 +46,7 @@ class Round:
             self.planned = window.plan(final=self.final, step=step)
         with fill.times.measure("gather_s"):
             batches = gather_rows(self.planned, window.buffer, config.row_format)
-        if passes := stream.passes():
-            from streampack.window.source_counts import with_passes
-
-            batches = [with_passes(rows, passes) for rows in batches]
+            batches = stream.completed(batches)
         if starved and not self.final and not batches:
             batches = [config.empty_batch(step)]
         self.batches = batches

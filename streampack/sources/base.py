@@ -175,8 +175,8 @@ class Source(ABC):
         """What it is called in messages and fingerprints."""
         return type(self).__name__
 
-    #: True for several sources that are mixed.
-    mixed: bool = False
+    #: Opens the stream of a lane, as ``module:name``; see `streampack.streams.base.LaneStream`.
+    stream: str = "streams.stream:DocumentStream"
 
     @property
     def parts(self) -> dict[str, Source]:

@@ -96,7 +96,7 @@ class Mixture(Source):
         self.overflow = overflows.pop() if len(overflows) == 1 else "drop"
         self.once = any(source.once for source in members)
 
-    mixed = True
+    stream = "streams.mixed_stream:MixedStream"
 
     @property
     def parts(self) -> dict[str, Source]:

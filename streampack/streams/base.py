@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from streampack.documents.blocks import Documents
 from streampack.sources.skips import Skips
+from streampack.window.packed_rows import PackedRows
 
 #: The cursor of a source before its first document: the part, its epoch, the place in it (of its
 #: reader), the tokens before that place, and those before the part.
@@ -89,9 +90,9 @@ class LaneStream(ABC):
         """Of every source that the lane is dealt, in the order of the rule's lines."""
         return []
 
-    def passes(self) -> list[int]:
-        """For every source of a mixture, the epochs that the lane has read its part of."""
-        return []
+    def completed(self, batches: list[PackedRows]) -> list[PackedRows]:
+        """The batches of a round, with what only their stream knows."""
+        return batches
 
     @abstractmethod
     def position_before(self, serial: int) -> StreamPosition:

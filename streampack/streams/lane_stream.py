@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from streampack.deals.dealer import Dealer
+from streampack.leaves import ORDERED, load
 from streampack.metrics import LaneTimes
-from streampack.packing.rng import derive_seed
 from streampack.sources.skips import Skips
 from streampack.streams.base import LaneStream, StreamPosition
-from streampack.streams.stream import DocumentStream, StreamConfig
-
-if TYPE_CHECKING:
-    from streampack.streams.mixed_stream import MixedStream
+from streampack.streams.stream import StreamConfig
 
 
 def open_stream(
@@ -34,25 +29,8 @@ def open_stream(
         position: what `position_before` of such a stream returned.
         dealer: deals the lanes their parts of the sources; None divides these equally.
     """
-    inner = position
-    if config.order is not None:
-        from streampack.streams.ordered_stream import OrderedStream
-
-        inner = OrderedStream.inner_position(position)
-    base: type[DocumentStream | MixedStream] = DocumentStream
-    if config.source.mixed:
-        from streampack.streams.mixed_stream import MixedStream
-
-        base = MixedStream
-    stream = base(config, lane, skips=skips, times=times, position=inner, dealer=dealer)
-    if config.order is None:
-        return stream
-    return OrderedStream(
-        stream,
-        config.order,
-        source=config.source,
-        lane=lane,
-        seed=derive_seed(config.seed, 3, lane),
-        times=times,
-        position=position,
+    opened = load(config.source.stream if config.order is None else ORDERED)
+    stream: LaneStream = opened(
+        config, lane, skips=skips, times=times, position=position, dealer=dealer
     )
+    return stream

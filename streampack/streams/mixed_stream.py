@@ -36,7 +36,8 @@ from streampack.streams.base import LaneStream, Remaining, StreamPosition
 from streampack.streams.mixed_place import MixedPlace, Rules, SourcePlace
 from streampack.streams.shortfall import Shortfall
 from streampack.streams.stream import DocumentStream, StreamConfig
-from streampack.window.source_counts import SourceCounts
+from streampack.window.packed_rows import PackedRows
+from streampack.window.source_counts import SourceCounts, with_passes
 
 if TYPE_CHECKING:
     from streampack.run.recipe import Recipe
@@ -197,12 +198,13 @@ class MixedStream(LaneStream):
                 found.append(Remaining(len(members), 0, 0, 0))
         return found
 
-    def passes(self) -> list[int]:
-        return [
+    def completed(self, batches: list[PackedRows]) -> list[PackedRows]:
+        passes = [
             epochs if member.at_end and epochs is not None
             else max(member.place.epoch, member.stream.epoch)
             for member, epochs in zip(self._members, self._epochs, strict=True)
         ]  # fmt: skip
+        return [with_passes(rows, passes) for rows in batches]
 
     def consume(self, count: int) -> None:
         """Step over the next `count` documents of what `peek` returned."""

@@ -16,17 +16,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.deals.dealer import Dealer
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, StateError, StorageError
+from streampack.leaves import load
 from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
 from streampack.packing.concat import Concat
 from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import Source
+from streampack.sources.skips import Skips
 from streampack.streams.base import LaneStream, StreamPosition
 from streampack.streams.mixed_stream import MixedStream
-from streampack.streams.stream import DocumentStream
+from streampack.streams.stream import DocumentStream, StreamConfig
+from streampack.window.packed_rows import PackedRows
 
 if TYPE_CHECKING:
     from streampack.run.recipe import Recipe
@@ -162,8 +166,8 @@ class OrderedStream(LaneStream):
             },
         )
 
-    def passes(self) -> list[int]:
-        return self._stream.passes()
+    def completed(self, batches: list[PackedRows]) -> list[PackedRows]:
+        return self._stream.completed(batches)
 
     def _next_documents(self) -> Documents | None:
         """The next ordering window."""
@@ -239,6 +243,31 @@ def _encode(place: _Place) -> list[Any]:
     assert place.order is not None
     raw = zlib.compress(place.order.astype("<u4").tobytes())
     return [place.count, base64.b64encode(raw).decode()]
+
+
+def open_ordered(
+    config: StreamConfig,
+    lane: int,
+    *,
+    skips: Skips,
+    times: LaneTimes,
+    position: StreamPosition | None = None,
+    dealer: Dealer | None = None,
+) -> OrderedStream:
+    """The documents of the source's own stream in order; see `open_stream`."""
+    assert config.order is not None
+    inner = OrderedStream.inner_position(position)
+    return OrderedStream(
+        load(config.source.stream)(
+            config, lane, skips=skips, times=times, position=inner, dealer=dealer
+        ),
+        config.order,
+        source=config.source,
+        lane=lane,
+        seed=derive_seed(config.seed, 3, lane),
+        times=times,
+        position=position,
+    )
 
 
 def add(recipe: Recipe, order: Any) -> None:
