@@ -22,7 +22,7 @@ from streampack.job.connect import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_resharding
 from streampack.lane.config import LaneConfig
-from streampack.leaves import add_leaves
+from streampack.leaves import METHODS, add_leaves, load
 from streampack.run.plan import RunPlan, evaluation_lanes, lane_tokens, plan_run, resume_run
 from streampack.run.recipe import (
     Recipe,
@@ -301,9 +301,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
             ``(steps, error)``; None of an endless run, and of generators, functions and
             streams, whose length is not known, unless they are short.
         """
-        from streampack.run.estimation import estimate_steps
-
-        return estimate_steps(self.plan.config, self.plan.topology)
+        estimate: Estimate | None = load(METHODS["estimate_steps"])(
+            self.plan.config, self.plan.topology
+        )
+        return estimate
 
     def explain(self, *, documents: int = 20_000, tokenizer: Any = None) -> Explanation:
         """What the run will read, pack, cut, drop and learn, from a sample: print it.
@@ -318,10 +319,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         Example:
             >>> print(PackedDataset([[1, 2, 3]] * 100, seq_len=8).explain())  # doctest: +SKIP
         """
-        from streampack.run.explanation import explain
-
         alone = self._alone(lanes=1, epochs=1)
-        return explain(self.plan, alone, documents, tokenizer)
+        found: Explanation = load(METHODS["explain"])(self.plan, alone, documents, tokenizer)
+        return found
 
     def with_provenance(self) -> PackedDataset:
         """The same dataset, from the same place, with ``provenance=True``: the same batches."""
@@ -347,9 +347,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         Raises:
             ConfigError: it has no provenance.
         """
-        from streampack.run.provenance import locate
-
-        return locate(self._config.source, batch)
+        pieces: list[Piece] = load(METHODS["locate"])(self._config.source, batch)
+        return pieces
 
     def text_of(self, piece: Piece, tokenizer: Any = None) -> str:
         """The whole document that a piece is of, read from its shard again.
@@ -366,10 +365,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             ConfigError: it is of an iterable, of another dataset, or no longer there.
             StorageError: its shard cannot be read.
         """
-        from streampack.run.provenance import text_of
-
         given = self._config.preparation.find("tokenizer") if tokenizer is None else tokenizer
-        return text_of(self._config.source, piece, given)
+        text: str = load(METHODS["text_of"])(self._config.source, piece, given)
+        return text
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Start from a saved state instead of the beginning.
@@ -429,15 +427,11 @@ class PackedDataset(IterableDataset[PackedBatch]):
         start = self._begins()
         name = f"{os.getppid()}-{self._exchange}" if info else None
         sharing = start.sharing(connected=False, name=name)
-        from streampack.run.worker_share import WorkerShare
-
-        return WorkerShare(self.plan, start, sharing, worker=worker, workers=workers)
+        share: WorkerShare = load(METHODS["worker_share"])(
+            self.plan, start, sharing, worker=worker, workers=workers
+        )
+        return share
 
 
 def _traced(config: LaneConfig) -> LaneConfig:
-    from streampack.window.provenance import Provenance
-
-    layout = config.row_format
-    if Provenance() in layout.stages:
-        return config
-    return replace(config, row_format=replace(layout, stages=(Provenance(), *layout.stages)))
+    return replace(config, row_format=load(METHODS["with_provenance"])(config.row_format))

@@ -40,6 +40,25 @@ AFTER_PACKER = {
     "mixture": "streams.mixed_stream:add",
 }
 
+#: Sources of objects, by what these are.
+SOURCES = {
+    "path": "sources.paths:seems_path",
+    "paths": "sources.paths:open_files",
+    "arrays": "sources.table:of_arrays",
+    "columns": "sources.table:Table",
+    "stream": "sources.iterable.hf:HFStream",
+    "iterable": "sources.iterable.source:Iterable",
+}
+#: Methods of datasets and loaders that a run does without.
+METHODS = {
+    "estimate_steps": "run.estimation:estimate_steps",
+    "explain": "run.explanation:explain",
+    "locate": "run.provenance:locate",
+    "text_of": "run.provenance:text_of",
+    "with_provenance": "window.provenance:traced",
+    "with_progress": "run.progress:with_progress",
+    "worker_share": "run.worker_share:WorkerShare",
+}
 #: Documents of a lane in the order of `LaneConfig.order`.
 ORDERED = "streams.ordered_stream:open_ordered"
 #: The ranks of a job of several processes.

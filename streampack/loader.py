@@ -26,6 +26,7 @@ from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_bare_checkpointing, refuse_taking_ahead
 from streampack.lane.config import LaneShare
 from streampack.lane.state import LaneEnd
+from streampack.leaves import METHODS, load
 from streampack.metrics import Metrics
 from streampack.run.feeds import feed_in_process
 from streampack.run.prefetcher import DeviceCopies, Prefetcher
@@ -239,9 +240,8 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         topology = self._run.plan.topology
         if topology.rank or Topology.detect().rank:  # the latter of all processes of the job
             return iter(items)
-        from streampack.run.progress import with_progress
-
-        return with_progress(items, self._run, every_s=every_s)
+        shown: Iterator[Any] = load(METHODS["with_progress"])(items, self._run, every_s=every_s)
+        return shown
 
     def metrics(self) -> Metrics:
         """Totals over the batches that the loop has taken from this loader."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streampack.leaves import AFTER_PACKER, BEFORE_PACKER, load
+from streampack.leaves import AFTER_PACKER, BEFORE_PACKER, METHODS, ORDERED, RANKS, SOURCES, load
 from tests.support.closure import code_lines, loaded_modules
 
 if sys.version_info >= (3, 11):
@@ -55,9 +55,15 @@ def test_a_run_works_without_the_leaves_of_others_and_imports_little(kind: str) 
     assert sum(sizes.values()) <= MOST_LINES[kind], {name: sizes[name] for name in largest}
 
 
-@pytest.mark.parametrize("name", [*BEFORE_PACKER, *AFTER_PACKER])
-def test_every_leaf_of_the_table_is_there(name: str) -> None:
-    assert callable(load({**BEFORE_PACKER, **AFTER_PACKER}[name]))
+TABLES = (BEFORE_PACKER, AFTER_PACKER, SOURCES, METHODS)
+NAMED = [ORDERED, RANKS, *(function for table in TABLES for function in table.values())]
+
+
+@pytest.mark.parametrize(
+    "function", [ORDERED, RANKS, *(f for table in TABLES for f in table.values())]
+)
+def test_every_leaf_of_the_tables_is_there(function: str) -> None:
+    assert callable(load(function))
 
 
 def test_every_module_is_in_the_trunk_or_a_leaf() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from streampack.arguments import explained
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
+from streampack.leaves import SOURCES, load
 from streampack.sources.base import Source
 from streampack.sources.iterable.indexed import Items
 from streampack.sources.iterable.items import is_random_access, kind_name
@@ -90,41 +91,31 @@ def as_source(source: Any, **given: Any) -> Source:
         ConfigError: it is none of these, or it is unknown which part of it is the document.
     """
     if isinstance(source, (str, os.PathLike)):
-        from streampack.sources.paths import open_files
-
-        return open_files(os.fspath(source), **given)
+        return _of("paths", os.fspath(source), **given)
     if isinstance(source, Sequence) and _names_files(source):
-        from streampack.sources.paths import open_files
-
-        return open_files([os.fspath(item) for item in source], **given)
+        return _of("paths", [os.fspath(item) for item in source], **given)
     given = {name: value for name, value in given.items() if value is not None}
     if isinstance(source, Source):
         _refuse_others(source, given, ())
         return source
     if isinstance(source, Documents) or is_ragged(source):
-        from streampack.sources.table import Table, table_of_documents, table_of_ragged
-
         _refuse_others(source, given, ("reading",))
-        if isinstance(source, Documents):
-            mask = [] if source.loss_mask is None else "loss_mask"
-            return Table(table_of_documents(source), tokens="tokens", loss_mask=mask, **given)
-        return Table(table_of_ragged(*source), tokens="tokens", **given)
+        return _of("arrays", source, **given)
     _refuse_others(source, given, _OF_OBJECTS)
     if is_hf_stream(source):
-        from streampack.sources.iterable.hf import HFStream
-
-        return HFStream(source, **given)
+        return _of("stream", source, **given)
     if is_by_columns(source):
-        from streampack.sources.table import Table
-
-        return Table(source, **given)
+        return _of("columns", source, **given)
     if getattr(source, "is_nested", False) is True:  # a nested tensor of torch
         source = source.unbind()
     if is_random_access(source):
         return Items(source, **given)
-    from streampack.sources.iterable.source import Iterable
+    return _of("iterable", source, **given)
 
-    return Iterable(source, **given)
+
+def _of(kind: str, source: Any, **given: Any) -> Source:
+    made: Source = load(SOURCES[kind])(source, **given)
+    return made
 
 
 def is_ragged(data: Any) -> bool:
@@ -166,6 +157,5 @@ def _names_files(items: Sequence[Any]) -> bool:
 def _seems_path(item: Any) -> bool:
     if not isinstance(item, str):
         return isinstance(item, os.PathLike)
-    from streampack.sources.paths import seems_path
-
-    return seems_path(item)
+    is_path: bool = load(SOURCES["path"])(item)
+    return is_path

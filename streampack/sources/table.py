@@ -179,3 +179,11 @@ def _checked(tokens: NDArray[Any], offsets: NDArray[Any]) -> NDArray[np.int64]:
 
 def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def of_arrays(source: Any, **given: Any) -> Table:
+    """The source of `Documents`, or of a pair of arrays (tokens, offsets)."""
+    if isinstance(source, Documents):
+        mask = [] if source.loss_mask is None else "loss_mask"
+        return Table(table_of_documents(source), tokens="tokens", loss_mask=mask, **given)
+    return Table(table_of_ragged(*source), tokens="tokens", **given)

@@ -28,12 +28,12 @@ from streampack.packing.rng import derive_seed
 from streampack.sources.base import Source
 from streampack.sources.skips import Skips
 from streampack.streams.base import LaneStream, StreamPosition
-from streampack.streams.mixed_stream import MixedStream
 from streampack.streams.stream import DocumentStream, StreamConfig
 from streampack.window.packed_rows import PackedRows
 
 if TYPE_CHECKING:
     from streampack.run.recipe import Recipe
+    from streampack.streams.mixed_stream import MixedStream
 
 
 def write_duplicates(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from streampack.window.entries import FieldStore
-from streampack.window.gather import Pieces
+from streampack.window.gather import Pieces, RowFormat
 from streampack.window.packed_rows import PROVENANCE, PackedRows
 
 if TYPE_CHECKING:
@@ -30,6 +30,13 @@ class Provenance:
     def empty(self, rows: PackedRows) -> PackedRows:
         """See `RowStage`."""
         return rows._replace(provenance=np.zeros(0, dtype=PROVENANCE))
+
+
+def traced(layout: RowFormat) -> RowFormat:
+    """The same format, with provenance."""
+    if Provenance() in layout.stages:
+        return layout
+    return replace(layout, stages=(Provenance(), *layout.stages))
 
 
 def add(recipe: Recipe, value: object) -> None:
