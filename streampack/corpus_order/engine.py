@@ -139,8 +139,8 @@ def _start(ray: Any, address: str | None, workers: int | None) -> None:
         except (Exception, SystemExit) as error:  # Ray gives up by exiting
             raise ConfigError(
                 f'There is no Ray cluster to join at "{address}": {first_line(error)}',
-                "If it was started with RAY_AUTH_MODE=token, set that here too, and RAY_AUTH_TOKEN "
-                "to its token; else start it with the same versions of Ray and Python."
+                "If it wants a token (~/.ray/auth_token of its head), set RAY_AUTH_MODE=token and "
+                "RAY_AUTH_TOKEN here too; else start it with the same versions of Ray and Python."
                 if answers
                 else "Check the address (ray start prints it), or leave --address out to use this "
                 "machine.",

@@ -31,6 +31,7 @@ def test_a_node_whose_network_is_cut_leaves_the_shards_as_they_are_without_ray(
     corpus, stuck = write_parquet(tmp_path / "in", texts, files=3), tmp_path / "stuck"
     run_job(make_job(corpus, tmp_path / "alone", embedder=EMBEDDER, parts=6), workers=0)
     shared = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
+    shared["RAY_AUTH_MODE"] = "disabled"  # or a head asks for the token that its user may have
     ray = [str(Path(sys.executable).with_name("ray")), "start", "--num-cpus", "1"]
     ray += ["--object-store-memory", "100000000", "--disable-usage-stats"]
     with two_hosts() as hosts:

@@ -33,6 +33,7 @@ def test_a_node_that_dies_in_each_stage_leaves_the_shards_in_the_store_as_they_a
 ) -> None:
     monkeypatch.setattr(search, "SHARD_DOCUMENTS", INDEX_SHARD)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or a head asks for its user's token
     corpus, markers, work = write_topics(tmp_path / "in"), tmp_path / "markers", tmp_path / "work"
     markers.mkdir()
     run_job(make_job(corpus, tmp_path / "alone", **SETTINGS), workers=0)
