@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from streampack.errors import ConfigError
+from streampack.sources.file_source import FileSource
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.columns import is_null
@@ -28,7 +29,6 @@ from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.places import Places
 from streampack.sources.parquet.source import MOST_FOOTERS, Parquet, RowReader
 from streampack.sources.records import DamagedFileError
-from streampack.sources.sharded import ShardedSource
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
 from streampack.storage.files import LocalFile, StoredFile
 from streampack.storage.listing import has_ending, in_threads
@@ -195,7 +195,7 @@ class Arrow(Parquet):
         return int(self.manifest.num_bytes.sum()) // int(self.manifest.details["item_bytes"])
 
     def slow_layout(self) -> str:
-        return ShardedSource.slow_layout(self)
+        return FileSource.slow_layout(self)
 
     @contextmanager
     def open_rows(

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import make_origin
 from streampack.sources.base import Block
+from streampack.sources.file_source import FileSource
 from streampack.sources.raw_bytes import INTEGER_DTYPES, Spans, integer_block
 from streampack.sources.records import DamagedFileError, too_long
-from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.files import StoredFile
 from streampack.storage.remote import FileInfo
@@ -131,7 +131,7 @@ class FlatFile:
     boundaries: Boundaries
 
 
-class FlatSource(ShardedSource):
+class FlatSource(FileSource):
     """A source of such files. A shard weighs its bytes, and is cut at any of them.
 
     Of a file that has an index, `Manifest.details` holds that under "indexes", as it was listed.

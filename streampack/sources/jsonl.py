@@ -35,11 +35,11 @@ from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import Fields
+from streampack.sources.file_source import FileSource
 from streampack.sources.formats import FORMATS
 from streampack.sources.json_records import record_of
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import BrokenDocumentError, block_of, kind_of
-from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import shared_content
 from streampack.storage.decompression import (
@@ -159,7 +159,7 @@ def _rest_of_line(file: IO[bytes]) -> int:
 _HEAD_BYTES = 1 << 20
 
 
-class JSONL(ShardedSource):
+class JSONL(FileSource):
     """Documents in files of JSON lines.
 
     Files are cut by their bytes among any number of lanes. Reading can start anywhere in a plain

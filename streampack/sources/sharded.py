@@ -6,17 +6,14 @@ memory in proportion to the number of documents.
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from streampack.documents.fields import FieldTypes
-from streampack.errors import ConfigError, ContentError, StateError
+from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import Block, LinePart, Reading, Source, checked_reading
 from streampack.sources.fields import Fields
@@ -26,61 +23,27 @@ from streampack.sources.span_reader import SpanReader
 
 if TYPE_CHECKING:
     from streampack.sources.raw_bytes import Spans
-    from streampack.storage.files import StoredFile
-    from streampack.storage.remote import FileInfo
-    from streampack.storage.storage import Storage
-
-logger = logging.getLogger(__name__)
-
-
-def shown(path: str) -> str:
-    """A path or URL as messages show it."""
-    if "://" not in path:
-        return path
-    from streampack.storage.remote import shown
-
-    return shown(path)
-
 
 USUAL_BYTES = 4096  # of a document
-_MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # of which opening them may take longer than reading
 
 
 class ShardedSource(Source):
     """A source whose documents are in shards.
 
-    Subclasses implement `list_shards` and `read_shard` and set `fields` or `tokenized`; those whose
-    listing is worth sharing set `listing_fields`, and those of files say how the names of their
-    files end.
+    Subclasses implement `list_shards` and `read_shard` and set `fields` or `tokenized`. Formats of
+    files derive from `FileSource`.
 
     Args:
         reading: how a lane reads the shards; None is the default `Reading`.
-        storage: how files are reached and cached; None is the default `Storage`.
     """
 
-    #: How the names of its files end, in lower case; see `has_ending`. From a directory, files
-    #: with such names are taken.
-    endings: tuple[str, ...] = ()
-    #: Attributes that `list_shards` depends on, besides the storage. If there are any, one process
-    #: of a torch.distributed job lists, and the others receive what it found.
-    listing_fields: tuple[str, ...] = ()
     #: What is read of records; listing completes it, and the others take it from `details`.
     fields: Fields = Fields(False)
 
-    def __init__(self, *, reading: Reading | None = None, storage: Storage | None = None) -> None:
+    def __init__(self, *, reading: Reading | None = None) -> None:
         self.reading = checked_reading(reading)
-        self._storage = storage
         self._manifest: Manifest | None = None
         self._lines: dict[int | None, ShardOrder] = {}
-
-    @property
-    def storage(self) -> Storage:
-        """How files are reached."""
-        if self._storage is None:
-            from streampack.storage.storage import Storage
-
-            self._storage = Storage()
-        return self._storage
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]
@@ -90,13 +53,8 @@ class ShardedSource(Source):
         return self.fields.tokenized
 
     def __repr__(self) -> str:
-        paths: Any = getattr(self, "paths", None) or getattr(self, "folders", ())
-        several = [paths] if isinstance(paths, (str, Path)) else list(paths)
-        parts = [repr(shown(str(path))) for path in several[:1]]
-        parts += [f"and {len(several) - 1} more"] if several[1:] else []
-        if self._manifest is not None:
-            parts.append(f"shards={len(self._manifest)}")
-        return f"{self.kind}({', '.join(parts)})"
+        shards = "" if self._manifest is None else f"shards={len(self._manifest)}"
+        return f"{self.kind}({shards})"
 
     @abstractmethod
     def list_shards(self) -> Manifest:
@@ -124,77 +82,16 @@ class ShardedSource(Source):
             shuffled.
 
         A broken document goes to `skips.handle(broken_document(...))`, which raises, or returns
-        to skip it. What makes the rest of the shard unreadable is raised, as `broken_shard(...)`.
+        to skip it. What makes the rest of the shard unreadable is raised, with
+        ``rest_of_shard=True``.
         """
-
-    #: Bytes of a shard with which reading it begins, from its end if below zero; 0 is all of them.
-    first_bytes = 1 << 20
-    #: Shards are needed as local files, so remote ones are downloaded before they are read.
-    whole_files = False
 
     def will_read(self, shards: Sequence[int]) -> None:
-        """Hint that these shards are next, so that the beginning of remote ones is there."""
-        self.storage.prefetch(map(self.listed_shard, shards), self.first_bytes)
-
-    def listed_shard(self, shard: int) -> FileInfo:
-        """A shard as it was listed."""
-        from streampack.storage.remote import FileInfo
-
-        manifest = self.manifest
-        version = manifest.versions[shard] if len(manifest.versions) else ""
-        return FileInfo(manifest.paths[shard], int(manifest.num_bytes[shard]), version)
-
-    @contextmanager
-    def open_shard(self, shard: int) -> Iterator[StoredFile]:
-        """A shard, open inside the context.
-
-        Raises:
-            StateError: it is not what it was when the shards were listed.
-            StorageError: it cannot be read, after all retries.
-        """
-        with self.open_listed(self.listed_shard(shard)) as file:
-            yield file
-
-    @contextmanager
-    def open_listed(self, listed: FileInfo) -> Iterator[StoredFile]:
-        """The same for any file that was listed: a shard, or the index that goes with one."""
-        with self.storage.open(listed, whole=self.whole_files) as file:
-            if file.num_bytes != listed.num_bytes:
-                raise StateError(
-                    f"{shown(listed.path)} has {file.num_bytes} bytes and had {listed.num_bytes} "
-                    "when it was listed.",
-                    "Leave shards as they are during a run; start a new run for changed data.",
-                    path=shown(listed.path),
-                )
-            yield file
+        """Hint that these shards are next, so that they may be fetched."""
 
     def forget(self, shard: int) -> bool:
-        """Drop what the cache holds of a shard; True if there was something."""
-        return self._storage is not None and self._storage.forget(self.listed_shard(shard))
-
-    def broken_shard(
-        self,
-        shard: int,
-        what: str,
-        index: int = 0,
-        remedy: str = "Write or download the shard again",
-    ) -> ContentError:
-        """The error for a shard that cannot be read.
-
-        Args:
-            shard: its number.
-            what: a clause that says what is wrong: "it has 7 bytes and its index says 9".
-            index: of the first document that cannot be read.
-            remedy: begins the sentence that ends with the way to skip it.
-        """
-        return ContentError(
-            f"{shown(self.manifest.paths[shard])} is broken: {what}.",
-            f'{remedy}, or skip what is broken with on_error="skip" (--on-error).',
-            shard=shard,
-            index=index,
-            rest_of_shard=True,
-            path=shown(self.manifest.paths[shard]),
-        )
+        """Drop the copy that is kept of a shard; True if there was one."""
+        return False
 
     def with_fields(self, types: FieldTypes) -> ShardedSource:
         made = super().with_fields(types)
@@ -217,29 +114,8 @@ class ShardedSource(Source):
         return self._manifest
 
     def listed(self) -> Manifest:
-        """What `list_shards` returns, here or in another process of the job."""
-        if not self.listing_fields:
-            return self.list_shards()
-        described = {name: getattr(self, name) for name in self.listing_fields}
-        described["kind"] = type(self).__qualname__
-        described["storage"] = self.storage.storage_options  # another endpoint has other objects
-
-        def listing() -> Manifest:
-            manifest = self.list_shards()
-            _ = manifest.digest  # worked out once, and sent with the manifest
-            empty = np.flatnonzero((manifest.num_bytes == 0) & (manifest.weights == 0))
-            if 0 < len(empty) < len(manifest):
-                logger.warning(
-                    "%d of %d files have no bytes, and give nothing; the first is %s.",
-                    len(empty), len(manifest), shown(manifest.paths[int(empty[0])]),
-                )  # fmt: skip
-            return manifest
-
-        from streampack.job.listed_once import listed_once
-
-        manifest = listed_once(described, listing)
-        self.fields = manifest.details.get("fields", self.fields)
-        return manifest
+        """The shards, from `list_shards`."""
+        return self.list_shards()
 
     def prepare(self) -> None:
         _ = self.manifest
@@ -260,18 +136,11 @@ class ShardedSource(Source):
     def estimate_tokens(self) -> int | None:
         return int(self.manifest.num_bytes.sum()) // (2 if self.tokenized else 4)
 
-    def slow_layout(self) -> str:
-        files, size = len(self.manifest), float(np.mean(self.manifest.num_bytes))
-        if files < _MANY_FILES or size > _SMALL_BYTES:
-            return ""
-        return f"{files:,} files of {size / 1000:,.1f} KB on average; larger ones take less time"
-
     def shard_name(self, shard: int) -> str:
         return self.manifest.paths[shard]
 
     def document_name(self, origin: np.void) -> str:
-        path = shown(self.manifest.paths[int(origin["shard"])])
-        return f"document {int(origin['index'])} of {path}"
+        return f"document {int(origin['index'])} of {self.shard_name(int(origin['shard']))}"
 
     @property
     def weight(self) -> int:

@@ -11,17 +11,17 @@ import numpy as np
 from streampack.arguments import explained
 from streampack.documents.blocks import Texts, make_origin
 from streampack.sources.base import Block, Reading
+from streampack.sources.file_source import FileSource
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import too_long
-from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.decompression import codec_of
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
 
-class TextFiles(ShardedSource):
+class TextFiles(FileSource):
     """UTF-8 text files, one document each: a whole file, whatever lines it has.
 
     A byte order mark is left out. A file with NUL characters is broken: it is UTF-16 or binary.

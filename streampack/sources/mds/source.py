@@ -16,6 +16,7 @@ from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import ATTENTION_MASK, Fields, RecordReader, with_masks
+from streampack.sources.file_source import FileSource
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest, Names
 from streampack.sources.mds.index import (
@@ -43,7 +44,6 @@ from streampack.sources.raw_bytes import (
     integer_kind,
     integers_at,
 )
-from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError
@@ -53,7 +53,7 @@ from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
 
-class MDS(ShardedSource):
+class MDS(FileSource):
     """Documents in MDS shards.
 
     Steps: the index lists the shards; a shard is mapped into memory (a compressed one is first

@@ -27,6 +27,7 @@ from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import ATTENTION_MASK, Fields
+from streampack.sources.file_source import FileSource
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.chunks import ColumnOrder
@@ -49,7 +50,6 @@ from streampack.sources.parquet.footer import (
 )
 from streampack.sources.parquet.places import Places, chunks_of, footer_of, open_file
 from streampack.sources.records import DamagedFileError, block_of
-from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
 from streampack.storage.failures import is_of_system
@@ -74,7 +74,7 @@ _PAGE_BYTES = 1 << 20  # of a column, as writers cut it by default
 MOST_FOOTERS = 8192
 
 
-class Parquet(ShardedSource):
+class Parquet(FileSource):
     """Documents in a column of Parquet files, cut at any row among any number of lanes.
 
     Row groups are cut as if their rows were equal. One of which parts are read is decoded into the

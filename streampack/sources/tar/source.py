@@ -18,6 +18,7 @@ from streampack.errors import ContentError
 from streampack.job.listed_once import listed_once
 from streampack.sources.base import Block, Reading
 from streampack.sources.fields import ATTENTION_MASK, Fields, RecordReader
+from streampack.sources.file_source import FileSource
 from streampack.sources.formats import FORMATS
 from streampack.sources.json_records import record_of
 from streampack.sources.manifest import Manifest
@@ -29,7 +30,6 @@ from streampack.sources.records import (
     record_block,
     too_long,
 )
-from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.sources.tar.contents import (
     array_headers,
@@ -69,7 +69,7 @@ class _Unsaid(Skips):
         """Nothing."""
 
 
-class WebDataset(ShardedSource):
+class WebDataset(FileSource):
     """Documents in WebDataset shards.
 
     Steps: an archive is mapped into memory (a compressed one is first decompressed into a
