@@ -1,8 +1,8 @@
-"""The batch, and every form that a kernel, a trainer or a person takes it in.
+"""Packed batches, and their forms for kernels, models, trainers and people.
 
-`packed_batch` has the class, `tensors` what it holds and how that moves. Each form is a function,
-and a method of the class. Nothing here knows where batches come
-from, or in which order.
+`packed_batch` has the class, `tensors` its tensors and their copies to a device. Each form is a
+function here and a method of the class. This package is independent of the pipeline that makes
+batches and of their order.
 """
 
 from streampack.batch.packed_batch import BatchGroup, Item, PackedBatch

@@ -1,28 +1,22 @@
-"""Where a packed batch's documents end, as each attention or scan takes it.
+"""Document boundaries of a packed batch, in the form that each attention or scan kernel takes.
 
-All of it is views of the batch's tensors and a few tensor operations on its device; nothing here
-waits for the device.
+Every form is a view of the batch's tensors or takes a few tensor operations on its device, without
+a synchronisation.
 
-limit_context: attention that reaches back a given number of tokens.
+`limit_context` bounds how many tokens attention reaches back. An attention segment then also ends
+wherever its row reaches a multiple of the limit. Rows, tokens, labels and therefore the loss are
+unchanged: the first token of a window is still predicted, from the last token of the window before.
+Positions count from the start of every window, because many consumers derive the boundaries from
+them; rotary embeddings depend on distances alone, which stay the same. The cost is some numpy calls
+on the boundaries and their copy to the batch's device. Attention then costs at most the limit per
+token instead of the document's length. Source: T. Zhu et al., "SkyLadder: Better and Faster
+Pretraining via Context Window Scheduling" (2025); its released code also puts windows at multiples
+from the beginning of the row.
 
-An attention segment ends wherever a row reaches a multiple of the limit, and where it ends anyway.
-Rows, tokens, labels and so the loss are as before: the first token of a window is still predicted,
-from the last one of the window before it, which saw that window. Positions count from the start of
-every window, because many consumers read the boundaries off them. For rotary positions only
-distances matter, which are the same.
-
-Cost: some numpy calls on the boundaries, and a copy of them to the batch's device. Attention costs
-at most the limit per token instead of the length of its document.
-
-Source: T. Zhu et al., "SkyLadder: Better and Faster Pretraining via Context Window Scheduling"
-(2025), with its released code, whose windows lie at multiples from the beginning of the row too.
-
-FlexAttention's block mask of packed segments, made without a T x T matrix.
-
-Inside a block of queries the segments of its first and last token say everything: keys before the
-first one's start are masked, and a whole block of keys is visible to all queries if it lies after
-the last one's start. So a few operations on (T / block_size,) numbers replace the evaluation of
-the mask at every pair, on any device and without waiting for it.
+`flex` computes FlexAttention's block mask without a T x T matrix. The segments of the first and the
+last token of a block of queries determine the mask: keys before the start of the first segment are
+masked, and a block of keys after the start of the last segment is visible to all queries. A few
+operations on (T / block_size,) numbers therefore replace evaluating the mask at every pair.
 """
 
 from __future__ import annotations
@@ -46,15 +40,15 @@ if TYPE_CHECKING:
 
 
 def segment_block_mask(cu_seqlens: Tensor, slots: int, block_size: int) -> BlockMask:
-    """Causal attention inside segments.
+    """Compute the block mask of causal attention within segments.
 
     Args:
-        cu_seqlens: (segments + 1,) int32; entries equal to the last one may follow it.
+        cu_seqlens: (segments + 1,) int32; may be padded with copies of its last entry.
         slots: T, tokens in the batch.
         block_size: tokens per block, of queries and of keys.
 
     Returns:
-        A mask of shape (1, 1, T, T).
+        A `BlockMask` of shape (1, 1, T, T).
     """
     device = cu_seqlens.device
     token = torch.arange(slots, device=device, dtype=torch.int32)
@@ -64,8 +58,8 @@ def segment_block_mask(cu_seqlens: Tensor, slots: int, block_size: int) -> Block
     block = torch.arange(blocks, device=device, dtype=torch.int32)
     last = torch.clamp((block + 1) * block_size, max=slots) - 1
     lowest = start[block * block_size] // block_size
-    # Keys of block j are visible to the whole block i of queries if j is before i and begins in
-    # the segment of i's last token.
+    # Key block j is visible to every query of block i if j comes before i and begins in the segment
+    # of i's last token.
     lowest_full = torch.minimum((start[last] + block_size - 1) // block_size, block)
     partial = lowest_full - lowest + 1  # [lowest, lowest_full) and the diagonal
     column = block[None, :]
@@ -89,11 +83,11 @@ def segment_block_mask(cu_seqlens: Tensor, slots: int, block_size: int) -> Block
 
 
 class PaddedSegments(NamedTuple):
-    """S segments, each of real tokens and the padding after them.
+    """S segments, each of real tokens followed by padding.
 
     Attributes:
-        cu_seqlens: (S + 1,) int32, running sum of the real lengths.
-        cu_seqlens_padded: (S + 1,) int32, where each lies in the batch; the last entry is T.
+        cu_seqlens: (S + 1,) int32, running sum of the lengths without padding.
+        cu_seqlens_padded: (S + 1,) int32, segment offsets in the batch; the last entry is T.
     """
 
     cu_seqlens: NDArray[np.int32]
@@ -103,26 +97,30 @@ class PaddedSegments(NamedTuple):
 def are_padding(
     cu_seqlens: NDArray[np.int32], boundaries: NDArray[np.int32], piece: NDArray[np.int32]
 ) -> NDArray[np.bool_]:
-    """(n,) whether each of n attention segments is padding; see `PackedRows` for the columns."""
+    """Return an (n,) bool mask, True for attention segments that are padding.
+
+    Args:
+        cu_seqlens, boundaries, piece: columns of `PackedRows`.
+    """
     padding: NDArray[np.bool_] = piece[np.searchsorted(boundaries, cu_seqlens[:-1])] < 0
     return padding
 
 
 def pad_cu_seqlens(cu_seqlens: Tensor, segments: int, slots: int) -> Tensor:
-    """`cu_seqlens` with `segments` + 1 entries: empty segments at its end.
+    """Pad `cu_seqlens` to `segments` + 1 entries by appending empty segments.
 
     Args:
-        cu_seqlens: (n + 1,) int32, the last entry is `slots`.
+        cu_seqlens: (n + 1,) int32; the last entry is `slots`.
 
     Raises:
-        ConfigError: there are more than `segments`.
+        ConfigError: n is more than `segments`.
     """
     missing = segments + 1 - len(cu_seqlens)
     if missing < 0:
         raise ConfigError(
-            f"This batch has {len(cu_seqlens) - 1} attention segments, and {segments} were "
-            "reserved.",
-            "Reserve more, or filter out the shortest documents.",
+            f"segments must be at least the number of attention segments of the batch, "
+            f"{len(cu_seqlens) - 1}, got {segments}.",
+            "Pass a larger segments, or filter out the shortest documents.",
             setting="segments",
         )
     return pad(cu_seqlens, (0, missing), value=slots)
@@ -131,16 +129,16 @@ def pad_cu_seqlens(cu_seqlens: Tensor, segments: int, slots: int) -> Tensor:
 def padded_segments(
     cu_seqlens: NDArray[np.int32], is_padding: NDArray[np.bool_], align: int
 ) -> PaddedSegments:
-    """Join padding to the segment before it, as far as that makes a multiple of `align`.
+    """Extend each segment to a multiple of `align` by the padding that follows it.
 
     Args:
         cu_seqlens: (n + 1,) int32, attention segments, padding segments included.
         is_padding: (n,) bool.
-        align: what the length of every padded segment is a multiple of. Padding beyond it stays a
-            separate segment, whose tokens count as real.
+        align: divisor of the length of every padded segment, in tokens. Padding beyond that remains
+            a segment of its own, and its tokens count as real.
 
     Raises:
-        ConfigError: a segment is not followed by the padding that it lacks.
+        ConfigError: a segment is followed by too little padding.
     """
     starts = cu_seqlens[:-1].astype(np.int64)
     lengths = np.diff(cu_seqlens).astype(np.int64)
@@ -150,12 +148,12 @@ def padded_segments(
     if len(short):
         at = int(short[0])
         raise ConfigError(
-            f"The segment at {starts[at]} has {lengths[at]} tokens and {follows[at]} of padding "
-            f"after it, no multiple of {align}.",
+            f"Segments must have a multiple of {align} tokens with their padding, but the one at "
+            f"slot {starts[at]} has {lengths[at]} tokens and {follows[at]} of padding.",
             f'Pack with align={align}, or attention="row", where whole rows are split.',
             setting="align",
         )
-    taken = np.concatenate(([0], lacks[:-1]))  # by the segment before; padding only loses
+    taken = np.concatenate(([0], lacks[:-1]))  # by the segment before; padding only shrinks
     starts, lengths = starts + taken, lengths - taken
     kept = lengths > 0
     last = cu_seqlens[-1:].astype(np.int64)
@@ -168,11 +166,11 @@ def padded_segments(
 def held_slots(
     cu_seqlens_padded: NDArray[np.int32], cp_size: int, cp_rank: int, *, zigzag: bool
 ) -> NDArray[np.int64]:
-    """(T / cp_size,) int64: which slots a context-parallel rank holds.
+    """Return the slots of a context-parallel rank, (T / cp_size,) int64.
 
-    Every segment is cut into `cp_size` equal parts, of which rank r holds part r; with `zigzag`
-    into twice as many, and it also holds part ``2 * cp_size - 1 - r``, so that the work of causal
-    attention is even.
+    Every segment is cut into `cp_size` equal parts, and rank r holds part r. With `zigzag` there
+    are twice as many parts, and the rank also holds part ``2 * cp_size - 1 - r``, which balances
+    the work of causal attention.
     """
     held = [cp_rank, 2 * cp_size - 1 - cp_rank] if zigzag else [cp_rank]
     starts = cu_seqlens_padded[:-1].astype(np.int64)
@@ -187,19 +185,19 @@ def varlen(
     *,
     segments: int | None = None,
 ) -> dict[str, Any]:
-    """Sequence arguments for variable-length attention, to be passed by keyword.
+    """Return the sequence arguments of variable-length attention, to be passed by keyword.
 
     Args:
         api: "flash_attn" for `flash_attn_varlen_func` (add ``causal=True``), "torch" for
-            `torch.nn.attention.varlen.varlen_attn` (add ``window_size=(-1, 0)``, which is
-            how it spells causal), "torchtitan" for the fields of its `VarlenMetadata`, which
-            besides has the boundaries as a tuple of ints.
-        segments: give the arguments static shapes, for `torch.compile` and CUDA graphs:
-            `cu_seqlens` has `segments` + 1 entries, padded with its last value, and the
-            maximum is `seq_len`. The true number is `num_segments`.
+            `torch.nn.attention.varlen.varlen_attn` (add ``window_size=(-1, 0)``, its spelling of
+            causal), "torchtitan" for the fields of its `VarlenMetadata`, which also include the
+            boundaries as a tuple of ints.
+        segments: pad the arguments to static shapes, for `torch.compile` and CUDA graphs:
+            `cu_seqlens` gets `segments` + 1 entries, padded with its last value, and the
+            maximum is `seq_len`. The unpadded number of segments is `num_segments`.
 
     Raises:
-        ConfigError: the batch has more than `segments`; `api` is unknown.
+        ConfigError: the batch has more than `segments` segments, or `api` is unknown.
     """
     cu_seqlens, longest = static_segments(batch, segments)
     known = ("flash_attn", "torch", "torchtitan")
@@ -215,19 +213,19 @@ def varlen(
 
 
 def fla(batch: PackedBatch, *, chunk_size: int | None = None) -> dict[str, Tensor]:
-    """Boundaries for linear attention, delta rules and short convolutions of fla.
+    """Return boundaries for the linear attention, delta rules and short convolutions of fla.
 
     Kernels of flash-linear-attention take them with (1, T, ...) tensors: `cu_seqlens`,
-    (segments + 1,) int64 on the batch's device, and `cu_seqlens_cpu`, the same on the host, so
-    that they need not wait for the device. Pass the same dictionary to all layers: fla keeps
-    what it derives by the identity of these tensors.
+    (segments + 1,) int64 on the batch's device, and `cu_seqlens_cpu`, its copy on the host, which
+    spares them a synchronisation. Pass the same dictionary to all layers, because fla caches
+    derived indices by the identity of these tensors.
 
     Args:
-        chunk_size: tokens per chunk of a kernel: also give `chunk_indices`, (chunks, 2) int64
-            on the device, the segment of each chunk and the chunk's number in it.
+        chunk_size: tokens per chunk of a kernel. If given, the result also has `chunk_indices`,
+            (chunks, 2) int64 on the device: each chunk's segment and its index in the segment.
 
     Raises:
-        ConfigError: `chunk_size` is no whole number of at least one.
+        ConfigError: `chunk_size` is not a positive integer.
     """
     ends = batch._runs[0].astype(np.int64)
     arguments = {"cu_seqlens": batch.cu_seqlens.long(), "cu_seqlens_cpu": torch.from_numpy(ends)}
@@ -242,17 +240,17 @@ def fla(batch: PackedBatch, *, chunk_size: int | None = None) -> dict[str, Tenso
 
 
 def next_tokens(batch: PackedBatch, depth: int = 1) -> Tensor:
-    """Targets of multi-token prediction: what comes `depth` tokens later.
+    """Return targets of multi-token prediction: the token `depth` positions after each slot.
 
-    (rows, seq_len) int64, shifted: compare them with what slot t predicts, without shifting.
-    -100 where that lies beyond the attention segment (as it is without `limit_context`), or
-    carries no loss.
+    (rows, seq_len) int64, already shifted: compare them with the prediction at slot t directly.
+    -100 where the target lies beyond the attention segment (before `limit_context`) or carries no
+    loss.
 
     Args:
-        depth: 1 is the next token.
+        depth: distance of the target in tokens; 1 is the next token.
 
     Raises:
-        ConfigError: `depth` is no whole number of at least one.
+        ConfigError: `depth` is not a positive integer.
     """
     depth = whole_number("depth", depth)
     slots = batch.rows * batch.seq_len
@@ -262,16 +260,16 @@ def next_tokens(batch: PackedBatch, depth: int = 1) -> Tensor:
 
 
 def flex(batch: PackedBatch, block_size: int = 128) -> BlockMask:
-    """The block mask for `flex_attention` over the flattened rows, (1, 1, T, T).
+    """Return the (1, 1, T, T) block mask for `flex_attention` over the flattened rows.
 
-    Causal inside attention segments. Made in a time that grows with ``(T / block_size)**2``,
-    without a T x T matrix; its shapes depend on T alone.
+    Attention is causal within attention segments. The cost grows with ``(T / block_size)**2``,
+    no T x T matrix is made, and shapes depend on T alone.
     """
     return segment_block_mask(batch.cu_seqlens, batch.rows * batch.seq_len, block_size)
 
 
 def static_segments(batch: PackedBatch, segments: int | None) -> tuple[Tensor, int]:
-    """`cu_seqlens` and its maximum, of static shape if a number of segments is given."""
+    """Return `cu_seqlens` and the longest segment, padded to static shapes if `segments` is set."""
     if segments is None:
         return batch.cu_seqlens, batch.max_seqlen
     slots = batch.rows * batch.seq_len
@@ -279,30 +277,31 @@ def static_segments(batch: PackedBatch, segments: int | None) -> tuple[Tensor, i
 
 
 def segment_ids(batch: PackedBatch) -> Tensor:
-    """(T,) int32, each slot's attention segment."""
+    """Return the index of each slot's attention segment, (T,) int32."""
     slots = batch.rows * batch.seq_len
     number = torch.arange(batch.num_segments, dtype=torch.int32, device=batch.device)
     return number.repeat_interleave(batch.cu_seqlens.diff(), output_size=slots)
 
 
 def one_segment_per_row(batch: PackedBatch) -> bool:
-    """Whether no row has two segments that are not padding."""
+    """Return True if every row has at most one segment besides padding."""
     filled = batch._runs[0][:-1][~are_padding(*batch._runs)]
     return bool((np.diff(filled // batch.seq_len) > 0).all())
 
 
 def limit_context(batch: PackedBatch, tokens: int) -> PackedBatch:
-    """The batch with attention segments of at most `tokens` tokens, on the same device.
+    """Return the batch with attention segments of at most `tokens` tokens, on the same device.
 
     Segments are also cut at every multiple of `tokens` from the beginning of a row. Ids, labels,
-    `next_tokens` and documents stay as they are; all forms of the batch follow the segments.
+    `next_tokens` and documents are unchanged; all forms of the batch use the shorter segments.
 
     Args:
-        tokens: as a function of the batch's number for a schedule, in the `transform` of a loader.
-            A multiple of the packer's `align` keeps segments divisible over context-parallel ranks.
+        tokens: longest context in tokens. For a schedule compute it from the batch's step in the
+            `transform` of a loader. A multiple of the packer's `align` keeps segments divisible
+            over context-parallel ranks.
 
     Raises:
-        ConfigError: `tokens` is no whole number of at least one.
+        ConfigError: `tokens` is not a positive integer.
     """
     tokens = whole_number("tokens", tokens)
     if tokens >= batch.seq_len:
@@ -311,7 +310,7 @@ def limit_context(batch: PackedBatch, tokens: int) -> PackedBatch:
     rows = np.arange(0, batch.rows * batch.seq_len, batch.seq_len)
     places = rows[:, None] + np.arange(0, batch.seq_len, tokens)
     ends = np.union1d(ends, places).astype(np.int32)
-    # Runs are cut as well, so that a segment begins where a run does.
+    # Runs are cut too, because consumers expect a segment to begin where a run does.
     cut = np.union1d(boundaries, places).astype(np.int32)
     piece = piece[np.searchsorted(boundaries, cut[:-1], side="right") - 1]
     lengths = np.diff(ends).astype(np.int64)

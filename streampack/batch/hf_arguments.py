@@ -1,10 +1,10 @@
-"""Arguments for models of transformers, by which a given one keeps documents apart.
+"""Arguments with which a given model of transformers keeps documents apart.
 
 Families differ in how they find the boundaries: most build their masks from `position_ids`, some
-only honour a mask that they are given, some kernels take `seq_idx`, and some layers know no
-boundaries at all. Class names do not say which (it changes with versions, attention
-implementations, installed kernels and lengths), so two rows of the same length are run through the
-model itself, and then as many as the batch has.
+only honour an explicit mask, some kernels take `seq_idx`, and some layers ignore boundaries. The
+class name does not determine which (it changes with versions, attention implementations, installed
+kernels and lengths), so the model itself is tried: first on two rows of the batch's length, then on
+as many rows as the batch has.
 """
 
 from __future__ import annotations
@@ -47,50 +47,53 @@ from streampack.errors import ConfigError
 if TYPE_CHECKING:
     from streampack.batch.packed_batch import PackedBatch
 
-#: What a document may differ from itself alone, as a share of what a token does to those after it:
-#: in single precision and in half precision. Other shapes are rounded differently.
+#: Largest difference between a packed document's outputs and its outputs alone, as a share of a
+#: token's effect on later tokens, in single and in half precision. It is not 0 because kernels
+#: round differently for other shapes.
 TOLERANCE, TOLERANCE_HALF = 0.05, 0.5
-#: What is no movement at all, in the same measure: where shapes are the same.
+#: The same limit where shapes are equal, so that rounding is too.
 _SAME = 1e-3
 
-#: What is wrong with a way, or None, by model and by what may change about it.
+#: By model, then by mode, device, attention implementation and shape: why a way of passing
+#: boundaries fails, or None if it works.
 _found: WeakKeyDictionary[nn.Module, dict[tuple[Any, ...], str | None]] = WeakKeyDictionary()
 
 
 def hf(
     batch: PackedBatch, model: Any = None, *, seq_idx: bool = False, segments: int | None = None
 ) -> dict[str, Any]:
-    """Arguments for a Hugging Face transformers causal LM.
+    """Return keyword arguments for a causal language model of Hugging Face transformers.
 
-    Not every family keeps documents apart by them, and none says so. Pass the `model`, and the
-    arguments are those by which it does. To find them, two rows are run through it some ten
-    times, and a whole batch once, without gradients: once for each model, mode, device,
-    attention implementation and shape of a batch. Without a model they are:
+    Model families find document boundaries in different ways, and some ignore them without a
+    warning. Pass `model` to get the arguments with which this model keeps documents apart. To find
+    them, two rows are run through it about ten times and a whole batch once, without gradients,
+    for every new combination of model, mode, device, attention implementation and batch shape.
 
-    Flat (1, T) `input_ids`, `position_ids`, `labels`; int32 `cu_seq_lens_q` and `_k`; ints
-    `max_length_q` and `_k`. FlashAttention takes the boundaries from `cu_seq_lens_q`; eager,
-    SDPA and FlexAttention (from transformers 4.53 and torch 2.6 on) from `position_ids`, and
-    only if there is neither an attention mask nor a cache: hence no mask, and ``use_cache`` is
-    False (a model's default is True, with which documents would attend to one another).
-    On several ranks, and from `PackedLoader.accumulate`, also `num_items_in_batch`, by which
-    transformers divides the summed loss, so that it is as that of `loss`. A batch without any
-    loss token has it always: its loss is 0 and not 0 / 0.
+    Without a model the arguments are flat (1, T) `input_ids`, `position_ids` and `labels`; int32
+    `cu_seq_lens_q` and `_k`; ints `max_length_q` and `_k`. FlashAttention takes the boundaries from
+    `cu_seq_lens_q`; eager, SDPA and FlexAttention (since transformers 4.53 and torch 2.6) take them
+    from `position_ids`, and only without an attention mask and a cache. So there is no mask, and
+    ``use_cache`` is False: with a model's default, True, documents would attend to one another.
+    On several ranks, and from `PackedLoader.accumulate`, there is also `num_items_in_batch`, the
+    divisor of the summed loss in transformers, which makes it equal to `loss`. A batch without a
+    loss token always has it, so that its loss is 0 instead of 0 / 0.
 
-    With a model that needs them, also `seq_idx`, or an `attention_mask` for every row,
-    (rows, 1, seq_len, seq_len) in the model's dtype, and then all is (rows, seq_len); so it is
-    where every row is one segment, as with ``attention="row"`` or one document per row.
-    Arguments that its `forward` does not name are left out, and so are `labels` where it does
-    not take a `num_items_in_batch` that is needed: use `loss` then.
+    A model that needs it gets `seq_idx`, or an `attention_mask` per row, (rows, 1, seq_len,
+    seq_len) in the model's dtype. With a mask the other arguments are (rows, seq_len), as they are
+    where every row is one segment (``attention="row"``, or one document per row). Arguments that
+    `forward` does not name are left out; so are `labels` if it does not take a required
+    `num_items_in_batch`. Use `loss` then.
 
     Args:
-        model: what is called with them. On several ranks all pass theirs in the same step.
-        seq_idx: also give `seq_idx`, (1, T) int32, each slot's attention segment: the
-            boundaries for layers of state-space and convolution models.
+        model: the model that will be called. On several ranks every rank passes its model in the
+            same step.
+        seq_idx: add `seq_idx`, (1, T) int32, each slot's attention segment: the boundaries for
+            layers of state-space and convolution models. Not needed with `model`.
         segments: as in `varlen`.
 
     Raises:
-        ConfigError: the model keeps documents apart in no way that is known; the message says
-            what was tried. Or padding would enter the auxiliary loss of its routers.
+        ConfigError: no known way keeps documents apart in this model (the message lists the
+            reasons), or padding would enter the auxiliary loss of its routers.
     """
     if model is not None:
         return _arguments_for(model, batch, segments)
@@ -119,10 +122,10 @@ def hf(
 
 
 def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any]:
-    """What to call `model` with, in the first way that keeps documents apart; see `hf`.
+    """Return the arguments of the first way that keeps documents apart in `model`; see `hf`.
 
     Raises:
-        ConfigError: there is no such way; the message has what was wrong with each.
+        ConfigError: every way fails; the message lists the reasons.
     """
     wrong: dict[str, str] = {}
     for way in WAYS:
@@ -150,24 +153,29 @@ def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, An
 def whats_wrong(
     model: Any, batch: Any, way: str, tried: Callable[[nn.Module, Any, str, Any], str | None]
 ) -> str | None:
-    """Why documents are not kept apart, or are not as they are by themselves; None if they are.
+    """Return why a way of passing boundaries fails for a model, or None if it works.
 
-    That is what `tried` says of the model, a batch of the shape, a way and a device. Tried once per
-    model, mode, device, attention implementation and shape of the batch.
+    It works if documents are kept apart and have the outputs that they have alone. Results are
+    cached by model, mode, device, attention implementation and batch shape.
+
+    Args:
+        way: a key of `WAYS`.
+        tried: the test, called with the model, the batch, the way and the device.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"model is {type_in_words(model)}.",
-            "Pass the torch module that is trained, or leave model out.",
+            f"model must be a torch module, got {type_in_words(model)}.",
+            "Pass the module that is trained, or omit model.",
             setting="model",
         )
     device = next((p.device for p in model.parameters() if p.is_floating_point()), None)
     if device is None or device.type == "meta" or not hasattr(config_of(model), "vocab_size"):
         lacks = "weights" if device is None or device.type == "meta" else "config.vocab_size"
         raise ConfigError(
-            f"{type(unwrapped(model)).__name__} has no {lacks}, as a model of transformers has.",
-            "Pass a model of transformers with its weights on a device; others take batch.varlen() "
-            "or the like.",
+            f"model must be a model of transformers, but {type(unwrapped(model)).__name__} has no "
+            f"{lacks}.",
+            "Pass a model of transformers with its weights on a device; for others use "
+            "batch.varlen() or another form of the batch.",
             setting="model",
         )
     implementation = getattr(config_of(model), "_attn_implementation", None)
@@ -177,11 +185,11 @@ def whats_wrong(
     if key not in known:
         try:
             known[key] = tried(model, batch, way, device)
-        except torch.cuda.OutOfMemoryError as error:  # may be otherwise the next time
+        except torch.cuda.OutOfMemoryError as error:  # not cached: memory may be free next time
             return f"out of memory: {error}"[:120]
-        except Exception as error:  # whatever a model raises at arguments that it does not take
-            said = f"{error}".strip().split("\n")[0]
-            known[key] = f"{type(error).__name__}: {said[:120]}"
+        except Exception as error:  # models raise anything at arguments that they do not take
+            message = f"{error}".strip().split("\n")[0]
+            known[key] = f"{type(error).__name__}: {message[:120]}"
     return known[key]
 
 
@@ -208,23 +216,23 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
         return f"documents move one another{where}"
     with evaluated(model, device):
         longer = () if way == "rows" else with_longer_ones(model, seq_len, two.rows)
-        for said, lengths in longer:
+        for reason, lengths in longer:
             if _first_moves(call, [of_rows(each) for each in lengths], found.context):
-                return said
+                return reason
         alone = _in_other_padding if way == "rows" else by_itself
         if not _as_alone(model, two, call, alone, found.context):
             return "documents are not as they are by themselves (as if at other positions)"
-    if batch.rows > 2:  # what is too long for the model raises
+    if batch.rows > 2:  # raises if the whole batch is too long for the model
         with torch.no_grad(), put_back(model, device):
             call(of_rows([first, *[()] * (batch.rows - 2), last]))
     return None
 
 
 def _of_images(model: Any, batch: Any, way: str) -> str | None:
-    """Why documents with images are not as they are by themselves; None if they are.
+    """Return how packing changes documents with images, or None if it does not.
 
-    Tried with the first batch that has such documents, once per model and mode. Where ranks are
-    connected it is not: all would have to call the model as often, and not all have images.
+    Tried on the first batch with such documents, once per model and mode. Skipped on connected
+    ranks: all would have to call the model equally often, and some may have no images.
     """
     if not has_images(batch) or not len(batch._places.pieces):
         return None
@@ -244,17 +252,17 @@ def _of_images(model: Any, batch: Any, way: str) -> str | None:
 
 @contextmanager
 def evaluated(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """The model without gradients and dropout, and afterwards as it was."""
+    """Run the body without gradients and dropout, then restore the model's mode and state."""
     with torch.no_grad(), put_back(model, device):
         model.eval()
         yield
 
 
 def _first_moves(call: Callable[[Any], Any], batches: Sequence[Any], context: float) -> bool:
-    """Whether the first document has other outputs in the last batch than in the others.
+    """Return True if the first document has other outputs in the last of three batches.
 
-    Where models compute tokens of several documents together, outputs are rounded differently with
-    every change of the others; how much they move in the second batch is the measure.
+    Models that compute tokens of several documents together round outputs differently whenever
+    other documents change; the difference between the first two batches measures that rounding.
     """
     at = batches[0].document_ids.view(-1) == 0
     base, same, longer = (of_slots(call(batch), len(at))[at] for batch in batches)
@@ -270,7 +278,7 @@ def _as_alone(
     alone: Callable[[nn.Module, Tensor, int], Tensor],
     context: float,
 ) -> bool:
-    """The last document of every row has the outputs that it has alone."""
+    """Return True if the last document of every row has the outputs that it has alone."""
     document = batch.document_ids
     tolerance = TOLERANCE_HALF if dtype_of(model).itemsize == 2 else TOLERANCE
     outputs = of_slots(call(batch), document.numel())
@@ -285,14 +293,14 @@ def _as_alone(
 
 
 def by_itself(model: nn.Module, ids: Tensor, seq_len: int) -> Tensor:
-    """(n, ...) outputs of a document (n,) and nothing else."""
+    """Return the outputs, (n, ...), of a document (n,) in a batch by itself."""
     return of_slots(model(input_ids=ids[None]), len(ids))
 
 
 def _in_other_padding(model: nn.Module, ids: Tensor, seq_len: int) -> Tensor:
-    """(n, ...) outputs of a document (n,) at the beginning of a row, before any padding.
+    """Return the outputs, (n, ...), of a document (n,) at the beginning of a full row.
 
-    Its length stays, which may be what rotary frequencies follow.
+    The row keeps its length, because rotary frequencies may depend on it.
     """
     row = torch.cat([ids, ids.flip(0)])[:seq_len]
     return of_slots(model(input_ids=row[None]), len(row))[: len(ids)]

@@ -1,9 +1,9 @@
-"""Mixtures of experts of transformers with an auxiliary loss of their routers.
+"""Mixture-of-experts models of transformers with an auxiliary router loss.
 
-That loss is a mean over all slots that a model is given, so padding would enter it. Where documents
-are kept apart by positions, padding is therefore left out; where every row is one segment, a mask
-of padding is passed. Where a model needs a mask of documents there is no right way: its auxiliary
-loss takes that mask for one of padding, and fails.
+That loss is a mean over all slots that the model gets, so padding would enter it. Where positions
+keep documents apart, padding is therefore left out; where every row is one segment, a padding mask
+is passed. A model that needs a document mask cannot be served: its auxiliary loss takes that mask
+for a padding mask and fails.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ def without_padding(
     segments: int | None,
     wrong: str | None,
 ) -> dict[str, Any]:
-    """The arguments by which padding has no part in the auxiliary loss of routers.
+    """Return arguments that keep padding out of the auxiliary router loss.
 
     Args:
-        model: it adds one (`adds_router_loss`).
-        batch, way, arguments, segments: as in `arguments_by`.
-        wrong: with rows of one segment and a mask of padding, or None.
+        model: a model with an auxiliary loss (`adds_router_loss`).
+        batch, way, segments: as in `arguments_by`.
+        arguments: its result.
+        wrong: why rows of one segment with a padding mask fail, or None.
 
     Returns:
-        Flat arguments have (1, num_tokens) values then. Row by row there is a mask, without rows of
-        padding. A batch of padding alone has no auxiliary loss.
+        Flat arguments with (1, num_tokens) values; or row by row with a padding mask, without rows
+        that are padding alone. A batch of padding turns the auxiliary loss off.
 
     Raises:
-        ConfigError: the loss cannot be right; the message has the reason.
+        ConfigError: the auxiliary loss would be wrong; the message has the reason.
     """
     if wrong:
         raise refused(model, f"needs a mask of padding ({wrong})", "")
@@ -57,7 +58,7 @@ def without_padding(
         return {**arguments, "output_router_logits": False}
     if batch.num_tokens == batch.rows * batch.seq_len:
         return arguments
-    if way == "rows":  # of a row of padding everything is masked, and NaN may follow
+    if way == "rows":  # a row of padding is masked entirely, which may give NaN
         rows, of_rows = _filled_rows(batch), {*_OF_SLOTS, "attention_mask"}
         return {name: v[rows] if name in of_rows else v for name, v in arguments.items()}
     return _at_filled_slots(batch, arguments)
@@ -67,11 +68,11 @@ _PAD = ", or pack rows of one segment: packer=Pad(seq_len=...)"
 
 
 def refused(model: Any, because: str, otherwise: str = _PAD) -> ConfigError:
-    """The error for a model with an auxiliary loss that would be wrong.
+    """Return the error for a model with an auxiliary router loss that would be wrong.
 
     Args:
-        because: a clause about the loss, without a subject.
-        otherwise: the end of the remedy.
+        because: predicate of the sentence about the loss.
+        otherwise: end of the advice.
     """
     return ConfigError(
         f"{type(unwrapped(model)).__name__} adds the auxiliary loss of its routers "
@@ -82,9 +83,11 @@ def refused(model: Any, because: str, otherwise: str = _PAD) -> ConfigError:
 
 
 def slots_of(batch: Any, shape: tuple[int, ...]) -> Tensor | None:
-    """The slots (n,) with logits, by the `shape` of these without the vocabulary.
+    """Return the slots, (n,), that logits belong to, or None if their shape does not fit.
 
-    None unless they are those of a batch for which `without_padding` has made the arguments.
+    Args:
+        batch: the batch for which `without_padding` made the arguments.
+        shape: shape of the logits without the vocabulary.
     """
     if shape in {(1, batch.num_tokens), (batch.num_tokens,)}:
         return _filled_slots(batch)[0]
@@ -95,9 +98,9 @@ def slots_of(batch: Any, shape: tuple[int, ...]) -> Tensor | None:
 
 
 def _filled_slots(batch: Any) -> tuple[Tensor, NDArray[np.int64]]:
-    """The slots (num_tokens,) without padding, on the batch's device, and lengths of segments.
+    """Return the slots that are not padding, (num_tokens,), and the segments' lengths, (n,).
 
-    The lengths (n,) are on the host; nothing here waits for the device.
+    Slots are on the batch's device and lengths on the host, without a synchronisation.
     """
     ends, filled = batch._runs[0].astype(np.int64), ~are_padding(*batch._runs)
     lengths = np.diff(ends)[filled]
@@ -106,14 +109,14 @@ def _filled_slots(batch: Any) -> tuple[Tensor, NDArray[np.int64]]:
 
 
 def _filled_rows(batch: Any) -> Tensor:
-    """The rows (n,) that are not padding alone, on the batch's device."""
+    """Return the rows with tokens, (n,) int64 on the batch's device."""
     starts = batch._runs[0][:-1][~are_padding(*batch._runs)]
     rows = torch.from_numpy(np.unique(starts // batch.seq_len))
     return rows.long().to(batch.device, non_blocking=True)
 
 
 def _at_filled_slots(batch: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Flat arguments without the slots of padding."""
+    """Remove padding slots from flat arguments."""
     slots, lengths = _filled_slots(batch)
     ends = torch.from_numpy(np.append(0, np.cumsum(lengths)).astype(np.int32))
     others = {

@@ -1,4 +1,4 @@
-"""How a model of transformers takes the boundaries of a batch, and batches to find that out."""
+"""Ways to pass a batch's boundaries to a model of transformers, and batches to test them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from streampack.batch.attention import segment_ids
 from streampack.packing.plan import Composition
 from streampack.window.packed_rows import PackedRows
 
-#: How boundaries are passed, in the order in which they are tried, and in words. "rows" has none to
-#: pass: every row is one segment, whatever padding follows.
+#: Ways to pass boundaries, in the order in which they are tried, with their words for errors.
+#: "rows" passes no boundaries, since every row is one segment, possibly followed by padding.
 WAYS = {
     "positions": "with position_ids",
     "seq_idx": "with seq_idx",
@@ -32,12 +32,20 @@ _OF_SLOTS = {"input_ids", "position_ids", "labels", "token_type_ids"}
 
 
 def is_of_transformers(model: Any) -> bool:
-    """True for a torch module with the config of a model of transformers, or one inside of it."""
+    """Return True for a torch module that is, or wraps, a model of transformers."""
     return isinstance(model, nn.Module) and hasattr(config_of(model), "vocab_size")
 
 
 def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) -> dict[str, Any]:
-    """The keyword arguments that `model` takes."""
+    """Return the keyword arguments for `model` that pass boundaries in a given way.
+
+    Args:
+        way: a key of `WAYS`.
+        segments: as in `PackedBatch.varlen`.
+
+    Raises:
+        ValueError: a mask is needed for a kind of layer that is not supported.
+    """
     taken = inspect.signature(unwrapped(model).forward).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in taken.values())
     if way in ("positions", "seq_idx"):
@@ -46,16 +54,16 @@ def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) 
     else:
         tree = hasattr(batch, "tout")
         arguments = batch._ids() if tree else batch.hf()
-        rows = 1 if tree and _is_flex(model) else batch.rows  # a block mask is of all rows
+        rows = 1 if tree and _is_flex(model) else batch.rows  # one block mask covers all rows
         for name in _OF_SLOTS & {*arguments}:
             values = arguments[name]
-            if values.dim() == 3:  # three axes, and before them the text's positions
+            if values.dim() == 3:  # the text's positions, then three axes of images
                 arguments[name] = values[1:].view(3, batch.rows, batch.seq_len)
             else:
                 arguments[name] = values.reshape(rows, -1)
         if way == "rows":
-            del arguments["position_ids"]  # they count from the row's beginning anyway
-            if adds_router_loss(model):  # in which padding has no part
+            del arguments["position_ids"]  # models count from the row's beginning by default
+            if adds_router_loss(model):  # which must not count padding
                 arguments["attention_mask"] = (batch.document_ids >= 0).long()
         else:
             arguments["attention_mask"] = _mask(model, batch)
@@ -64,17 +72,17 @@ def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) 
     if "position_ids" in arguments and (first := _first_position(model)):
         arguments["position_ids"] = arguments["position_ids"] + first
     if "num_items_in_batch" in arguments and "num_items_in_batch" not in wanted:
-        wanted.discard("labels")  # its own loss would be a mean of means, or 0 / 0
+        wanted.discard("labels")  # the model's loss would be a mean of means, or 0 / 0
     return {name: value for name, value in arguments.items() if name in wanted}
 
 
 def takes(model: Any, name: str) -> bool:
-    """True if the model's `forward` names this argument."""
+    """Return True if the model's `forward` names this argument."""
     return name in inspect.signature(unwrapped(model).forward).parameters
 
 
 def adds_router_loss(model: Any) -> bool:
-    """Whether `forward` adds an auxiliary loss of routers to the loss, by the model's config."""
+    """Return True if, by its config, the model adds an auxiliary router loss to its loss."""
     named = inspect.signature(unwrapped(model).forward).parameters.get("output_router_logits")
     if named is None or named.default is not None:
         return False
@@ -87,10 +95,14 @@ def _is_flex(model: Any) -> bool:
 
 
 def _mask(model: Any, batch: Any) -> Any:
-    """(rows, 1, seq_len, seq_len), 0 where a slot sees another one, else the least number.
+    """Return the additive attention mask, (rows, 1, seq_len, seq_len) in the model's dtype.
 
-    Of trees for FlexAttention, block masks. By kind of layer where the model's are not all of one
-    kind.
+    It is 0 where a slot sees another one, and the dtype's minimum elsewhere. For trees with
+    FlexAttention it is a block mask. A model with several kinds of layers gets a dictionary of
+    masks by kind.
+
+    Raises:
+        ValueError: a kind of layer is not supported.
     """
     config = config_of(model)
     dtype = dtype_of(model)
@@ -120,14 +132,14 @@ def _mask(model: Any, batch: Any) -> Any:
     if not kinds:
         return mask(window)
     if unknown := kinds - {"full_attention", "sliding_attention"}:
-        raise ValueError(f"what a mask of {', '.join(sorted(unknown))} layers is, is not known")
+        raise ValueError(f"masks for {', '.join(sorted(unknown))} layers are not supported")
     if kinds == {"full_attention"}:
         return mask(None)
     return {"full_attention": mask(None), "sliding_attention": mask(window)}
 
 
 def _first_position(model: Any) -> int:
-    """0, or what the family of RoBERTa begins to count positions with."""
+    """Return the model's first position: 0, or ``padding_idx + 1`` in the family of RoBERTa."""
     for name, module in unwrapped(model).named_modules():
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
             return 0 if module.padding_idx is None else module.padding_idx + 1
@@ -135,13 +147,13 @@ def _first_position(model: Any) -> int:
 
 
 def dtype_of(model: Any) -> torch.dtype:
-    """Of the model's weights."""
+    """Return the dtype of the model's floating-point weights."""
     dtype: torch.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     return dtype
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside of DDP, torch.compile, PEFT and the like."""
+    """Return the model inside wrappers such as DDP, torch.compile and PEFT."""
     while True:
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if not isinstance(inner, nn.Module) and hasattr(model, "get_base_model"):
@@ -152,23 +164,23 @@ def unwrapped(model: Any) -> Any:
 
 
 def config_of(model: Any) -> Any:
-    """Settings of the part that reads text."""
+    """Return the config of the model's text part, or None if it has no config."""
     config: Any = getattr(unwrapped(model), "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-#: Documents of the first and of the last row, as shares of the row.
+#: Lengths of documents in the first and the last row, as shares of the row.
 _DOCUMENTS, _WHOLE_ROWS = ((0.35, 0.45), (0.4, 0.55)), ((0.75,), (1.0,))
-#: Names of settings that say up to which length a model does one thing.
+#: Names of settings that limit a length; models may behave differently beyond it.
 _LENGTHS = re.compile(r"max_(position|seq)|^n_(positions|ctx)$|^seq_len|context_len")
 
 Lengths = Sequence[int]
 
 
 def first_and_last_row(seq_len: int, *, whole_rows: bool) -> tuple[Lengths, Lengths]:
-    """Lengths of the documents of both rows: several each, or one where `whole_rows` says so."""
+    """Return the documents' lengths in both rows: one document each with `whole_rows`, else two."""
     first, last = (
-        # Odd, so that it is no multiple of what a model might count in.
+        # Odd, so that a boundary never coincides with one of the model's chunks.
         [min(int(share * seq_len) | 1, seq_len) for share in shares]
         for shares in (_WHOLE_ROWS if whole_rows else _DOCUMENTS)
     )
@@ -179,20 +191,20 @@ def first_and_last_row(seq_len: int, *, whole_rows: bool) -> tuple[Lengths, Leng
 def with_longer_ones(
     model: nn.Module, seq_len: int, rows: int
 ) -> Iterator[tuple[str, list[list[Lengths]]]]:
-    """Batches of which the first document is the same, and the last one of the third is longer.
+    """Yield triples of batches with the same first document; only the third has longer documents.
 
-    Three for each length that the model's config names, and for half a row if it names none: the
-    first two have other documents of at most that length, but not of the same ones. No padding is
-    longer either.
+    There is one triple for each length that the model's config names, or one for half a row if it
+    names no length. The other documents of the first two batches differ from one another in length,
+    and neither they nor padding exceed the named length.
 
     Yields:
-        What it says if the first document has other outputs in the third, and the lengths of the
-        documents in each row of the three.
+        The reason to report if the first document has other outputs in the third batch, and the
+        documents' lengths in each row of the three batches.
     """
     named = _named_lengths(config_of(model).to_dict(), seq_len)
     ends = [*sorted(named), seq_len] if named else [seq_len // 2, seq_len]
     for short, long in pairwise(ends):
-        said = (
+        reason = (
             f"one of more than {short} tokens ({named[short]}) changes the others, so use rows of "
             f"at most {short} tokens"
             if named
@@ -205,16 +217,16 @@ def with_longer_ones(
         start = [first, *_cut(seq_len - first, most)] if rows > 1 else [first]
         rest = seq_len if rows > 1 else seq_len - first
         others = (_cut(rest, most), _cut(rest, most // 2 + 1), _cut(rest, min(long, rest)))
-        yield said, [[start, other] if rows > 1 else [[*start, *other]] for other in others]
+        yield reason, [[start, other] if rows > 1 else [[*start, *other]] for other in others]
 
 
 def _cut(tokens: int, most: int) -> list[int]:
-    """Lengths of at most `most` that add up to `tokens`."""
+    """Return lengths of at most `most` with the sum `tokens`."""
     return [min(most, tokens - at) for at in range(0, tokens, most)]
 
 
 def _named_lengths(settings: dict[str, Any], seq_len: int) -> dict[int, str]:
-    """Lengths of less than a row that a config names, also inside of other settings."""
+    """Return the lengths below `seq_len` that a config names, nested settings included."""
     named: dict[int, str] = {}
     for name, value in settings.items():
         if isinstance(value, dict):
@@ -225,7 +237,7 @@ def _named_lengths(settings: dict[str, Any], seq_len: int) -> dict[int, str]:
 
 
 def usual_ids(model: nn.Module) -> NDArray[np.int64]:
-    """Ids that the model knows, and that mean nothing special to it."""
+    """Return shuffled ids of ordinary tokens in the model's vocabulary."""
     config = config_of(model)
     settings = {**unwrapped(model).config.to_dict(), **config.to_dict()}
     special = {
@@ -238,7 +250,7 @@ def usual_ids(model: nn.Module) -> NDArray[np.int64]:
 
 
 def rows_of(lengths: Sequence[Lengths], seq_len: int, ids: NDArray[np.int64]) -> PackedRows:
-    """Rows of documents of these lengths; the rest of each is padding."""
+    """Make rows with documents of the given lengths, padded to `seq_len`."""
     runs: list[int] = []
     piece: list[int] = []
     for row in lengths:

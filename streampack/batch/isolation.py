@@ -1,7 +1,7 @@
-"""check_isolation: does a model keep the documents of a packed batch apart?
+"""Test whether a model keeps the documents of a packed batch apart.
 
-Nothing is assumed about how it does: one document is changed, and the outputs at all others must
-stay. Where they do not, a second look at every module says which one is the first to move.
+The test assumes nothing about the mechanism: one document is changed, and the outputs of all others
+must not change. If they do, a second pass over every module finds the first one that leaks.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from streampack.batch.attention import segment_ids
 from streampack.batch.hf_ways import adds_router_loss, arguments_by
 from streampack.errors import ConfigError
 
-#: What is taken for rounding, as a share of what a token does to those after it in its document:
-#: of outputs in single or double precision, and in half precision.
+#: Largest movement that counts as rounding, as a share of a token's effect on later tokens of its
+#: document: for outputs in single or double precision, and in half precision.
 _TOLERANCE, _TOLERANCE_HALF = 1e-3, 1e-1
 
 
 @dataclass(frozen=True)
 class Leak:
-    """One document that moves another one.
+    """A document that changes the outputs of another one.
 
     Attributes:
         changed: the document that was changed, as in `document_ids`.
-        moved: the one whose outputs moved.
-        movement: by how much, where 1 is as much as a token moves those after it in its document.
+        moved: the document with changed outputs.
+        movement: size of the change; 1 is the effect of a token on later tokens of its document.
     """
 
     changed: int
@@ -40,15 +40,14 @@ class Leak:
 
 @dataclass(frozen=True, repr=False)
 class Isolation:
-    """What `check_isolation` found. It is true if documents are kept apart.
+    """Result of `check_isolation`; true if documents are kept apart.
 
     Attributes:
-        documents: how many were changed, one after the other.
-        leaks: which document moved which, in the order of the batch; empty if none did.
-        context: what the first token of a document moves the outputs after it by, at most.
-        layer: name of the first module whose output moves for another document, as in
-            ``model.named_modules()``; "" is the model itself. None if nothing leaks, or what was
-            checked is no module.
+        documents: number of documents that were changed, one at a time.
+        leaks: pairs of documents in the order of the batch; empty if documents are kept apart.
+        context: largest effect of a document's first token on the outputs after it.
+        layer: name of the first module that leaks, as in ``model.named_modules()``; "" is the model
+            itself. None without a leak, or if `model` was a function.
     """
 
     documents: int
@@ -58,7 +57,7 @@ class Isolation:
 
     @property
     def isolated(self) -> bool:
-        """No document moves another one."""
+        """True if no document changes the outputs of another one."""
         return not self.leaks
 
     def __bool__(self) -> bool:
@@ -82,37 +81,37 @@ def check_isolation(
     call: Callable[[Any], Any] | None = None,
     tolerance: float | None = None,
 ) -> Isolation:
-    """Change one document of a packed batch after the other, and see whether others' outputs move.
+    """Test that no document of a packed batch changes a model's outputs for another one.
 
-    It takes a forward pass per document and two more (a few where something leaks), without
-    gradients, so use a small batch. The model stays in its mode (what it does in training is what
-    counts), and its buffers and the state of torch's random numbers are put back. Every pass begins
-    with the same random numbers, so dropout is the same in all.
+    The documents are changed one at a time. That takes a forward pass per document and two more (a
+    few more if there is a leak), without gradients, so use a small batch. The model stays in its
+    mode, because training is the case that matters; its buffers and torch's random state are
+    restored. Every pass starts from the same random state, so dropout is the same in all.
 
-    Documents are apart where the batch says so, in attention segments: those that share one, as
-    with ``attention="row"``, count as one, under the number of the first. In trees the slots of a
-    sequence that none before it has are changed, and all that do not see these must stay. Of a
-    document with images their pixels are changed.
+    The unit is the attention segment: documents that share one, as with ``attention="row"``, count
+    as one document under the id of the first. In trees, the slots that a sequence does not share
+    with an earlier one are changed, and all slots that do not see them must stay. In documents with
+    images the pixels are changed.
 
     Args:
-        model: a module, or a function of a batch. A model of transformers, or whatever else takes
-            `input_ids`, is called as ``model(**batch.hf())`` without labels; others as
+        model: a module, or a function of a batch. A model of transformers, or another module with
+            input embeddings, is called as ``model(**batch.hf())`` without labels; others as
             ``model(batch)``.
-        batch: a `PackedBatch` of at least two documents, one of which has at least two tokens, on
-            the model's device.
-        call: what gives outputs of a batch instead, for example
-            ``lambda batch: model(batch.input_ids, batch.cu_seqlens)``. Outputs are a tensor of
-            (rows, seq_len, ...), (1, T, ...) or (T, ...), or have it as their `logits` or as what
-            they hold first.
-        tolerance: largest movement that is taken for rounding, as a share of what the first token
-            of a document does to those after it. None is 0.001, and 0.1 if the outputs are in half
-            precision. Where documents are apart most models move by exactly 0; mixtures of
-            experts compute other tokens together, so theirs are rounded differently.
+        batch: a `PackedBatch` on the model's device, with at least two documents, one of them of at
+            least two tokens.
+        call: function from a batch to outputs, for a model with another signature, for example
+            ``lambda batch: model(batch.input_ids, batch.cu_seqlens)``. The outputs are a tensor of
+            shape (rows, seq_len, ...), (1, T, ...) or (T, ...), or an object with such a tensor as
+            `logits` or as its first element.
+        tolerance: largest movement that counts as rounding, as a share of the effect of a
+            document's first token on later ones. None means 0.001, or 0.1 for outputs in half
+            precision. Most models that keep documents apart move by exactly 0; mixtures of experts
+            compute tokens of several documents together and therefore round differently.
 
     Raises:
-        ConfigError: nothing can be said: too few documents, outputs that are not numbers or not
-            those of every slot, no output depends on an earlier token of its document, or outputs
-            are others for the same batch.
+        ConfigError: the test is impossible: too few documents, outputs that are not finite or do
+            not have one entry per slot, no output that depends on an earlier token, or different
+            outputs for the same batch.
     """
     call = _caller(model, batch) if call is None else call
     segment, below = _segments(batch)
@@ -164,7 +163,7 @@ def check_isolation(
 
 
 def _caller(model: Any, batch: Any) -> Callable[[Any], Any]:
-    if not hasattr(model, "get_input_embeddings"):  # of transformers, or around one of its models
+    if not hasattr(model, "get_input_embeddings"):  # models of transformers and their wrappers do
         return model  # type: ignore[no-any-return]
 
     if _is_tree(batch):
@@ -177,7 +176,7 @@ def _is_tree(batch: Any) -> bool:
 
 
 def without_loss(arguments: dict[str, Any], model: Any = None) -> dict[str, Any]:
-    """Arguments of a model of transformers by which it gives no loss, nor one of its routers."""
+    """Remove the arguments with which a model of transformers computes losses."""
     loss = ("labels", "num_items_in_batch")
     made = {name: value for name, value in arguments.items() if name not in loss}
     if model is not None and adds_router_loss(model):
@@ -186,9 +185,13 @@ def without_loss(arguments: dict[str, Any], model: Any = None) -> dict[str, Any]
 
 
 def _segments(batch: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """(T,) number of the first document of each slot's attention segment; -1 on padding.
+    """Return each slot's segment, (T,), and a function from changed slots to affected ones.
 
-    And a function that says of some slots (T,) which others may move with them (T,).
+    A segment is named by the index of its first document; -1 is padding. The function maps a (T,)
+    bool mask of changed slots to the mask of slots with outputs that may change.
+
+    Raises:
+        ConfigError: the batch has fewer than two segments with tokens.
     """
     document = batch.document_ids.view(-1).long()
 
@@ -198,7 +201,7 @@ def _segments(batch: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         seen = batch.mask()[:, 0] & where.view(batch.rows, 1, batch.seq_len)
         return torch.as_tensor(seen.any(dim=2).view(-1))
 
-    if _is_tree(batch):  # the first sequence that has it
+    if _is_tree(batch):  # a slot belongs to the first sequence that has it
         segment, known = batch.slot, batch.sequence_ids
         first = torch.full_like(document, len(document))
         numbers = first.scatter_reduce(0, segment, known, "amin")
@@ -210,7 +213,7 @@ def _segments(batch: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     numbers = torch.where(document < 0, -1, numbers)
     if len(set(numbers.tolist()) - {-1}) < 2:
         raise ConfigError(
-            "The batch has fewer than two attention segments with tokens.",
+            "batch must have at least two attention segments with tokens.",
             'Pass a batch with several documents, packed with attention="document".',
             setting="batch",
         )
@@ -218,14 +221,14 @@ def _segments(batch: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
 
 
 def has_images(batch: Any) -> bool:
-    """True for a batch of a run with images."""
+    """Return True for a batch of a dataset with images, even if this batch has no image."""
     return getattr(batch, "_places", None) is not None
 
 
 def _exchanged(batch: Any, ids: Tensor) -> Tensor:
-    """(T,) the ids of the batch, each exchanged for the next one that occurs in it.
+    """Return the batch's ids, (T,), each replaced by the next id that occurs in the batch.
 
-    The places of images stay: their pixels are changed.
+    Image tokens are unchanged, because the pixels of images are changed instead.
     """
     if has_images(batch) and len(batch._places.spans):
         from streampack.batch.media_arguments import in_images
@@ -241,7 +244,7 @@ def _next_ones(ids: Tensor) -> Tensor:
     used, place = torch.unique(ids, return_inverse=True)
     if len(used) < 2:
         raise ConfigError(
-            "All tokens of the batch are the same.",
+            "batch must have at least two different token ids, but all are the same.",
             "Pass a batch of real documents.",
             setting="batch",
         )
@@ -250,7 +253,11 @@ def _next_ones(ids: Tensor) -> Tensor:
 
 
 def of_slots(outputs: Any, slots: int) -> Tensor:
-    """(T, n) what a model gives for each slot."""
+    """Return a model's outputs as a (T, n) tensor.
+
+    Raises:
+        ConfigError: there is no floating-point tensor with an entry per slot.
+    """
     found = getattr(outputs, "logits", None)
     if found is None and isinstance(outputs, dict):
         found = outputs.get("logits", next(iter(outputs.values()), None))
@@ -260,7 +267,8 @@ def of_slots(outputs: Any, slots: int) -> Tensor:
     if flat is None:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise ConfigError(
-            f"The model gives {shape}, and the batch has {slots} slots.",
+            f"The model must return floating-point outputs for all {slots} slots of the batch, got "
+            f"{shape}.",
             "Pass call=, a function of the batch that returns floating-point outputs of every "
             "slot: (rows, seq_len, ...), (1, T, ...) or (T, ...).",
             setting="call",
@@ -269,7 +277,7 @@ def of_slots(outputs: Any, slots: int) -> Tensor:
 
 
 def _flat(found: Any, slots: int) -> Tensor | None:
-    """(T, n) view of a floating-point tensor whose first dimensions are those of the slots."""
+    """Return a (T, n) view of a floating-point tensor with an entry per slot, else None."""
     if not isinstance(found, Tensor) or not found.is_floating_point():
         return None
     for leading in (1, 2):
@@ -279,19 +287,23 @@ def _flat(found: Any, slots: int) -> Tensor | None:
 
 
 def _parts(values: Tensor) -> list[Tensor]:
-    """A few slots at a time, since logits of a large vocabulary had better not be copied whole."""
+    """Split into 1,024 slots at a time: a copy of the logits of a large vocabulary is large."""
     return [values[first : first + 1024] for first in range(0, len(values), 1024)]
 
 
 def largest_movement(base: Tensor, changed: Tensor) -> Tensor:
-    """(T,) the largest difference in each slot."""
+    """Return the largest absolute difference in each slot, (T,).
+
+    Raises:
+        ConfigError: an output is not finite.
+    """
     pairs = zip(_parts(base), _parts(changed), strict=True)
     moved = torch.cat([(one.float() - other.float()).abs().amax(dim=1) for one, other in pairs])
     if not moved.isfinite().all():
         raise ConfigError(
-            "The model gives outputs that are not finite numbers.",
-            "Look for slots whose attention mask hides everything, or pass call= with finite "
-            "outputs.",
+            "The model must return finite outputs, but some are NaN or infinite.",
+            "Look for slots with an attention mask that hides everything, or pass call= with "
+            "finite outputs.",
             setting="model",
         )
     return moved
@@ -310,15 +322,15 @@ def _check_context(scale: float) -> None:
 def _check_repeats(movement: float, tolerance: float) -> None:
     if movement > tolerance:
         raise ConfigError(
-            "The model gives other outputs for the same batch when it is called again.",
-            "Check it without state between calls, and with no random numbers but torch's.",
+            "The model must return the same outputs for the same batch, but two calls differ.",
+            "Remove state between calls, and random numbers other than torch's.",
             setting="model",
         )
 
 
 @contextmanager
 def put_back(module: nn.Module | None, device: torch.device) -> Iterator[None]:
-    """Torch's random numbers, the module's buffers, and numbers that its parts keep, as before."""
+    """Restore torch's random state and the module's buffers and numeric attributes on exit."""
     parts = [] if module is None else list(module.modules())
     buffers = [dict(part._buffers) for part in parts]
     values = [
@@ -351,15 +363,15 @@ def _first_to_move(
     others: Tensor,
     tolerance: float,
 ) -> str | None:
-    """Name of the module in which outputs of other documents move first.
+    """Return the name of the first module that changes outputs of other documents.
 
-    Modules may call functions between one another, so inputs count too: where the input of a
-    module moves and nothing before it did, its parent has moved it.
+    Modules may call functions between their children, so inputs count too: if the input of a
+    module moves and nothing before it did, its parent is the cause.
     """
     nothing = torch.zeros_like(mine)
     base = list(_traced(module, outputs, nothing))
     for before, after in zip(base, _traced(module, outputs, mine), strict=False):
-        if before[0] != after[0]:  # it takes another way for other tokens
+        if before[0] != after[0]:  # the control flow depends on tokens
             break
         moved = (before[1] - after[1]).abs()
         if moved[others].max() > tolerance * moved[mine].max():
@@ -370,7 +382,7 @@ def _first_to_move(
 def _traced(
     module: nn.Module, outputs: Callable[[Tensor], Tensor], where: Tensor
 ) -> list[tuple[str, Tensor]]:
-    """Who gave what, in order: a module's name, and a number for each slot."""
+    """Record the inputs and outputs of all modules in order, as a number for each slot."""
     seen: list[tuple[str, Tensor]] = []
 
     def note(name: str, found: Any) -> None:

@@ -1,4 +1,4 @@
-"""kind_of: the class of a batch, so that who has no trees never imports theirs."""
+"""Choice of the batch class, so that runs without trees never import `TreeBatch`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from streampack.window.packed_rows import PackedRows
 
 
 def kind_of(rows: PackedRows) -> type[PackedBatch]:
-    """`PackedBatch`, or `TreeBatch` for rows of trees."""
+    """Return `PackedBatch`, or `TreeBatch` for rows of trees."""
     if rows.tree is None:
         return PackedBatch
     from streampack.batch.tree_batch import TreeBatch

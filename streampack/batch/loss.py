@@ -1,8 +1,8 @@
-"""The mean loss over tokens, also over several batches and ranks; the pieces of preference pairs.
+"""Token-mean loss, over several batches and ranks too, and the pieces of preference pairs.
 
-Packed rows hold unequal numbers of loss tokens, so the mean of batches' means is not the mean over
-tokens, and the mean of an empty batch is 0 / 0. So losses are summed, and divided by the number of
-loss tokens of everything that one optimiser step sees.
+Packed rows hold unequal numbers of loss tokens, so a mean of batch means is not the mean over
+tokens, and the mean of an empty batch is 0 / 0. Losses are therefore summed, and divided by the
+number of loss tokens of the whole optimiser step.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """The mean next-token loss over loss tokens; 0, with a gradient, if there are none.
+    """Compute the mean next-token loss over loss tokens; 0, with a gradient, without any.
 
-    ``cross_entropy(..., ignore_index=-100)`` would be NaN for a batch without a loss token, as
-    the empty ones at the end of a run are. In a step of several ranks, and of several batches
-    of `PackedLoader.accumulate`, it is the batch's share of the mean over all loss tokens of
-    the step: gradients that are averaged over the ranks (by DDP or FSDP), and added up over the
-    batches, are those of that mean. See `PackedBatch.num_items_in_batch`.
+    ``cross_entropy(..., ignore_index=-100)`` would be NaN for a batch without a loss token, such
+    as the empty batches at the end of a run. On several ranks, and within a group of
+    `PackedLoader.accumulate`, the result is the batch's share of the mean over all loss tokens of
+    the step: averaging gradients over ranks (DDP, FSDP) and adding them over batches gives the
+    gradient of that mean. See `PackedBatch.num_items_in_batch`.
 
     >>> from streampack import PackedDataset, Topology
     >>> (batch,) = PackedDataset([[1, 2, 3]], seq_len=4, batch_size=1, topology=Topology())
@@ -37,19 +37,20 @@ def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -
     2.3026
 
     Args:
-        logits: (rows, seq_len, vocabulary), or (1, T, vocabulary) as `.hf()` gives rows, or
-            (T, vocabulary); those at slot t are for the token at t + 1. Not shifted. Or those of
-            the slots that `.hf(model=)` passes where routers of experts have an auxiliary loss.
-        weights: (rows, seq_len) by which the loss of each token is multiplied, for example
+        logits: the model's logits, not shifted: (rows, seq_len, vocabulary), (1, T, vocabulary) as
+            with the arguments of `.hf()`, or (T, vocabulary). Logits at slot t predict the token at
+            t + 1. Where `.hf(model=)` leaves padding out (an auxiliary router loss), the logits of
+            the remaining slots.
+        weights: (rows, seq_len) factor of each token's loss, for example
             ``batch.fields["weights"]``; see `token_mean_loss`.
 
     Returns:
         A scalar, float32 or wider.
 
     Raises:
-        ConfigError: `logits` are not those of every slot, in the order of the batch.
+        ConfigError: `logits` do not have one entry for every slot, in the order of the batch.
     """
-    # Each rank that shares the batch counts the whole of it here.
+    # Each of the ranks that share the batch computes the loss of the whole batch here.
     count = batch.num_items_in_batch * batch.cp_size
     labels = batch.labels
     if isinstance(logits, Tensor) and logits.shape[:-1].numel() < labels.numel():
@@ -66,13 +67,13 @@ def loss(batch: PackedBatch, logits: Tensor, *, weights: Tensor | None = None) -
 
 
 def check_logits(batch: PackedBatch, logits: Any) -> None:
-    """Raise `ConfigError` unless these are logits of every slot, in the order of the batch."""
+    """Raise `ConfigError` unless `logits` have one entry for every slot of the batch."""
     if not isinstance(logits, Tensor):
         raise ConfigError(
-            f"logits is {type_in_words(logits)}.",
-            "Pass output.logits of what the model returned."
+            f"logits must be a tensor, got {type_in_words(logits)}.",
+            "Pass the logits attribute of the model's output."
             if hasattr(logits, "logits")
-            else "Pass the logits alone, not all that the model returned.",
+            else "Pass the logits alone, not the model's whole output.",
             setting="logits",
         )
     rows, seq_len = batch.rows, batch.seq_len
@@ -82,9 +83,9 @@ def check_logits(batch: PackedBatch, logits: Any) -> None:
         (rows * seq_len,),
     }:
         raise ConfigError(
-            f"logits have the shape {tuple(logits.shape)}, and the batch has {rows} rows of "
-            f"{seq_len} tokens.",
-            f"Pass what the model gives for the whole batch, not shifted: ({rows}, {seq_len}, "
+            f"logits must have an entry for each slot of the {rows} rows of {seq_len} tokens, got "
+            f"the shape {tuple(logits.shape)}.",
+            f"Pass the model's logits for the whole batch, not shifted: ({rows}, {seq_len}, "
             f"vocabulary), (1, {rows * seq_len}, vocabulary) or ({rows * seq_len}, "
             "vocabulary).",
             setting="logits",
@@ -98,52 +99,52 @@ def token_mean_loss(
     *,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """A batch's share of the mean next-token loss of an optimiser step.
+    """Compute a batch's share of the mean next-token loss of an optimiser step.
 
-    Gradients added up over the batches of the step are those of the mean over all its tokens.
+    Gradients added over the batches of the step equal the gradient of the mean over its tokens.
 
     Args:
         logits: (rows, seq_len, vocabulary), or flat (T, vocabulary).
         labels: (rows, seq_len) or (T,) int64 as in `PackedBatch.labels`: not shifted, -100 where
-            no loss is taken.
-        num_loss_tokens: what the sum is divided by: the loss tokens of the step on all
-            data-parallel ranks where gradients are added up over the ranks, or divided by the
-            number of ranks where they are averaged, as by DDP and FSDP. The latter is
-            `PackedBatch.num_items_in_batch`. With 0 the loss is 0 and so are its gradients.
-        weights: like `labels`, by which the loss of each token is multiplied. The sum is divided by
-            the number of loss tokens all the same, not by the sum of the weights.
+            a token carries no loss.
+        num_loss_tokens: divisor of the summed loss. If gradients are added over ranks: the step's
+            loss tokens on all data-parallel ranks. If they are averaged, as by DDP and FSDP: that
+            count divided by the number of ranks, which is `PackedBatch.num_items_in_batch`. With 0
+            the loss and its gradients are 0.
+        weights: factor of each token's loss, in the shape of `labels`. The sum is still divided by
+            the number of loss tokens, not by the sum of the weights.
 
     Returns:
         A scalar, float32 or wider.
 
     Raises:
-        ConfigError: `weights` are not one for every label; a label is not in the vocabulary (on the
-            CPU; elsewhere the device says so).
+        ConfigError: `weights` do not have the shape of `labels`, or a label is not in the
+            vocabulary (checked on the CPU; on other devices it is a device-side assertion).
     """
     flat = logits.reshape(-1, logits.shape[-1])
     if flat.dtype in (torch.float16, torch.bfloat16):
         flat = flat.float()
-    # A row begins with a label of -100, so no loss reaches across rows.
+    # The first label of a row is -100, so no row predicts the next row's first token.
     wanted, reduction = labels.reshape(-1)[1:], "sum" if weights is None else "none"
     if weights is not None and (
         not isinstance(weights, Tensor) or weights.numel() != labels.numel()
     ):
         raise ConfigError(
-            f"weights have the shape {tuple(getattr(weights, 'shape', ()))}, and labels "
-            f"{tuple(labels.shape)}.",
-            "Pass a tensor of the shape of the labels, such as a token field of the batch.",
+            f"weights must be a tensor of the shape of labels, {tuple(labels.shape)}, got the "
+            f"shape {tuple(getattr(weights, 'shape', ()))}.",
+            "Pass one weight per label, such as a token field of the batch.",
             setting="weights",
         )
     try:
         total = torch.nn.functional.cross_entropy(
             flat[:-1], wanted, ignore_index=-100, reduction=reduction
         )
-    except IndexError as error:  # on a device it is an assertion there
+    except IndexError as error:  # on an accelerator it is a device-side assertion
         raise ConfigError(
-            f"logits are of a vocabulary of {flat.shape[1]:,} ids, and a label is "
+            f"Labels must be below the logits' vocabulary of {flat.shape[1]:,} ids, got "
             f"{int(wanted.max()):,}.",
-            "Pass logits of all the ids that the tokenizer has; "
-            "token_rules=TokenRules(vocab_size=...) refuses others when they are read.",
+            "Pass logits for all ids of the tokenizer; token_rules=TokenRules(vocab_size=...) "
+            "refuses other ids when they are read.",
             setting="logits",
         ) from error
     if weights is not None:
@@ -152,17 +153,17 @@ def token_mean_loss(
 
 
 def pairs(batch: PackedBatch, chosen: str = "chosen") -> tuple[Tensor, Tensor]:
-    """The documents of preference pairs: groups of a chosen and a rejected one.
+    """Return the documents of preference pairs, which are groups of a chosen and a rejected one.
 
     Args:
-        chosen: the document field that is true for the chosen one.
+        chosen: the document field that is true for chosen documents.
 
     Returns:
-        (P,) and (P,) int64, pair by pair: the numbers of the chosen and of the rejected
-        pieces, as in `document_ids`, on the batch's device.
+        The pieces of the chosen and of the rejected documents, (P,) int64 each, pair by pair, as in
+        `document_ids` and on the batch's device.
 
     Raises:
-        ConfigError: the batch has no groups, or one is no such pair.
+        ConfigError: the batch has no groups or no such field, or a group is not such a pair.
     """
     found = _pairs_of(batch._host_fields, chosen)
     better, worse = (torch.from_numpy(pieces).to(batch.device) for pieces in found)
@@ -170,14 +171,14 @@ def pairs(batch: PackedBatch, chosen: str = "chosen") -> tuple[Tensor, Tensor]:
 
 
 def _pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(P,) and (P,) int64 numbers of pieces: of each pair the chosen one, and the rejected one.
+    """Return the pieces of the chosen and of the rejected documents, (P,) int64 each.
 
     Args:
-        document_fields: (D,) by piece, on the host.
+        document_fields: (D,) values by piece, on the host.
         chosen: the field that is true, or not 0, for the chosen document of a pair.
 
     Raises:
-        ConfigError: the batch has no groups or no such field, or a group is no pair.
+        ConfigError: the batch has no groups or no such field, or a group is not a pair.
     """
     group, flag = document_fields.get(GROUP), document_fields.get(chosen)
     if group is None or flag is None:
@@ -200,7 +201,7 @@ def _pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], 
             setting="chosen",
         )
     chosen_pieces, rejected_pieces = np.flatnonzero(better), np.flatnonzero(~better)
-    return (  # by group: the two may lie in different rows, in any order
+    return (  # sorted by group, because the two may lie in different rows, in any order
         chosen_pieces[np.argsort(group[chosen_pieces])],
         rejected_pieces[np.argsort(group[rejected_pieces])],
     )

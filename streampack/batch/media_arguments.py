@@ -1,4 +1,4 @@
-"""with_media: what models of transformers take of a batch with images; other images in one."""
+"""Arguments of models of transformers for a batch with images, and batches with other images."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from streampack.media.families import axes_of
 
 
 def with_media(arguments: dict[str, Any], batch: Any) -> dict[str, Any]:
-    """The arguments of `batch.hf()` with those of its images, and positions of the family.
+    """Add images, and positions as the model's family counts them, to the arguments of `hf`.
 
     Args:
-        arguments: flat, with `position_ids` (1, T).
-        batch: with images.
+        arguments: flat arguments with `position_ids` (1, T).
+        batch: a batch with images.
     """
     places, ids = batch._places, arguments["input_ids"]
     if len(places.blank):
@@ -31,7 +31,7 @@ def with_media(arguments: dict[str, Any], batch: Any) -> dict[str, Any]:
 
 
 def of_images(media: dict[str, Tensor], ids: Tensor, places: Any) -> dict[str, Tensor]:
-    """Arguments that follow from images and ids (1, T), as the family takes them."""
+    """Return the family's arguments for images and ids (1, T)."""
     made = {name: own[None] for name, own in media.items()} if places.form.batched else dict(media)
     if places.form.types:
         made["token_type_ids"] = (ids == places.image_id).long()
@@ -39,7 +39,7 @@ def of_images(media: dict[str, Tensor], ids: Tensor, places: Any) -> dict[str, T
 
 
 def _with_axes(positions: Tensor, batch: Any) -> Tensor:
-    """(4, 1, T) int64: the text's positions, by which documents are kept apart, and three axes."""
+    """Return (4, 1, T) int64: the text's positions, which separate documents, and three axes."""
     _, boundaries, _ = batch._runs
     spans = batch._places.spans
     grids = batch.media["image_grid_thw"].tolist() if len(spans) else []
@@ -53,7 +53,7 @@ def _with_axes(positions: Tensor, batch: Any) -> Tensor:
 
 
 def in_images(batch: Any) -> Tensor:
-    """(T,) True on the slots of images."""
+    """Return a (T,) bool mask, True on image slots."""
     where = np.zeros(batch.rows * batch.seq_len, dtype=np.bool_)
     for start, stop in batch._places.spans:
         where[start:stop] = True
@@ -61,7 +61,7 @@ def in_images(batch: Any) -> Tensor:
 
 
 def with_changed_images(batch: Any, where: Tensor) -> Any:
-    """The batch with other pixels in the images that begin at one of these slots (T,)."""
+    """Return the batch with negated pixels in the images that begin at a slot of `where`, (T,)."""
     places = batch._places
     if not len(places.spans):
         return batch

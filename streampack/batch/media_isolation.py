@@ -1,4 +1,4 @@
-"""documents_moved: are documents with images in a batch as they are by themselves?"""
+"""Comparison of packed documents with images to the same documents alone."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from streampack.batch.media_arguments import of_images, with_changed_images
 def documents_moved(
     model: Any, batch: Any, call: Callable[[Any], dict[str, Any]], tolerance: float
 ) -> str | None:
-    """What is wrong with the first or last document with images in a batch; None if nothing.
+    """Return how packing changes the first or last document with images, or None if it does not.
 
-    By how much a document's outputs may differ from those by itself is measured by what its images
-    do to them.
+    Differences between a document's outputs in the batch and alone are measured in units of the
+    effect of its images.
 
     Args:
-        model: without gradients and dropout.
-        call: the arguments of the model for a batch.
-        tolerance: largest difference, as a share of that.
+        model: the model, without gradients and dropout.
+        call: function from a batch to the model's arguments.
+        tolerance: largest difference, as a share of the effect of the images.
     """
     outputs = of_slots(model(**without_loss(call(batch))), batch.rows * batch.seq_len)
     document = batch.document_ids.view(-1)
@@ -42,7 +42,7 @@ def documents_moved(
 
 
 def _alone(model: Any, batch: Any, number: int) -> dict[str, Any]:
-    """Arguments of a model for one document by itself; it counts positions itself."""
+    """Return a model's arguments for one document alone, without positions."""
     places = batch._places
     own = torch.from_numpy(places.pieces == number).to(batch.device)
     rows = own.repeat_interleave(torch.from_numpy(places.entries).to(batch.device))
@@ -51,9 +51,9 @@ def _alone(model: Any, batch: Any, number: int) -> dict[str, Any]:
         name: values[own if len(values) == len(own) else rows]
         for name, values in batch.media.items()
     }
-    # Without a mask some would take the places of images for those of packed documents.
+    # Without a mask some models derive document boundaries from the positions of images.
     mask = torch.ones_like(ids)
     made = of_images(media, ids, places)
-    if takes(model, "mm_token_type_ids"):  # of transformers 5, to find the places of images
+    if takes(model, "mm_token_type_ids"):  # transformers 5 locates images by it
         made["mm_token_type_ids"] = (ids == places.image_id).int()
     return {"input_ids": ids, "attention_mask": mask, **made, "use_cache": False}

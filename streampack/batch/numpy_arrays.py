@@ -1,4 +1,4 @@
-"""A batch as arrays for JAX and MaxText, made without tensors."""
+"""Batches as numpy arrays for JAX and MaxText, made without torch tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def numpy(batch: PackedBatch) -> dict[str, Any]:
-    """Arrays for JAX, by the names that MaxText's training step reads; no tensors are made.
+    """Return numpy arrays for JAX, with the names that MaxText's training step reads.
 
     (rows, seq_len) int32: `inputs`, `inputs_position` (from 0 in every attention segment),
     `inputs_segmentation` (from 1 in every row, 0 on padding), `targets` (the next token),
-    `targets_position` and `targets_segmentation`, which is 0 where no loss is taken; `targets`
-    are 0 there. And bool `padding_mask`, True on padding. With ``token_fields`` also "fields", and
-    with ``document_fields`` also "document_fields", dictionaries as `fields` and
-    `document_fields` of the batch. Arrays may share memory.
+    `targets_position` and `targets_segmentation`. The last and `targets` are 0 where a token
+    carries no loss. `padding_mask` is bool, True on padding. With ``token_fields`` there is also
+    "fields", and with ``document_fields`` "document_fields": dictionaries like the attributes
+    `fields` and `document_fields` of the batch. Arrays may share memory.
 
     >>> from streampack import PackedDataset, Topology
     >>> documents = [[11, 12, 13], [21, 22]]
@@ -40,13 +40,13 @@ def numpy(batch: PackedBatch) -> dict[str, Any]:
     packed = batch._packed
     if packed is None:
         raise ConfigError(
-            "This batch was moved to a device or pinned.",
-            "Call numpy() on the batch as the loader gives it without device= and pin_memory=.",
+            "numpy() needs a batch in host memory, but this one was moved to a device or pinned.",
+            "Call numpy() on batches of a loader without device= and pin_memory=.",
             setting="device",
         )
     (ids, positions, labels), _ = derive_fields(packed)
     following = np.full(labels.size, -100, dtype=np.int64)
-    following[:-1] = labels.reshape(-1)[1:]  # those of a segment's first token are -100
+    following[:-1] = labels.reshape(-1)[1:]  # the label of a segment's first token is -100
     counts = (following != -100).reshape(labels.shape)
     segments = _segments_of_rows(packed).reshape(labels.shape)
     position = positions.astype(np.int32)
@@ -68,7 +68,7 @@ def numpy(batch: PackedBatch) -> dict[str, Any]:
 
 
 def _segments_of_rows(packed: PackedRows) -> NDArray[np.int32]:
-    """(T,) the attention segment of every slot, from 1 in every row; 0 on padding."""
+    """Return each slot's attention segment, (T,), counted from 1 in every row; 0 on padding."""
     filled = ~are_padding(packed.cu_seqlens, packed.boundaries, packed.piece)
     row = packed.cu_seqlens[:-1] // packed.seq_len
     number = np.cumsum(filled)

@@ -1,4 +1,4 @@
-"""PackedBatch: what the training loop gets; BatchGroup: those of one optimiser step."""
+"""Batches of packed rows, `PackedBatch`, and the batches of one optimiser step, `BatchGroup`."""
 
 from __future__ import annotations
 
@@ -38,37 +38,38 @@ else:
     from typing import TypeVar
 
 _NO_DICT = (
-    "A PackedBatch is no dict, as models need more than ids to keep documents apart. Write {}."
+    "A PackedBatch is not a dict: models need more than ids to keep documents apart. Write {}."
 )
 
 
 def no_item(batch: PackedBatch, name: Any) -> NoReturn:
-    """Raise `TypeError`: fields are attributes."""
+    """Raise `TypeError`, because fields are attributes, not items."""
     field = name if isinstance(name, str) and name.isidentifier() else "input_ids"
-    write = f"batch.{field}, or batch.hf(model=model) for a dict of what a model takes"
+    write = f"batch.{field}, or batch.hf(model=model) for a dict of a model's arguments"
     raise TypeError(_NO_DICT.format(write))
 
 
 def no_keys(batch: PackedBatch) -> NoReturn:
-    """Raise `TypeError`: ``**batch`` is to be ``**batch.hf(model=model)``."""
+    """Raise `TypeError`, which recommends ``**batch.hf(model=model)`` instead of ``**batch``."""
     raise TypeError(_NO_DICT.format("model(**batch.hf(model=model))"))
 
 
 def refuse_collating(kind: type) -> None:
-    """Let a DataLoader that would join batches of this kind say what to write."""
+    """Make a DataLoader that would collate batches of this class raise `ConfigError`."""
     default_collate_fn_map[kind] = _refuse
 
 
 def _refuse(batches: Any, *, collate_fn_map: Any = None) -> NoReturn:
     raise ConfigError(
-        f"The DataLoader has batch_size={len(batches)} and joins batches.",
+        f"The DataLoader must have batch_size=None, because the dataset makes whole batches, got "
+        f"{len(batches)}.",
         "Pass batch_size=None: DataLoader(dataset, batch_size=None).",
         setting="batch_size",
     )
 
 
 class Form:
-    """A method of a batch that is a function of another module, imported when it is first used."""
+    """Descriptor for a method that lives in another module, which is imported on first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -80,9 +81,9 @@ class Form:
 
 
 class PackedBatch:
-    """R rows of packed documents. One method per consumer.
+    """R rows of packed documents, with one method per consumer.
 
-    For example documents of five and two tokens in two rows of four, eight slots:
+    For example, documents of five and two tokens in two rows of four slots:
 
     >>> from streampack import PackedDataset, Topology
     >>> documents = [[11, 12, 13, 14, 15], [21, 22]]
@@ -107,31 +108,32 @@ class PackedBatch:
         num_documents: document pieces in the batch.
         num_tokens: slots that are not padding.
         num_loss_tokens: labels that are not -100.
-        num_items_in_batch: what `loss` and `.hf()` divide the batch's summed loss by, so that
-            gradients that are averaged over the ranks, as by DDP and FSDP, and added up over a
-            group of `PackedLoader.accumulate` are those of the mean over the loss tokens of the
-            step: these on all ranks together, divided by the number of ranks. Where the batch is a
-            step by itself (one rank without a group, an evaluation, a loader other than
-            `PackedLoader`) it is that of the batch, and 1 for a step without a loss token. Of a
-            batch that ranks share, each divides the loss of its part by it; `loss` and `.hf()` are
-            of the whole, of which each rank counts an equal share.
-        sum_squared_lengths: over attention segments that are not padding: what attention costs.
+        num_items_in_batch: divisor of the batch's summed loss in `loss` and `.hf()`: the loss
+            tokens of the step on all ranks, divided by the number of ranks. With it, averaging
+            gradients over ranks (DDP, FSDP) and adding them over a group of
+            `PackedLoader.accumulate` gives the gradient of the mean over the step's loss tokens. A
+            batch that is a step by itself (one rank without a group, an evaluation, a loader other
+            than `PackedLoader`) counts its own loss tokens; a step without loss tokens counts 1. If
+            ranks share the batch, each divides the loss of its part by this number; `loss` and
+            `.hf()` compute the loss of the whole batch, and each rank counts an equal share.
+        sum_squared_lengths: sum over attention segments that are not padding; attention's cost.
         source_ids: (num_documents,) int32, the source of each piece, to be indexed by
             `document_ids`.
         provenance: (num_documents,) records (source, shard, index, start, stop), or None.
-        fields: by name, (rows, seq_len) the dataset's ``token_fields``; 0 on padding and on EOS
-            that was added.
-        document_fields: by name, (num_documents,) the dataset's ``document_fields``, to be indexed
-            by `document_ids`. Where records have several documents,
-            ``document_fields["group_ids"]`` numbers the records of the batch, int32 from 0.
-        media: of a dataset with ``processor=``, by name what the model takes of the images, such as
-            `pixel_values`, in the order of their places; empty without images.
+        fields: the dataset's ``token_fields`` by name, (rows, seq_len) each; 0 on padding and on
+            added EOS tokens.
+        document_fields: the dataset's ``document_fields`` by name, (num_documents,) each, to be
+            indexed by `document_ids`. Where records have several documents,
+            ``document_fields["group_ids"]`` is the index of the document's record in the batch,
+            int32.
+        media: the model's image arguments by name, such as `pixel_values`, in the order of the
+            images in the rows, for a dataset with ``processor=``; empty without images.
         seq_len, rows: the batch's shape.
-        cp_size, cp_rank: how many neighbouring ranks share the batch, and which of them this is;
-            see `Buckets`. `context_parallel` and `megatron` give its part.
-        lane, step: batch number ``step * lanes + lane`` of the run.
-        has_next: False if this is its lane's last batch. After it come empty ones, which hold
-            padding only (`num_documents` is 0), until all lanes of all ranks have ended.
+        cp_size, cp_rank: number of neighbouring ranks that share the batch, and this rank's index
+            among them; see `Buckets`. `context_parallel` and `megatron` return its part.
+        lane, step: position in the run: this is batch ``step * lanes + lane``.
+        has_next: False if this is its lane's last batch. Empty batches follow, padding alone
+            (`num_documents` is 0), until all lanes of all ranks have ended.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class PackedBatch:
         self.cp_size = cp_size
         self.cp_rank = cp_rank
         self.has_next = has_next
-        self.lane_state = state  # may be a function that makes it, since few are asked for
+        self.lane_state = state  # may be a function, because most states are never read
         self.spent = spent
         self._on_fields = on_fields
         self._host_fields = packed.document_fields
@@ -180,11 +182,11 @@ class PackedBatch:
     def of_lane(
         cls, made: LaneBatch, *, on_fields: Callable[[], None] | None = None
     ) -> PackedBatch:
-        """The batch that a lane has made.
+        """Make the batch from a lane's result.
 
         Args:
-            made: by the lane.
-            on_fields: called when the loop asks for per-token fields that are not made yet.
+            made: the lane's result.
+            on_fields: called if the loop reads per-token fields before `make_fields`.
         """
         return cls(
             made.rows,
@@ -199,11 +201,12 @@ class PackedBatch:
     def __reduce__(self) -> Any:
         if self._packed is None:
             raise ConfigError(
-                "This batch has left its first device or was pinned, and is being pickled.",
-                "Send it before `.to()` or `.pin_memory()`.",
+                "Only a batch in host memory can be pickled, and this one was moved to a device or "
+                "pinned.",
+                "Pickle it before `.to()` or `.pin_memory()`.",
                 setting="device",
             )
-        again = partial(
+        rebuild = partial(
             type(self),
             lane=self.lane,
             step=self.step,
@@ -213,7 +216,7 @@ class PackedBatch:
             cp_size=self.cp_size,
             cp_rank=self.cp_rank,
         )
-        return again, (self._packed,)
+        return rebuild, (self._packed,)
 
     def __repr__(self) -> str:
         return (
@@ -224,12 +227,12 @@ class PackedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Slots that are not padding."""
+        """Number of slots that are not padding."""
         return self.composition.placed + self.composition.inserted_eos
 
     @property
     def num_items_in_batch(self) -> float:
-        """The divisor of the batch's summed loss; see the class."""
+        """Divisor of the batch's summed loss; see the class."""
         if self._step_items is not None:
             return self._step_items or 1
         own = self.num_loss_tokens or 1
@@ -241,7 +244,7 @@ class PackedBatch:
 
     @property
     def state(self) -> dict[str, Any] | None:
-        """JSON-able state of the lane once this batch is consumed."""
+        """State of the lane after this batch, as values that JSON can hold."""
         if callable(self.lane_state):
             self.lane_state = self.lane_state()
         return self.lane_state
@@ -294,7 +297,7 @@ class PackedBatch:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """Device of the tensors."""
         return self._tensors["cu_seqlens"].device
 
     @property
@@ -314,27 +317,27 @@ class PackedBatch:
 
     @property
     def labels(self) -> Tensor:
-        """(rows, seq_len) int64, not shifted; -100 where no loss is taken."""
+        """(rows, seq_len) int64, not shifted; -100 where a token carries no loss."""
         return self._derived["labels"]
 
     @property
     def position_ids(self) -> Tensor:
-        """(rows, seq_len) int64, from 0 in every attention segment."""
+        """(rows, seq_len) int64, counted from 0 in every attention segment."""
         return self._derived["position_ids"]
 
     @property
     def document_ids(self) -> Tensor:
-        """(rows, seq_len) int32, number of the document piece in the batch, -1 on padding."""
+        """(rows, seq_len) int32, index of the document piece in the batch; -1 on padding."""
         return self._derived["document_ids"]
 
     @property
     def padding_mask(self) -> Tensor:
-        """(rows, seq_len) bool, True on padding, which has no part in statistics of routers."""
+        """(rows, seq_len) bool, True on padding, which statistics of routers should leave out."""
         return self.document_ids < 0
 
     @property
     def fields(self) -> dict[str, Tensor]:
-        """By name, (rows, seq_len) in the dtype that ``token_fields`` of the dataset declares."""
+        """Token fields by name, (rows, seq_len) in the dtypes that the dataset declares."""
         return {
             name: values.view(self.rows, self.seq_len)
             for name, values in self._named(TOKEN_FIELD).items()
@@ -342,12 +345,12 @@ class PackedBatch:
 
     @property
     def document_fields(self) -> dict[str, Tensor]:
-        """By name, (num_documents,) in the dtype that the dataset declares."""
+        """Document fields by name, (num_documents,) in the dtypes that the dataset declares."""
         return self._named(DOCUMENT_FIELD)
 
     @property
     def media(self) -> dict[str, Tensor]:
-        """By name, what the model takes of the images, in the order of their places."""
+        """Image arguments of the model by name, in the order of the images in the rows."""
         return {
             name: values.view(self._shapes[name]) for name, values in self._named(OF_MEDIA).items()
         }
@@ -360,7 +363,7 @@ class PackedBatch:
         }
 
     def make_fields(self) -> None:
-        """Make the per-token fields now instead of when one is first asked for."""
+        """Make the per-token fields now instead of on first access."""
         if self._fields is not None:
             return
         if self._packed is not None:
@@ -369,17 +372,17 @@ class PackedBatch:
             self._fields = fields_on_device(self._tensors, self.rows, self.seq_len)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """The batch on a device: one copy of the compact form, 2 to 4 bytes per token."""
-        if torch.empty(0, device=device).device == self.device:  # "cuda" is "cuda:0", say
+        """Copy the batch to a device as one buffer of 2 to 4 bytes per token."""
+        if torch.empty(0, device=device).device == self.device:  # "cuda" may mean "cuda:0"
             return self
         return self._moved(lambda buffer: buffer.to(device, non_blocking=non_blocking))
 
     def pin_memory(self, device: Any = None) -> Self:
-        """The batch in page-locked memory, so that `.to(..., non_blocking=True)` overlaps."""
+        """Copy the batch to page-locked memory, so that `.to(..., non_blocking=True)` overlaps."""
         return self._moved(lambda buffer: buffer, pin=True)
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Say that work on another CUDA stream than the copy's uses the batch."""
+        """Mark the batch as used by a CUDA stream other than the one that copied it."""
         if self._staged is not None:
             self._staged.buffer.record_stream(stream)
 
@@ -387,7 +390,7 @@ class PackedBatch:
 
     @property
     def _tensors(self) -> dict[str, Tensor]:
-        """The compact form as tensors."""
+        """Tensors of the compact form, by name."""
         if self._compact is None:
             assert self._packed is not None
             self._compact = compact_tensors(self._packed)
@@ -403,12 +406,12 @@ class PackedBatch:
         return self._fields
 
     def _with_input_ids(self, input_ids: Tensor) -> Self:
-        """The batch with other ids in the same places, (rows, seq_len) int64."""
+        """Return the batch with other ids, (rows, seq_len) int64; labels follow."""
         labels = torch.where(self.labels == -100, self.labels, input_ids)
         return self._with(_fields={**self._derived, "input_ids": input_ids, "labels": labels})
 
     def _moved(self, copy: Callable[[Tensor], Tensor], pin: bool = False) -> Self:
-        """The batch in a copy of its staging buffer; per-token fields are made again there."""
+        """Return the batch on a copy of its staging buffer; per-token fields are made anew."""
         staged = self._staged
         if staged is None or pin:
             staged = stage(self._tensors, pin=pin)
@@ -425,20 +428,20 @@ refuse_collating(PackedBatch)
 
 
 if TYPE_CHECKING:
-    #: What a loop gets of each batch: the batch, or what the loader's `transform` makes of it.
+    #: Item that a loop gets for each batch: the batch, or the result of the loader's `transform`.
     Item = TypeVar("Item", default=PackedBatch)
 else:
-    Item = TypeVar("Item")  # which has no default before Python 3.13
+    Item = TypeVar("Item")  # `typing.TypeVar` has no defaults before Python 3.13
 
 
 class BatchGroup(Generic[Item]):
-    """Batches whose gradients are added up before the optimiser steps.
+    """The batches of one optimiser step, over which gradients are added.
 
     Attributes:
-        batches: this rank's, in order, as the loader's `transform` makes them; fewer than asked for
-            at the end of a run.
+        batches: this rank's batches in order, after the loader's `transform`; the last group of a
+            run may have fewer.
         num_loss_tokens: labels that count in the loss, over these batches on all data-parallel
-            ranks together. The losses divide by it already (`PackedBatch.num_items_in_batch`).
+            ranks. The losses are already divided by it (`PackedBatch.num_items_in_batch`).
     """
 
     def __init__(

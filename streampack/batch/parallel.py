@@ -1,4 +1,4 @@
-"""A batch for model-parallel ranks: context-parallel parts, and the arguments of Megatron-LM."""
+"""Forms of a batch for model parallelism: context-parallel parts and Megatron-LM's arguments."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ def context_parallel(
     cp_rank: int | None = None,
     multiple: int = 1,
 ) -> dict[str, Any]:
-    """The part of the batch that a rank of a context-parallel group holds.
+    """Return the part of the batch that a rank of a context-parallel group holds.
 
-    (1, T / cp_size) int64 `input_ids`, `position_ids` and `shift_labels` (each slot's is the
-    next token, -100 where no loss is taken) and bool `padding_mask`, True on padding; `slots`,
-    (T / cp_size,) int64, which slots of the flattened rows they are, by which fields and outputs
-    go there and back; `cu_seqlens`, int32, and `max_seqlen` as the attention of the layout takes
-    them. All ranks together hold every slot once.
+    The result has (1, T / cp_size) int64 `input_ids`, `position_ids` and `shift_labels` (the next
+    token of each slot, -100 where it carries no loss) and bool `padding_mask`, True on padding;
+    `slots`, (T / cp_size,) int64, the part's slots in the flattened rows, with which fields are
+    gathered and outputs scattered; `cu_seqlens`, int32, and `max_seqlen` as the layout's attention
+    takes them. The ranks together hold every slot once.
 
     Args:
-        layout: "zigzag" for ring attention: the head and the tail of every document, so that
-            the work of causal attention is even; "contiguous" for ring attention too: rank r
-            holds the r-th part of every document. The boundaries of both are those of the
-            parts. "ulysses": rank r holds the r-th part of the flattened rows, and the
-            boundaries are those of the whole batch, since attention sees all of it, for some
-            of the heads.
-        cp_size: ranks of the group, which all pass the same batch; None is the batch's own.
-        cp_rank: which of them this is; None is the batch's own.
-        multiple: require that a rank holds a multiple of so many slots; see `megatron`.
+        layout: "zigzag" for ring attention: the rank holds a head and a tail part of every
+            document, which balances the work of causal attention. "contiguous", also for ring
+            attention: rank r holds the r-th part of every document. In both, the boundaries are
+            those within the part. "ulysses": rank r holds the r-th part of the flattened rows,
+            with the boundaries of the whole batch, because attention sees all of it for a part of
+            the heads.
+        cp_size: size of the group; all its ranks pass the same batch. None means the batch's own.
+        cp_rank: index of this rank in the group. None means the batch's own.
+        multiple: require that a rank holds a multiple of this number of slots; see `megatron`.
 
     Raises:
-        ConfigError: documents were not packed with `align` a multiple of ``2 * cp_size`` for
-            "zigzag", of `cp_size` for "contiguous"; there is no such rank or layout; a rank does
-            not hold a `multiple`.
+        ConfigError: documents were not packed with an `align` that is a multiple of
+            ``2 * cp_size`` for "zigzag" or of `cp_size` for "contiguous"; the rank or the layout
+            does not exist; a rank does not hold a multiple of `multiple` slots.
     """
     one_of("layout", layout, get_args(Layout))
     cp_size, cp_rank = _place(batch, cp_size, cp_rank)
@@ -85,22 +85,23 @@ def context_parallel(
 
 
 def segments_of(batch: PackedBatch, align: int) -> PaddedSegments:
-    """The attention segments of a batch, each with padding to a multiple of `align`."""
+    """Return the attention segments of a batch, each padded to a multiple of `align`."""
     return padded_segments(batch._runs[0], are_padding(*batch._runs), align)
 
 
 def check_rank(cp_size: int, cp_rank: int = 0) -> None:
-    """Raise `ConfigError` unless there is such a rank."""
+    """Raise `ConfigError` unless 0 <= `cp_rank` < `cp_size`."""
     if not 0 <= cp_rank < cp_size:
         raise ConfigError(
-            f"cp_size is {cp_size}, and cp_rank is {cp_rank}.",
-            "Use a cp_size of 1 or more, and a cp_rank from 0 to cp_size - 1.",
+            f"cp_rank must be in the range 0 to cp_size - 1, got cp_rank={cp_rank} and "
+            f"cp_size={cp_size}.",
+            "Use a cp_size of at least 1, and a cp_rank from 0 to cp_size - 1.",
             setting="cp_size",
         )
 
 
 def _place(batch: PackedBatch, cp_size: int | None, cp_rank: int | None) -> tuple[int, int]:
-    """The place in a group that is asked for, or the batch's own; raises as `check_rank`."""
+    """Return (cp_size, cp_rank), by default the batch's own; raises like `check_rank`."""
     cp_size = batch.cp_size if cp_size is None else cp_size
     cp_rank = batch.cp_rank if cp_rank is None else cp_rank
     check_rank(cp_size, cp_rank)
@@ -117,8 +118,8 @@ def _require_multiple(batch: PackedBatch, cp_size: int, multiple: int) -> None:
     step = math.lcm(need // math.gcd(need, rows), 2 * cp_size if cp_size > 1 else 1)
     lengths = [str(n) for n in (seq_len // step * step, -(-seq_len // step) * step) if n]
     raise ConfigError(
-        f"{rows} rows of {seq_len} slots over {cp_size} ranks are {rows * seq_len / cp_size:,g} "
-        f"slots each, which is no multiple of {multiple}.",
+        f"Each rank must hold a multiple of {multiple} slots, but {rows} rows of {seq_len} slots "
+        f"over {cp_size} ranks are {rows * seq_len / cp_size:,g} each.",
         f"Use seq_len={' or '.join(dict.fromkeys(lengths))}, or a batch_size that is a multiple of "
         f"{of_rows}.",
         setting="multiple",
@@ -126,11 +127,15 @@ def _require_multiple(batch: PackedBatch, cp_size: int, multiple: int) -> None:
 
 
 def _cut(slots: int, cp_size: int, cp_rank: int) -> NDArray[np.int64]:
-    """(slots / cp_size,) int64: the slots of a rank, whatever lies in them."""
+    """Return the contiguous slots of a rank, (slots / cp_size,) int64.
+
+    Raises:
+        ConfigError: the slots do not divide evenly.
+    """
     part, rest = divmod(slots, cp_size)
     if rest:
         raise ConfigError(
-            f"The batch has {slots} slots, and cp_size is {cp_size}.",
+            f"The {slots} slots of the batch must be a multiple of cp_size, which is {cp_size}.",
             "Pass a seq_len that is a multiple of cp_size.",
             setting="cp_size",
         )
@@ -144,24 +149,25 @@ def megatron(
     cp_rank: int | None = None,
     multiple: int = 1,
 ) -> dict[str, Tensor | None]:
-    """The tensors that Megatron-LM's `get_batch` returns, for packed (THD) attention.
+    """Return the tensors of Megatron-LM's `get_batch`, for packed (THD) attention.
 
     (1, T / cp_size) `tokens`, `labels` and `position_ids` int64, `loss_mask` float32 and
-    `padding_mask` bool, True on padding, which `GPTModel` takes from 0.16 on and keeps out of the
-    losses of its routers; `attention_mask` is None, `packed_seq_params` has the boundaries. Labels
-    are shifted (each slot's is the next token) and 0 where `loss_mask` is 0.
+    `padding_mask` bool, True on padding, which `GPTModel` accepts since 0.16 and leaves out of its
+    router losses. `attention_mask` is None; the method `packed_seq_params` returns the boundaries.
+    Labels are shifted (the next token of each slot) and 0 where `loss_mask` is 0.
 
     Args:
-        cp_size: ranks of the context-parallel group, which all pass the same batch; None is the
-            batch's own.
-        cp_rank: which of them this is: it holds the head and the tail of every document.
-        multiple: require that a rank holds a multiple of so many slots: 16 for products in FP8, 32
-            for MXFP8, 128 for FP8 by blocks, times the tensor-parallel size with sequence
-            parallelism.
+        cp_size: size of the context-parallel group; all its ranks pass the same batch. None means
+            the batch's own.
+        cp_rank: index of this rank, which holds a head and a tail part of every document. None
+            means the batch's own.
+        multiple: require that a rank holds a multiple of this number of slots: 16 for matrix
+            products in FP8, 32 for MXFP8, 128 for blockwise FP8, times the tensor-parallel size
+            with sequence parallelism.
 
     Raises:
-        ConfigError: documents were not packed with ``align=2 * cp_size``; there is no such
-            rank; a rank does not hold a `multiple`.
+        ConfigError: documents were not packed with ``align=2 * cp_size``; the rank does not exist;
+            a rank does not hold a multiple of `multiple` slots.
     """
     cp_size, cp_rank = _place(batch, cp_size, cp_rank)
     _require_multiple(batch, cp_size, multiple)
@@ -176,18 +182,19 @@ def megatron(
 
 
 def samples(batch: PackedBatch, *, align: int = 1) -> list[dict[str, Tensor]]:
-    """The documents one by one, in packed order, for schedulers that pack by themselves.
+    """Return the documents one by one, in packed order, for schedulers that pack themselves.
 
-    One dictionary per attention segment that is not padding, as Megatron-LM's dynamic context
-    parallelism takes them: (n,) `tokens`, `labels` and `position_ids` int64, `loss_mask` float32
-    and `padding_mask` bool, as in `megatron`; `original_seq_len` and `padded_seq_len`, (1,) int32
-    on the host, of which the latter is n. Fields are not among them.
+    There is one dictionary per attention segment that is not padding, in the form of Megatron-LM's
+    dynamic context parallelism: (n,) `tokens`, `labels` and `position_ids` int64, `loss_mask`
+    float32 and `padding_mask` bool, as in `megatron`; `original_seq_len` and `padded_seq_len`, (1,)
+    int32 on the host. `padded_seq_len` is n. Token and document fields are not included.
 
     Args:
-        align: n is a multiple of it; the slots that are added are padding, and 0 in the others.
+        align: pad each document to a multiple of `align` slots. Added slots are True in
+            `padding_mask` and 0 in the other tensors.
 
     Raises:
-        ConfigError: `align` is no whole number of at least one.
+        ConfigError: `align` is not a positive integer.
     """
     align = whole_number("align", align)
     ends = batch._runs[0]
@@ -208,7 +215,7 @@ def samples(batch: PackedBatch, *, align: int = 1) -> list[dict[str, Tensor]]:
 
 
 def _flat_tensors(batch: PackedBatch) -> dict[str, Tensor]:
-    """(T,) each, labels shifted, and 0 where they do not count."""
+    """Return the tensors of Megatron-LM over the flattened rows, (T,) each; labels are shifted."""
     labels = batch.next_tokens().view(-1)
     counts = labels != -100
     return {
@@ -221,14 +228,14 @@ def _flat_tensors(batch: PackedBatch) -> dict[str, Tensor]:
 
 
 def packed_seq_params(batch: PackedBatch, *, cp_size: int | None = None) -> dict[str, Any]:
-    """Fields of Megatron-LM's `PackedSeqParams`, for TransformerEngine's THD attention.
+    """Return the fields of Megatron-LM's `PackedSeqParams`, for TransformerEngine's THD attention.
 
-    `cu_seqlens_q` and `_kv`, (segments + 1,) int32, sum up real lengths;
-    `cu_seqlens_q_padded` and `_kv_padded` are where the segments lie in the whole batch, each a
-    multiple of ``2 * cp_size`` long if `cp_size` is more than 1; `max_seqlen_q` and `_kv` are
-    ints and count that padding. `total_tokens`, an int, is what Mamba layers derive their
-    `seq_idx` from; without it they take a row for one sequence. It is left out where the
-    installed Megatron-LM (0.16) has no such field: its Mamba layers know no boundaries.
+    `cu_seqlens_q` and `_kv`, (segments + 1,) int32, are running sums of lengths without padding;
+    `cu_seqlens_q_padded` and `_kv_padded` are the offsets of the segments in the whole batch, each
+    a multiple of ``2 * cp_size`` long if `cp_size` is more than 1; `max_seqlen_q` and `_kv` are
+    ints that include that padding. Mamba layers derive their `seq_idx` from `total_tokens`, an int,
+    and treat a row as one sequence without it. It is omitted if the installed Megatron-LM (0.16)
+    has no such field, because its Mamba layers ignore boundaries.
 
     Raises:
         ConfigError: as in `megatron`.
@@ -253,7 +260,7 @@ def packed_seq_params(batch: PackedBatch, *, cp_size: int | None = None) -> dict
 
 @functools.cache
 def _megatron_counts_tokens() -> bool:
-    """Whether `PackedSeqParams` has `total_tokens`; also where Megatron-LM is not installed."""
+    """Return True if `PackedSeqParams` has `total_tokens`, or Megatron-LM is not installed."""
     try:
         module = importlib.import_module("megatron.core.packed_seq_params")
     except ImportError:

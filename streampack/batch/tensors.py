@@ -1,13 +1,11 @@
-"""The tensors of a packed batch: compact, in one buffer, and the per-token fields made from them.
+"""Tensors of a packed batch: the compact form in one buffer, and the per-token fields.
 
 A batch travels in compact form (`PackedRows`: narrow token ids and boundaries). The other
-per-token fields are functions of it and are made on first use, on the device the batch is on.
+per-token fields are derived from it on first use, on the batch's device.
 
-Staging: all tensors of a batch in one buffer, so that a batch is one copy to a device.
-
-A small copy costs a launch and a DMA set-up whatever its size, and memory is page-locked block by
-block. So the arrays that travel lie one after the other in one buffer of bytes, and what the
-consumer sees are views of it, before the copy and after it.
+All tensors of a batch lie one after the other in one buffer of bytes, so a batch is one copy to a
+device: every copy costs a launch and a DMA set-up, and memory is page-locked block by block.
+Consumers get views of the buffer, before and after the copy.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from torch import Tensor
 
 from streampack.window.packed_rows import PackedRows, derive_fields
 
-#: Before names of tensors.
+#: Prefixes of tensor names, one for each kind of field.
 TOKEN_FIELD, DOCUMENT_FIELD, OF_MEDIA = "token_field ", "document_field ", "media "
 
 
 def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:
-    """The compact form as tensors, which share its memory."""
-    # Torch has few operations on unsigned integers, so ids travel as signed ones of the
-    # same width and are widened with a mask.
+    """Return the compact form as tensors that share its memory."""
+    # Torch has few operations on unsigned integers, so ids travel as signed integers of the same
+    # width and are widened with a mask.
     signed = np.int16 if packed.tokens.dtype == np.uint16 else np.int32
     tensors = {
         "tokens": torch.from_numpy(packed.tokens.view(signed)),
@@ -49,16 +47,16 @@ def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:
     ):
         for name, values in fields.items():
             tensors[kind + name] = torch.from_numpy(values)
-    if packed.media is not None:  # flat, as all are in one buffer
+    if packed.media is not None:  # flat, because the buffer holds one-dimensional tensors
         for name, values in packed.media.arrays.items():
             tensors[OF_MEDIA + name] = torch.from_numpy(values.reshape(-1))
     return tensors
 
 
 def fields_on_host(packed: PackedRows) -> dict[str, Tensor]:
-    """One compiled pass on the CPU."""
+    """Derive the per-token fields in one compiled pass on the CPU."""
     wide, document_ids = derive_fields(packed)
-    ids, positions, labels = map(torch.from_numpy, wide)  # in half the time of `unbind`
+    ids, positions, labels = map(torch.from_numpy, wide)  # takes half the time of `unbind`
     return {
         "input_ids": ids,
         "position_ids": positions,
@@ -68,7 +66,7 @@ def fields_on_host(packed: PackedRows) -> dict[str, Tensor]:
 
 
 def fields_on_device(compact: dict[str, Tensor], rows: int, seq_len: int) -> dict[str, Tensor]:
-    """The same by tensor operations, on any device and without waiting for it."""
+    """Derive the per-token fields by tensor operations on any device, without synchronising."""
     slots = rows * seq_len
     tokens = compact["tokens"]
     ids = tokens.to(torch.int64) & ((1 << (8 * tokens.element_size())) - 1)
@@ -89,12 +87,12 @@ def fields_on_device(compact: dict[str, Tensor], rows: int, seq_len: int) -> dic
 
 
 def label_positions(compact: dict[str, Tensor], slots: int) -> Tensor:
-    """(T,) int64: every slot's place in what its label may be predicted from."""
+    """Return each slot's position in its segment before `limit_context`, (T,) int64."""
     return positions_in(compact.get("uncut", compact["cu_seqlens"]), slots)
 
 
 def positions_in(ends: Tensor, slots: int) -> Tensor:
-    """(T,) int64: every slot's place in its segment, of those that end at `ends` (n + 1,)."""
+    """Return each slot's position in its segment, (T,) int64; segments end at `ends`, (n + 1,)."""
     starts = torch.repeat_interleave(ends[:-1], ends.diff(), output_size=slots)
     return torch.arange(slots, device=ends.device) - starts
 
@@ -113,14 +111,14 @@ class Staged(NamedTuple):
 
     Attributes:
         buffer: (bytes,) uint8, on any device.
-        places: where each tensor lies in it, by name.
+        places: byte range and dtype of each tensor, by name.
     """
 
     buffer: Tensor
     places: Mapping[str, _Place]
 
     def views(self) -> dict[str, Tensor]:
-        """The tensors, as views of the buffer."""
+        """Return the tensors by name, as views of the buffer."""
         return {
             name: self.buffer[place.start : place.stop].view(place.dtype)
             for name, place in self.places.items()
@@ -135,8 +133,7 @@ def stage(tensors: Mapping[str, Tensor], *, pin: bool) -> Staged:
         start = -(-end // _ALIGN) * _ALIGN
         end = start + tensor.nbytes
         places[name] = _Place(start, end, tensor.dtype)
-    # Torch keeps page-locked blocks that were freed, and hands them out again once the copies
-    # from them are over.
+    # Torch caches freed page-locked blocks and reuses them only after copies from them are done.
     staged = Staged(torch.empty(end, dtype=torch.uint8, pin_memory=pin), places)
     for name, view in staged.views().items():
         view.copy_(tensors[name])

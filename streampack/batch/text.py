@@ -1,4 +1,4 @@
-"""A batch as text, for a person: documents apart, and what carries loss marked."""
+"""Batches as readable text: one line per document, with loss tokens marked."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from streampack.batch.packed_batch import PackedBatch
 
 _DIM, _GREEN, _END = "\x1b[2m", "\x1b[32m", "\x1b[0m"
-_LEGEND = "(« and » enclose what carries loss)"
+_LEGEND = "(« and » enclose text that carries loss)"
 _CONTROLS = ("Cc", "Zl", "Zp")  # categories of Unicode: control characters, other line breaks
 _PRE = '<pre style="white-space:pre-wrap">{}</pre>'
 
 
 class ShownText(str):
-    """Text that a console shows as it is, without quotes, and a notebook as HTML."""
+    """Text that a console shows without quotes, and a notebook as HTML."""
 
     _html: Callable[[], str]
 
     def __new__(cls, text: str, html: Callable[[], str]) -> ShownText:
-        """`html` makes the other form, if it is asked for."""
+        """Make the text; `html` returns its HTML form and is called on demand."""
         made = super().__new__(cls, text)
         made._html = html
         return made
@@ -45,7 +45,7 @@ class ShownText(str):
 
 
 def decoder(tokenizer: Any) -> Callable[[NDArray[np.int64]], str]:
-    """What makes text of ids (N,) with a tokenizer; None writes the ids as numbers."""
+    """Return a function from ids, (N,), to text; without a tokenizer it writes the ids."""
     if tokenizer is None:
         return lambda ids: " ".join(map(str, ids.tolist()))
     settings = {} if isinstance(tokenizer, Tokenizer) else {"eos": "as-is", "bos": False}
@@ -53,19 +53,20 @@ def decoder(tokenizer: Any) -> Callable[[NDArray[np.int64]], str]:
 
 
 def decode(batch: PackedBatch, number: int, tokenizer: Any = None) -> str:
-    """The text of a document piece, special tokens included.
+    """Return the text of a document piece, special tokens included.
 
     Args:
-        number: of the piece, as in `document_ids`.
-        tokenizer: whatever `PackedDataset` takes; None writes the ids as numbers.
+        number: index of the piece, as in `document_ids`.
+        tokenizer: any tokenizer that `PackedDataset` takes; None writes the ids as numbers.
 
     Raises:
-        ConfigError: there is no such piece, or it is no tokenizer.
+        ConfigError: the piece does not exist, or `tokenizer` is not a tokenizer.
     """
     if not 0 <= number < batch.num_documents:
         raise ConfigError(
-            f"Piece {number} was asked for, and the batch has {batch.num_documents}.",
-            "Pass a number of `document_ids` that is not negative.",
+            f"number must be the index of one of the batch's {batch.num_documents} pieces, got "
+            f"{number}.",
+            "Pass a value of `document_ids` that is not negative.",
             setting="number",
         )
     return decoder(tokenizer)(batch.input_ids[batch.document_ids == number].cpu().numpy())
@@ -78,18 +79,18 @@ def show(
     color: bool | None = None,
     pieces: Sequence[Any] = (),
 ) -> str:
-    """The rows as text: a line for every document piece, with what carries loss marked.
+    """Return the rows as text, with a line for every document piece and loss tokens marked.
 
-    The text that carries loss is between « and », or green where there are colours; the rest
-    is dim; a notebook shows the same in HTML. (The first token of a piece has nothing before
-    it, so it carries none.) Places of images are named as such. Line breaks are written as \\n,
-    other control characters as escapes too, and a character cut by a mark as "\ufffd".
+    Text that carries loss is between « and », or green with colours and the rest dim; a notebook
+    shows it in HTML. The first token of a piece has no predecessor and so carries no loss. Images
+    are named with their number of tokens. Line breaks and other control characters are written as
+    escapes, and a character that a mark cuts as "\ufffd".
 
     Args:
-        tokenizer: whatever `PackedDataset` takes; None shows ids.
-        color: colours for a terminal; None has them if standard output is one.
-        pieces: what `PackedDataset.locate` says of the batch: source, shard, document and
-            tokens are named in the lines.
+        tokenizer: any tokenizer that `PackedDataset` takes; None shows ids.
+        color: use terminal colours; None uses them if standard output is a terminal.
+        pieces: the result of `PackedDataset.locate` for the batch, to add source, shard, document
+            and tokens to each line.
     """
     if color is None:
         color = sys.stdout.isatty()
@@ -97,7 +98,7 @@ def show(
 
 
 def _shown(batch: PackedBatch, tokenizer: Any, *, color: bool, pieces: Sequence[Any]) -> ShownText:
-    """The text of `show`, and its HTML."""
+    """Return the text of `show`, which also has an HTML form."""
     fields = (batch.input_ids, batch.document_ids, batch.labels)
     ids, documents, labels = (field.cpu().numpy() for field in fields)
     decode, between = decoder(tokenizer), " " if tokenizer is None else ""
@@ -105,7 +106,7 @@ def _shown(batch: PackedBatch, tokenizer: Any, *, color: bool, pieces: Sequence[
     origins = [f", {piece}" for piece in pieces] or [""] * batch.num_documents
 
     def lines(mark: Callable[[str, bool], str], plain: Callable[[str], str]) -> Iterator[str]:
-        """A head for every row, and a line for each piece in it."""
+        """Yield a heading for every row and a line for each of its pieces."""
         for row in range(len(ids)):
             yield f"row {row}"
             changes = np.flatnonzero(np.diff(documents[row])) + 1
@@ -136,7 +137,7 @@ def _shown(batch: PackedBatch, tokenizer: Any, *, color: bool, pieces: Sequence[
 
 
 def _images(batch: PackedBatch) -> NDArray[np.int64]:
-    """(T,) the number of the image whose place a slot is; -1 of others."""
+    """Return the index of each slot's image, (T,); -1 for text and padding."""
     out = np.full(batch.rows * batch.seq_len, -1, dtype=np.int64)
     places = getattr(batch, "_places", None)
     for number, (start, stop) in enumerate(() if places is None else places.spans):
@@ -145,7 +146,7 @@ def _images(batch: PackedBatch) -> NDArray[np.int64]:
 
 
 def _visible(text: str) -> str:
-    """A text whose control characters, line breaks among them, are written as escapes."""
+    """Replace control characters, line breaks included, by escapes."""
     return "".join(
         repr(char)[1:-1] if unicodedata.category(char) in _CONTROLS else char for char in text
     )

@@ -1,4 +1,4 @@
-"""TreeBatch: a batch whose rows are trees, in which what sequences begin with alike stands once."""
+"""Batches with rows of prefix trees, in which sequences store a shared prefix once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def _refused(name: str, instead: str) -> property:
-    """An attribute of other batches that trees do not have."""
+    """Return a property that raises `ConfigError` and names the replacement for trees."""
 
     def refuse(self: Any) -> NoReturn:
         raise ConfigError(
-            f"Trees have no `{name}`: a slot is followed by several tokens, and seen by several "
-            "sequences.",
+            f"Trees have no `{name}`, because several tokens may follow a slot and several "
+            "sequences see it.",
             f"Use {instead}.",
             setting="layout",
         )
@@ -36,13 +36,14 @@ _MASKS = "batch.mask(), batch.flex() or batch.hf(model=model)"
 
 
 class TreeBatch(PackedBatch):
-    """R rows of trees. A tree is a record of several sequences; no token of it stands twice.
+    """R rows of prefix trees. A tree is a record of several sequences with shared prefixes merged.
 
-    Slots of a tree lie depth first, so a slot q sees a slot k of its row exactly if
-    ``tin[k] <= tin[q] < tout[k]``. What belongs to the sequences is in their order: S of them, with
-    N tokens. `num_documents` is S; `provenance`, `source_ids` and `document_fields` have S entries,
-    and ``document_fields["group_ids"]`` numbers the trees; `fields` have N; `num_tokens` and all
-    counts of `Composition` are of slots. `document_ids` numbers the trees, -1 on padding.
+    Slots of a tree are in depth-first order, so slot q sees slot k of its row exactly if
+    ``tin[k] <= tin[q] < tout[k]``. Attributes of sequences are in the order of the sequences: S of
+    them, with N tokens in total. `num_documents` is S; `provenance`, `source_ids` and
+    `document_fields` have S entries, and ``document_fields["group_ids"]`` is the tree's index;
+    `fields` have N entries. `num_tokens` and all counts of `Composition` count slots.
+    `document_ids` is the tree's index per slot, -1 on padding.
 
     >>> from streampack import pack
     >>> ids = [[7, 8, 1], [7, 8, 2, 3], [7, 8]]
@@ -75,30 +76,31 @@ class TreeBatch(PackedBatch):
 
     @property
     def tin(self) -> Tensor:
-        """(rows, seq_len) int64, the number of each slot in its row."""
+        """(rows, seq_len) int64, the index of each slot in its row."""
         return torch.arange(self.seq_len, device=self.device).expand(self.rows, -1)
 
     @property
     def tout(self) -> Tensor:
-        """(rows, seq_len) int64, the number of the first slot after it that does not see it."""
+        """(rows, seq_len) int64, the index of the first later slot that does not see this one."""
         return self._derived["tout"]
 
     def mask(self) -> Tensor:
-        """(rows, 1, seq_len, seq_len) bool, True where a slot sees another one, as SDPA takes it.
+        """Return SDPA's bool mask, (rows, 1, seq_len, seq_len), True where a slot sees another.
 
-        A slot of padding sees itself alone.
+        A padding slot sees only itself.
         """
         slot = torch.arange(self.seq_len, device=self.device)
         seen = (slot <= slot[:, None]) & (slot[:, None] < self.tout[:, None, :])
         return seen[:, None]
 
     def flex(self, block_size: int = 128, *, window: int | None = None) -> BlockMask:
-        """The block mask for `flex_attention` over the flattened rows, (1, 1, T, T).
+        """Return the (1, 1, T, T) block mask for `flex_attention` over the flattened rows.
 
-        Made in a time that grows with ``(T / block_size)**2``, without a T x T matrix.
+        The cost grows with ``(T / block_size)**2``; no T x T matrix is made.
 
         Args:
-            window: tokens of its sequence that a slot sees, itself included; None for all.
+            window: number of tokens of its sequence that a slot sees, itself included, for models
+                with a sliding window; None for all.
         """
         slots = self.rows * self.seq_len
         first = torch.arange(0, slots, self.seq_len, device=self.device)
@@ -118,7 +120,7 @@ class TreeBatch(PackedBatch):
         block = torch.arange(blocks, device=self.device)
         low, high = block * block_size, ((block + 1) * block_size).clamp(max=slots)
         latest, soonest = by_block(tout, 0).amax(dim=1), by_block(tout, slots).amin(dim=1)
-        before = block[None, :] < block[:, None]  # blocks of keys before those of queries
+        before = block[None, :] < block[:, None]  # key block before query block
         full = before & (soonest[None, :] >= high[:, None])
         some = before & (latest[None, :] > low[:, None])
         if window is not None:
@@ -142,29 +144,32 @@ class TreeBatch(PackedBatch):
         )
 
     def nodes(self) -> TreeNodes:
-        """Nodes and paths, for variable-length attention and layers that keep a state.
+        """Return nodes and paths, for variable-length attention and recurrent layers.
 
         FlashAttention aligns causal masks at the end of the keys, so
         ``flash_attn_varlen_func(q, k[n.kv_index], v[n.kv_index], n.cu_seqlens_q, n.cu_seqlens_k,
-        n.max_seqlen_q, n.max_seqlen_k, causal=True)`` computes the trees. Recurrent layers begin
-        a node with the state in which its parent ended.
+        n.max_seqlen_q, n.max_seqlen_k, causal=True)`` computes the trees. Recurrent layers start
+        a node from the final state of its parent.
         """
         from streampack.batch.tree_nodes import nodes_of
 
         return nodes_of(self)
 
     def hf(self, model: Any = None, **options: Any) -> dict[str, Any]:  # type: ignore[override]
-        """Arguments for a Hugging Face transformers causal LM: no labels, use `loss`.
+        """Return keyword arguments for a causal language model of Hugging Face transformers.
 
-        (rows, seq_len) `input_ids` and `position_ids`, and `attention_mask`, (rows, 1, seq_len,
-        seq_len). With the `model` it is in its dtype, of every kind of layer where its layers are
-        of several (a sliding window counts along a sequence, not along the row); and a small tree
-        is run through the model some ten times before, once for each shape, to be sure that it
-        computes trees. With FlexAttention ids are (1, T), and the mask is that of `flex`. Without
-        the model the mask is bool, as SDPA alone takes it.
+        There are no labels; use `loss`. `input_ids` and `position_ids` are (rows, seq_len), and
+        `attention_mask` is (rows, 1, seq_len, seq_len), bool, which only SDPA takes. With `model`
+        the mask is in the model's dtype, or a dictionary if its layers are of several kinds (a
+        sliding window counts along a sequence, not along the row). For each new shape a small tree
+        is then run through the model about ten times to verify that it computes trees. For
+        FlexAttention ids are (1, T), and the mask is the result of `flex`.
+
+        Args:
+            model: the model that will be called.
 
         Raises:
-            ConfigError: the model does not compute trees; the message says why.
+            ConfigError: the model does not compute trees; the message has the reason.
         """
         if model is not None:
             from streampack.batch.tree_models import arguments_for
@@ -173,7 +178,7 @@ class TreeBatch(PackedBatch):
         return {**self._ids(), "attention_mask": self.mask()}
 
     def _ids(self) -> dict[str, Any]:
-        """What models of transformers take besides a mask."""
+        """Return the arguments of models of transformers besides the mask."""
         return {
             "input_ids": self.input_ids,
             "position_ids": self.position_ids,
@@ -184,45 +189,45 @@ class TreeBatch(PackedBatch):
 
     @property
     def slot(self) -> Tensor:
-        """(N,) int64, the slot of each token of the sequences, in the flattened rows."""
+        """(N,) int64, the slot of each sequence token in the flattened rows."""
         return self._tensors["slot"].long()
 
     @property
     def source(self) -> Tensor:
-        """(N,) int64, the slot whose logits predict it; -1 for the first token of a sequence."""
+        """(N,) int64, the slot that predicts each token; -1 for the first token of a sequence."""
         return self._derived["source"]
 
     @property
     def sequence_ids(self) -> Tensor:
-        """(N,) int64, the number of its sequence in the batch."""
+        """(N,) int64, the index of each token's sequence in the batch."""
         ends = self._tensors["ends"]
         number = torch.arange(len(ends) - 1, device=self.device)
         return number.repeat_interleave(ends.diff(), output_size=len(self._tensors["slot"]))
 
     @property
     def loss_mask(self) -> Tensor:
-        """(N,) bool, True where a token counts in the loss; never for the first of a sequence."""
+        """(N,) bool, True where a token counts in the loss; False for the first of a sequence."""
         return self._tensors["counted"]
 
     @property
     def fields(self) -> dict[str, Tensor]:
-        """By name, (N,) in the dtype that ``token_fields`` of the dataset declares."""
+        """Token fields by name, (N,) in the dtypes that the dataset declares."""
         return self._named(TOKEN_FIELD)
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        """(N,) log-probability of every token of the sequences, 0 for the first of each.
+        """Return the log-probability of every sequence token, 0 for the first of each sequence.
 
-        They are those of the sequences one by one, whether a token counts in the loss or not.
-        Logits are not copied for tokens that the same slot predicts.
+        The values equal those of the sequences one by one, and include tokens that do not count in
+        the loss. Logits of a slot that predicts several tokens are not copied.
 
         Args:
-            logits: as `loss` takes them.
+            logits: as in `loss`.
 
         Returns:
-            float32 or wider.
+            (N,), float32 or wider.
 
         Raises:
-            ConfigError: `logits` are not those of every slot, or lack an id.
+            ConfigError: `logits` do not have one entry for every slot, or lack an id.
         """
         check_logits(self, logits)
         flat = logits.reshape(-1, logits.shape[-1])
@@ -232,36 +237,36 @@ class TreeBatch(PackedBatch):
         wanted = self.input_ids.view(-1)[self.slot]
         try:
             found = flat[source, wanted] - flat.logsumexp(dim=1)[source]
-        except IndexError as error:  # on a device it is an assertion there
+        except IndexError as error:  # on an accelerator it is a device-side assertion
             raise ConfigError(
-                f"logits are of a vocabulary of {flat.shape[1]:,} ids, and a token is "
+                f"Tokens must be below the logits' vocabulary of {flat.shape[1]:,} ids, got "
                 f"{int(wanted.max()):,}.",
-                "Pass logits of all the ids that the tokenizer has.",
+                "Pass logits for all ids of the tokenizer.",
                 setting="logits",
             ) from error
         return torch.where(source < 0, 0, found)
 
     def loss(self, logits: Tensor, *, weights: Tensor | None = None) -> Tensor:
-        """The mean next-token loss over the loss tokens of all sequences, as if each was a row.
+        """Compute the mean next-token loss over all sequences, as if each were a row by itself.
 
         A token that several sequences share counts in each. See `PackedBatch.loss` for ranks and
         groups of batches.
 
         Args:
-            logits: (rows, seq_len, vocabulary), or flat; those at a slot are for what follows it.
-            weights: (N,) by which the loss of each token is multiplied, for example
-                ``batch.fields["weights"]``.
+            logits: (rows, seq_len, vocabulary), or flat, not shifted: logits at a slot predict the
+                tokens after it.
+            weights: (N,) factor of each token's loss, for example ``batch.fields["weights"]``.
 
         Raises:
-            ConfigError: `logits` are not those of every slot; `weights` are not one for every token
-                of the sequences.
+            ConfigError: `logits` do not have one entry for every slot, or `weights` not one for
+                every sequence token.
         """
         log_probs, counted = self.log_probs(logits), self.loss_mask
         if weights is not None and getattr(weights, "shape", None) != counted.shape:
             raise ConfigError(
-                f"weights have the shape {tuple(getattr(weights, 'shape', ()))}, and the sequences "
-                f"have {len(counted)} tokens.",
-                "Pass one for each, such as a token field of the batch.",
+                f"weights must have one entry for each of the {len(counted)} sequence tokens, got "
+                f"the shape {tuple(getattr(weights, 'shape', ()))}.",
+                "Pass a tensor of shape (N,), such as a token field of the batch.",
                 setting="weights",
             )
         factor = counted.to(log_probs.dtype)
@@ -270,18 +275,27 @@ class TreeBatch(PackedBatch):
         return -(log_probs * factor).sum() / self.num_items_in_batch
 
     def decode(self, number: int, tokenizer: Any = None) -> str:
-        """The text of a sequence, as `PackedBatch.decode` that of a document piece."""
+        """Return the text of a sequence, special tokens included.
+
+        Args:
+            number: index of the sequence, as in `sequence_ids`.
+            tokenizer: as in `PackedBatch.decode`.
+
+        Raises:
+            ConfigError: the sequence does not exist, or `tokenizer` is not a tokenizer.
+        """
         if not 0 <= number < self.num_documents:
             raise ConfigError(
-                f"Sequence {number} was asked for, and the batch has {self.num_documents}.",
-                "Pass a number of `sequence_ids`.",
+                f"number must be the index of one of the batch's {self.num_documents} sequences, "
+                f"got {number}.",
+                "Pass a value of `sequence_ids`.",
                 setting="number",
             )
         own = self.slot[self.sequence_ids == number]
         return decoder(tokenizer)(self.input_ids.view(-1)[own].cpu().numpy())
 
     def show(self, tokenizer: Any = None, **options: Any) -> str:
-        """The trees as text: a line for every sequence, with what it does not share."""
+        """Return the trees as text: a line for every sequence, without its shared prefix."""
         slot, sequence = self.slot.cpu(), self.sequence_ids.cpu()
         ids, trees = self.input_ids.view(-1).cpu(), self.document_ids.view(-1).cpu()
         text, lines, tree = decoder(tokenizer), [], -1
@@ -302,7 +316,7 @@ class TreeBatch(PackedBatch):
     # ------------------------------------------------------------------ making them
 
     def make_fields(self) -> None:
-        """Make the fields of slots now instead of when one is first asked for."""
+        """Make the per-slot fields now instead of on first access."""
         if self._fields is not None:
             return
         compact, slots = self._tensors, self.rows * self.seq_len

@@ -1,8 +1,8 @@
-"""Arguments by which a model of transformers computes trees, once it is known that it does.
+"""Arguments with which a model of transformers computes trees, after testing that it does.
 
-A small tree is run through the model: branches must not move one another, and every sequence must
-have the outputs that it has alone. Layers that mix along the row do not pass that, whatever they
-are called.
+A small tree is run through the model: branches must not change one another's outputs, and every
+sequence must have the outputs that it has alone. Layers that mix along the row fail this test,
+whatever their class.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from streampack.window.packed_rows import PackedRows, TreeColumns
 if TYPE_CHECKING:
     from streampack.batch.tree_batch import TreeBatch
 
-#: Runs of the tree in each row as shares of it, and the runs of each sequence: two levels, and a
-#: sequence that is the beginning of others.
+#: Lengths of the tree's runs as shares of a row, and the runs of each sequence. The tree has two
+#: levels, and one sequence is a prefix of the others.
 _RUNS = (0.3, 0.2, 0.1, 0.15, 0.1)
 _SEQUENCES = ((0, 1), (0, 2, 3), (0, 2, 4), (0,))
 
 
 def arguments_for(model: Any, batch: TreeBatch) -> dict[str, Any]:
-    """What to call `model` with; see `TreeBatch.hf`.
+    """Return the keyword arguments for `model`; see `TreeBatch.hf`.
 
     Raises:
-        ConfigError: it does not compute trees.
+        ConfigError: the model does not compute trees.
     """
     reason = whats_wrong(model, batch, "mask", _tried)
     if reason is None and adds_router_loss(model):
@@ -58,7 +58,7 @@ def arguments_for(model: Any, batch: TreeBatch) -> dict[str, Any]:
         return arguments_by(model, batch, "mask")
     raise ConfigError(
         f"{type(unwrapped(model)).__name__} does not compute trees by a mask ({reason}).",
-        'Use layout="documents", or a model all of whose layers are attention, with '
+        'Use layout="documents", or a model with attention layers only and '
         'attn_implementation="sdpa" or "eager".',
         setting="model",
     )
@@ -85,13 +85,13 @@ def _tried(model: nn.Module, batch: TreeBatch, way: str, device: torch.device) -
             alone = by_itself(model, two.input_ids.view(-1)[own], batch.seq_len)
             if not float(largest_movement(outputs[own], alone).max()) <= tolerance * found.context:
                 return "sequences are not as they are by themselves"
-        if batch.rows > 2:  # what is too much for the model raises
+        if batch.rows > 2:  # raises if the whole batch is too large for the model
             call(type(batch)(trees(batch.rows)).to(device))
     return None
 
 
 def _trees(seq_len: int, ids: Any, rows: int) -> PackedRows:
-    """Rows of a tree each; the rest is padding."""
+    """Make rows with one tree each, padded to `seq_len`."""
     sizes = [max(int(share * seq_len), 1) for share in _RUNS]
     starts = np.cumsum([0, *sizes])
     runs = [np.arange(a, b) for a, b in pairwise(starts.tolist())]

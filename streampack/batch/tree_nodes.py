@@ -1,4 +1,4 @@
-"""Nodes of trees and their paths, for kernels that take these instead of a mask."""
+"""Nodes and paths of trees, for kernels that take them instead of a mask."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 class TreeNodes(NamedTuple):
     """The M nodes of a batch of trees, in the order of the flattened rows.
 
-    A node is a run of slots that the same sequences pass; where one ends, a node ends. It sees its
-    path, the nodes from the root of its tree to itself, of which the last one causally. A run of
-    padding is a node too. Nodes come after their parents.
+    A node is a run of slots that belong to the same sequences; it also ends where a sequence ends.
+    A node sees its path, the nodes from the root of its tree to itself, and itself causally. A run
+    of padding is a node too. Nodes come after their parents.
 
     Attributes:
         cu_seqlens_q: (M + 1,) int32, 0 and the ends of the nodes in the flattened rows.
         cu_seqlens_k: (M + 1,) int32, 0 and the ends of the paths in `kv_index`.
         kv_index: (K,) int64, slots of the paths, one path after the other.
-        parents: (M,) int64, number of the node before it on its path; -1 for a root.
+        parents: (M,) int64, index of the previous node on the path; -1 for a root.
         max_seqlen_q: slots of the longest node.
         max_seqlen_k: slots of the longest path.
     """
@@ -36,17 +36,14 @@ class TreeNodes(NamedTuple):
 
 
 def nodes_of(batch: TreeBatch) -> TreeNodes:
-    """The nodes of a batch; see `TreeNodes`.
-
-    Cost: a few tensor operations over the slots, the sequences' tokens and the paths.
-    """
+    """Compute the nodes of a batch by tensor operations over slots, sequence tokens and paths."""
     number = torch.arange(batch.rows * batch.seq_len, device=batch.device)
     slot, source, depth = batch.slot, batch.source, batch.position_ids.view(-1)
     tree = batch.document_ids.view(-1)
     before = torch.where(tree < 0, number - 1, -1).scatter(0, slot, source)
     edge = batch._tensors["boundaries"][:-1].long()
     before[edge] = -1
-    # A node begins where another one goes on, and behind the last slot of one of them.
+    # A node begins at a branch, and after the last slot of a sequence.
     begins = before != number - 1
     followers = torch.bincount(before + 1, minlength=len(number) + 1)[1:]
     begins[1:] |= followers[:-1] != 1
@@ -59,7 +56,7 @@ def nodes_of(batch: TreeBatch) -> TreeNodes:
     stop = torch.cat([start[1:], start.new_tensor([len(number)])])
     above = before[start]
     parents = torch.where(above < 0, -1, node[above])
-    # Any token of a sequence that passes the last slot leads to its path; padding is its own.
+    # Any sequence through a node's last slot contains the node's path; padding is its own path.
     passing = torch.cat([slot, number])
     at = (number + len(slot)).scatter(0, slot, torch.arange(len(slot), device=slot.device))
     size = torch.where(tree[start] < 0, stop - start, depth[stop - 1] + 1)
