@@ -1,6 +1,6 @@
-"""Packing, pure: document lengths in, plans out; numpy and numba only.
+"""Packing algorithms: pure functions from document lengths to plans, in numpy and numba only.
 
-Knows lengths, rows and what a window asks for; it does not know tokens, sources or lanes.
+They see lengths, rows and a window's requests, and no tokens, sources or lanes.
 """
 
 import lazy_loader

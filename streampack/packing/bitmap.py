@@ -1,7 +1,7 @@
-"""Bitmap: a set of small integers in two levels, for compiled code.
+"""Bitmap: a two-level set of small integers for compiled code.
 
-Bit i of `words` says that i is in the set, and bit w of `summary` that words[w] is not zero.
-Finding the next member takes a few instructions for sets below 4096, and one more per 4096 above.
+Bit i of `words` is set if i is a member, and bit w of `summary` if words[w] is not zero. Finding
+the next member takes a few instructions for sets below 4096, and one more per 4096 above.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streampack._jit import COMPILED, kernel
 
 
 class Bitmap(NamedTuple):
-    """A set of integers; kernels change it in place."""
+    """Set of integers in [0, size), which kernels change in place."""
 
     words: NDArray[np.uint64]
     summary: NDArray[np.uint64]
@@ -26,7 +26,7 @@ class Bitmap(NamedTuple):
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _lowest_bit(typingctx: Any, word: Any) -> Any:
-    """Index of the lowest set bit of a non-zero uint64 (the machine's own instruction)."""
+    """Return the index of the lowest set bit of a non-zero uint64 (one machine instruction)."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
@@ -36,7 +36,7 @@ def _lowest_bit(typingctx: Any, word: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _leading_zeros(typingctx: Any, word: Any) -> Any:
-    """Zeros above the highest set bit of a non-zero uint64."""
+    """Return the number of zeros above the highest set bit of a non-zero uint64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
@@ -54,7 +54,7 @@ def _index_of_highest_bit(word: np.uint64) -> int:
     return 63 - np.int64(_leading_zeros(word))  # type: ignore[call-arg, return-value]
 
 
-if not COMPILED:  # intrinsics are no functions of Python
+if not COMPILED:  # intrinsics cannot be called from Python
 
     def _index_of_lowest_bit(word: np.uint64) -> int:
         return (int(word) & -int(word)).bit_length() - 1
@@ -65,21 +65,21 @@ if not COMPILED:  # intrinsics are no functions of Python
 
 @kernel
 def new_bitmap(size: int) -> Bitmap:
-    """The empty set of integers below `size`."""
+    """Return an empty set for integers in [0, size)."""
     words = np.zeros((size + 63) // 64, dtype=np.uint64)
     return Bitmap(words, np.zeros(len(words) // 64 + 1, dtype=np.uint64))
 
 
 @kernel
 def set_bit(bitmap: Bitmap, i: int) -> None:
-    """Add i."""
+    """Add i to the set."""
     bitmap.words[i >> 6] |= np.uint64(1) << np.uint64(i & 63)
     bitmap.summary[i >> 12] |= np.uint64(1) << np.uint64((i >> 6) & 63)
 
 
 @kernel
 def clear_bit(bitmap: Bitmap, i: int) -> None:
-    """Remove i."""
+    """Remove i from the set."""
     words, summary = bitmap
     words[i >> 6] &= ~(np.uint64(1) << np.uint64(i & 63))
     if words[i >> 6] == 0:
@@ -88,7 +88,7 @@ def clear_bit(bitmap: Bitmap, i: int) -> None:
 
 @kernel
 def next_set(bitmap: Bitmap, least: int) -> int:
-    """The smallest member >= least, or -1."""
+    """Return the smallest member >= least, or -1."""
     words, summary = bitmap
     w = least >> 6
     if w >= len(words):
@@ -112,7 +112,7 @@ def next_set(bitmap: Bitmap, least: int) -> int:
 
 @kernel
 def previous_set(bitmap: Bitmap, most: int) -> int:
-    """The largest member <= most, or -1; `most` is below the bitmap's size."""
+    """Return the largest member <= most, or -1; `most` must be below the bitmap's size."""
     words, summary = bitmap
     w = most >> 6
     word = words[w] & (~np.uint64(0) >> np.uint64(63 - (most & 63)))

@@ -1,33 +1,34 @@
-"""The rows of a lane's next batches, each batch of the bucket that the schedule gives it.
+"""Rows of a lane's next batches, each batch from the bucket that the schedule assigns to it.
 
-Steps, batch by batch, each of the bucket its rotation has, row by row:
-  1. A document opens the row: the first that there is of
+Steps, batch by batch in the bucket of the batch's rotation, row by row:
+  1. A document opens the row: the first that exists of
      - one that must go and belongs to the bucket (it is longer than the next smaller bucket, or
        than half of the smallest);
      - any other that belongs to the bucket, in seeded random order, or with ``balance`` the one
-       nearest to the row's level: the place, by length, among those that the round began with;
+       nearest to the row's level: a quantile, by length, of the bucket's documents at the start
+       of the round;
      - the longest that fits and must go;
      - the longest that fits;
      - the head of the document to cut.
-  2. The longest document that fits the room left is added, those that must go first, until none
-     fits.
-  3. If room / bucket is above the threshold, a row that was opened in random order is given up: its
-     documents are there again, but the one that opened it opens no other row by its turn. The head
-     of the document to cut fills any other row.
-The document to cut is the one that was cut last, as long as something of it is left, and then the
-longest: one that is longer than all buckets is cut anyway, and fills many rows. (The offline
-algorithm cuts the shortest.)
+  2. The longest document that fits the remaining room is added, starting with documents that must
+     go, until no document fits.
+  3. If room / bucket is above the threshold, a row opened in random order is given up: its
+     documents return to the stock, but its opener opens no other row in its turn. The head of the
+     document to cut fills any other row.
+The document to cut is the one cut last, while part of it is left, and then the longest: a document
+longer than all buckets is cut anyway, and fills many rows. (The offline algorithm cuts the
+shortest.)
 So long documents wait for their bucket, rows that would cut a document wait for one that fits, and
-documents are cut only where nothing else opens a row. When the batches asked for are made and
-documents that must go are left, more batches follow: in these, the documents that must go open the
-rows, longest first, and are cut to fit. At the end of a run batches follow until nothing is left.
+documents are cut only where nothing else opens a row. If documents that must go are left after the
+requested batches, more batches follow: in these, the documents that must go open the rows, longest
+first, and are cut to fit. At the end of a run batches follow until nothing is left.
 
-Documents open rows in random order, and not longest first as in the offline algorithm: what is not
-placed stays in the window, and it should not be the same lengths again and again. Short ones open
-none while there are longer ones, for they are what fills rows to the end.
+Documents open rows in random order, and not longest first as in the offline algorithm: documents
+that are not placed stay in the window, and their lengths should not be the same every round. Short
+documents open no row while there are longer ones, because they are needed to fill rows to the end.
 
-Cost: one compiled pass, O(documents), and for each row that is given up the documents it had; every
-document opens at most one of those. Keeps every token.
+Cost: one compiled pass, O(documents), and for each row given up the documents in it; every document
+opens at most one such row. Keeps every token.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from streampack.packing.bucket_shapes import Shapes
 
 
 class Waiting(NamedTuple):
-    """The documents that are to be placed.
+    """Documents that wait to be placed.
 
     Attributes:
-        lengths: (N,) int64, in order of arrival.
-        must_go: (N,) bool.
-        order: int64, in which documents open rows; with levels by length, a document once for each
-            row that it may open.
+        lengths: (N,) int64 tokens, in order of arrival.
+        must_go: (N,) bool, documents that may not wait another round.
+        order: int64 document indices in the order in which they open rows; with levels they are
+            sorted by length and repeated for each row that a document may open.
     """
 
     lengths: NDArray[np.int64]
@@ -61,10 +62,10 @@ class BatchRows(NamedTuple):
     """Rows of the batches, in order.
 
     Attributes:
-        complete: False if `buckets` were too few for all that must go.
-        row_offsets: (R + 1,) int64 into the segments; seq_len: (R,) int64.
-        document, start, stop: (S,) int64 segments.
-        batches: (B + 1,) int64, where each batch begins in the rows.
+        complete: False if `buckets` had too few batches for all documents that must go.
+        row_offsets: (R + 1,) int64 offsets into the segments; seq_len: (R,) int64.
+        document, start, stop: (S,) int64 columns of the segments.
+        batches: (B + 1,) int64 offsets of the batches into the rows.
     """
 
     complete: bool
@@ -77,9 +78,9 @@ class BatchRows(NamedTuple):
 
 
 class _Shelf(NamedTuple):
-    """Documents by what is left of them (at most the largest bucket), earliest arrival first.
+    """Documents by remaining tokens (at most the largest bucket), earliest arrival first.
 
-    Bits stand for the largest bucket minus the length, so the longest comes first.
+    Bit i represents the length `largest - i`, so the longest comes first.
     """
 
     filled: Bitmap
@@ -87,10 +88,10 @@ class _Shelf(NamedTuple):
 
 
 class _Stock(NamedTuple):
-    """All documents: two shelves (those that must go, the others) and what is left of each.
+    """All documents on two shelves: documents that must go, and the others.
 
-    `left` and `at` are of each document: tokens that are not placed yet, and where they begin.
-    `cut` (1,) is the document that was cut last, or -1.
+    `left` and `at` are (N,): tokens of each document that are not placed yet, and the position of
+    the first of them. `cut` (1,) is the document that was cut last, or -1.
     """
 
     pressing: _Shelf
@@ -104,9 +105,9 @@ class _Stock(NamedTuple):
 
 
 class _Queues(NamedTuple):
-    """The other documents of each class in their order: queue[first[b]:last[b]], -1 for none.
+    """Documents that may wait, by bucket and in order: queue[first[b]:last[b]], -1 where removed.
 
-    `turn` (1,) is where the one stands that opened the last row, or -1.
+    `turn` (1,) is the queue position of the document that opened the last row, or -1.
     """
 
     queue: NDArray[np.int64]
@@ -116,7 +117,7 @@ class _Queues(NamedTuple):
 
 
 class _Segments(NamedTuple):
-    """The segments made so far: the first used[0] of each column."""
+    """Columns of segments, of which the first used[0] entries are filled."""
 
     document: NDArray[np.int64]
     start: NDArray[np.int64]
@@ -134,16 +135,17 @@ def fill_batches(
     final: bool,
     levels: NDArray[np.uint32],
 ) -> BatchRows:
-    """Rows for `count` batches and then for what must go, as long as documents are left.
+    """Fill `count` batches, and further ones for documents that must go, while any are left.
 
     Args:
-        waiting: the documents.
-        shapes: of the buckets' batches.
-        buckets: int8, that of each batch, in order.
-        count: batches asked for.
+        waiting: documents to place.
+        shapes: batch shape of every bucket.
+        buckets: int8, the bucket of each batch, in order.
+        count: number of batches requested.
         threshold: share of a row that may be padding.
-        final: everything must go, however long it may still wait.
-        levels: of each row, in 2**-32 of its bucket's documents; (0,) where they go in order.
+        final: place every document, even if it may still wait.
+        levels: quantile of each row's opener among its bucket's documents, in units of 2**-32;
+            (0,) to open rows in the order of `waiting`.
     """
     sizes, rows_of, _ = shapes
     stock = _fill(waiting, sizes[-1])
@@ -151,7 +153,7 @@ def fill_batches(
     most = 0
     for b in buckets:
         most += rows_of[b]
-    bound = len(waiting.lengths) + most  # every row cuts one document at most
+    bound = len(waiting.lengths) + most  # each row cuts at most one document
     segments = _Segments(
         np.empty(bound, dtype=np.int64),
         np.empty(bound, dtype=np.int64),
@@ -204,7 +206,7 @@ def _fill_row(
     threshold: float,
     level: int,
 ) -> bool:
-    """One row of bucket b; False if no documents are left."""
+    """Fill one row of bucket b; return False if no documents are left."""
     begin = segments.used[0]
     sizes, _, aligns = shapes
     align = aligns[b]
@@ -230,7 +232,7 @@ def _fill_row(
 
 @kernel
 def _give_up(stock: _Stock, segments: _Segments, begin: int) -> None:
-    """Put back the documents of a row, all of them whole, whose segments begin at `begin`."""
+    """Return a row's documents, all of them whole, to the stock; its segments begin at `begin`."""
     while segments.used[0] > begin:
         segments.used[0] -= 1
         k = segments.used[0]
@@ -244,7 +246,7 @@ def _give_up(stock: _Stock, segments: _Segments, begin: int) -> None:
 def _opener(
     stock: _Stock, queues: _Queues, sizes: NDArray[np.int64], b: int, late: bool, level: int
 ) -> int:
-    """The document that opens a row of bucket b, or -1 if none is left."""
+    """Return the document that opens a row of bucket b, or -1 if none is left."""
     size = sizes[b]
     class_above = sizes[b - 1] if b > 0 else sizes[0] // 2
     queues.turn[0] = -1
@@ -262,7 +264,7 @@ def _opener(
             if at < low or at >= high:
                 continue
             d = queues.queue[at]
-            # Used up, or cut since and of another class.
+            # A document in the queue may be used up, or belong to another bucket since a cut.
             whole = d >= 0 and (stock.left[d] <= size or b == len(sizes) - 1)
             if whole and stock.left[d] > class_above:
                 queues.turn[0] = at
@@ -280,7 +282,7 @@ def _opener(
 
 @kernel
 def _place(stock: _Stock, segments: _Segments, d: int, room: int) -> int:
-    """Add document d, or as much of it as there is room for; returns how much."""
+    """Place as much of document d as `room` allows; return the number of tokens placed."""
     size = min(stock.left[d], room)
     k = segments.used[0]
     segments.document[k] = d
@@ -317,7 +319,7 @@ def _fill(waiting: Waiting, largest: int) -> _Stock:
         np.full(1, -1, dtype=np.int64),
     )
     for i in range(count):
-        d = count - 1 - i  # the last one put on a shelf is the first one found
+        d = count - 1 - i  # a shelf is last in, first out
         if waiting.lengths[d] > 0:
             _put_on(stock, d)
     return stock
@@ -366,9 +368,9 @@ def _take_off(stock: _Stock, d: int) -> None:
 
 @kernel
 def _longest(shelf: _Shelf, room: int) -> int:
-    """The document with most left that fits `room`, or -1.
+    """Return the document with most tokens left that fits `room`, or -1.
 
-    One that is too long for every bucket counts as one that fills the largest.
+    A document longer than every bucket counts as one that fills the largest.
     """
     place = next_set(shelf.filled, len(shelf.head) - 1 - room)
     return shelf.head[place] if place >= 0 else -1  # type: ignore[no-any-return]
@@ -376,14 +378,14 @@ def _longest(shelf: _Shelf, room: int) -> int:
 
 @kernel
 def _longest_of_all(stock: _Stock, room: int) -> int:
-    """The document with most left that fits `room`, one that must go if there is one, or -1."""
+    """Return the longest document that fits `room`, preferring those that must go, or -1."""
     d = _longest(stock.pressing, room)
     return d if d >= 0 else _longest(stock.patient, room)
 
 
 @kernel
 def _to_cut(stock: _Stock, largest: int) -> int:
-    """The document whose head fills a row, or -1 if none is left."""
+    """Return the document to cut, which fills a row with its head, or -1 if none is left."""
     d = stock.cut[0]
     if d >= 0 and stock.left[d] > 0:
         return d  # type: ignore[no-any-return]

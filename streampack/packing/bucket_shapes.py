@@ -1,8 +1,8 @@
-"""The batches of each bucket: rows, slots of a piece, and how many ranks share one.
+"""Batch shapes of the buckets: rows per batch, alignment of pieces, and ranks that share a batch.
 
-With degrees of context parallelism a batch has as many tokens more as ranks share it, so every rank
-holds the same number of tokens in any step. A piece then takes up a multiple of twice the degree,
-as the zigzag of ring attention wants, in the buckets that are shared.
+With context parallelism of degree d a batch has d times the tokens, so every rank holds the same
+number of tokens in any step. In shared buckets a piece occupies a multiple of 2 * d slots, as the
+zigzag of ring attention requires.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from streampack.packing.curriculum import Curriculum
 
 
 class Shapes(NamedTuple):
-    """What the batches of each bucket are like.
+    """Shapes of the batches of each of B buckets.
 
     Attributes:
-        sizes: (B,) int64, tokens of a row, ascending.
-        rows: (B,) int64, rows of a batch.
-        aligns: (B,) int64, divisors of `sizes`: a piece takes up a multiple of it.
+        sizes: (B,) int64, tokens per row, ascending.
+        rows: (B,) int64, rows per batch.
+        aligns: (B,) int64, divisors of `sizes`; a piece occupies a multiple of its bucket's.
     """
 
     sizes: NDArray[np.int64]
@@ -37,38 +37,38 @@ class Shapes(NamedTuple):
     def of(
         cls, seq_lens: Sequence[int], cp: Sequence[int], align: int, batch_tokens: int
     ) -> Shapes:
-        """The shapes where a batch of the longest rows has `batch_tokens` slots."""
+        """Return the shapes for which a batch of the longest rows has `batch_tokens` slots."""
         sizes, degrees = np.array(seq_lens, dtype=np.int64), np.array(cp, dtype=np.int64)
         aligns = np.array([multiple_of(degree, align) for degree in cp], dtype=np.int64)
         return cls(sizes, batch_tokens * degrees // (cp[-1] * sizes), aligns)
 
 
 def multiple_of(degree: int, align: int) -> int:
-    """What a piece takes up a multiple of, in batches that so many ranks share."""
+    """Return the alignment of pieces, in slots, in batches shared by `degree` ranks."""
     return math.lcm(align, 2 * degree if degree > 1 else 1)
 
 
 def checked_degrees(cp: Any, seq_lens: Sequence[int], align: int) -> tuple[int, ...]:
-    """`cp` as a tuple, of ones if it is empty.
+    """Return `cp` as a tuple with one degree per bucket; an empty `cp` gives ones.
 
     Raises:
-        ConfigError: it is not one number per bucket, each a divisor of the last; or rows of these
-            lengths cannot hold pieces of multiples of twice the number.
+        ConfigError: `cp` is not one number per bucket, each a divisor of the last; or a row length
+            is not a multiple of twice its bucket's degree.
     """
     known = isinstance(cp, Sequence) and not isinstance(cp, str)
     degrees = (tuple(cp) if known else ()) or ((1,) * len(seq_lens) if known else ())
     known = len(degrees) == len(seq_lens) and all(is_whole(n) and n >= 1 for n in degrees)
     if not known or list(degrees) != sorted(degrees) or any(degrees[-1] % n for n in degrees):
         raise ConfigError(
-            f"cp is {cp!r} for the buckets {tuple(seq_lens)}.",
-            "Pass a number of ranks for each, ascending, and divisors of the last: (1, 4, 16).",
+            f"cp must give a number of ranks for each bucket of {tuple(seq_lens)}, got {cp!r}.",
+            "Pass ascending divisors of the last one, for example (1, 4, 16).",
             setting="cp",
         )
     for size, degree in zip(seq_lens, degrees, strict=True):
         if size % multiple_of(degree, align):
             raise ConfigError(
-                f"Rows of {size} tokens have no room for pieces of multiples of "
-                f"{multiple_of(degree, align)} slots, as cp={cp!r} and align={align} want them.",
+                f"Row lengths must be multiples of {multiple_of(degree, align)} with cp={cp!r} and "
+                f"align={align}, got a row of {size} tokens.",
                 "Use rows of a multiple of that.",
                 setting="cp",
             )
@@ -76,19 +76,19 @@ def checked_degrees(cp: Any, seq_lens: Sequence[int], align: int) -> tuple[int, 
 
 
 def check_rows(seq_lens: Sequence[int], cp: Sequence[int], tokens: int) -> None:
-    """Raise `ConfigError` unless the batches of every bucket have a row."""
+    """Raise `ConfigError` unless a batch of every bucket has room for at least one row."""
     least = max(-(-size * cp[-1] // degree) for size, degree in zip(seq_lens, cp, strict=True))
     if tokens < least:
         raise ConfigError(
-            f"With cp={tuple(cp)} and batches of {tokens} tokens every rank holds "
-            f"{tokens // cp[-1]}, of which a group cannot make a row of each of {tuple(seq_lens)}.",
+            f"A batch must have room for a row of every bucket in {tuple(seq_lens)}; with "
+            f"cp={tuple(cp)} and batch_tokens={tokens} a rank has {tokens // cp[-1]} tokens.",
             f"Use batch_tokens={-(-least // seq_lens[-1]) * seq_lens[-1]} or more.",
             setting="batch_tokens",
         )
 
 
 def shares_of_batches(shares: Curriculum, cp: Sequence[int]) -> Curriculum:
-    """The buckets' shares of the batches, from those of the tokens."""
+    """Convert the buckets' shares of tokens into shares of batches."""
     if len({*cp}) == 1:
         return shares
     knots = [
@@ -99,21 +99,21 @@ def shares_of_batches(shares: Curriculum, cp: Sequence[int]) -> Curriculum:
 
 
 def by_length(lengths: NDArray[np.int64], longest: int) -> NDArray[np.int64]:
-    """Documents of these lengths (N,) in order, each as often as it fills rows of `longest`."""
+    """Return document indices by length (N,), each repeated for every row of `longest` it fills."""
     order = lengths.argsort(kind="stable")
     return order.repeat(np.maximum(-(-lengths[order] // longest), 1))
 
 
 def levels_of(turns: NDArray[np.int8], rows: NDArray[np.int64], first: int) -> NDArray[np.uint32]:
-    """Where the opener of each row stands among those of its bucket, by length, in 2**-32.
+    """Return each row's level: the quantile of its opener's length in its bucket, times 2**32.
 
-    Those of a bucket's rows, over all batches, are a low-discrepancy sequence: multiples of the
-    golden ratio, so any stretch of them is even.
+    The levels of a bucket's rows, over all batches, are a low-discrepancy sequence: multiples of
+    the golden ratio, so any stretch of them is even.
 
     Args:
-        turns: (N,) the buckets of a lane's batches, from its beginning.
-        rows: (B,) int64, rows of a batch of each bucket.
-        first: batch from which on rows are wanted.
+        turns: (N,) buckets of the lane's batches, from its beginning.
+        rows: (B,) int64, rows per batch of each bucket.
+        first: index of the first batch to return levels for.
     """
     before = np.zeros(len(turns), dtype=np.int64)
     for b in range(len(rows)):

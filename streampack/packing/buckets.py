@@ -1,23 +1,24 @@
-"""Buckets: rows of several lengths, each document in the shortest that holds it.
+"""Buckets: rows of several lengths, each document in the shortest row that holds it.
 
 Steps (`Buckets.plan`; documents by decreasing length, ties by arrival):
-  1. While any remain, the next row is of the smallest bucket that holds the longest of them. If
-     none does, it is of the largest, takes the document's head, and the rest stays in the order.
-  2. The longest remaining document that fits the room left is added whole, until none fits.
+  1. While documents remain, the next row is of the smallest bucket that holds the longest of them.
+     If that document is longer than the largest bucket, a row of the largest takes its head, and
+     its tail stays in the order.
+  2. The longest remaining document that fits the remaining room is added whole, until none fits.
   3. If room / bucket is above `padding_threshold`, the head of the shortest remaining document
-     (ties: the latest arrival) fills the room and its rest stays; otherwise the room is padding.
-With ``align`` every piece of a document takes up a multiple of it, padding included.
+     (ties: the latest arrival) fills the room and its tail stays; otherwise the room is padding.
+With ``align`` every piece of a document occupies a multiple of it, padding included.
 
-Cost: O(documents), one compiled pass: a bitmap holds the lengths that remain, so the longest that
+Cost: O(documents), one compiled pass: a bitmap holds the remaining lengths, so the longest that
 fits is found in a few instructions. Keeps every token; cuts at most one document per row, and
 hardly any where many are short; pads at most the threshold's share of a row, except for the last
 one.
 
-Online (`Buckets.plan_window`) a seeded schedule fixes the bucket of every batch; see `schedule` for
-it and `rows` for what goes into them.
+Online (`Buckets.plan_window`) a seeded schedule fixes the bucket of every batch; `curriculum`
+describes the schedule and `bucket_rows` how batches are filled.
 
-Source: "Bucket Pre-training is All You Need" (2024), algorithm 1, which leaves open what a tie is
-and what happens to several chunks of one document.
+Source: "Bucket Pre-training is All You Need" (2024), algorithm 1. The paper does not define how
+ties are broken or how several chunks of one document are treated.
 """
 
 from __future__ import annotations
@@ -56,25 +57,29 @@ DEFAULT_SEQ_LENS = (2048, 4096, 8192, 16384)
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets(Packer):
-    """Rows of several lengths; online, batches of one length each, after a schedule.
+    """Packs rows of several lengths; online, a schedule gives every batch one of the lengths.
 
     Args:
-        seq_lens: the buckets, tokens per row, ascending.
+        seq_lens: the buckets, tokens per row, ascending. More buckets cut and pad less, and give
+            more shapes of batches.
         padding_threshold: share of a row that may stay empty before a document is cut to fill it.
-        shares: share of the tokens (so of the batches) that each bucket gets: numbers, or a
-            `Curriculum` that changes them over training. None: measured on a sample of the corpus
-            when a dataset starts, and kept in its state.
-        warm_up: rotations over which the longer buckets come in one after another.
-        align: pad every piece to a multiple of this inside its row, as context parallelism wants
-            (``2 * cp_size``); it counts as padding. Of several needs, as ``(2 * cp_size, 16)``,
-            it is the least common multiple.
-        batch_tokens: tokens per batch, a multiple of the longest row; None is one of the longest,
-            or as many as the dataset's `batch_size` says. With `cp` of a batch of the longest.
-        cp: by bucket, how many neighbouring ranks share a batch, as ``(1, 4, 16)``; each divides
-            the last. All ranks hold ``batch_tokens / cp[-1]`` tokens in any step, and a piece in a
-            shared batch takes up a multiple of ``2 * cp`` slots. Nothing is shared by default.
-        balance: "attention" if the batches of all ranks in a step are to cost about the same
-            attention: in every lane their rows are opened by documents of about the same length.
+            Lower it for less padding, raise it for fewer cut documents.
+        shares: share of the tokens (so of the batches) per bucket: numbers, or a `Curriculum` that
+            changes them over training. By default they are measured on a sample of the corpus when
+            a dataset starts, and kept in its state.
+        warm_up: rotations over which the longer buckets are introduced one after another.
+        align: pad every piece to a multiple of this inside its row, as context parallelism requires
+            (``2 * cp_size``); the filling counts as padding. Of several requirements, as
+            ``(2 * cp_size, 16)``, the least common multiple is used.
+        batch_tokens: tokens per batch, a multiple of the longest row. By default one longest row,
+            or the rows given by the dataset's `batch_size`. With `cp` it is the size of a batch of
+            the longest rows.
+        cp: number of neighbouring ranks that share a batch, per bucket, as ``(1, 4, 16)``; each
+            divides the last. All ranks hold ``batch_tokens / cp[-1]`` tokens in any step, and a
+            piece in a shared batch occupies a multiple of ``2 * cp`` slots. By default nothing is
+            shared.
+        balance: "attention" gives the batches of all ranks in a step about the same attention cost:
+            in every lane their rows are opened by documents of about the same length.
     """
 
     seq_lens: tuple[int, ...] = DEFAULT_SEQ_LENS
@@ -99,7 +104,8 @@ class Buckets(Packer):
             not is_whole(tokens) or not longest <= tokens < 1 << 31 or tokens % longest
         ):
             raise ConfigError(
-                f"batch_tokens is {tokens!r}, a row has up to {longest} tokens.",
+                f"batch_tokens must be a multiple of the longest row ({longest} tokens), "
+                f"got {tokens!r}.",
                 f"Use a multiple of {longest}.",
                 setting="batch_tokens",
             )
@@ -111,7 +117,7 @@ class Buckets(Packer):
         object.__setattr__(self, "warm_up", whole_number("warm_up", self.warm_up, least=0))
         if self.warm_up and isinstance(self.shares, Curriculum):
             raise ConfigError(
-                f"warm_up is {self.warm_up} and shares is a Curriculum.",
+                f"warm_up requires constant shares, got warm_up={self.warm_up} and a Curriculum.",
                 "Put the warm-up into the curriculum.",
                 setting="warm_up",
             )
@@ -121,14 +127,14 @@ class Buckets(Packer):
             count = self.curriculum.num_buckets
             if count != len(self.seq_lens):
                 raise ConfigError(
-                    f"There are {count} shares for the buckets {self.seq_lens}.",
+                    f"shares must have one value for each bucket of {self.seq_lens}, got {count}.",
                     f"Pass {len(self.seq_lens)} shares, shortest bucket first.",
                     setting="shares",
                 )
 
     @property
     def _multiple(self) -> int:
-        """`align`, one number since it was checked."""
+        """`align` as an int, which `__post_init__` has made it."""
         return cast(int, self.align)
 
     def _shapes(self, batch_tokens: int) -> Shapes:
@@ -138,14 +144,15 @@ class Buckets(Packer):
     def curriculum(self) -> Curriculum:
         """The buckets' shares of the batches as a function of the rotation.
 
-        With `cp` a batch of few ranks is small, and so there are more of them than of the tokens.
+        With `cp` a batch of few ranks is small, so its bucket has a larger share of the batches
+        than of the tokens.
 
         Raises:
-            ConfigError: they are neither given nor measured.
+            ConfigError: the shares are neither given nor measured.
         """
         if self.shares is None:
             raise ConfigError(
-                "The shares of the buckets are not known.",
+                "The shares of the buckets are neither given nor measured.",
                 "Pass shares=, or measure them with `with_sample(lengths)`.",
                 setting="shares",
             )
@@ -157,34 +164,34 @@ class Buckets(Packer):
 
     @property
     def needs_sample(self) -> bool:
-        """True while the shares are not known."""
+        """True until the shares are given or measured."""
         return self.shares is None
 
     def with_sample(self, lengths: NDArray[np.int64]) -> Buckets:
-        """The same with the token shares that algorithm 1 gives documents of these lengths (N,)."""
+        """Return a copy with the token shares of algorithm 1 on documents of lengths (N,)."""
         plan = self.plan(lengths, final=True, seed=0)
         slots = [
             int(plan.seq_len[plan.seq_len == size].sum(dtype=np.int64)) for size in self.seq_lens
         ]
         if not plan.num_rows:
             raise ConfigError(
-                "The shares of the buckets should be measured, and the sample has no documents.",
-                "Pass shares=, or check what the source and the filter leave.",
+                "Measuring the shares of the buckets requires documents, got an empty sample.",
+                "Pass shares=, or check which documents the source and the filter yield.",
                 setting="shares",
             )
         return replace(self, shares=tuple(round(size / sum(slots), 6) for size in slots))
 
     def with_saved(self, description: Mapping[str, Any]) -> Buckets:
-        """The same with the shares of a saved run that had the same buckets."""
+        """Return a copy with the shares of a saved run, if it had the same buckets."""
         shares = description.get("shares")
         if description.get("seq_lens") != list(self.seq_lens) or not isinstance(shares, list):
             return self
         return replace(self, shares=tuple(shares))
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """Algorithm 1 over all of them, rows in the order in which it makes them.
+        """Apply algorithm 1 to all documents; rows are in the order of their creation.
 
-        Neither `final` nor `seed` changes anything, for nothing here is random.
+        `final` and `seed` have no effect, because nothing here is random.
         """
         lengths = checked_lengths(lengths)
         room = -(-lengths // self._multiple) * self._multiple
@@ -206,11 +213,11 @@ class Buckets(Packer):
         )
 
     def plan_window(self, request: WindowRequest) -> Selection:
-        """Rows for the lane's next batches, each of the bucket that the schedule gives it.
+        """Plan the lane's next batches, each in the bucket that the schedule assigns to it.
 
-        As many batches are made as have room for the tokens that may not stay (at least one, and
-        not more than the documents fill), and more only for documents that must go. A batch is
-        never empty, and has fewer rows than it has room for only where no documents are left.
+        There are enough batches for the tokens that may not stay (at least one, and not more than
+        the documents fill), and more only for documents that must go. A batch is never empty, and
+        lacks rows only where no documents are left.
 
         Raises:
             ConfigError: the shares are neither given nor measured.
@@ -254,7 +261,7 @@ class Buckets(Packer):
         stop: NDArray[np.int64],
         lengths: NDArray[np.int64],
     ) -> Plan:
-        """A plan over documents of these lengths; `stop` may count alignment's padding."""
+        """Build a plan over documents of these lengths; `stop` may include alignment padding."""
         stop, dropped = np.minimum(stop, lengths[document]), np.zeros_like(lengths)
         plan = Plan.plain(row_offsets, seq_len, document, start, stop, dropped)
         sizes, _, aligns = self._shapes(self.seq_lens[-1])
@@ -262,27 +269,27 @@ class Buckets(Packer):
         return replace(plan, pad_after=(start - stop) % multiple)
 
     def seq_len_at(self, step: int, *, schedule_seed: int) -> int:
-        """Tokens per row of batch number `step` of every lane, by the schedule."""
+        """Return the tokens per row of the batch with index `step`, the same in every lane."""
         return self.seq_lens[int(scheduled_buckets(self.curriculum, schedule_seed, step, 1)[0])]
 
     def rows_per_batch(self, seq_len: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
-        """(B,) rows of batches whose rows have these lengths (B,)."""
+        """Return the rows (B,) per batch for rows of these lengths (B,)."""
         sizes, rows, _ = self._shapes(batch_tokens)
         return rows[sizes.searchsorted(seq_len)]
 
     def cp_at(self, step: int, *, schedule_seed: int) -> int:
-        """How many ranks share batch number `step` of every lane, by the schedule."""
+        """Return the number of ranks that share the batch with index `step` of every lane."""
         return self.cp[int(scheduled_buckets(self.curriculum, schedule_seed, step, 1)[0])]
 
     def batch_share(self, count: int, *, schedule_seed: int) -> float:
-        """Slots of a lane's first `count` batches, as a share of ``batch_tokens`` each."""
+        """Return the slots of a lane's first `count` batches, in units of ``batch_tokens``."""
         if len({*self.cp}) == 1 or not count:
             return 1.0
         turns = scheduled_buckets(self.curriculum, schedule_seed, 0, count)
         return float(np.array(self.cp)[turns].mean() / self.cp[-1])
 
     def describe(self) -> dict[str, Any]:
-        """Class, parameters and algorithm revision."""
+        """Return class, parameters and algorithm revision."""
         shares = self.shares
         return {
             **({"align": self.align} if self._multiple > 1 else {}),
@@ -302,10 +309,10 @@ class Buckets(Packer):
 def _heads(
     lengths: NDArray[np.int64], heads: NDArray[np.int64], longest: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Full rows of documents beyond the largest bucket, as (document, start), in order.
+    """Return the full rows cut from documents longer than the largest bucket, (document, start).
 
-    They come before all other rows, because what remains of such a document is the longest there
-    is until it fits. So they are ordered by what remains at each cut.
+    They precede all other rows, because the remainder of such a document is the longest piece until
+    it fits. So they are ordered by the tokens that remain at each cut.
     """
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), heads)
     start = ranges_of(np.zeros_like(heads), heads) * longest
@@ -323,10 +330,11 @@ def _compose(
 ) -> tuple[
     NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]
 ]:
-    """Algorithm 1 for documents of at most the largest bucket.
+    """Apply algorithm 1 to documents of at most the largest bucket.
 
     Args:
-        lengths: (N,) int64, 0 for none; begin: (N,) int64, where in the document they start.
+        lengths: (N,) int64, 0 to leave out a document; begin: (N,) int64, offset of its first token
+            in the document.
         sizes, aligns: (B,) int64, of the buckets; see `Shapes`.
         threshold: see `Buckets`.
 
@@ -334,14 +342,14 @@ def _compose(
         Row offsets, the bucket of every row, and the segments' document, start and stop.
     """
     largest = sizes[-1]
-    # Documents sorted by length, ties by arrival; by_length[first[s]:last[s]] are those of length s
-    # that are left. At most one has been cut and not used up. It is shorter than all others, so it
-    # needs no place among them.
+    # Documents sorted by length, ties by arrival; by_length[first[s]:last[s]] are the documents of
+    # length s that remain. At most one document is cut and not used up; it is kept apart, since it
+    # is shorter than all others.
     by_length = np.argsort(lengths, kind="mergesort")[(lengths == 0).sum() :]
     each, ordered = np.arange(largest + 1), lengths[by_length]
     first = np.searchsorted(ordered, each)
     last = np.searchsorted(ordered, each, side="right")
-    remaining = new_bitmap(largest + 1)  # of `largest` minus length
+    remaining = new_bitmap(largest + 1)  # members are `largest` minus length
     for d in by_length:
         set_bit(remaining, largest - lengths[d])
     left = len(by_length)
@@ -385,7 +393,7 @@ def _compose(
             document[k], start[k], stop[k] = cut, at[cut], at[cut] + room
             k += 1
             at[cut] += room
-            cut_left -= room  # more than 0: whatever fits has been added
+            cut_left -= room  # stays above 0, since a document that fits was added before
             set_bit(remaining, largest - cut_left)
         bucket[rows] = b
         rows += 1

@@ -5,13 +5,13 @@ Steps:
   2. Cut the joined stream every `atom` tokens.
   3. Shuffle the atoms with the seed; a short last atom stays last.
   4. Merge atoms, or split them, into rows of seq_len.
-With ``restart=True`` steps 2 to 4 are those of `cut_and_restart`, and its rows are shuffled.
+With ``restart=True`` `cut_and_restart` replaces steps 2 to 4, and its rows are shuffled.
 
 Cost: O(documents + atoms + rows). Keeps every token and pads only the very last row; cuts documents
 wherever an atom or a row happens to end.
 
 Source: "Refining Packing and Shuffling Strategies for Enhanced Performance in Generative Language
-Models", whose finding is that shuffling atoms of exactly one row, the default, is best.
+Models", which finds atoms of exactly one row, the default, to be best.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ def cut_and_restart(
 ) -> tuple[
     NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]
 ]:
-    """Rows in order of arrival, where a cut document starts again in the next row.
+    """Cut rows in order of arrival; a cut document restarts in the next row.
 
     Steps:
       1. Documents follow one another, and a row ends after seq_len tokens.
-      2. A document that would fit a row and is cut by the end of one starts again, from its first
-         token, in the next row, which holds all of it. Longer documents are only cut.
+      2. A document that would fit a row and is cut by the end of one restarts from its first token
+         in the next row, which holds all of it. Longer documents are only cut.
 
     Every row begins with a document's first token, except for rows inside documents longer than a
     row. The price is repetition (`Composition.repeated`): the head of one document for nearly every
     row, half a document of average length, more where documents are long.
 
-    Source: none in particular; repeating the cut document is an old remedy for its lost context.
+    Source: no paper; repeating the cut document is an old remedy for its lost context.
 
     Args:
         lengths: (N,) int64, tokens of each document.
-        restarts: (N,) which of them start again, if they fit a row.
+        restarts: (N,) bool, documents that restart if they fit a row.
         seq_len: tokens per row.
 
     Returns:
         Row offsets (R + 1,), and per segment its document, start, stop and overlap, all int64.
     """
-    bound = 2 * lengths.sum() // seq_len + 1  # no document comes more than twice
+    bound = 2 * lengths.sum() // seq_len + 1  # a token is placed at most twice
     row_offsets = np.zeros(bound + 1, dtype=np.int64)
     segments = 2 * len(lengths) + bound
     document, start = np.empty(segments, np.int64), np.empty(segments, np.int64)
@@ -95,17 +95,17 @@ def cut_and_restart(
 
 @dataclass(frozen=True, kw_only=True)
 class Concat(Packer):
-    """Concatenate and cut.
+    """Concatenates documents and cuts the stream every `seq_len` tokens.
 
     Args:
         seq_len: tokens per row.
-        overflow: what happens to documents longer than a row.
-        atom: tokens that stay together when the stream is shuffled; it divides seq_len or is a
-            multiple of it. None is seq_len.
-        restart: a document that is cut and would fit a row starts again in the next row. What is
-            repeated counts in the loss again. Not together with `atom`.
-        balance: "attention" gives every rank batches whose attention costs about the same in each
-            step of a run; None goes by no costs. Not together with `restart`.
+        overflow: policy for documents longer than a row.
+        atom: tokens that stay together when the stream is shuffled; a divisor or a multiple of
+            seq_len, by default seq_len. Smaller atoms mix more and cut more documents.
+        restart: repeat a document in the next row if it is cut and would fit a row. Repeated tokens
+            count twice in the loss. Cannot be combined with `atom`.
+        balance: "attention" gives all ranks batches of about equal attention cost in each step;
+            None ignores costs. Cannot be combined with `restart`.
     """
 
     seq_len: int
@@ -122,13 +122,13 @@ class Concat(Packer):
             object.__setattr__(self, "atom", require_atom(self.atom, self.seq_len))
         if self.restart and self.atom is not None:
             raise ConfigError(
-                f"Concat has atom={self.atom} and restart=True.",
+                f"restart=True cannot be combined with atom, got atom={self.atom}.",
                 "Leave out one of them.",
                 setting="restart",
             )
         if self.restart and self.balance is not None:
             raise ConfigError(
-                f"Concat has restart=True and balance={self.balance!r}.",
+                f"restart=True cannot be combined with balance, got balance={self.balance!r}.",
                 "Leave out one of them.",
                 setting="restart",
             )
@@ -140,7 +140,7 @@ class Concat(Packer):
         return self.seq_len if self.atom is None else self.atom
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """Join, cut and shuffle; the seed orders the atoms."""
+        """Join, cut and shuffle; `seed` determines the order of the atoms."""
         if self.restart:
             plan = self._restarting(lengths, np.zeros_like(lengths))
             return _in_order(plan, _shuffled(plan.num_rows, plan, seed))
@@ -152,8 +152,8 @@ class Concat(Packer):
     def plan_window(self, request: WindowRequest) -> Selection:
         """Plan the oldest tokens that make whole batches, and let all of their rows go.
 
-        Atoms that follow each other share a document, so rows of shuffled atoms would wait for
-        one another in circles if some of them stayed.
+        No row stays behind: consecutive atoms share a document, so rows of shuffled atoms could
+        wait for one another in a circle.
         """
         if self.restart:
             return self._oldest_rows(request)
@@ -167,7 +167,7 @@ class Concat(Packer):
         return all_rows(plan, request)
 
     def _restarting(self, lengths: NDArray[np.int64], delivered: NDArray[np.int64]) -> Plan:
-        """Rows in order of arrival; documents of which rows hold a part do not start again."""
+        """Plan rows in order of arrival; a document that is partly delivered does not restart."""
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
         columns = cut_and_restart(kept, delivered == 0, self.seq_len)
         row_offsets, document, start, stop, overlap = columns
@@ -175,7 +175,7 @@ class Concat(Packer):
         return replace(plan, overlap=overlap)
 
     def _oldest_rows(self, request: WindowRequest) -> Selection:
-        """The first rows that make whole batches and that the window holds, shuffled."""
+        """Select the first rows that the window holds and that fill whole batches, shuffled."""
         plan = self._restarting(request.lengths, request.delivered)
         count, each = plan.num_rows, request.rows_per_batch
         if not request.final:
@@ -187,13 +187,13 @@ class Concat(Packer):
         return Selection.in_batches(plan, _shuffled(count, plan, request.seed), each)
 
     def describe(self) -> dict[str, Any]:
-        """Class, parameters and algorithm revision."""
+        """Return class, parameters and algorithm revision."""
         restart = {"restart": True} if self.restart else {}
         return {**self._described("seq_len", "overflow"), "atom": self._atom, **restart}
 
 
 def _in_order(plan: Plan, rows: NDArray[np.int64]) -> Plan:
-    """The plan with its rows (R,) in this order."""
+    """Return the plan with its rows in the order `rows` (R,)."""
     sizes = np.diff(plan.row_offsets)[rows]
     index = ranges_of(plan.row_offsets[rows], sizes)
     return replace(
@@ -207,7 +207,7 @@ def _in_order(plan: Plan, rows: NDArray[np.int64]) -> Plan:
 
 
 def _shuffled(count: int, plan: Plan, seed: int) -> NDArray[np.int64]:
-    """The first `count` rows in seeded random order; one that is not full is the last."""
+    """Return the first `count` rows in seeded random order, a row that is not full last."""
     rows = np.arange(count, dtype=np.int64)
     full = count - int(count > 0 and plan.row_fill()[count - 1] < plan.seq_len[count - 1])
     rows[:full] = permutation(full, seed)
@@ -217,20 +217,20 @@ def _shuffled(count: int, plan: Plan, seed: int) -> NDArray[np.int64]:
 def cut_joined(
     lengths: NDArray[np.int64], seq_len: int, atom: int, order: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of the joined stream with its atoms in another order.
+    """Cut rows from the joined stream after reordering its atoms.
 
     Args:
         lengths: (N,) int64, tokens of each document.
         seq_len: tokens per row; atom: tokens per atom, a divisor or a multiple of it.
-        order: (A,) int64, the whole atoms in the order in which they go; a short one follows them.
+        order: (A,) int64, order of the whole atoms; a short last atom follows them.
 
     Returns:
         Row offsets (R + 1,), and per segment its document, start and stop, all int64. Segments
-        that follow each other in a row and in their document are one.
+        adjacent both in a row and in their document are merged.
     """
     ends = np.cumsum(lengths)
     total = int(lengths.sum())
-    # Segments in the order of the joined stream, then where each lies after the shuffle.
+    # Segments in the order of the joined stream, then the position of each after the shuffle.
     low = np.union1d(np.arange(0, total, min(atom, seq_len)), ends[ends < total])
     high = np.append(low[1:], total) if total else low
     place = np.arange(-(-total // atom), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Cost: what a document of some length costs in a model, from the model's configuration."""
+"""Cost: floating-point operations of a document in a model, from the model's configuration."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError
 
-#: Decoders whose feed-forward layers are a gate, an up and a down projection; with those of
-#: `_EXPERTS`, all whose layers are counted as below.
+#: Decoders with a gate, an up and a down projection in feed-forward layers. Only these and the ones
+#: in `_EXPERTS` are counted.
 _GATED = {
     "arcee": False, "cohere": True, "cohere2": True, "gemma": True, "gemma2": True,
     "gemma3_text": True, "glm": True, "glm4": True, "gpt2": False, "gpt_neox": False,
@@ -39,10 +39,10 @@ class Cost:
     [14.0, 71.0]
 
     Args:
-        token: for each token, in matrix products: 2 for every weight that it meets.
-        pair: for each pair of a token and one it attends to, itself included, in all layers of
-            full causal attention together: 4 * heads * head dimension per layer.
-        windows: the same in layers of sliding-window attention, by the tokens that a token sees.
+        token: operations per token in matrix products: 2 for every weight applied to it.
+        pair: operations per pair of a token and a token that it attends to, itself included, in all
+            layers of full causal attention together: 4 * heads * head dimension per layer.
+        windows: the same for layers of sliding-window attention, by window size in tokens.
     """
 
     token: float
@@ -59,7 +59,7 @@ class Cost:
         object.__setattr__(self, "windows", windows)
 
     def __call__(self, lengths: ArrayLike) -> NDArray[np.float64]:
-        """(N,) float64: operations for documents of these lengths (N,), in tokens."""
+        """Return the operations (N,) float64 for documents of these lengths (N,), in tokens."""
         tokens = np.asarray(lengths, dtype=np.float64)
         total = self.token * tokens + self.pair * (tokens * (tokens + 1) / 2)
         for window, pair in self.windows.items():
@@ -74,16 +74,16 @@ class Cost:
 
     @classmethod
     def from_config(cls, config: Any) -> Cost:
-        """The cost in a decoder of transformers, from its config; nothing is loaded.
+        """Compute the cost for a decoder of transformers from its config, without loading weights.
 
-        Counted are the matrices of attention, feed-forward layers and experts that a token meets,
+        It counts the matrices of attention, feed-forward layers and experts applied to a token,
         the output layer, and attention scores and values.
 
         Args:
-            config: of the model, or of a model with a text part.
+            config: a model's config; of a multimodal model its text part is used.
 
         Raises:
-            ConfigError: the model's kind, or a layer of it, is none that is known here.
+            ConfigError: the model type, or the type of a layer, is unknown.
         """
         if hasattr(config, "get_text_config"):
             config = config.get_text_config()
@@ -103,7 +103,7 @@ class Cost:
 
 
 def _attention(config: Any) -> tuple[int, int]:
-    """Of one layer: the weights that a token meets, and the operations per pair."""
+    """Return the weights applied to a token in one layer, and the operations per pair."""
     hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
     if getattr(config, "kv_lora_rank", None):  # latent attention
         latent, rope, values = config.kv_lora_rank, config.qk_rope_head_dim, config.v_head_dim
@@ -121,7 +121,7 @@ def _attention(config: Any) -> tuple[int, int]:
 
 
 def _feed_forward(config: Any, kind: str, layer: int) -> int:
-    """The weights that a token meets in the feed-forward part of a layer."""
+    """Return the number of weights applied to a token in the feed-forward part of a layer."""
     hidden = int(config.hidden_size)
     wide = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
     wide = wide or 4 * hidden
@@ -148,7 +148,7 @@ def _has_experts(config: Any, layer: int) -> bool:
 
 
 def _layers_by_window(config: Any, kind: str) -> tuple[int, dict[int, int]]:
-    """How many layers attend to everything, and how many to a window, by its size."""
+    """Return the number of layers of full attention, and of window attention by window size."""
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -156,7 +156,7 @@ def _layers_by_window(config: Any, kind: str) -> tuple[int, dict[int, int]]:
         kinds = ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
     for one in kinds:
         if one not in ("full_attention", "sliding_attention"):
-            raise _unknown(f'A layer of this "{kind}" is "{one}"')
+            raise _unknown(f'The config of this "{kind}" has a layer of type "{one}"')
     windowed = kinds.count("sliding_attention")
     return kinds.count("full_attention"), {int(window or 0): windowed} if windowed else {}
 

@@ -3,21 +3,21 @@
 Steps:
   1. The overflow policy; under "split" a document becomes pieces of seq_len, each a row, and a
      remainder.
-  2. Row by row: the largest document that fits the room goes in, until none fits. Then the
-     shortest one, whose crop wastes least, fills the row exactly with its head. Ties by arrival.
-  3. What a crop cuts off is dropped and counted; with ``keep_cropped=True`` it counts as a document
-     from then on, which comes after all others of its length.
+  2. Row by row: the largest document that fits the room is added, until none fits. Then the
+     shortest document, which wastes least, fills the row exactly with its head. Ties by arrival.
+  3. The cropped tail is dropped and counted; with ``keep_cropped=True`` it becomes a document of
+     its own, placed after all others of its length.
 
 In a window there are few documents to choose from, so step 2 looks ahead: once a row has
 a document, the one or two that fill its room with the least crop close it, if they crop nothing or
-if the largest that fits leaves no room for two more. Of equal pairs that with the largest document
-goes. Rows that crop least go first; what crops much waits for better company, as long as the window
-lets it.
+if the largest that fits leaves no room for two more. Among equal pairs the one with the largest
+document is used. Rows that crop least go first; rows that crop much wait for documents that fit
+better, as long as the window allows.
 
-Cost: O(documents), one compiled pass; in a window, for each document, the lengths that occur. Pads
-only the very last row. Every row begins with the first token of a document, except for pieces
-of documents longer than a row, and with `keep_cropped`. Throws away what it crops, which is a large
-share where documents are long, or cuts documents in two with `keep_cropped`.
+Cost: O(documents), one compiled pass; in a window O(documents * distinct lengths). Pads only the
+very last row. Every row begins with the first token of a document, except for pieces of documents
+longer than a row, and with `keep_cropped`. Cropped tokens are lost, a large share where documents
+are long; with `keep_cropped` documents are cut in two instead.
 
 Source: steps 1 to 3 are the best-fit cropping of nanochat's data loader; the look-ahead is ours.
 """
@@ -42,14 +42,14 @@ from streampack.packing.selection import first_rows
 
 @dataclass(frozen=True, kw_only=True)
 class BestFitCrop(Packer):
-    """Best fit with cropping.
+    """Fills every row by best fit and crops one document to close it.
 
     Args:
         seq_len: tokens per row.
-        overflow: what happens to documents longer than a row.
-        keep_cropped: pack what is cropped off too, instead of dropping it.
-        balance: "attention" gives every rank batches whose attention costs about the same in each
-            step of a run; None goes by no costs.
+        overflow: policy for documents longer than a row.
+        keep_cropped: pack cropped tails as documents instead of dropping them.
+        balance: "attention" gives all ranks batches of about equal attention cost in each step;
+            None ignores costs.
     """
 
     seq_len: int
@@ -65,15 +65,15 @@ class BestFitCrop(Packer):
 
     @property
     def max_tokens_per_row(self) -> int:
-        """A row that lacks one token may crop a document as long as a row."""
+        """Two rows less one token, unless tails are kept: one missing token may crop a full row."""
         return self.seq_len if self.keep_cropped else 2 * self.seq_len - 1
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """Pack; neither `final` nor `seed` changes anything, for nothing here is random."""
+        """Pack the documents; `final` and `seed` have no effect, since nothing here is random."""
         return self._planned(lengths, closes=False)
 
     def plan_window(self, request: WindowRequest) -> Selection:
-        """Plan everything, rows closed with a look-ahead, and take those that crop least."""
+        """Plan the whole window with look-ahead, and select the rows that crop least."""
         plan = self._planned(request.lengths, closes=True)
         last = plan.row_offsets[1:] - 1
         document = plan.document[last]
@@ -83,7 +83,7 @@ class BestFitCrop(Packer):
 
     def _planned(self, lengths: NDArray[np.int64], *, closes: bool) -> Plan:
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        # First the rows that one document fills.
+        # Rows filled by a single document come first.
         full = kept // self.seq_len
         whole = np.repeat(np.arange(len(kept)), full)
         begin = ranges_of(np.zeros_like(full), full) * self.seq_len
@@ -99,14 +99,14 @@ class BestFitCrop(Packer):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Class, parameters and algorithm revision."""
+        """Return class, parameters and algorithm revision."""
         return self._described("seq_len", "overflow", "keep_cropped")
 
 
 class _Queues(NamedTuple):
-    """Documents by what remains of them, in order of arrival, and which queues are not empty.
+    """Queues of documents by remaining length, in order of arrival, and a bitmap of used queues.
 
-    `first` and `last` are of each queue, `following` is of each document; -1 is none.
+    `first` and `last` have one entry per queue, `following` one per document; -1 ends a queue.
     """
 
     first: NDArray[np.int64]
@@ -123,7 +123,7 @@ def _crop(
     closes: bool,
     dropped: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of the remainders of documents, below seq_len; adds what it crops to `dropped`.
+    """Pack the remainders of documents, below seq_len; add cropped tokens to `dropped`.
 
     Returns row offsets, and document, start and stop per segment.
     """
@@ -184,9 +184,9 @@ def _crop(
 
 @kernel
 def _least_waste(queues: _Queues, room: int) -> tuple[int, int]:
-    """Which length goes into a row that has this room left, -1 for none; and which one after it.
+    """Return the next length to place in a row with this room, or -1, and the one to follow it.
 
-    The second is 0 if it is to be asked for again.
+    The second is 0 if the caller has to search for it once the first is placed.
     """
     filled = queues.filled
     shortest = next_set(filled, 1)

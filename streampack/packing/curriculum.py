@@ -1,24 +1,24 @@
-"""The bucket schedule: which bucket each rotation has, the same for all lanes and ranks.
+"""Bucket schedule: the bucket of each rotation, the same for all lanes and ranks.
 
 Steps, for rotation r = 0, 1, ...:
   1. Each bucket's due grows by its share of rotation r; the shares add up to one.
-  2. Turn j of a bucket (counted from 0) may be given from the rotation in which its due first
-     exceeds j, and must be given no later than the one in which its due reaches j + 1.
-  3. Of the buckets whose next turn may be given, in an order drawn from the seed, the first one is
-     taken that leaves room for all other turns before their deadlines. The one with the earliest
-     deadline always does.
+  2. Turn j of a bucket (counted from 0) becomes available in the rotation in which its due first
+     exceeds j. Its deadline is the rotation in which its due reaches j + 1.
+  3. Buckets with an available turn are tried in an order drawn from the seed. The first that leaves
+     room for all other turns before their deadlines gets the rotation. The bucket with the
+     earliest deadline always qualifies.
 
-So after any number of rotations a bucket had floor(due) or ceil(due) turns: what it got is within
-one rotation of its share at any time, also while shares change. Arithmetic is on integers. The
-bucket of a rotation is a pure function of (shares, seed, rotation): the schedule is repeated from
-its beginning.
+So after any number of rotations a bucket had floor(due) or ceil(due) turns: it is within one
+rotation of its share at any time, also while shares change. Arithmetic is on integers. The bucket
+of a rotation is a pure function of (shares, seed, rotation): after a restore the schedule is
+recomputed from its beginning.
 
 Cost: a fraction of a microsecond per rotation, one byte of memory each.
 
 Sources: R. Tijdeman, "The chairman assignment problem" (1980) states the problem; windows with
-deadlines are those of S. Baruah et al., "Proportionate progress" (1996). Shares that change are
-the length curriculum of Pouransari et al., "Dataset Decomposition" (2024), and the warm-up of Li
-et al., "The Stability-Efficiency Dilemma" (2022).
+deadlines follow S. Baruah et al., "Proportionate progress" (1996). Shares that change are the
+length curriculum of Pouransari et al., "Dataset Decomposition" (2024), and the warm-up of Li et
+al., "The Stability-Efficiency Dilemma" (2022).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from streampack.arguments import is_number, whole_number, whole_value
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, mix
 
-FINEST = 1 << 32  # units that one rotation has at most; shares are counted in these units
+FINEST = 1 << 32  # largest number of units per rotation; shares are counted in these units
 HORIZON = 4096  # rotations; deadlines further ahead than this count as equal
 FREEDOM = 64  # rotations; a turn is drawn at random only this close to its deadline
 
@@ -48,9 +48,9 @@ class _Knots(NamedTuple):
     """The knots of a curriculum as integers.
 
     Attributes:
-        at: (K,) int64, their rotations; sums: (K, B + 1) int64, sums of shares up to each bucket.
-        whole: what the sums reach, in units of a rotation.
-        repeat: rotations until the first knot comes again; 0 never.
+        at: (K,) int64 rotations; sums: (K, B + 1) int64, cumulative shares over the buckets.
+        whole: units per rotation, the last of every knot's sums.
+        repeat: period of the knots in rotations; 0 for no repetition.
     """
 
     at: NDArray[np.int64]
@@ -64,10 +64,10 @@ class Curriculum:
     """Token shares of the buckets as a function of the rotation.
 
     Args:
-        knots: pairs (rotation, one share per bucket), rotations ascending from 0. Shares are linear
-            between knots and constant after the last; those of a knot are scaled to add up to 1.
-            Two knots in consecutive rotations make a step.
-        repeat: start again with the first knot every so many rotations; None never.
+        knots: pairs (rotation, one share per bucket), rotations ascending from 0. Shares are
+            interpolated linearly between knots and constant after the last; every knot's shares
+            are scaled to add up to 1. Two knots in consecutive rotations make a step.
+        repeat: period in rotations after which the knots repeat; None for no repetition.
     """
 
     knots: tuple[tuple[int, tuple[float, ...]], ...]
@@ -76,7 +76,7 @@ class Curriculum:
     def __post_init__(self) -> None:
         if not all(isinstance(knot, Sequence) and len(knot) == 2 for knot in self.knots):
             raise ConfigError(
-                f"The knots of a curriculum are {self.knots!r:.200}.",
+                f"knots must be pairs (rotation, shares), got {self.knots!r:.200}.",
                 "Pass for example Curriculum(((0, (1, 0)), (1000, (0.5, 0.5)))).",
                 setting="knots",
             )
@@ -88,8 +88,8 @@ class Curriculum:
         places = [at for at, _ in knots]
         if not places or places[0] != 0 or places != sorted(set(places)) or places[-1] >= 1 << 31:
             raise ConfigError(
-                f"The knots of a curriculum are at rotations {places}.",
-                "Begin with (0, shares) and give each later rotation once.",
+                f"The rotations of knots must ascend from 0, below 2**31, got {places}.",
+                "Begin with (0, shares) and list each later rotation once.",
                 setting="knots",
             )
         width = len(knots[0][1])
@@ -97,7 +97,8 @@ class Curriculum:
             valid = all(math.isfinite(share) and share >= 0 for share in shares)
             if len(shares) != width or not valid or not sum(shares) > 0:
                 raise ConfigError(
-                    f"The shares at rotation {at} are {shares}.",
+                    f"Every knot must have {width} shares >= 0, not all of them 0, got {shares} at "
+                    f"rotation {at}.",
                     f"Pass {width} shares, one for each bucket.",
                     setting="shares",
                 )
@@ -107,15 +108,15 @@ class Curriculum:
 
     @classmethod
     def constant(cls, shares: Sequence[float]) -> Curriculum:
-        """Shares that never change."""
+        """Return a curriculum of shares that never change."""
         return cls(((0, tuple(shares)),))
 
     @classmethod
     def warm_up(cls, shares: Sequence[float], rotations: int) -> Curriculum:
-        """Sequence-length warm-up: longer buckets come in one after another.
+        """Return a sequence-length warm-up, which introduces longer buckets one after another.
 
-        At rotation 0 the first bucket that has a share gets everything. The others join it at
-        equal distances, until all have joined at `rotations`; those present share the tokens in
+        At rotation 0 the first bucket with a share gets all tokens. The others join it at equal
+        distances, until all have joined at `rotations`; the buckets present divide the tokens in
         proportion to their shares.
         """
         rotations = whole_value("rotations", rotations)
@@ -129,11 +130,11 @@ class Curriculum:
 
     @property
     def num_buckets(self) -> int:
-        """Shares per knot."""
+        """Number of shares per knot."""
         return len(self.knots[0][1])
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able identity for the fingerprint."""
+        """Return the JSON-compatible identity for the fingerprint."""
         return {
             "knots": [[at, list(shares)] for at, shares in self.knots],
             "repeat": self.repeat,
@@ -141,14 +142,14 @@ class Curriculum:
 
     @classmethod
     def from_description(cls, value: dict[str, Any]) -> Curriculum:
-        """The curriculum whose `describe` gave `value`."""
+        """Rebuild a curriculum from the output of `describe`."""
         return cls(tuple((at, tuple(shares)) for at, shares in value["knots"]), value["repeat"])
 
     def units(self) -> _Knots:
-        """The knots as integers.
+        """Return the knots as integers.
 
-        The unit is such that shares of a few decimals are exact, so that 0.4 of five rotations
-        is two of them.
+        The unit makes shares of a few decimals exact, so that 0.4 of five rotations is two
+        rotations.
         """
         at = np.array([at for at, _ in self.knots], dtype=np.int64)
         exact = []
@@ -156,19 +157,19 @@ class Curriculum:
             running = list(accumulate(Fraction(repr(share)) for share in shares))
             exact.append([value / running[-1] for value in running])
         whole = math.lcm(*(value.denominator for values in exact for value in values))
-        # The finest multiple of it: shares between knots are rounded down to units.
+        # Use its largest multiple, because shares between knots are rounded down to units.
         whole = FINEST // whole * whole if whole <= FINEST else FINEST
         sums = np.array([[0, *(round(value * whole) for value in values)] for values in exact])
         return _Knots(at, sums.astype(np.int64), whole, self.repeat or 0)
 
 
 def plain_shares(shares: object) -> tuple[float, ...]:
-    """Shares that do not change, as floats; raises `ConfigError` unless they are numbers."""
+    """Return constant shares as floats; raise `ConfigError` unless they are numbers."""
     listed = isinstance(shares, Iterable) and not isinstance(shares, Mapping)
     values = tuple(cast(Any, shares)) if listed else (None,)
     if not all(map(is_number, values)):
         raise ConfigError(
-            f"shares is {shares!r}.",
+            f"shares must be a sequence of numbers or a Curriculum, got {shares!r}.",
             "Pass for example shares=(0.5, 0.25, 0.25), or leave it out to have them measured.",
             setting="shares",
         )
@@ -178,11 +179,11 @@ def plain_shares(shares: object) -> tuple[float, ...]:
 def scheduled_buckets(
     curriculum: Curriculum, seed: int, first: int, count: int
 ) -> NDArray[np.int8]:
-    """(count,) int8: the bucket of each rotation from `first` on.
+    """Return the bucket of `count` rotations from `first` on, (count,) int8.
 
     Args:
-        curriculum: the shares of the buckets.
-        seed: of the order in which they take turns.
+        curriculum: token shares of the buckets.
+        seed: seed of the order in which buckets take turns.
     """
     rotations = max(1024, 1 << (first + count).bit_length())
     return _all_turns(curriculum, seed, rotations)[first : first + count]
@@ -190,13 +191,13 @@ def scheduled_buckets(
 
 @lru_cache(maxsize=16)
 def _all_turns(curriculum: Curriculum, seed: int, rotations: int) -> NDArray[np.int8]:
-    """(rotations,) int8, shared by the lanes of a process."""
+    """Return (rotations,) int8 buckets; cached, so that the lanes of a process share the array."""
     return _take_turns(rotations, curriculum.units(), np.uint64(derive_seed(seed, 3)))
 
 
 @kernel
 def _share(r: int, b: int, knots: _Knots) -> int:
-    """Share of bucket b in rotation r, in units; over b they add up to a whole one."""
+    """Return the share of bucket b in rotation r, in units; over b they add up to `knots.whole`."""
     at, sums, _, repeat = knots
     if repeat > 0:
         r %= repeat
@@ -215,7 +216,7 @@ def _share(r: int, b: int, knots: _Knots) -> int:
 
 @kernel
 def _take_turns(rotations: int, knots: _Knots, seed: np.uint64) -> NDArray[np.int8]:
-    """(rotations,) int8; see the module's docstring for the steps."""
+    """Return the bucket of each rotation, (rotations,) int8, by the steps of the module."""
     whole, buckets = knots.whole, knots.sums.shape[1] - 1
     turns = np.empty(rotations, dtype=np.int8)
     due = np.zeros(buckets, dtype=np.int64)
@@ -229,7 +230,7 @@ def _take_turns(rotations: int, knots: _Knots, seed: np.uint64) -> NDArray[np.in
         for b in range(buckets):
             due[b] += _share(r, b, knots)
             if given[b] * whole >= due[b]:
-                deadline[b] = -1  # its next turn may not be given yet
+                deadline[b] = -1  # its next turn is not available yet
                 continue
             need = (given[b] + 1) * whole
             while seen[b] < need and next_seen[b] <= r + HORIZON:
@@ -259,7 +260,7 @@ def _leaves_room(
     given: NDArray[np.int64],
     knots: _Knots,
 ) -> bool:
-    """True if a turn with this deadline may be given now: all others before it still have room."""
+    """True if a turn with this deadline leaves room now for all turns with earlier deadlines."""
     buckets = len(due)
     ahead = due.copy()
     for t in range(r, deadline):

@@ -5,8 +5,8 @@ Steps:
   2. Pieces in order of decreasing length, ties by arrival (a counting sort where lengths are
      few against documents).
   3. Each piece goes into a bin of ``seq_len + extra_capacity``: first-fit takes the earliest opened
-     bin with room, best-fit the one that is left with least room, ties to the earliest opened.
-     With ``align`` a piece takes up a multiple of it, padding included.
+     bin with room, best-fit the bin left with least room, ties to the earliest opened. With
+     ``align`` a piece occupies a multiple of it, padding included.
   4. A bin is a row. Tokens beyond seq_len, in placement order, are dropped and counted.
 
 Cost: O(documents) and the greedy kernel (`fit`), compiled: about 15 ns per document of web text for
@@ -42,13 +42,13 @@ from streampack.packing.overflow import (
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 
-MOST_KEPT_BYTES = 8 << 20  # of a quarter of a million pieces; what more take is not kept
+MOST_KEPT_BYTES = 8 << 20  # about 200,000 pieces; a larger buffer is freed after its plan
 
 
 class _Kept(threading.local):
-    """Working memory of planning, kept from plan to plan: page faults take longer than a plan.
+    """Working memory of one thread, kept between plans: page faults take longer than a plan.
 
-    It is not initialised, is used within one kernel call, and is never part of a result.
+    It is uninitialised, used within one kernel call, and never part of a result.
     """
 
     words: NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -58,7 +58,7 @@ _kept = _Kept()
 
 
 def scratch_words(count: int) -> NDArray[np.int64]:
-    """(count or more,) int64 memory to use, valid until this thread asks again."""
+    """Return (count or more,) int64 working memory, valid until this thread's next call."""
     words = _kept.words
     if len(words) < count:
         words = np.empty(count + count // 4, dtype=np.int64)
@@ -69,22 +69,22 @@ def scratch_words(count: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Decreasing(Packer):
-    """What both strategies have in common; see the module's docstring for the steps.
+    """Base of both strategies; the module's docstring has the steps.
 
     Args:
         seq_len: tokens per row.
-        overflow: what happens to documents longer than a row.
-        extra_capacity: tokens a bin may hold beyond seq_len; they are dropped.
+        overflow: policy for documents longer than a row.
+        extra_capacity: tokens a bin may hold beyond seq_len; they are dropped. More of them give
+            fewer rows and less padding, and drop the ends of more documents.
         protect_short: refuse a placement that would drop a whole piece.
-        align: pad every piece to a multiple of this inside its row, as context parallelism wants
-            (``2 * cp_size``); it counts as padding. Of several needs, as ``(2 * cp_size, 16)``,
-            it is the least common multiple.
-        balance: "attention" gives every rank batches whose attention costs about the same in each
-            step of a run, "patches" batches of about as many patches of images; None goes by no
-            costs.
-        capacity: what a row holds at most beside its tokens, as ``{"patches": 4096}``: of images,
-            or of any document field of whole numbers (`packing.limits`). It goes with whole
-            documents, overflow "drop" or "error".
+        align: pad every piece to a multiple of this inside its row, as context parallelism requires
+            (``2 * cp_size``); the filling counts as padding. Of several requirements, as
+            ``(2 * cp_size, 16)``, the least common multiple is used.
+        balance: "attention" gives all ranks batches of about equal attention cost in each step,
+            "patches" of about as many image patches; None ignores costs.
+        capacity: further limits of a row by document field, as ``{"patches": 4096}`` for images or
+            any integer field (`packing.limits`). It requires whole documents, so overflow "drop"
+            or "error".
     """
 
     seq_len: int
@@ -120,12 +120,12 @@ class _Decreasing(Packer):
 
     @property
     def _multiple(self) -> int:
-        """`align`, one number since it was checked."""
+        """`align` as an int, which `__post_init__` has made it."""
         return cast(int, self.align)
 
     @property
     def max_tokens_per_row(self) -> int:
-        """A bin's capacity."""
+        """Capacity of a bin, in tokens."""
         return self.seq_len + self.extra_capacity
 
     def plan(
@@ -136,9 +136,9 @@ class _Decreasing(Packer):
         seed: int,
         weights: Fields = NO_FIELDS,
     ) -> Plan:
-        """Pack; neither `final` nor `seed` changes anything, because nothing here is random.
+        """Pack the documents; `final` and `seed` have no effect, since nothing here is random.
 
-        `weights` are those of the documents, by name, each (N,); see `Packer`.
+        `weights` maps document fields to their values (N,); see `Packer`.
         """
         if self.capacity:
             from streampack.packing.limits import plan_within
@@ -148,9 +148,9 @@ class _Decreasing(Packer):
                 best=self._best, overflow=self.overflow,
             )  # fmt: skip
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        # One kernel fills the arrays: each array that a kernel returns costs microseconds.
+        # One kernel fills the arrays, because each array that a kernel returns costs microseconds.
         pieces = len(kept) + int(kept.sum()) // self.seq_len
-        # All in one block: for a large one numpy asks for huge pages, which are faulted in at once.
+        # They share one block: numpy requests huge pages for it, which need few page faults.
         block = np.empty(6 * pieces + 1, dtype=np.int64)
         columns, row_offsets = block[: 5 * pieces].reshape(5, pieces), block[5 * pieces :]
         dropped_with = np.full(len(kept), -1, dtype=np.int64) if self.extra_capacity else None
@@ -177,7 +177,7 @@ class _Decreasing(Packer):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Class, parameters and revision; `align` and `capacity` only if they do something."""
+        """Return class, parameters and revision; `align` and `capacity` only if they are set."""
         align = {"align": self.align} if self._multiple > 1 else {}
         capacity = {"capacity": self.capacity} if self.capacity else {}
         names = ("seq_len", "overflow", "extra_capacity", "protect_short")
@@ -185,13 +185,13 @@ class _Decreasing(Packer):
 
 
 class FirstFitDecreasing(_Decreasing):
-    """Longest first, each into the earliest opened row with room."""
+    """Places the longest documents first, each into the earliest opened row with room."""
 
     _best = False
 
 
 class BestFitDecreasing(_Decreasing):
-    """Longest first, each into the row it leaves least room in. The default packer."""
+    """Places the longest documents first, each into the fullest row with room. The default."""
 
     _best = True
 
@@ -200,11 +200,10 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class Pieces(NamedTuple):
-    """Pieces of documents, in the order in which they are placed.
+    """Pieces of documents in placement order, as columns (M,).
 
     Attributes:
-        bins: (M,) of each; document, start, size: its document, where in it the piece begins, and
-            its tokens.
+        bins: bin of each piece; document, start, size: its document, its offset there, its tokens.
     """
 
     bins: NDArray[np.integer[Any]]
@@ -214,12 +213,12 @@ class Pieces(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """What `lay_out` fills in.
+    """Output arrays of `lay_out`.
 
     Attributes:
-        row_offsets: (bins + 1 or more,) int64, a row's segments.
-        columns: (3, M or more) int64, their (document, start, stop).
-        dropped: (N,) int64, to which the tokens cut off are added.
+        row_offsets: (bins + 1 or more,) int64 offsets of the rows into the segments.
+        columns: (3, M or more) int64, (document, start, stop) of the segments.
+        dropped: (N,) int64, to which tokens cut off are added.
     """
 
     row_offsets: NDArray[np.int64]
@@ -228,7 +227,7 @@ class Placed(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """How pieces are placed; see `greedy_fit`."""
+    """Parameters of placing pieces; see `greedy_fit`."""
 
     seq_len: int
     capacity: int
@@ -245,13 +244,13 @@ def _plan(
     dropped_with: NDArray[np.int64],
     words: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Steps 2 to 4 for lengths (N,); fills in `placed` and returns how many rows and segments.
+    """Run steps 2 to 4 for lengths (N,): fill `placed`, return the numbers of rows and segments.
 
-    Its two further columns are overlaps and padding. `dropped_with` is filled unless it is empty;
-    `words` is memory to use, 5 words per piece.
+    `placed` has two further columns, overlap and padding. `dropped_with` is filled unless it is
+    empty; `words` is working memory, 5 words per piece.
     """
     seq_len, capacity, least_room, best, align = rule
-    most = placed.columns.shape[1]  # pieces at most
+    most = placed.columns.shape[1]  # upper bound of the number of pieces
     start = words[:most]
     narrow = words[most : 5 * most].view(np.int32)
     document, size, bins = narrow[:most], narrow[most : 2 * most], narrow[2 * most : 3 * most]
@@ -272,7 +271,7 @@ def _plan(
 
 @kernel
 def lost_with(pieces: Pieces, count: int, seq_len: int, out: NDArray[np.int64]) -> None:
-    """Fill in for documents (N,) the bin in which a piece of theirs lies wholly beyond seq_len.
+    """Set `out` (N,) to the bin in which a document's piece lies wholly beyond seq_len.
 
     A document has at most one such piece, its remainder: pieces of seq_len come first in a bin.
     """
@@ -292,16 +291,16 @@ def decreasing_pieces(
     start: NDArray[np.int64],
     size: NDArray[np.int32],
 ) -> int:
-    """Fill in pieces by decreasing length, ties by arrival; returns how many there are.
+    """Write pieces by decreasing length, ties by arrival; return their number.
 
     Args:
         lengths: (N,) int64; seq_len: tokens of a whole piece.
-        document, start, size: filled, with room for every piece: its document, where in it the
-            piece begins, and its tokens.
+        document, start, size: outputs with room for every piece: its document, its offset there
+            and its tokens.
     """
-    # Most documents are shorter than a row, and need no division, which is what is slow here.
-    counting = len(lengths) * 16 >= seq_len  # else documents are few and rows are long
-    # place[s] is first how many remainders of size s there are, then where the next one goes.
+    # Most documents are shorter than a row, which saves the division, the slow part of this loop.
+    counting = len(lengths) * 16 >= seq_len  # a counting sort is slower for few documents
+    # place[s] is first the number of remainders of size s, then the index of the next one.
     place = np.zeros(seq_len if counting else 0, dtype=np.int64)
     full = 0
     rest = 0
@@ -350,14 +349,14 @@ def decreasing_pieces(
 def lay_out(
     pieces: Pieces, count: int, seq_len: int, used: NDArray[np.integer[Any]], placed: Placed
 ) -> int:
-    """Segments by row, in placement order, cut at seq_len; returns how many there are.
+    """Write segments by row, in placement order, cut at seq_len; return their number.
 
     Args:
-        pieces: placed in `count` bins; `size` becomes what is left of each.
-        count: of the bins.
-        seq_len: tokens of a row.
-        used: (count or more,) memory to use; empty where no bin holds more than a row.
-        placed: filled in.
+        pieces: pieces placed in `count` bins; `size` is reduced to the tokens kept of each.
+        count: number of bins.
+        seq_len: tokens per row.
+        used: (count or more,) working memory; empty where no bin holds more than a row.
+        placed: output.
     """
     bins, document, start, size = pieces
     row_offsets, columns, dropped = placed
@@ -377,7 +376,7 @@ def lay_out(
         for k in range(len(bins)):
             row_offsets[bins[k] + 1] += 1
     total = 0
-    for b in range(1, count + 1):  # from numbers of segments to where the next one is written
+    for b in range(1, count + 1):  # from numbers of segments to the index of the next one
         here = row_offsets[b]
         row_offsets[b] = total
         total += here

@@ -1,17 +1,17 @@
-"""The greedy kernel: items in a given order into bins, first-fit or best-fit.
+"""Greedy kernel: places items in a given order into bins, by first-fit or best-fit.
 
 Steps, for every item in order: find an open bin with room for it, else open a new one.
   - first-fit: the earliest opened bin with room;
-  - best-fit: the bin that is left with least room, ties to the earliest opened.
+  - best-fit: the bin left with least room, ties to the earliest opened.
 Bins are grouped by their room, in one pairing heap per room, which gives the earliest opened one.
 For best-fit a bitmap of the rooms in use finds the smallest that suffices. For first-fit the
 earliest bins of all rooms that suffice are compared, whole blocks of rooms at once.
 
 Cost per item: the heap, which is constant unless many bins have the same room, and a search: for
 best-fit through O(capacity / 4096) words, for first-fit through O(block + capacity / block)
-numbers, many of them per instruction. What is searched is small (a few bytes per token of capacity)
-and stays in the cache, however many bins there are. Memory: O(items + capacity). Nothing is thrown
-away.
+numbers, many of them per instruction. The searched arrays are small (a few bytes per token of
+capacity) and stay in the cache for any number of bins. Memory: O(items + capacity). Nothing is
+thrown away.
 
 Sources: D. S. Johnson, "Near-optimal bin packing algorithms" (1973); M. Fredman, R. Sedgewick,
 D. Sleator, R. Tarjan, "The pairing heap" (1986).
@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
 
-_BLOCK = 6  # rooms per block, as a power of two
-_NONE = np.int32(2**31 - 1)  # above every bin, so that minima need no test
+_BLOCK = 6  # log2 of the rooms per block
+_NONE = np.int32(2**31 - 1)  # above every bin index, so that minima need no test
 
 
 @kernel
@@ -44,13 +44,13 @@ def greedy_fit(
     """Assign items to bins.
 
     Args:
-        sizes: (M,) integers, each in [1, capacity], in the order in which they are placed.
+        sizes: (M,) integers, each in [1, capacity], in placement order.
         capacity: room of an empty bin.
         least_room: an open bin is considered only if it has at least this much room left.
         best: best-fit if True, first-fit if False.
-        align: an item takes up the next multiple of this.
-        bins: (M,), filled with the bin of every item, numbered in order of opening.
-        links: (3 * M or more,) memory to use.
+        align: an item occupies the next multiple of this.
+        bins: (M,) output, the bin of every item, numbered in order of opening.
+        links: (3 * M or more,) working memory.
 
     Returns:
         The number of bins.
@@ -74,7 +74,7 @@ def _fit(
     sibling: NDArray[np.int32],
     rooms: NDArray[np.int32] | None,
 ) -> int:
-    """First-fit, where `rooms` of open bins are kept, or best-fit: each is compiled by itself."""
+    """First-fit if `rooms` of open bins are given, else best-fit; each is compiled separately."""
     blocks = (capacity >> _BLOCK) + 1
     head = np.full(blocks << _BLOCK, _NONE, dtype=np.int32)  # earliest opened bin of each room
     lowest = np.full(blocks, _NONE, dtype=np.int32)  # the same of each block of rooms
@@ -121,7 +121,7 @@ def _fit(
 
 @kernel
 def _earliest(head: NDArray[np.int32], lowest: NDArray[np.int32], need: int) -> np.int32:
-    """The earliest opened bin with so much room, or none."""
+    """Return the earliest opened bin with at least `need` room, or `_NONE`."""
     block = (need >> _BLOCK) + 1
     return min(_minimum(head[need : block << _BLOCK]), _minimum(lowest[block:]))
 
@@ -136,7 +136,7 @@ def _minimum(values: NDArray[np.int32]) -> np.int32:
 
 @kernel
 def _meld(child: NDArray[np.int32], sibling: NDArray[np.int32], a: Any, b: Any) -> Any:
-    """Join two heaps by their roots; the earlier opened bin (the smaller number) is the root."""
+    """Join two heaps by their roots; the earlier opened bin (the smaller index) is the root."""
     if b < a:
         a, b = b, a
     sibling[b] = child[a]
@@ -146,7 +146,7 @@ def _meld(child: NDArray[np.int32], sibling: NDArray[np.int32], a: Any, b: Any) 
 
 @kernel
 def _pop(child: NDArray[np.int32], sibling: NDArray[np.int32], root: Any) -> Any:
-    """Remove the root; returns the new root or -1. Children are melded in pairs, then together."""
+    """Remove the root; return the new root or -1. Children are melded in pairs, then together."""
     pairs = -1
     node = child[root]
     while node >= 0:

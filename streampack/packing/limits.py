@@ -1,16 +1,16 @@
 """Capacity: further limits of a row, such as the patches of its images.
 
 Steps, for whole documents that have tokens and a weight for each limit:
-  1. In order of decreasing share of the limit that they take most of (tokens of `seq_len`, or a
-     weight of its capacity), ties by arrival. Shares are compared as whole 2**-30.
-  2. Best-fit puts each into the row that has least room for tokens left, among the rows in which
-     every limit allows it, ties to the earliest opened; first-fit into the earliest opened of them.
-     If there is none, a row is opened.
+  1. Documents are sorted by decreasing share of their scarcest limit (tokens of `seq_len`, or a
+     weight of its capacity), ties by arrival. Shares are compared in integer units of 2**-30.
+  2. Among the rows with room under every limit, best-fit takes the row with least room for tokens,
+     ties to the earliest opened, and first-fit the earliest opened. If there is no such row, a new
+     one is opened.
 
-A row then counts as full as its fullest limit.
+The fill of a row is the fill of its fullest limit.
 
-Cost: O(documents x open rows), compiled; a row is closed once no document fits it any more. A
-window has some hundred rows. Nothing is thrown away.
+Cost: O(documents x open rows), compiled; a row is closed once no document fits it. A window has
+some hundred rows. Nothing is thrown away.
 
 With the order by largest share this is the usual heuristic of vector bin packing (R. Panigrahy,
 K. Talwar, L. Uyeda, U. Wieder, "Heuristics for Vector Bin Packing", 2011).
@@ -37,33 +37,33 @@ if TYPE_CHECKING:
 
 
 def require_capacity(capacity: Any) -> dict[str, int]:
-    """`capacity` as a dict; raises `ConfigError` unless it is one of whole numbers by name."""
+    """Return `capacity` as a dict; raise `ConfigError` unless it maps names to positive ints."""
     known = isinstance(capacity, Mapping) and all(
         isinstance(name, str) and is_whole(most) and 1 <= most < 1 << 31
         for name, most in capacity.items()
     )
     if not known:
         raise ConfigError(
-            f"capacity is {capacity!r:.100}.",
-            'Pass what a row holds at most, by document field: capacity={"patches": 4096}.',
+            f"capacity must map document fields to whole numbers, got {capacity!r:.100}.",
+            'Pass the limits of a row by document field, as capacity={"patches": 4096}.',
             setting="capacity",
         )
     return {name: int(most) for name, most in capacity.items()}
 
 
 def require_whole(weights: Sequence[str], overflow: str, extra_capacity: int) -> None:
-    """Raise `ConfigError` if documents have weights and are cut."""
+    """Raise `ConfigError` unless documents, which have weights, are never cut."""
     if weights and (overflow not in ("drop", "error") or extra_capacity):
         raise ConfigError(
-            f"Rows go by {weights[0]}, with overflow={overflow!r} and "
-            f"extra_capacity={extra_capacity}, and a document that is cut has no such number.",
+            f"Packing by {weights[0]} requires whole documents, got overflow={overflow!r} and "
+            f"extra_capacity={extra_capacity}, which cut them.",
             'Use overflow="drop" or "error", and no extra capacity.',
             setting="overflow",
         )
 
 
 def within(capacity: Mapping[str, int], weights: Fields, count: int) -> NDArray[np.bool_]:
-    """(count,) which documents of these weights fit a row by every limit."""
+    """Return (count,) bool: documents with these weights that fit a row under every limit."""
     fits = np.ones(count, dtype=np.bool_)
     for name, most in capacity.items():
         fits &= weights[name] <= most
@@ -71,7 +71,7 @@ def within(capacity: Mapping[str, int], weights: Fields, count: int) -> NDArray[
 
 
 def excess(capacity: Mapping[str, int], weights: Fields, i: int) -> str | None:
-    """Why document i is too large by a weight: "has 9 patches, a row has 5"; or None."""
+    """Describe the limit that document i exceeds, as "has 9 patches, a row has 5", or None."""
     over = (name for name, most in capacity.items() if weights[name][i] > most)
     name = next(over, None)
     return None if name is None else f"has {weights[name][i]} {name}, a row has {capacity[name]}"
@@ -87,17 +87,17 @@ def plan_within(
     best: bool,
     overflow: str,
 ) -> Plan:
-    """The plan of documents of these lengths and weights (N,); see the module's docstring.
+    """Plan documents with these lengths and weights (N,) by the steps of the module.
 
     Raises:
-        PlanError: there are no such weights, or a document is too large and `overflow` is "error".
+        PlanError: a weight is missing, or a document is too large and `overflow` is "error".
     """
     lengths = checked_lengths(lengths)
     missing = [name for name in capacity if name not in weights]
     if missing:
         raise PlanError(
-            f"The packer has a capacity of {missing[0]}, and the documents' {missing[0]} are not "
-            "given.",
+            f"A capacity of {missing[0]} requires the documents' {missing[0]}, which are missing "
+            "from weights.",
             f'Pass weights={{"{missing[0]}": ...}}, one whole number for each document.',
             setting="weights",
         )
@@ -125,14 +125,14 @@ def plan_within(
 
 
 def row_weights(plan: Plan, weights: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(R,) int64: the weights (N,) of a row's documents, summed."""
+    """Return the sum (R,) int64 of the weights (N,) of each row's documents."""
     if not plan.num_rows:
         return np.zeros(0, dtype=np.int64)
     return np.asarray(np.add.reduceat(weights[plan.document], plan.row_offsets[:-1]))
 
 
 def row_loads(plan: Plan, capacity: Mapping[str, int], weights: Fields) -> NDArray[np.int64]:
-    """(R,) int64: slots of each row, at least as many as the share of any limit that it uses up."""
+    """Return the load (R,) int64 of each row in slots: the fill of its fullest limit, scaled."""
     loads = plan.row_fill()
     for name, most in capacity.items():
         loads = np.maximum(loads, row_weights(plan, weights[name]) * plan.seq_len // most)
@@ -140,7 +140,7 @@ def row_loads(plan: Plan, capacity: Mapping[str, int], weights: Fields) -> NDArr
 
 
 def check_weights(plan: Plan, capacity: Mapping[str, int], weights: Fields) -> None:
-    """Raise `PlanError` if a row of the plan holds more than its capacity."""
+    """Raise `PlanError` if a row of the plan exceeds a capacity."""
     for name, most in capacity.items():
         over = np.flatnonzero(row_weights(plan, weights[name]) > most)
         if len(over):
@@ -155,14 +155,14 @@ def fit_within(
     order: NDArray[np.int64],
     bins: NDArray[np.int64],
 ) -> int:
-    """Fill in the order of documents and the row of each; returns how many rows there are.
+    """Write the placement order of documents and the row of each; return the number of rows.
 
     Args:
-        sizes: (K, N) int64, what each takes of each limit, tokens first; none exceeds its limit.
+        sizes: (K, N) int64, each document's use of each limit, tokens first; none exceeds it.
         limits: (K,) int64.
         best: best-fit if True, first-fit if False.
-        order: (N,), filled with the documents in the order in which they are placed.
-        bins: (N,), filled with the row of each of these, numbered in order of opening.
+        order: (N,) output, documents in placement order.
+        bins: (N,) output, row of each document of `order`, numbered in order of opening.
     """
     count = sizes.shape[1]
     share = np.zeros(count, dtype=np.int64)
@@ -170,10 +170,10 @@ def fit_within(
         for i in range(count):
             share[i] = max(share[i], (sizes[k, i] << 30) // limits[k])
     order[:] = np.argsort(-share, kind="mergesort")
-    least = np.empty_like(limits)  # that any document takes of a limit
+    least = np.empty_like(limits)  # smallest use of each limit by any document
     for k in range(len(limits)):
         least[k] = sizes[k].min() if count else 0
-    rooms = np.empty((count, len(limits)), dtype=np.int64)  # of open rows, in order of opening
+    rooms = np.empty((count, len(limits)), dtype=np.int64)  # room of open rows, oldest first
     name = np.empty(count, dtype=np.int64)
     opened = rows = 0
     for n in range(count):
@@ -209,15 +209,16 @@ def fit_within(
 
 
 def add(recipe: Recipe, names: Sequence[str]) -> None:
-    """Raise `ConfigError` unless there are the fields of whole numbers that rows go by."""
+    """Raise `ConfigError` unless every name is a declared integer field of the documents."""
     fields, packer = recipe.fields, recipe.packer
     for name in names:
         if name not in fields.document or fields.document[name].kind not in "iu":
             remedy = f'Declare it: document_fields={{"{name}": "int64"}}.'
             if name == PATCHES:
-                remedy = "Pass processor=, of documents with images, or leave it out."
+                remedy = "Pass processor= for documents with images, or leave it out."
             raise ConfigError(
-                f'The packer goes by "{name}", which is no document field of whole numbers.',
+                f'The packer uses the document field "{name}", which is not declared as an integer '
+                "field.",
                 remedy,
                 setting="capacity" if name in packer.capacity else "balance",
             )

@@ -1,19 +1,21 @@
-"""Micro-batches for ranks in step: which document goes into which row of which rank.
+"""Balanced micro-batches: assigns every document to a row of a rank.
 
 Each micro-batch is one row, and all ranks have the same number of them. Ranks that share a model
-wait for each other in every micro-batch, so those at the same place are to cost the same, and where
-ranks wait for each other only at the end of the step, their sums are to.
+wait for each other in every micro-batch, so micro-batches with the same index should cost the same.
+Ranks that wait only at the end of the step should have equal sums.
 
-Steps, where documents or groups may go anywhere:
-  1. As few micro-batches per rank as best-fit-decreasing finds to hold them, or as many as asked.
+Steps, where documents or groups may go to any rank:
+  1. The number of micro-batches per rank is the one requested, or the fewest in which
+     best-fit-decreasing places all documents.
   2. Units (documents, or groups that share a row) go into rows of nearly equal cost (`equal_bins`).
-  3. Rows by decreasing cost: the first ones of all ranks are the costliest, and so on; of those at
-     one place the costliest goes to the rank that has the least so far.
-  4. A seeded shuffle of the places, and of the ranks.
+  3. Rows are sorted by decreasing cost and dealt out: the first row of every rank is among the
+     costliest, and so on. Of the rows with one index, the costliest goes to the rank with the
+     lowest sum so far.
+  4. The indices, and the ranks, are shuffled with the seed.
 
-Groups that share a rank, but not a row, are first divided among the ranks (`equal_bins`), and then
-steps 2 and 3 are each rank's own. Where a rank's documents do not fit so many rows, all have one
-more.
+Groups that share a rank, but not a row, are first divided among the ranks (`equal_bins`); steps 2
+and 3 then run for each rank. If a rank's documents do not fit the number of rows, every rank gets
+one more.
 """
 
 from __future__ import annotations
@@ -29,41 +31,43 @@ from streampack.errors import PlanError
 from streampack.packing.decreasing import BestFitDecreasing
 from streampack.packing.rng import derive_seed, permutation
 
-_COMPARISONS = 300  # for every unit
-_MOST = (1 << 31) - 1  # of a capacity of best-fit-decreasing
-_PARTNERS = 64  # bins that a bin is paired with, at most
+_COMPARISONS = 300  # limit per unit
+_MOST = (1 << 31) - 1  # largest capacity of best-fit-decreasing
+_PARTNERS = 64  # largest number of bins that a bin is paired with
 
 
 def bins_needed(sizes: NDArray[np.int64], capacity: int) -> int:
-    """Bins that best-fit-decreasing takes; no size is above `capacity`."""
+    """Return the number of bins that best-fit-decreasing opens; no size is above `capacity`."""
     return _best_fit(sizes, capacity)[0]
 
 
 def equal_bins(
     sizes: NDArray[np.int64], costs: NDArray[np.float64], bins: int, capacity: int
 ) -> NDArray[np.int64] | None:
-    """(N,) int64: the bin of each unit, or None if no way is found to fit them.
+    """Assign units to bins of nearly equal cost.
 
     Steps:
-      1. Units by decreasing cost, each into the bin of least cost that has room. If one has no room
-         anywhere, units lie as best-fit-decreasing puts them, which leaves no room for balance but
-         holds more.
-      2. The costliest bin is paired with the cheapest, the next with the next, and so on; of each
-         pair one unit is moved, or two are exchanged, so that the two cost as nearly the same as
-         possible. When no pair can be improved, each bin is paired with the one after, and so on.
+      1. Units by decreasing cost, each into the bin of least cost that has room. If a unit fits no
+         bin, all units are placed by best-fit-decreasing instead, which holds more and balances
+         less.
+      2. The costliest bin is paired with the cheapest, the next with the next, and so on; in each
+         pair one unit is moved, or two are exchanged, to make the two costs as equal as possible.
+         When no pair can be improved, each bin is paired with the one after, and so on.
 
-    Cost: O(units * bins) for step 1. In step 2 every change makes the sum of squared costs smaller;
-    it ends when bins are within a thousandth of each other, when nothing helps, or after so many
-    comparisons per unit, which no clock decides. So the result is the same on any machine.
+    Cost: O(units * bins) for step 1. In step 2 every change reduces the sum of squared costs; it
+    ends when bins are within a thousandth of each other, when nothing helps, or after a fixed
+    number of comparisons per unit. No clock is involved, so the result is the same on any machine.
 
     Sources: step 1 is Graham's longest-processing-time rule (1969) with a limit on sizes.
 
-    A way is found if there are as many bins as `bins_needed`, and capacity is below 2 ** 31.
-
     Args:
-        sizes: (N,) int64, above 0; no bin holds more than `capacity` of them together.
+        sizes: (N,) int64, above 0; the sizes in a bin add up to at most `capacity`.
         costs: (N,) float64, at least 0.
-        bins: how many there are, above 0.
+        bins: number of bins, above 0.
+
+    Returns:
+        The bin (N,) int64 of each unit, or None if the units do not fit. They always fit
+        `bins_needed` bins with a capacity below 2 ** 31.
     """
     place = np.empty(len(sizes), dtype=np.int64)
     order = np.lexsort((-sizes, -costs))
@@ -96,7 +100,7 @@ def _spread(
     capacity: int,
     place: NDArray[np.int64],
 ) -> bool:
-    """Step 1; False if a unit has no room."""
+    """Run step 1; return False if a unit fits no bin."""
     used = np.zeros(bins, dtype=np.int64)
     load = np.zeros(bins, dtype=np.float64)
     for unit in order:
@@ -121,7 +125,7 @@ def _even_out(
     capacity: int,
     comparisons: int,
 ) -> None:
-    """Step 2, in place."""
+    """Run step 2 in place."""
     used = np.zeros(bins, dtype=np.int64)
     load = np.zeros(bins, dtype=np.float64)
     for unit in range(len(place)):
@@ -135,7 +139,7 @@ def _even_out(
         order = np.argsort(-load, kind="mergesort")
         if load[order[0]] - load[order[bins - 1]] <= near:
             break
-        comparisons -= len(place) + 8 * bins  # what the pass costs by itself
+        comparisons -= len(place) + 8 * bins  # cost of the pass itself
         offsets[:] = 0
         for unit in range(len(place)):
             offsets[place[unit] + 2] += 1
@@ -153,7 +157,7 @@ def _even_out(
             gap = load[high] - load[low]
             if gap <= near:
                 continue
-            # What moves from `high` to `low` changes the gap by twice its cost.
+            # Moving a unit from `high` to `low` changes the gap by twice its cost.
             best, give, take = gap, np.int64(-1), np.int64(-1)
             for h in range(offsets[high], offsets[high + 1]):
                 unit = members[h]
@@ -183,7 +187,7 @@ def _even_out(
 
 
 class Units(NamedTuple):
-    """What is placed as one.
+    """Units of placement: documents, or groups that share a row.
 
     Attributes:
         unit: (N,) int64, the unit of each document.
@@ -201,7 +205,7 @@ class Units(NamedTuple):
         costs: NDArray[np.float64],
         unit: NDArray[np.int64] | None = None,
     ) -> Units:
-        """Documents (N,) by themselves, or those of a unit (N,) together."""
+        """Make a unit of every document (N,), or of the documents with equal `unit` (N,)."""
         if unit is None:
             return cls(np.arange(len(sizes), dtype=np.int64), sizes, costs)
         count = int(unit.max(initial=-1)) + 1
@@ -221,20 +225,21 @@ def place_in_rows(
     microbatches: int | None,
     seed: int,
 ) -> tuple[int, NDArray[np.int64]]:
-    """Micro-batches per rank, and (N,) int64 the row of each document; see the module's docstring.
+    """Return the micro-batches per rank and the row (N,) int64 of each document.
 
-    Rank r has the rows ``[r * microbatches, (r + 1) * microbatches)``; some may be empty.
+    Rank r has the rows ``[r * microbatches, (r + 1) * microbatches)``; some may be empty. The
+    module's docstring has the steps.
 
     Args:
-        units: what shares a row; none is larger than seq_len.
-        seq_len: slots of a row.
-        ranks: how many there are.
-        rank_groups: (U,) int64, the group of each unit, which shares a rank; None for none.
-        microbatches: per rank; None for as few as are found.
-        seed: of the order of places and ranks.
+        units: units of placement, none larger than seq_len.
+        seq_len: slots per row.
+        ranks: number of ranks.
+        rank_groups: (U,) int64, group of each unit; a group stays on one rank. None without groups.
+        microbatches: micro-batches per rank; None for the fewest found.
+        seed: seed of the order of micro-batches and ranks.
 
     Raises:
-        PlanError: they do not fit into so many micro-batches.
+        PlanError: the units do not fit into that number of micro-batches.
     """
     count = max(-(-bins_needed(units.sizes, seq_len) // ranks), microbatches or 0)
     if rank_groups is None:
@@ -252,7 +257,7 @@ def place_in_rows(
         )
     place = permutation(count, derive_seed(seed, 0))
     rank = permutation(ranks, derive_seed(seed, 1))
-    if count:  # else there are no documents
+    if count:  # zero without documents
         rows = rank[rows // count] * count + place[rows % count]
     return count, rows[units.unit]
 
@@ -260,9 +265,9 @@ def place_in_rows(
 def _by_ranks(
     units: Units, groups: NDArray[np.int64], seq_len: int, ranks: int, count: int
 ) -> tuple[int, NDArray[np.int64]]:
-    """The same for groups that share a rank, before the shuffle: (U,) rows of units.
+    """Place groups that share a rank: return the row (U,) of each unit, before the shuffle.
 
-    There are `count` micro-batches, or as many more as it takes.
+    There are `count` micro-batches per rank, or more if the documents of a rank need them.
     """
     grouped = Units.of(units.sizes, units.costs, groups)
     count = max(count, -(-int(grouped.sizes.max(initial=0)) // seq_len))
@@ -292,7 +297,7 @@ def _rows_of_ranks(
 def _dealt(
     row: NDArray[np.int64], costs: NDArray[np.float64], ranks: int, count: int
 ) -> NDArray[np.int64]:
-    """(U,) int64 rows numbered by rank and place: step 3."""
+    """Run step 3: return the rows (U,) int64, numbered by rank and index in the rank."""
     loads = np.zeros(ranks * count, dtype=np.float64)
     np.add.at(loads, row, costs)
     by_cost = np.argsort(-loads, kind="stable").reshape(count, ranks)
@@ -308,6 +313,6 @@ def _dealt(
 def documents_by_row(
     row: NDArray[np.int64], unit: NDArray[np.int64], rows: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(rows + 1,) int64 offsets into (N,) int64 documents by row, those of a unit side by side."""
+    """Return offsets (rows + 1,) into documents (N,) by row, int64; a unit's are adjacent."""
     order = np.lexsort((np.arange(len(row)), unit, row))
     return offsets_of(np.bincount(row, minlength=rows)), order

@@ -1,4 +1,4 @@
-"""What happens to documents longer than a row; checks of arguments that packers share."""
+"""Overflow policies for documents longer than a row, and checks of arguments of all packers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from streampack.arguments import is_whole, one_of, whole_number
 from streampack.errors import ConfigError, PlanError
 
 Overflow = Literal["split", "truncate", "drop", "error"]
-"""Documents longer than a row: "split" into pieces of seq_len, every piece kept; "truncate" to
-the first seq_len tokens, the rest dropped and counted; "drop" whole and count; "error"."""
+"""Policy for documents longer than a row: "split" them into pieces of seq_len and keep every piece;
+"truncate" them to seq_len tokens, counting the tail as dropped; "drop" and count them; "error"."""
 
 OVERFLOWS: tuple[Overflow, ...] = ("split", "truncate", "drop", "error")
 
 
 def as_array(given: Any) -> NDArray[Any]:
-    """The values as an array, which has no dimension where numpy cannot make one of them."""
+    """Convert values to an array, of no dimension if numpy cannot convert them."""
     try:
         return np.asarray(given)
     except (TypeError, ValueError, RuntimeError):
@@ -28,14 +28,14 @@ def as_array(given: Any) -> NDArray[Any]:
 
 
 def checked_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
-    """`lengths` as a contiguous int64 array; raises `PlanError` if one is no length."""
+    """Return `lengths` as a contiguous int64 array; raise `PlanError` for an invalid length."""
     given = as_array(lengths)
     fits = given.ndim == 1 and (not len(given) or given.dtype.kind in "iu")
     if not fits or (len(given) and (given.min() < 0 or given.max() > np.iinfo(np.int64).max)):
         raise PlanError(
-            f"Document lengths have shape {given.shape} and dtype {given.dtype}, or a value that "
-            "is negative or does not fit into 64 bits.",
-            "Pass one whole number >= 0 per document, such as [len(ids) for ids in documents].",
+            "Document lengths must be one whole number per document, at least 0 and in 64 bits, "
+            f"got shape {given.shape} and dtype {given.dtype}.",
+            "Pass for example [len(ids) for ids in documents].",
             setting="lengths",
         )
     return np.ascontiguousarray(given, dtype=np.int64)
@@ -47,11 +47,11 @@ def limit_lengths(
     """Apply the overflow policy.
 
     Returns:
-        The lengths that go into rows (N,) int64 (above `seq_len` only under "split"), and the
-        tokens dropped per document (N,) int64.
+        The lengths to be placed (N,) int64 (above `seq_len` only under "split"), and the tokens
+        dropped per document (N,) int64.
 
     Raises:
-        PlanError: under "error", naming the first document that is too long.
+        PlanError: a document is too long and the policy is "error"; it names the first one.
     """
     lengths = checked_lengths(lengths)
     if overflow == "split" or not len(lengths) or lengths.max() <= seq_len:
@@ -68,25 +68,25 @@ def limit_lengths(
 
 
 def kept_tokens(lengths: NDArray[np.int64], longest: int, overflow: Overflow) -> NDArray[np.int64]:
-    """(N,) int64: tokens that rows hold of documents of these lengths (N,), if none is refused."""
+    """Return the tokens (N,) int64 that rows keep of documents with these lengths (N,)."""
     if overflow in ("split", "error"):
         return lengths
     return np.where(lengths > longest, longest if overflow == "truncate" else 0, lengths)
 
 
 def require_seq_len(seq_len: int, overflow: str) -> int:
-    """`seq_len` as a plain int; raises `ConfigError` unless these settings make sense."""
+    """Return `seq_len` as an int; raise `ConfigError` unless both settings are valid."""
     one_of("overflow", overflow, OVERFLOWS)
     return whole_number("seq_len", seq_len, least=2, most=(1 << 31) - 1)
 
 
 def require_buckets(seq_lens: Sequence[int]) -> tuple[int, ...]:
-    """`seq_lens` as a tuple; raises `ConfigError` unless they ascend."""
+    """Return `seq_lens` as a tuple; raise `ConfigError` unless they ascend."""
     sizes = tuple(seq_lens) if isinstance(seq_lens, Sequence) else ()
     sizes = tuple(require_seq_len(size, "split") for size in sizes)
     if not sizes or list(sizes) != sorted(set(sizes)):
         raise ConfigError(
-            f"seq_lens is {seq_lens!r}.",
+            f"seq_lens must be ascending row lengths in tokens, got {seq_lens!r}.",
             "Use for example seq_lens=(2048, 4096, 8192, 16384).",
             setting="seq_lens",
         )
@@ -94,11 +94,11 @@ def require_buckets(seq_lens: Sequence[int]) -> tuple[int, ...]:
 
 
 def require_atom(atom: int, seq_len: int) -> int:
-    """`atom`; raises `ConfigError` unless it divides `seq_len` or is a multiple of it."""
+    """Return `atom`; raise `ConfigError` unless it is a divisor or a multiple of `seq_len`."""
     fits = is_whole(atom) and 1 <= atom < 1 << 31
     if not fits or (seq_len % atom and atom % seq_len):
         raise ConfigError(
-            f"atom is {atom!r} for seq_len {seq_len}, and one must divide the other.",
+            f"atom must be a divisor or a multiple of seq_len={seq_len}, got {atom!r}.",
             "Leave it out for one row, or use a quarter, a half, two or four times seq_len.",
             setting="atom",
         )
@@ -106,10 +106,10 @@ def require_atom(atom: int, seq_len: int) -> int:
 
 
 def require_align(align: int | Sequence[int], seq_len: int, extra_capacity: int = 0) -> int:
-    """The least common multiple of `align`, which may be several numbers.
+    """Return the least common multiple of `align`, one number or several.
 
     Raises:
-        ConfigError: rows of `seq_len` cannot hold pieces of multiples of it.
+        ConfigError: it does not divide `seq_len`, or it is above 1 together with extra capacity.
     """
     several = isinstance(align, Iterable) and not isinstance(align, (str, bytes))
     needs: list[Any] = [*cast(Any, align)] if several else [align]
@@ -118,8 +118,8 @@ def require_align(align: int | Sequence[int], seq_len: int, extra_capacity: int 
     if not known or seq_len % multiple or (multiple > 1 and extra_capacity):
         common = f" (together {multiple})" if known and len(needs) > 1 else ""
         raise ConfigError(
-            f"align is {align!r}{common} for seq_len {seq_len} and extra_capacity "
-            f"{extra_capacity}.",
+            f"align must divide seq_len and excludes extra_capacity, got {align!r}{common} with "
+            f"seq_len={seq_len} and extra_capacity={extra_capacity}.",
             "Use a divisor of seq_len (2 * cp_size for context parallelism), and no extra "
             "capacity.",
             setting="align",

@@ -2,16 +2,16 @@
 
 Steps:
   1. The overflow policy. Under "split" a document longer than an atom is cut: while more than
-     `atom` tokens remain, a piece takes ``atom - 1`` of them and an inserted EOS ends it; what
-     remains is the last piece, ended by the document's own EOS if it has one.
-  2. A last piece is padded to `atom` where that is a row or less, otherwise to the next whole row,
-     so that no row is padding alone.
-  3. Shuffle the pieces with the seed. The pieces of a document stay in order among the places they
-     get, so that rows do not wait for one another in circles.
+     `atom` tokens remain, a piece takes ``atom - 1`` of them and an inserted EOS ends it; the
+     remaining tokens are the last piece, ended by the document's own EOS if it has one.
+  2. A last piece is padded to `atom` if that is at most a row, otherwise to the next whole row, so
+     that no row consists of padding.
+  3. Shuffle the pieces with the seed. The pieces of one document keep their order, so that rows
+     never wait for one another in a circle.
   4. Merge pieces, or split them, into rows of seq_len.
 
-Online a batch may end inside a piece longer than a row. The rest of that piece then comes first,
-and ends where it would have ended, because the window says how much of the document was delivered.
+Online a batch may end inside a piece longer than a row. The rest of that piece then comes first and
+keeps its end, because the window reports the delivered tokens of the document.
 
 Cost: O(pieces log pieces). Keeps every token. With atoms of a row or more, no row has tokens of two
 documents. Most of a row is padding where documents are short.
@@ -40,15 +40,15 @@ from streampack.packing.selection import rows_in_order
 
 @dataclass(frozen=True, kw_only=True)
 class Pad(Packer):
-    """One piece of a document per atom.
+    """Pads every piece of a document to an atom of its own.
 
     Args:
         seq_len: tokens per row.
-        overflow: what happens to documents longer than a row.
-        atom: slots of a piece; it divides seq_len or is a multiple of it, and is
-            at least 2, of which the EOS of a cut takes one. None is seq_len.
-        balance: "attention" gives every rank batches whose attention costs about the same in each
-            step of a run; None goes by no costs.
+        overflow: policy for documents longer than a row.
+        atom: slots per piece, a divisor or a multiple of seq_len and at least 2, one of which the
+            EOS of a cut takes; by default seq_len. Smaller atoms pad less and share rows.
+        balance: "attention" gives all ranks batches of about equal attention cost in each step;
+            None ignores costs.
     """
 
     seq_len: int
@@ -64,29 +64,29 @@ class Pad(Packer):
             object.__setattr__(self, "atom", require_atom(self.atom, self.seq_len))
         if self.atom == 1:
             raise ConfigError(
-                f"atom is 1 for seq_len {self.seq_len}.",
-                "Use an atom of at least 2; Concat takes one of 1.",
+                f"atom must be at least 2, got 1 with seq_len={self.seq_len}.",
+                "Use a larger atom, or Concat, which accepts 1.",
                 setting="atom",
             )
         object.__setattr__(self, "seq_lens", (self.seq_len,))
         object.__setattr__(self, "keeps_whole", self._atom >= self.seq_len)
         cuts = self.overflow == "split" or not self.keeps_whole
-        object.__setattr__(self, "inserts_eos", cuts)  # only a cut needs one
+        object.__setattr__(self, "inserts_eos", cuts)  # only cuts insert an EOS
 
     @property
     def _atom(self) -> int:
         return self.seq_len if self.atom is None else self.atom
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """Cut, pad and shuffle; the seed orders the pieces."""
+        """Cut, pad and shuffle; `seed` determines the order of the pieces."""
         delivered = np.zeros(len(lengths), dtype=np.int64)
         return self._plan_tails(lengths, delivered, final=final, seed=seed)
 
     def plan_window(self, request: WindowRequest) -> Selection:
-        """Plan what is left of each document; rows go in the order of the plan, which is shuffled.
+        """Plan the tail of each document; rows go in the order of the plan, which is shuffled.
 
-        Of a document held in part, one piece more than is held is planned, which is its last one;
-        with atoms longer than a row, the next two.
+        A document held in part is planned one piece beyond the tokens held, as if it ended there;
+        with atoms longer than a row, two pieces.
         """
         lengths = request.lengths
         if request.in_part:
@@ -107,14 +107,14 @@ class Pad(Packer):
         final: bool,
         seed: int,
     ) -> Plan:
-        """Plan what is left of documents (N,) of which `delivered` tokens (N,) have gone.
+        """Plan the tails of documents (N,) after their `delivered` tokens (N,).
 
-        With ``final=False`` the last piece of the last document goes last, in the row that may
-        lack atoms: the window may not hold it to its end, and it would hold back the rest of its
-        row.
+        With ``final=False`` the last piece of the last document comes last, in the row that may
+        lack atoms: the window may not hold it to its end, and it would block the other pieces of
+        its row.
         """
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
-        gone = delivered % (self._atom - 1)  # tokens of the piece that was begun
+        gone = delivered % (self._atom - 1)  # delivered tokens of the current piece
         document, start, stop, insert_eos = _pieces(kept, gone, self._atom)
         order = permutation(len(document) - (not final and len(document) > 0), seed)
         order = np.append(order, np.arange(len(order), len(document)))
@@ -139,7 +139,7 @@ class Pad(Packer):
         return replace(plan, insert_eos=insert_eos, pad_after=gaps)
 
     def describe(self) -> dict[str, Any]:
-        """Class, parameters and algorithm revision."""
+        """Return class, parameters and algorithm revision."""
         return {**self._described("seq_len", "overflow"), "atom": self._atom}
 
 
@@ -147,9 +147,9 @@ _Pieces = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray
 
 
 def _pieces(lengths: NDArray[np.int64], gone: NDArray[np.int64], atom: int) -> _Pieces:
-    """Document, start, stop and inserted EOS of every piece, in order of arrival.
+    """Return document, start, stop and inserted EOS of every piece, in order of arrival.
 
-    The first `gone` tokens of a document's first piece, fewer than it has, are not in `lengths`.
+    `lengths` excludes the first `gone` tokens of a document's first piece, which has more.
     """
     body = atom - 1
     whole = lengths + gone
@@ -164,7 +164,7 @@ def _pieces(lengths: NDArray[np.int64], gone: NDArray[np.int64], atom: int) -> _
 
 
 def _in_document_order(order: NDArray[np.int64], document: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same order, with the pieces of each document ascending in the places they have."""
+    """Return `order` with each document's pieces sorted within the positions they occupy."""
     places = np.argsort(document[order], kind="stable")  # document by document, ascending
     arranged = np.empty_like(order)
     arranged[places] = np.arange(len(order), dtype=np.int64)  # pieces lie document by document
@@ -178,7 +178,7 @@ def _split(
     insert_eos: NDArray[np.bool_],
     seq_len: int,
 ) -> _Pieces:
-    """Pieces longer than a row as parts of a row each, in order; none has an EOS alone."""
+    """Split pieces longer than a row into parts of one row, in order; no part is only an EOS."""
     parts = -(-(stop - start + insert_eos) // seq_len)
     piece = np.repeat(np.arange(len(document), dtype=np.int64), parts)
     number = np.arange(len(piece), dtype=np.int64) - offsets_of(parts)[piece]

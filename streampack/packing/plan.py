@@ -1,4 +1,4 @@
-"""Plan: which slice of which document goes into which row; its counts, and the check of it."""
+"""Plan: the assignment of document slices to rows, its statistics, and its validation."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ class Composition:
     """Counts over packed rows. Add two with ``+``; ratios are properties.
 
     Attributes:
-        rows: rows; slots: tokens they have room for.
+        rows: number of rows; slots: their capacity in tokens.
         segments: document pieces placed; placed: their tokens, repeated ones included.
         repeated: tokens placed a second time (overlap); inserted_eos: EOS added by the packer.
-        dropped: tokens no row holds.
-        documents: documents of which something was placed.
-        documents_cut: those in more than one segment; documents_cropped: those that lost tokens
-            (lost whole ones included); documents_lost: those lost whole.
-        context_sum: for every placed token, the tokens of its document before it in its segment.
-        shared: in trees, tokens of sequences whose slot is another one's too.
-        loss_dropped: dropped tokens that carry loss, without the first token of a document, which
-            has no label; documents_unlearnt: documents that lost all such tokens they had.
+        dropped: tokens that no row holds.
+        documents: documents with at least one placed token.
+        documents_cut: documents in more than one segment; documents_cropped: documents that lost
+            tokens, or were lost whole; documents_lost: documents lost whole.
+        context_sum: for every placed token, the tokens of its document before it in its segment,
+            summed.
+        shared: in trees, tokens that share their slot with another sequence.
+        loss_dropped: dropped tokens that carry loss, except the first token of a document, which
+            has no label; documents_unlearnt: documents that lost all their tokens with loss.
     """
 
     rows: int = 0
@@ -53,12 +54,12 @@ class Composition:
 
     @property
     def padding(self) -> int:
-        """Slots that hold neither a document's token nor an inserted EOS."""
+        """Number of slots that hold neither a document's token nor an inserted EOS."""
         return self.slots - self.placed - self.inserted_eos
 
     @property
     def padding_ratio(self) -> float:
-        """Padding over all slots."""
+        """Share of slots that are padding."""
         return self.padding / self.slots if self.slots else 0.0
 
     @property
@@ -68,7 +69,7 @@ class Composition:
 
     @property
     def truncation_ratio(self) -> float:
-        """Documents cut into more than one segment, over documents."""
+        """Share of documents cut into more than one segment."""
         return self.documents_cut / self.documents if self.documents else 0.0
 
     @property
@@ -78,18 +79,18 @@ class Composition:
 
     @property
     def dropped_ratio(self) -> float:
-        """Dropped tokens over all tokens that came in."""
+        """Share of the incoming tokens that were dropped."""
         total = self.placed - self.repeated + self.dropped
         return self.dropped / total if total else 0.0
 
     @property
     def repetition_ratio(self) -> float:
-        """Repeated tokens over placed tokens."""
+        """Share of the placed tokens that are repetitions."""
         return self.repeated / self.placed if self.placed else 0.0
 
     @property
     def mean_context(self) -> float:
-        """Tokens of the same document before a token in its segment, on average."""
+        """Mean number of tokens of the same document before a token in its segment."""
         tokens = self.placed + self.inserted_eos
         return self.context_sum / tokens if tokens else 0.0
 
@@ -98,7 +99,7 @@ _counts = attrgetter(*Composition.__slots__)
 
 
 class RowColumns(NamedTuple):
-    """What the rows of a `Plan` hold, as kernels take it."""
+    """Columns of a `Plan`'s rows and segments, in the form that kernels take."""
 
     row_offsets: NDArray[np.int64]
     seq_len: NDArray[np.int32]
@@ -112,10 +113,10 @@ class RowColumns(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """R rows of S segments over N documents, as columns.
+    """Columns that describe R rows of S segments over N documents.
 
-    Row r holds the segments ``row_offsets[r]:row_offsets[r + 1]`` in order. What a row's segments,
-    inserted EOS and `pad_after` leave of its `seq_len` is padding at its end.
+    Row r holds the segments ``row_offsets[r]:row_offsets[r + 1]`` in order. The slots of its
+    `seq_len` beyond its segments, inserted EOS and `pad_after` are padding at its end.
 
     For example documents of five and two tokens in two rows of four, eight slots:
 
@@ -129,16 +130,17 @@ class Plan:
     [4, 3]
 
     Attributes:
-        row_offsets: (R + 1,) int64 into the segment arrays.
+        row_offsets: (R + 1,) int64 offsets into the segment arrays.
         seq_len: (R,) int32, tokens per row.
         document: (S,) int64, index of the segment's document.
         start, stop: (S,) int64, the slice ``[start, stop)`` of the document; never empty.
         overlap: (S,) int64, tokens at the head repeated from the document's previous segment.
-        insert_eos: (S,) bool, an EOS that the packer adds after the segment.
+        insert_eos: (S,) bool, True if the packer adds an EOS after the segment.
         pad_after: (S,) int64, padding inside the row after the segment (alignment, atoms).
         dropped: (N,) int64, tokens of each document that no row holds.
-        dropped_with: (N,) int64, the row that had no room for a whole piece of the document: the
-            piece is dropped only if that row goes. -1 for none; None is -1 for all.
+        dropped_with: (N,) int64, the row in which a whole piece of the document found no room; the
+            piece is dropped only if that row is delivered. -1 if there is no such piece; None is -1
+            for all documents.
     """
 
     row_offsets: NDArray[np.int64]
@@ -162,9 +164,9 @@ class Plan:
         stop: NDArray[np.int64],
         dropped: NDArray[np.int64],
     ) -> Plan:
-        """Rows that repeat nothing, insert nothing and pad only at their ends.
+        """Build a plan that repeats nothing, inserts nothing and pads only at the ends of rows.
 
-        `seq_len` is the length of all rows, or (R,) of each; the others are as in `Plan`.
+        `seq_len` is one length for all rows, or (R,) lengths; other arguments are as in `Plan`.
         """
         segments = len(document)
         return cls(
@@ -198,7 +200,7 @@ class Plan:
         return len(self.document)
 
     def dropped_by(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(N,) int64: tokens of each document that are dropped if of all rows only these go."""
+        """Return the tokens (N,) int64 of each document dropped if only `rows` are delivered."""
         if self.dropped_with is None:
             return self.dropped
         goes = np.zeros(self.num_rows + 1, dtype=np.bool_)
@@ -206,11 +208,11 @@ class Plan:
         return np.where(goes[self.dropped_with], self.dropped, 0)
 
     def row_fill(self) -> NDArray[np.int64]:
-        """(R,) int64: slots of each row that are used: tokens, inserted EOS and `pad_after`."""
+        """Return the used slots (R,) int64 of each row: tokens, inserted EOS and `pad_after`."""
         return _per_row(self, self.stop - self.start + self.insert_eos + self.pad_after)
 
     def metrics(self, lengths: NDArray[np.int64]) -> Composition:
-        """The composition of the whole plan over documents of these lengths (N,), all learnt."""
+        """Return the composition of the plan over documents of lengths (N,), all with loss."""
         lengths = np.asarray(lengths, dtype=np.int64)
         labels, kept = np.maximum(lengths - 1, 0), np.maximum(lengths - self.dropped - 1, 0)
         size = self.stop - self.start
@@ -244,7 +246,7 @@ def check_plan(plan: Plan, lengths: NDArray[np.int64]) -> None:
       3. Segments, inserted EOS and padding of a row fit in its `seq_len`.
       4. A document's segments, in order of start (rows may be shuffled), cover it from its first
          token without a gap, each beginning `overlap` tokens before the previous one ended.
-      5. What they do not cover is exactly what `dropped` counts.
+      5. `dropped` counts exactly the tokens that no segment covers.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     check_rows(plan, lengths)
@@ -252,7 +254,7 @@ def check_plan(plan: Plan, lengths: NDArray[np.int64]) -> None:
 
 
 def check_rows(plan: Plan, lengths: NDArray[np.int64]) -> None:
-    """Raise `PlanError` unless rules 1 to 3 of `check_plan` hold: rows that can be gathered."""
+    """Raise `PlanError` unless rules 1 to 3 of `check_plan` hold, which gathering rows requires."""
     _check_shapes(plan, len(lengths))
     size = plan.stop - plan.start
     if (plan.start < 0).any() or (size <= 0).any():
@@ -267,14 +269,15 @@ def check_rows(plan: Plan, lengths: NDArray[np.int64]) -> None:
         _broken("a row is longer than its seq_len", np.flatnonzero(used > plan.seq_len))
 
 
-_MOST = (1 << 31) - 1  # tokens of a row at most; sums of so many slots cannot overflow
+_MOST = (1 << 31) - 1  # largest row in tokens; sums of that many slots cannot overflow
 
 
 @kernel
 def sound_fill(plan: RowColumns, num_documents: int, fill: NDArray[np.int64]) -> bool:
-    """Fill in the slots that each row uses (R,); False if compiled code cannot follow the plan.
+    """Write the used slots of each row to `fill` (R,); return False for an invalid plan.
 
-    What it checks are rules 1 to 3 of `check_plan`, without the documents' lengths.
+    It checks rules 1 to 3 of `check_plan`, except for the documents' lengths, so that compiled code
+    can index by the plan.
     """
     row_offsets, seq_len, document, start, stop, overlap, insert_eos, pad_after = plan
     rows, segments = len(seq_len), len(document)
@@ -284,7 +287,7 @@ def sound_fill(plan: RowColumns, num_documents: int, fill: NDArray[np.int64]) ->
         return False
     if len(insert_eos) != segments or len(pad_after) != segments:
         return False
-    wrong = False  # without branches, so that the loop becomes vector instructions
+    wrong = False  # no branches, so that the loop compiles to vector instructions
     for s in range(segments):
         wrong |= (document[s] < 0) | (document[s] >= num_documents)
         wrong |= (start[s] < 0) | (stop[s] <= start[s]) | (stop[s] - start[s] > _MOST)

@@ -1,4 +1,4 @@
-"""Packers from their descriptions, so that a run can leave the one it was saved with."""
+"""Rebuild packers from their descriptions, for runs that change the packer of their state."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ _KINDS: dict[str, Any] = {
 
 
 def rebuild_packer(description: Mapping[str, Any]) -> Packer:
-    """The packer whose ``describe()`` gave `description`.
+    """Rebuild a packer from the output of its ``describe()``.
 
     Raises:
-        StateError: it is not one of streampack's, or has another revision of its algorithm.
+        StateError: the packer is not one of streampack's, or its algorithm's revision differs.
     """
     kind = _KINDS.get(description["kind"])
     if kind is None:
         raise StateError(
             f"The state was saved with the packer {description['kind']!r:.80}, which is not one of "
             "streampack's.",
-            "Go on with that packer, or start a new run.",
+            "Continue with that packer, or start a new run.",
         )
     packer: Packer = kind(**_arguments(kind, description))
     if plain(packer.describe()) != plain(description):
         raise StateError(
-            f"The state was saved with {plain(description)!r:.300}.",
-            "Resume without a change of packer, or with the streampack that saved the state.",
+            "Changing the packer requires a state of this version's packers, got "
+            f"{plain(description)!r:.300}.",
+            "Resume with the same packer, or with the version of streampack that saved the state.",
         )
     return packer
 
@@ -55,7 +56,7 @@ def _arguments(kind: Any, description: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("max_repetition"), str):
         values["max_repetition"] = Fraction(values["max_repetition"])
     if values.get("restart"):
-        del values["atom"]  # the whole row, which cannot be chosen
+        del values["atom"]  # always the whole row, and no argument of the packer
     shares = values.get("shares")
     if isinstance(shares, Mapping):
         values["shares"] = Curriculum.from_description(dict(shares))
@@ -65,5 +66,5 @@ def _arguments(kind: Any, description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON gives it back."""
+    """Return `value` after a round trip through JSON."""
     return json.loads(json.dumps(value))

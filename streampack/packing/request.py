@@ -1,4 +1,4 @@
-"""What a window asks of a packer each round, and what it gets: `WindowRequest`, `Selection`."""
+"""Request of a window to its packer in each round, and the reply: `WindowRequest`, `Selection`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class MemberLengths(NamedTuple):
-    """The documents that N groups consist of.
+    """Lengths of the M documents in N groups.
 
     Attributes:
-        lengths: (M,) int64 tokens of each, group by group.
-        offsets: (N + 1,) int64, where each group begins among them.
+        lengths: (M,) int64, tokens per document, group by group.
+        offsets: (N + 1,) int64 offsets of the groups into `lengths`.
     """
 
     lengths: NDArray[np.int64]
@@ -29,17 +29,17 @@ class MemberLengths(NamedTuple):
 
     @classmethod
     def of_single(cls, lengths: NDArray[np.int64]) -> MemberLengths:
-        """Groups of one document each, with these lengths (N,)."""
+        """Make groups of one document each, with these lengths (N,)."""
         return cls(lengths, np.arange(len(lengths) + 1, dtype=np.int64))
 
 
 class DocumentSizes(NamedTuple):
-    """What decides whether documents (N,) fit a row.
+    """Sizes of N documents, by which a packer decides whether they fit a row.
 
     Attributes:
-        lengths: (N,) int64 tokens of each.
-        weights: by name, (N,) int64, for packers that have `weights`.
-        members: of documents that are groups, for packers with `packs_members`.
+        lengths: (N,) int64, tokens per document.
+        weights: (N,) int64 values by name, for packers with `weights`.
+        members: documents of each group, for packers with `packs_members`.
     """
 
     lengths: NDArray[np.int64]
@@ -47,7 +47,7 @@ class DocumentSizes(NamedTuple):
     members: MemberLengths | None = None
 
     def first(self, count: int) -> DocumentSizes:
-        """Those of the first `count` documents, or of all."""
+        """Return the sizes of the first `count` documents, or of all if there are fewer."""
         members = self.members
         if members is not None:
             offsets = members.offsets[: count + 1]
@@ -56,7 +56,7 @@ class DocumentSizes(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[DocumentSizes]) -> DocumentSizes:
-        """Those of several blocks, at least one; members count as documents."""
+        """Concatenate the sizes of one or more blocks; members count as documents."""
         return cls(
             np.concatenate([(part.members or part).lengths for part in parts]),
             joined_fields([part.weights for part in parts]),
@@ -65,34 +65,34 @@ class DocumentSizes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class WindowRequest:
-    """The N documents that a lane's window holds, and what is to become of them this round.
+    """The N documents of a lane's window, and the conditions for selecting rows this round.
 
-    Documents are in order of arrival. Only what is left of each counts: tokens that earlier rounds
-    delivered are not among its `lengths`, and places in a plan count from the first that is left.
+    Documents are in order of arrival. Only undelivered tokens are included: `lengths` excludes
+    tokens that earlier rounds delivered, and a plan's offsets count from the first undelivered one.
 
     Attributes:
-        lengths: (N,) int64, tokens left of each document; `Packer.plan` can take them as they are.
-            Only the last document may be held in part. It counts two rows more than is held, so
-            that no other document is put in a row with tokens that the window does not hold yet.
-        remaining: (N,) int64, the same with the last document in full.
-        held: (N,) int64, how many of the tokens left the window holds. A row that needs more
-            cannot go this round.
+        lengths: (N,) int64, tokens left of each document, ready for `Packer.plan`. Only the last
+            document may be held in part. Its length is then two rows above the tokens held, so that
+            no other document shares a row with tokens that the window does not hold yet.
+        remaining: (N,) int64, the same with the full length of the last document.
+        held: (N,) int64, undelivered tokens of each document that the window holds. A row that
+            needs more cannot go this round.
         delivered: (N,) int64, tokens of each document that earlier rounds delivered.
         rounds_left: (N,) int64, rounds that each document may still wait; at 0 or less it must go.
         batch_tokens: tokens per batch: a batch has ``batch_tokens // seq_len`` rows.
         seq_len: tokens of the packer's longest row.
-        final: nothing comes after these documents, so all of them go.
-        growing: the window is not at its full size yet. A packer that gives no rows is asked again
-            with more documents.
-        min_fill: share of a row's slots above which it counts as full.
+        final: True for the last documents of a lane, which must all go.
+        growing: True while the window is below its full size. If the packer selects no rows then,
+            it is called with more documents.
+        min_fill: share of a row's slots above which the row counts as full.
         carry: share of the tokens that may stay for the next round.
-        step: batches that the lane has given before.
-        seed: of the random decisions of this round.
-        schedule_seed: of the random decisions that all lanes must make alike.
-        balance: the schedule of costs that rows follow; None for none.
-        members: of documents that are groups, for packers with `packs_members`; else None.
-        weights: by name, (N,) int64 of the documents, for packers that have `weights`.
-        capacity: what a row holds of each weight at most, where that is limited.
+        step: number of batches that the lane has delivered.
+        seed: seed of this round's random decisions.
+        schedule_seed: seed of random decisions that must be equal in all lanes.
+        balance: schedule of costs that rows follow, if any.
+        members: documents of each group, for packers with `packs_members`; else None.
+        weights: (N,) int64 values by document field, for packers with `weights`.
+        capacity: limit of a row by document field, for limited fields.
     """
 
     lengths: NDArray[np.int64]
@@ -116,7 +116,7 @@ class WindowRequest:
 
     @property
     def rows_per_batch(self) -> int:
-        """Rows of a batch, if they are of the packer's longest."""
+        """Rows per batch of the packer's longest rows."""
         return self.batch_tokens // self.seq_len
 
     @property
@@ -127,16 +127,17 @@ class WindowRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """A plan over the documents of a request, and the rows of it that go this round.
+    """A plan over the documents of a request, and the rows to deliver this round.
 
-    With a row go all rows that hold earlier tokens of its documents, or they went before: what
-    stays of a document is its tail. What the plan does not place stays too.
+    A row is delivered after or together with all rows that hold earlier tokens of its documents, so
+    that only the tail of a document stays in the window. Tokens that the plan does not place stay
+    too.
 
     Attributes:
-        plan: the plan.
-        rows: (E,) int64, the rows that go, in order.
-        batches: (B + 1,) int64, where each batch begins in `rows`. The rows of a batch have one
-            length. Where there are fewer of them than there is room for, the rest is padding.
+        plan: plan over the request's documents.
+        rows: (E,) int64, indices of the rows to deliver, in order.
+        batches: (B + 1,) int64 offsets of the batches into `rows`. The rows of a batch have one
+            length; missing rows of a batch are filled with padding.
     """
 
     plan: Plan
@@ -145,6 +146,6 @@ class Selection:
 
     @classmethod
     def in_batches(cls, plan: Plan, rows: NDArray[np.int64], rows_per_batch: int) -> Selection:
-        """The selection of `rows` (E,), in batches of `rows_per_batch` rows."""
+        """Divide `rows` (E,) into batches of `rows_per_batch` rows."""
         ends = np.arange(0, len(rows) + rows_per_batch, rows_per_batch, dtype=np.int64)
         return cls(plan, rows, np.minimum(ends, len(rows)))

@@ -1,6 +1,6 @@
-"""Seeded randomness that never changes: splitmix64 and Fisher-Yates.
+"""Reproducible random numbers: splitmix64 and Fisher-Yates.
 
-numpy does not promise the same numbers in its next version, and a packed run must be the same on
+numpy does not guarantee its random streams across versions, and a packed run must be the same on
 any machine and after any upgrade. So all random decisions of the library use this generator.
 
 Source: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
@@ -20,7 +20,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def derive_seed(*parts: int) -> int:
-    """One 64-bit seed from several integers, each of which changes it completely."""
+    """Hash several integers into one 64-bit seed; a change of any gives an unrelated seed."""
     state = 0
     for part in parts:
         z = (state + _GOLDEN + part) & _MASK
@@ -31,13 +31,13 @@ def derive_seed(*parts: int) -> int:
 
 
 def derive_seeds(seed: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """(N,) uint64: `derive_seed(seed, key)` for every key."""
+    """Return `derive_seed(seed, key)` for every key, (N,) uint64."""
     begin = np.uint64((derive_seed(seed) + _GOLDEN) & _MASK)
     return np.asarray(mix(keys.astype(np.uint64) + begin))
 
 
 def permutation(n: int, seed: int) -> NDArray[np.int64]:
-    """(n,) int64: a uniformly random order of range(n), a pure function of n and seed."""
+    """Return a uniformly random order of range(n), (n,) int64, a pure function of n and seed."""
     order = np.arange(n, dtype=np.int64)
     shuffle(order, np.uint64(seed & _MASK))
     return order
@@ -45,7 +45,7 @@ def permutation(n: int, seed: int) -> NDArray[np.int64]:
 
 @kernel
 def shuffle(order: NDArray[np.int64], seed: np.uint64) -> None:
-    """Fisher-Yates in place. The bias of `random % bound` is below bound / 2**64."""
+    """Shuffle in place (Fisher-Yates). The bias of `random % bound` is below bound / 2**64."""
     state = np.uint64(seed)
     for i in range(len(order) - 1, 0, -1):
         state = state + np.uint64(0x9E3779B97F4A7C15)
@@ -55,7 +55,7 @@ def shuffle(order: NDArray[np.int64], seed: np.uint64) -> None:
 
 @kernel
 def mix(z: Any) -> Any:
-    """The last step of splitmix64, of a uint64 or of an array of them."""
+    """Apply the last step of splitmix64 to a uint64 or an array of them."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

@@ -4,15 +4,15 @@ Steps:
   1. A document of l tokens has n = l // seq_len whole rows in it. If n >= 1 and
      - l is a multiple of seq_len: n rows;
      - the repetition allowed for n rows, ``floor(n * max_repetition * seq_len)`` tokens, suffices
-       to stretch l to n + 1 rows: n + 1 rows, whose n overlaps make up the difference exactly. They
-       are as equal as whole tokens allow, larger ones first, and the last row ends where the
-       document ends;
+       to stretch l to n + 1 rows: n + 1 rows, with n overlaps that add up to the difference. The
+       overlaps are as equal as whole tokens allow, larger ones first, and the last row ends with
+       the document;
      - otherwise n rows, and the remainder goes to step 2.
      Shorter documents go to step 2 whole.
   2. First-fit-decreasing into bins of ``seq_len + extra_capacity``. A bin of seq_len tokens or
      more is a row; tokens beyond seq_len, in placement order, are dropped and counted. With
-     ``keep_tails=True`` they are short pieces instead, and step 2 is done again with these and
-     what is in bins below seq_len, until no bin has seq_len tokens.
+     ``keep_tails=True`` they become short pieces instead, and step 2 is repeated with these pieces
+     and the contents of bins below seq_len, until no bin has seq_len tokens.
   3. Bins below seq_len: with ``final=False`` rows that are not full, for the window to keep; with
      ``final=True`` joined, document by document in order of arrival, and cut every seq_len tokens.
 
@@ -21,16 +21,15 @@ row and repeats at most the share `max_repetition` of a document's rows. Where d
 as long as a row, few tokens are dropped but many documents lose their tails: a quarter to two
 fifths of manual pages, headers and Python files at rows of 2,048, for .2 to .9 % of the tokens.
 
-What the source leaves open is decided here: documents of equal length are placed in order of
-arrival; a document of whole rows repeats nothing, although the inequality above would stretch it
-once n * max_repetition >= 1; the remaining bins are joined in order of arrival.
+The paper leaves some choices open. Here documents of equal length are placed in order of arrival; a
+document of whole rows repeats nothing, although the inequality above would stretch it once
+n * max_repetition >= 1; the remaining bins are joined in order of arrival.
 
-Online: if a document is planned again from the beginning of any of its rows, repeated tokens
-included, it is cut as before. The overlaps that remain are as equal as whole tokens allow, larger
-ones first, since that holds for the last ones of any such sequence. And because the larger overlaps
-come first, what remains of the difference is within the repetition allowed for the rows that
-remain. So a window that keeps a document from the first row that did not go needs to know nothing
-else.
+Online: planning a document from the beginning of any of its rows, repeated tokens included, gives
+the same cuts. The remaining overlaps are as equal as whole tokens allow, larger ones first, since
+every tail of such a sequence has this property. And because the larger overlaps come first, the
+remaining difference is within the repetition allowed for the remaining rows. So a window has to
+keep only the tokens of a document from its first undelivered row on.
 
 Source: "Improving Continual Pre-training Through Seamless Data Packing" (2025).
 """
@@ -59,28 +58,28 @@ from streampack.packing.selection import fullest_rows
 
 logger = logging.getLogger(__name__)
 
-TAILS_LOST = 0.2  # share of a window's documents whose tails are dropped: more is logged
+TAILS_LOST = 0.2  # share of a window's documents with dropped tails above which a warning is logged
 _warned: set[int] = set()
 
-#: Segments and how many of them each row has: row sizes, document, start, stop.
+#: Number of segments of each row, then the segments: row sizes, document, start, stop.
 _Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seamless(Packer):
-    """Overlapping rows of long documents, first-fit-decreasing with dropping for the rest.
+    """Fills rows of long documents by overlap, and packs the rest first-fit with dropping.
 
     Args:
         seq_len: tokens per row.
         max_repetition: share of a document's whole rows that may be repeated, in [0, 1). A float
-            counts as the decimal number it is printed as, so 0.3 is three tenths.
-        extra_capacity: tokens a bin of short pieces may hold beyond seq_len; they are dropped.
-            None is ``round(seq_len / 41)``: 50 at 2048, as in the source.
-        mask_repeated: repeated tokens do not count in the loss (they do in the source).
-        keep_tails: pack what would be dropped as short documents. Where documents are about as
-            long as a row, a large share of them loses its tail otherwise; a log line says so.
-        balance: "attention" gives every rank batches whose attention costs about the same in each
-            step of a run; None goes by no costs.
+            is read as its printed decimal, so 0.3 is three tenths.
+        extra_capacity: tokens that a bin of short pieces may hold beyond seq_len; they are dropped.
+            By default ``round(seq_len / 41)``: 50 at 2048, as in the paper.
+        mask_repeated: leave repeated tokens out of the loss (the paper includes them).
+        keep_tails: pack tokens that would be dropped as short documents. Set it if documents are
+            about as long as a row, where many of them lose their tails, which is logged.
+        balance: "attention" gives all ranks batches of about equal attention cost in each step;
+            None ignores costs.
     """
 
     seq_len: int
@@ -96,8 +95,8 @@ class Seamless(Packer):
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
         if not is_number(self.max_repetition) or not 0 <= self.max_repetition < 1:
             raise ConfigError(
-                f"max_repetition is {self.max_repetition!r}.",
-                "Use a share from 0, which repeats nothing, to below 1; the paper finds 0.3 best.",
+                f"max_repetition must be a share in [0, 1), got {self.max_repetition!r}.",
+                "Use 0 to repeat nothing; the paper finds 0.3 best.",
                 setting="max_repetition",
             )
         extra = whole_number("extra_capacity", self._extra, least=0, most=self.seq_len - 1)
@@ -111,11 +110,11 @@ class Seamless(Packer):
 
     @property
     def max_tokens_per_row(self) -> int:
-        """A bin's capacity, if what exceeds a row is dropped."""
+        """Capacity of a bin, or the row length if nothing is dropped."""
         return self.seq_len + (0 if self.keep_tails else self._extra)
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
-        """Pack; `final` joins bins that are not full; `seed` changes nothing."""
+        """Pack the documents; `final` joins bins that are not full, `seed` has no effect."""
         lengths = checked_lengths(lengths)
         dropped = np.zeros(len(lengths), dtype=np.int64)
         slides = self.slides(lengths)
@@ -130,12 +129,12 @@ class Seamless(Packer):
         return replace(plan, overlap=overlap, dropped_with=np.where(lost >= 0, first + lost, -1))
 
     def slides(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(N,) bool: documents of these lengths (N,) that overlap to fill whole rows."""
+        """Return (N,) bool: documents with these lengths (N,) that overlap to fill whole rows."""
         share = Fraction(str(self.max_repetition))
         whole, rest = np.divmod(lengths, self.seq_len)
         if share == 0 or not len(lengths):
             return np.zeros(len(lengths), dtype=np.bool_)
-        # From ceil(1 / share) rows on any remainder will do. Python's integers keep it exact.
+        # From ceil(1 / share) rows on, any remainder can be stretched. Python's integers are exact.
         top = min(int(whole.max()), -(-share.denominator // share.numerator))
         allowed = [
             min(rows * share.numerator * self.seq_len // share.denominator, self.seq_len)
@@ -146,15 +145,15 @@ class Seamless(Packer):
         return np.asarray((whole > 0) & (rest > 0) & enough)
 
     def plan_window(self, request: WindowRequest) -> Selection:
-        """Plan everything and take the fullest rows; a row that is not full never goes as it is.
+        """Plan everything and select the fullest rows, as far as possible only full ones.
 
-        Where one would have to go, the plan is made again with ``final=True``, which leaves one
-        such row at most. That one goes last in a run, and waits otherwise: while the window is
-        growing and one batch is all there is, nothing goes.
+        If a row that is not full must go, the window is planned with ``final=True``, which leaves
+        at most one such row. It goes last at the end of a run and waits otherwise: no row is
+        selected while the window is growing and has only one batch.
         """
         lengths = request.lengths
         if request.in_part and self.slides(request.remaining[-1:])[0]:
-            lengths = request.remaining  # where rows overlap, their places follow from all of it
+            lengths = request.remaining  # the overlaps of rows depend on the full length
         selection = self._choose(lengths, request, final=request.final)
         plan, rows = selection.plan, selection.rows
         losing, documents = int((plan.dropped > 0).sum()), int((lengths > 0).sum())
@@ -188,10 +187,10 @@ class Seamless(Packer):
         dropped: NDArray[np.int64],
         final: bool,
     ) -> tuple[list[_Rows], NDArray[np.int64]]:
-        """Steps 2 and 3; adds what they drop to `dropped`.
+        """Run steps 2 and 3, and add dropped tokens to `dropped`.
 
         Returns:
-            Their rows, and (N,) int64 the one in which a document's piece is lost whole, or -1.
+            The rows, and (N,) int64 the row in which a document's piece is lost whole, or -1.
         """
         rest = np.where(slides, 0, lengths % self.seq_len)
         parts: list[_Rows] = []
@@ -226,7 +225,7 @@ class Seamless(Packer):
     def _joined(
         self, lengths: NDArray[np.int64], rest: NDArray[np.int64], left: NDArray[np.int64]
     ) -> _Rows:
-        """The last `rest` (N,) tokens of the documents `left`, joined and cut into rows."""
+        """Join the last `rest` (N,) tokens of the documents `left` and cut them into rows."""
         joined = rest[left]
         rows = -(-int(joined.sum()) // self.seq_len)
         order = np.arange(rows, dtype=np.int64)
@@ -237,7 +236,7 @@ class Seamless(Packer):
     def _rows_of(
         self, pieces: Pieces, chosen: NDArray[np.bool_], dropped: NDArray[np.int64]
     ) -> _Rows:
-        """Rows of the `chosen` bins (B,)."""
+        """Return the rows of the `chosen` bins (B,)."""
         bins, *columns = pieces
         inside = chosen[bins]
         number, count = np.cumsum(chosen) - 1, int(chosen.sum())
@@ -249,7 +248,7 @@ class Seamless(Packer):
         return np.diff(row_offsets), document, start, stop
 
     def describe(self) -> dict[str, Any]:
-        """Class, parameters and algorithm revision."""
+        """Return class, parameters and algorithm revision."""
         return {
             "kind": "Seamless",
             "revision": self.revision,
@@ -262,7 +261,7 @@ class Seamless(Packer):
 
 
 def _warn_of_tails(seq_len: int, percent: int) -> None:
-    """Log it once for a row length in a process."""
+    """Log the share of dropped tails, once per row length in a process."""
     if seq_len in _warned:
         return
     _warned.add(seq_len)
@@ -275,7 +274,7 @@ def _warn_of_tails(seq_len: int, percent: int) -> None:
 
 
 def _not_full(selection: Selection) -> NDArray[np.bool_]:
-    """(E,) bool: which of the rows that go are not full."""
+    """Return (E,) bool: selected rows that are not full."""
     plan, rows = selection.plan, selection.rows
     return plan.row_fill()[rows] < plan.seq_len[rows]
 
@@ -283,7 +282,7 @@ def _not_full(selection: Selection) -> NDArray[np.bool_]:
 def _whole_rows(
     lengths: NDArray[np.int64], slides: NDArray[np.bool_], seq_len: int
 ) -> tuple[NDArray[np.int64], ...]:
-    """Step 1: row sizes (all 1), document, start, stop and overlap of every row, each int64."""
+    """Run step 1: row sizes (all 1), document, start, stop and overlap of every row, int64."""
     whole, rest = np.divmod(lengths, seq_len)
     rows = whole + slides.astype(np.int64)
     repeated = np.where(slides, seq_len - rest, 0)

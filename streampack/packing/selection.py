@@ -1,24 +1,25 @@
-"""Selection: which rows of a plan over the window go this round, and in which order.
+"""Selection of the rows of a window's plan that are delivered this round, and their order.
 
-`fullest_rows` is the way of most packers:
+Most packers use `fullest_rows`:
   1. Rows that must go (they hold a document that may not wait any longer) come first, the oldest
      before the others; then rows filled to at least `min_fill`; then the rest, fullest first. Ties
-     are in seeded random order. With a capacity a row is as full as its fullest limit.
-  2. From the rest, as many go as it takes to leave at most the share `carry` of the tokens.
-  3. A row goes only after the rows that hold earlier tokens of its documents, so that what stays
-     of a document is always its tail.
+     are in seeded random order. With a capacity the fill of a row is the fill of its fullest limit.
+  2. Rows of the rest go until at most the share `carry` of the tokens stays.
+  3. A row goes only after the rows that hold earlier tokens of its documents, so that only the tail
+     of a document ever stays.
   4. Only whole batches go. If that would hold back a row that must go, the next best rows fill
      one batch more.
-  5. What goes is shuffled with the seed, so that batches are not sorted by how full rows are.
+  5. The selected rows are shuffled with the seed, so that batches are not sorted by fill.
 
-With a balance (`packing.balancing`) steps 2 and 5 are others: only as many rows go as must, those
-among the full ones whose costs the schedule wants, each at its place in the schedule.
+With a balance (`packing.balancing`) steps 2 and 5 differ: only as many rows go as must. They are
+the full rows with the costs that the schedule requires, each at its position in the schedule.
 
-For plans whose order matters there are `first_rows` (a plan's rows get worse from first to last),
-`rows_in_order` (the plan is shuffled already) and `all_rows`. With a balance, what they choose
-takes its places by cost too.
+For plans with an order of their own there are `first_rows` (rows get worse from first to last),
+`rows_in_order` (rows are shuffled already) and `all_rows`. With a balance, they too order the
+selected rows by cost.
 
-Cost: O(rows log rows + segments). Nothing is thrown away: what does not go is planned again.
+Cost: O(rows log rows + segments). Nothing is thrown away: rows that do not go are planned in the
+next round.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ from streampack.packing.rng import derive_seed, permutation
 
 
 def all_rows(plan: Plan, request: WindowRequest) -> Selection:
-    """All rows of the plan, in its order."""
+    """Select all rows of the plan, in its order."""
     return _in_turn(plan, np.arange(plan.num_rows, dtype=np.int64), request)
 
 
 def fullest_rows(plan: Plan, request: WindowRequest, *, min_fill: float | None = None) -> Selection:
-    """The rows that must go, the full ones, and as many of the others as may not stay.
+    """Select the rows that must go, the full ones, and the others beyond the share that may stay.
 
     Args:
-        plan: over the request's N documents.
-        request: of this round. If it is the final one, all rows go, in seeded random order.
-        min_fill: share of a row's slots above which it counts as full; None is the window's. With
-            0 every row does, for packers whose rows never get better by waiting.
+        plan: plan over the request's N documents.
+        request: this round's request. If it is the final one, all rows go, in seeded random order.
+        min_fill: share of a row's slots above which it counts as full, by default the window's. Use
+            0, which makes every row full, for packers that gain nothing by waiting.
     """
     seed = derive_seed(request.seed, 1)
     shuffled = permutation(plan.num_rows, derive_seed(seed, 0))
@@ -64,15 +65,15 @@ def fullest_rows(plan: Plan, request: WindowRequest, *, min_fill: float | None =
 def first_rows(
     plan: Plan, request: WindowRequest, *, worse: NDArray[np.int64] | None = None
 ) -> Selection:
-    """The rows that must go, and of the others the first ones; none counts as full.
+    """Select the rows that must go, then the first ones of the plan; no row counts as full.
 
-    For plans whose rows get worse from first to last. Otherwise as `fullest_rows`.
+    It is for plans with rows that get worse from first to last, and otherwise like `fullest_rows`.
 
     Args:
         plan: see `fullest_rows`.
-        request: see there.
-        worse: (R,) int64, how bad each row is: the least go first, ties in the plan's order. None
-            is the plan's order.
+        request: see `fullest_rows`.
+        worse: (R,) int64, a penalty for each row: the smallest go first, ties in the plan's order.
+            By default the plan's order alone decides.
     """
     seed = derive_seed(request.seed, 1)
     if request.final:
@@ -85,9 +86,9 @@ def first_rows(
 
 
 def rows_in_order(plan: Plan, request: WindowRequest) -> Selection:
-    """The rows that `fullest_rows` would choose, ties in the plan's order, and all in that order.
+    """Select the rows of `fullest_rows` with ties in the plan's order, and keep that order.
 
-    For plans that are shuffled already.
+    It is for plans that are shuffled already.
     """
     if request.final:
         return all_rows(plan, request)
@@ -95,16 +96,17 @@ def rows_in_order(plan: Plan, request: WindowRequest) -> Selection:
     rows, _, _ = _ranked(plan, request, in_order, min_fill=request.min_fill)
     if request.balance is None:
         rows = np.sort(rows)
-    else:  # costs decide, and chance where they are equal
+    else:  # costs determine the order, and the seed breaks ties
         rows = _shuffled(rows, derive_seed(request.seed, 1))
     return _in_turn(plan, rows, request)
 
 
 def full_rows_first(request: WindowRequest) -> WindowRequest:
-    """The request to plan where rows may wait for the turn of their costs; the same without them.
+    """Adapt a request with a balance: plan the full rows of long documents before their tails.
 
-    The last piece of a document longer than a row is planned once its full rows went: its row
-    would have to wait for all their turns. For that the full rows go a round early.
+    The last piece of a document longer than a row is planned only after its full rows were
+    delivered, since its row would have to wait for theirs. In return the full rows go a round
+    early. A request without a balance is returned unchanged.
     """
     if request.balance is None or request.final:
         return request
@@ -121,7 +123,7 @@ def _shuffled(rows: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
 
 
 def _in_turn(plan: Plan, rows: NDArray[np.int64], request: WindowRequest) -> Selection:
-    """`rows` (E,) in batches; under a balance, each at the turn of its cost."""
+    """Divide `rows` (E,) into batches; with a balance, each goes to the position of its cost."""
     each, balance = request.rows_per_batch, request.balance
     if balance is not None and len(rows):
         from streampack.packing.balancing import order_by_cost
@@ -140,17 +142,17 @@ def _ranked(
     by_fill: bool = True,
     by_cost: bool = False,
 ) -> tuple[NDArray[np.int64], int, NDArray[np.int64]]:
-    """Steps 1 to 4.
+    """Run steps 1 to 4.
 
     Args:
-        ties: (R,) int64, all rows, in the order that decides ties.
+        ties: (R,) int64, all rows, in the order that breaks ties.
         min_fill: see `fullest_rows`.
-        by_fill: if False, no row counts as full and all are alike.
-        by_cost: full rows do not go for being full.
+        by_fill: False to treat all rows as equally full, and no row as full.
+        by_cost: True if a full row may wait for the position of its cost.
 
     Returns:
-        The rows that go (E,), how many of them, from the first on, must go, and the rows to
-        choose from by cost: those that go and all full ones.
+        The selected rows (E,), the number of them, from the first on, that must go, and the
+        candidates for selection by cost: the selected rows and all full ones.
 
     Raises:
         PlanError: the plan's arrays do not fit together (`check_rows`).
@@ -177,13 +179,13 @@ def _by_cost(
     must_go: int,
     pool: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """As many rows of the pool as `rows` are, with the first `must_go` of these, by their costs."""
+    """Select len(rows) rows of the pool by cost, including the first `must_go` of `rows`."""
     balance, each = request.balance, request.rows_per_batch
     assert balance is not None
     from streampack.packing.balancing import choose_by_cost
 
     costs = balance.costs(plan, request.weights)
-    # Of equal costs, what came first goes first.
+    # Rows of equal cost go in order of arrival.
     oldest = np.minimum.reduceat(plan.document, plan.row_offsets[:-1])
     pool = np.sort(pool)
     pool = pool[np.lexsort((oldest[pool], costs[pool]))]
@@ -192,11 +194,11 @@ def _by_cost(
         plan.row_offsets, plan.document, plan.start, len(request.held)
     )
     chosen = choose_by_cost(pool, costs, rows[:must_go], wanted, before_offsets, before)
-    return chosen if len(chosen) == len(rows) else rows  # rows that each wait for the other
+    return chosen if len(chosen) == len(rows) else rows  # some rows wait for each other
 
 
 class _Rule(NamedTuple):
-    """How many rows go: see `_ranked`."""
+    """Parameters of the number of selected rows; see `_ranked`."""
 
     rows_per_batch: int
     min_fill: float
@@ -215,20 +217,21 @@ def _best_rows(
     loads: NDArray[np.int64],
     out: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """Steps 1 to 4, the most pressing rows first.
+    """Run steps 1 to 4, the most urgent rows first.
 
-    Compiled as a whole: a window's plan is small, and the same in numpy calls takes longer than
-    the plan did.
+    It is compiled as a whole, because a window's plan is small and the same steps as numpy calls
+    take longer than planning.
 
     Args:
-        plan: all rows; rounds_left, held: of its documents; ties: see `_ranked`.
-        rule: how many rows go.
-        loads: (R,) int64, by which rows count as full, in slots; (0,) goes by their tokens.
-        out: (R,) int64, filled with the rows in order, without those that cannot go.
+        plan: all rows; rounds_left, held: columns of its documents; ties: see `_ranked`.
+        rule: parameters of the number of selected rows.
+        loads: (R,) int64, load of each row in slots, by which it counts as full; (0,) to use its
+            tokens.
+        out: (R,) int64 output, rows in order, without rows that cannot go.
 
     Returns:
-        How many of these rows go, how many of them must, and how many there are up to the last
-        full one. The first is -1 if the plan's arrays do not fit together.
+        The number of selected rows, the number of them that must go, and the number of rows up to
+        the last full one. The first is -1 if the plan's arrays do not fit together.
     """
     row_offsets, seq_len, document = plan.row_offsets, plan.seq_len, plan.document
     num_rows = len(seq_len)
@@ -271,7 +274,7 @@ def _best_rows(
 
 @kernel
 def _enough(fill: NDArray[np.int64], carry: float) -> int:
-    """How many rows, from the first on, leave at most the share `carry` of the tokens."""
+    """Return the number of leading rows that leave at most the share `carry` of the tokens."""
     staying = fill.sum()
     may_stay = carry * staying
     for row in range(len(fill)):
@@ -293,7 +296,7 @@ def _rows_before(
     start: NDArray[np.int64],
     num_documents: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For every row, the rows that hold earlier tokens of its documents (ragged: offsets, rows)."""
+    """Return every row's predecessors: rows with earlier tokens of its documents (ragged)."""
     pieces = np.zeros(num_documents, dtype=np.int64)
     for d in document:
         pieces[d] += 1
@@ -335,8 +338,8 @@ def _close(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Order rows so that every prefix is closed under `before`, following `priority`.
 
-    Rows that wait are left out, and rows that need them. Returns the order and, for each step of
-    `priority`, how many rows it has led to so far.
+    Waiting rows are left out, together with rows that depend on them. Returns the order and, for
+    each step of `priority`, the number of rows placed so far.
     """
     num_rows = len(priority)
     state = np.zeros(num_rows, dtype=np.int8)  # 0 new, 1 on the stack, 2 placed, 3 out
@@ -368,8 +371,8 @@ def _close(
                     break
                 if state[needed] == 3:
                     waiting[row] = True
-                # In state 1 the needed row is this row itself, or the two wait for each other
-                # through different documents. Then both go together.
+                # State 1 means that the needed row is this row, or that the two depend on each
+                # other through different documents. Then both go together.
                 edge[row] += 1
             if descend:
                 continue

@@ -1,16 +1,16 @@
-"""Groups, documents of one record, in one batch: in one row, if they fit there together.
+"""Packing of groups, the documents of one record: in one batch, and in one row if they fit.
 
 Steps:
   0. If all groups of a window fit rows, each is packed as one document by best-fit-decreasing.
-     Otherwise those that fit a row count as one document in what follows.
-  1. As many batches as the tokens would fill. Groups in order of decreasing tokens, ties by
-     arrival; each goes into the batch with most room (ties to the first) that takes all of its
-     documents, else into a new one. So every batch gets long groups and short ones.
-  2. Inside a batch a group's documents, longest first, each go into the row it leaves least room
-     in, ties to the first row. If one finds no row, the group is not in this batch.
-  3. Batches go as rows do otherwise (`fullest_rows`): a batch counts as a row of all its tokens.
-  4. A group that does not even fit into an empty batch by step 2 is longer than a row in the sense
-     of the overflow policy.
+     Otherwise a group that fits a row counts as one document in the following steps.
+  1. The number of batches is the number that the tokens would fill. In order of decreasing tokens,
+     ties by arrival, each group goes into the batch with most room (ties to the first) that takes
+     all of its documents, else into a new batch. So every batch gets long groups and short ones.
+  2. Inside a batch a group's documents, longest first, go into the row with least room that fits,
+     ties to the first row. If a document fits no row, the group does not fit the batch.
+  3. Batches are selected like rows (`fullest_rows`): a batch counts as a row of all its tokens.
+  4. A group that does not fit an empty batch by step 2 is subject to the overflow policy, like a
+     document longer than a row.
 
 Cost: O(groups x batches of the window) comparisons, more where groups do not fit, and
 O(documents x rows of a batch), compiled.
@@ -36,13 +36,13 @@ from streampack.packing.selection import fullest_rows
 
 @dataclass(frozen=True, kw_only=True)
 class WholeGroups(BestFitDecreasing):
-    """Keeps the documents of a group in one batch; see the module's docstring for the steps.
+    """Keeps the documents of a group in one batch, by the steps of the module.
 
-    A run has it in place of BestFitDecreasing if records of its source have several documents.
+    It replaces BestFitDecreasing in a run with records of several documents.
 
     Args:
         seq_len: tokens per row.
-        overflow: what happens to groups that do not fit into a batch, "drop" or "error".
+        overflow: policy for groups that do not fit into a batch, "drop" or "error".
     """
 
     overflow: Literal["drop", "error"] = "drop"
@@ -51,14 +51,14 @@ class WholeGroups(BestFitDecreasing):
     revision = 2
 
     def fits(self, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.bool_]:
-        """(N,) which groups fit into an empty batch."""
+        """Return (N,) bool: groups that fit into an empty batch."""
         members = sizes.members or MemberLengths.of_single(sizes.lengths)
         out = np.empty(len(members.offsets) - 1, dtype=np.bool_)
         _fit(*self._units(members), batch_tokens // self.seq_len, self.seq_len, out)
         return out
 
     def plan_window(self, request: WindowRequest) -> Selection:
-        """Steps 0 to 3.
+        """Run steps 0 to 3.
 
         Raises:
             PlanError: a group does not fit into a batch.
@@ -90,7 +90,7 @@ class WholeGroups(BestFitDecreasing):
         return self._selection(request, members, batch_of, row_of, batches, chosen)
 
     def _units(self, members: MemberLengths) -> MemberLengths:
-        """The documents that are placed one by one: a group that fits a row counts as one."""
+        """Return the documents to be placed; a group that fits a row counts as one document."""
         sums = np.diff(offsets_of(members.lengths)[members.offsets])
         sizes = np.diff(members.offsets)
         whole = (sums <= self.seq_len) & (sizes > 0)
@@ -109,7 +109,7 @@ class WholeGroups(BestFitDecreasing):
         batches: int,
         chosen: NDArray[np.int64],
     ) -> Selection:
-        """The rows of all batches, of which the `chosen` (B,) go, in this order."""
+        """Plan the rows of all batches, and select the `chosen` batches (B,) in this order."""
         each = request.rows_per_batch
         group = np.repeat(np.arange(len(batch_of)), np.diff(members.offsets))
         start = offsets_of(members.lengths)[:-1]
@@ -129,7 +129,7 @@ class WholeGroups(BestFitDecreasing):
 def _as_rows(
     batch_of: NDArray[np.int64], lengths: NDArray[np.int64], batches: int, batch_tokens: int
 ) -> Plan:
-    """The plan of which each row is a batch and each document a group; some (-1) are in none."""
+    """Build a plan with batches as rows and groups as documents; -1 leaves a group out."""
     order = _placed_by(batch_of)
     return Plan.plain(
         offsets_of(np.bincount(batch_of[order], minlength=batches)), batch_tokens, order,
@@ -139,7 +139,7 @@ def _as_rows(
 
 
 def _placed_by(places: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those that have a place (>= 0), by place, those of one place in the order they have."""
+    """Return the indices of entries with a place (>= 0), stably sorted by place."""
     order = np.argsort(places, kind="stable")
     return order[np.searchsorted(places[order], 0) :]
 
@@ -152,7 +152,7 @@ def _fit(
     seq_len: int,
     out: NDArray[np.bool_],
 ) -> None:
-    """Fill in which groups (N,) fit into an empty batch."""
+    """Set `out` (N,) to True for groups that fit into an empty batch."""
     row_of = np.empty(len(sizes), dtype=np.int64)
     room = np.empty(rows, dtype=np.int64)
     for g in range(len(out)):
@@ -172,19 +172,20 @@ def _place(
     batch_of: NDArray[np.int64],
     row_of: NDArray[np.int64],
 ) -> int:
-    """Fill in the batch of each group and the row in it of each member.
+    """Write the batch of each group, and the row in the batch of each member.
 
     Args:
-        sizes, offsets: of the members; lengths: (N,) of the groups, 0 for one that is dropped.
-        turn: (N,) the order in which groups are placed.
-        batch_of: (N,), -1 for what is dropped; row_of: (M,).
+        sizes, offsets: tokens of the members, ragged by group; lengths: (N,) tokens of the groups,
+            0 for a dropped one.
+        turn: (N,) placement order of the groups.
+        batch_of: (N,) output, -1 for a dropped group; row_of: (M,) output.
 
     Returns:
-        How many batches there are; -1 - i if group i does not fit into one.
+        The number of batches; -1 - i if group i does not fit into a batch.
     """
     count = int(lengths.sum() // (np.int64(rows) * seq_len))
     rooms = np.full((count + 1, rows), seq_len, dtype=np.int64)
-    left = np.full(count + 1, np.int64(rows) * seq_len)  # slots of each batch, and of a new one
+    left = np.full(count + 1, np.int64(rows) * seq_len)  # free slots; the last is a new batch
     batch_of[:] = -1
     row_of[:] = 0
     for g in turn:
@@ -214,7 +215,7 @@ def _place(
 
 @kernel
 def _most_room(left: NDArray[np.int64], least: int, after: int) -> int:
-    """The batch with most room, `least` or more, that comes after batch `after`; -1 for none."""
+    """Return the next batch after `after`, by decreasing room of at least `least`, or -1."""
     best = -1
     for b in range(len(left)):
         if left[b] < least or (best >= 0 and left[b] <= left[best]):
@@ -236,11 +237,11 @@ def _put(
     room: NDArray[np.int64],
     found: NDArray[np.int64],
 ) -> bool:
-    """Fill in the row of each member, and take its room; False, and nothing taken, if one has none.
+    """Write the row of each member to `found` and reduce `room`; return False if one fits no row.
 
     Args:
-        sizes: (K,) of the members; order: (K,) in which they are placed.
-        room: (rows,) slots that are left of each row; found: (K,).
+        sizes: (K,) tokens of the members; order: (K,) placement order.
+        room: (rows,) free slots of each row, unchanged on failure; found: (K,) output.
     """
     for k in range(len(order)):
         size = sizes[order[k]]
