@@ -1,0 +1,19 @@
+"""The page's slots used by alignment are those that the benchmark measures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from benchmarks.alignment import ALIGN, lognormal, slots_used
+
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+
+
+def test_slots_used_by_alignment_are_those_of_the_page() -> None:
+    lengths = lognormal(700, 100_000)
+    (section,) = re.findall(r"\n## Alignment\n(.*?)\n## ", PAGE.read_text(), re.DOTALL)
+    written = dict(re.findall(r"^\| (\d+) \| ([\d.]+) % \|$", section, re.MULTILINE))
+    assert {*written} == {f"{align}" for align in ALIGN}
+    for align in ALIGN:
+        assert f"{100 * slots_used(lengths, 4096, align):.1f}" == written[f"{align}"]
