@@ -23,6 +23,7 @@ MOST_LINES = {"memory": 9_050, "ids": 12_850, "text": 13_850}
 _FILES = (
     "streampack.extras",
     "streampack.storage",
+    "streampack.sources.file_source",
     "streampack.sources.paths",
     "streampack.sources.parquet",
 )
