@@ -112,6 +112,8 @@ class Recent:
 def _is_of(part: Any, taken: _Taken, number_of: Callable[[PackedBatch], int]) -> bool:
     if isinstance(part, PackedBatch):
         return number_of(part) == taken.number and part.composition == taken.composition
+    if part is None:  # as is what a reference to a batch that is gone gives
+        return False
     return any(reference() is part for reference in taken.parts)
 
 

@@ -191,6 +191,16 @@ def test_whatever_a_transform_makes_of_a_batch_names_it(transform: Any) -> None:
             loader.state_dict(**{setting: items[3]})
 
 
+def test_a_none_beside_a_tensor_names_no_batch_that_is_gone() -> None:
+    loader = make_loader(lambda batch: {"inputs": batch.input_ids, "mask": None})
+    batches, before = iter(loader), loader.state_dict()
+    for _ in range(4):
+        item = next(batches)  # the one before it is gone
+        assert loader.state_dict(before=item) == before
+        before = loader.state_dict()
+        assert loader.state_dict(after=item) == before
+
+
 def test_a_group_of_accumulate_names_its_batches() -> None:
     loader = make_loader()
     groups = loader.accumulate(3)
