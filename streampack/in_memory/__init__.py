@@ -1,4 +1,5 @@
-"""Documents without a source: from lengths to micro-batches of each rank, and to their batches.
+"""Packing of documents in memory: from lengths to each rank's micro-batches and their batches.
 
-Knows lengths, costs and what the caller has in memory; it does not know files, lanes or states.
+This package handles lengths, costs and the caller's arrays. It is independent of files, lanes and
+states.
 """

@@ -1,4 +1,4 @@
-"""The documents of each rank's micro-batches, and the batches that they make."""
+"""The plan of each rank's micro-batches, and the batches made from it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from streampack.window.packed_rows import PackedRows
 from streampack.window.planned import PlannedWindow
 from streampack.window.provenance import Provenance
 
-_IDS, _MASK = "ids", "loss_mask"  # in the records that documents are made of
+_IDS, _MASK = "ids", "loss_mask"  # names in the records that documents are made from
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """By name what documents have, looked up by their numbers; checked when it is read."""
+    """The caller's columns by name, indexed by document and checked when they are read."""
 
     columns: Mapping[str, Any]
     types: FieldTypes
@@ -46,17 +46,21 @@ class Given:
         token_fields: Mapping[str, Any] | None,
         document_fields: Mapping[str, Any] | None,
     ) -> Given:
-        """From the arguments of `MicrobatchPlan.batches`; `own` (D,) of `count` are the rank's.
+        """Collect the arguments of `MicrobatchPlan.batches`.
+
+        Args:
+            count: number of documents in the plan.
+            own: (D,) indices of the rank's documents.
 
         Raises:
-            ConfigError: fields are no mapping, one has a name that is taken, or something is there
-                for more or fewer documents than were planned.
+            ConfigError: fields are not a mapping, a field has a reserved name, or a column has more
+                or fewer documents than the plan.
         """
         for name, given in (("token_fields", token_fields), ("document_fields", document_fields)):
             if not (given is None or isinstance(given, Mapping)):
                 raise ConfigError(
-                    f"{name} is {type_in_words(given)}.",
-                    f'Pass {name}={{"name": values}}, with what each document has.',
+                    f"{name} must be a mapping from names to values, got {type_in_words(given)}.",
+                    f'Pass {name}={{"name": values}} with the values of each document.',
                     setting=name,
                 )
         columns = {**(token_fields or {}), **(document_fields or {})}
@@ -66,8 +70,8 @@ class Given:
         )
         for taken in {_IDS, _MASK} & {*columns}:
             raise ConfigError(
-                f'A field is named "{taken}".',
-                "Rename it.",
+                f'"{taken}" is reserved for an argument of the same name, got a field "{taken}".',
+                "Rename the field.",
                 setting="token_fields" if taken in (token_fields or {}) else "document_fields",
             )
         columns[_IDS] = ids
@@ -78,17 +82,22 @@ class Given:
             held = (getattr(values, "shape", None) or (held,))[0]  # of arrays and tensors
             if held != count:
                 raise ConfigError(
-                    f'"{name}" has {held} documents, and {count} were planned.',
-                    "Pass as many as lengths were packed, in their order, or a dict by number.",
+                    f'"{name}" must have an entry for each of the {count} planned documents, got '
+                    f"{held}.",
+                    "Pass the entries in the order of the packed lengths, or a dict by index.",
                     setting=name,
                 )
         return cls(columns, types)
 
     def read(self, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> Documents:
-        """The documents with these numbers (D,), which were planned with these `lengths` (D,).
+        """Read documents and check them.
+
+        Args:
+            numbers: (D,) indices of the documents.
+            lengths: (D,) planned lengths in tokens.
 
         Raises:
-            ConfigError: a document, or what belongs to it, is not what it should be.
+            ConfigError: a document, its mask or a field is missing, malformed or of another length.
         """
         records = [
             {name: _plain(_at(values, number, name)) for name, values in self.columns.items()}
@@ -100,7 +109,7 @@ class Given:
         if not problems:
             block, problems = self.types.cast(block)
             for i in np.flatnonzero(block.lengths != lengths).tolist():
-                problems[i] = f"has {block.lengths[i]} ids, and {lengths[i]} when it was planned"
+                problems[i] = f"has {block.lengths[i]} ids, but {lengths[i]} were planned"
         for i, what in problems.items():
             raise ConfigError(
                 f"Document {numbers[i]} {what}.",
@@ -115,43 +124,43 @@ def _at(values: Any, number: int, name: str) -> Any:
         return values[number]
     except (TypeError, LookupError) as error:
         raise ConfigError(
-            f'There is nothing for document {number} in "{name}", '
-            f"which is {type_in_words(values)}.",
-            "Pass a list, array, tensor or dict with one for each document of the rank, in order.",
+            f'"{name}" must have an entry for document {number}, got {type_in_words(values)} '
+            "without one.",
+            "Pass a list, array, tensor or dict with an entry for each document of the rank.",
             setting=name,
         ) from error
 
 
 def _plain(value: Any) -> Any:
-    """A number in place of a tensor of no dimension."""
+    """Return a tensor without dimensions as a number, and other values unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
 def _dtype(name: str, values: Any, own: NDArray[np.int64]) -> Any:
-    """Of a field, from what the first document has."""
+    """Return the dtype of a field, inferred from the rank's first document."""
     if not len(own):
         return np.float32
     first = _at(values, int(own[0]), name)
     try:
         kind = np.asarray(first).dtype
     except (TypeError, ValueError, RuntimeError):
-        return np.float32  # the document is named when it is read
-    if not hasattr(first, "dtype"):  # Python's numbers
+        return np.float32  # `read` raises an error that names the document
+    if not hasattr(first, "dtype"):  # numbers of Python, not of numpy or torch
         return {"f": np.float32, "i": np.int64}.get(kind.kind, kind)
     return kind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicrobatchPlan:
-    """Which documents each rank has in each of its micro-batches. Made by `pack`.
+    """Assignment of documents to the micro-batches of each rank, made by `pack`.
 
     Attributes:
         seq_len: slots of a row; a micro-batch is one row.
-        ranks: data-parallel ranks.
-        microbatches: of each rank.
-        align: slots that documents take up multiples of.
-        lengths: (N,) int64 tokens of the documents.
-        document_costs: (N,) float64.
+        ranks: number of data-parallel ranks.
+        microbatches: number of micro-batches per rank.
+        align: every document takes up a multiple of this number of slots.
+        lengths: (N,) int64 lengths of the documents in tokens.
+        document_costs: (N,) float64 costs of the documents.
     """
 
     seq_len: int
@@ -164,10 +173,14 @@ class MicrobatchPlan:
     _documents: NDArray[np.int64]
 
     def documents(self, rank: int, microbatch: int | None = None) -> NDArray[np.int64]:
-        """(D,) int64: numbers of the documents in a micro-batch of a rank, or in all of its.
+        """Return the indices of the documents in a rank's micro-batch, (D,) int64.
+
+        Args:
+            rank: index of the rank.
+            microbatch: index of the micro-batch; None returns all documents of the rank.
 
         Raises:
-            ConfigError: there is no such rank or micro-batch.
+            ConfigError: the rank or the micro-batch does not exist.
         """
         rank = whole_number("rank", rank, least=0, most=self.ranks - 1)
         first, last = rank * self.microbatches, (rank + 1) * self.microbatches
@@ -179,28 +192,28 @@ class MicrobatchPlan:
 
     @property
     def tokens(self) -> NDArray[np.int64]:
-        """(ranks, microbatches) int64 tokens; of trees the slots that they take."""
+        """(ranks, microbatches) int64, tokens of each micro-batch; for trees, slots."""
         return np.asarray(self._sums(self._slots()), dtype=np.int64)
 
     @property
     def costs(self) -> NDArray[np.float64]:
-        """(ranks, microbatches) float64."""
+        """(ranks, microbatches) float64, cost of each micro-batch."""
         return np.asarray(self._sums(self.document_costs), dtype=np.float64)
 
     @property
     def imbalance(self) -> float:
-        """Time of all micro-batches over what equal ones would take, if ranks wait in each."""
+        """Total time relative to perfectly equal micro-batches, if ranks wait after each."""
         costs = self.costs
         return float(costs.max(axis=0).sum() / costs.mean(axis=0).sum()) if costs.any() else 1.0
 
     @property
     def padding_ratio(self) -> float:
-        """Share of slots without a token, in rows of seq_len."""
+        """Share of slots without a token, in rows of `seq_len`."""
         slots = self.ranks * self.microbatches * self.seq_len
         return 1 - int(self._slots().sum()) / slots if slots else 0.0
 
     def _slots(self) -> NDArray[np.int64]:
-        """(N,) slots that each document takes."""
+        """Return the slots that each document takes, (N,)."""
         return self.lengths
 
     def _format(self, pad_id: int, fields: FieldTypes) -> RowFormat:
@@ -210,7 +223,7 @@ class MicrobatchPlan:
         return RowFormat(pad_id=pad_id, eos_id=-1, stages=tuple(stages))
 
     def _block(self, block: Documents, numbers: NDArray[np.int64]) -> Documents:
-        """The documents of a row with these numbers (D,), as they stand in it."""
+        """Return the documents of a row, with indices `numbers` (D,), in the form of the plan."""
         return block
 
     def _sums(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -233,30 +246,31 @@ class MicrobatchPlan:
         pad_id: int = 0,
         pad_to: int | None = None,
     ) -> Iterator[PackedBatch]:
-        """A rank's micro-batches, each made when it is asked for.
+        """Make a rank's micro-batches, one at a time.
 
-        ``batch.provenance["index"]`` has the number of the document of every piece.
+        ``batch.provenance["index"]`` is the index of each piece's document.
 
         Args:
-            ids: the documents' ids: ``ids[i]`` is a list, array or tensor of ``lengths[i]`` of
-                them. Only the rank's own are asked for, so a dict of these does too.
-            rank: whose; None is that of the only rank.
-            loss_mask: like `ids`, true where a token counts in the loss; None: everywhere.
-            token_fields: by name, like `ids`: one number per token. See `PackedBatch.fields`.
-            document_fields: by name, one number for each document. A field has the dtype of the
-                numpy arrays or tensors given, float32 for floats in lists, int64 for integers.
-            pad_id: id on padding.
-            pad_to: rows end at the next multiple of this after their last document, instead of at
-                `seq_len`.
+            ids: token ids; ``ids[i]`` is a list, array or tensor of ``lengths[i]`` ids. Only the
+                rank's documents are read, so a dict with these is enough.
+            rank: index of the rank. None is allowed if there is one rank.
+            loss_mask: like `ids`, true where a token counts in the loss. None means everywhere.
+            token_fields: fields by name, each like `ids` with a number per token. See
+                `PackedBatch.fields`.
+            document_fields: fields by name, each with a number per document. A field keeps the
+                dtype of its numpy arrays or tensors; lists become float32 or int64.
+            pad_id: token id on padding.
+            pad_to: shorten each row to the next multiple of this after its last document. None
+                pads to `seq_len`. A larger multiple gives fewer distinct shapes and more padding.
 
         Raises:
-            ConfigError: a document, or what belongs to it, is not what it should be; or there are
-                several ranks, and none is named.
+            ConfigError: a document, its mask or a field is missing, malformed or of another length;
+                or `rank` is missing and there are several ranks.
         """
         if rank is None and self.ranks > 1:
             raise ConfigError(
-                f"The plan is for {self.ranks} ranks, and no rank is named.",
-                "Pass rank=, as torch.distributed.get_rank() gives it.",
+                f"A plan for {self.ranks} ranks needs rank=, got None.",
+                "Pass rank=torch.distributed.get_rank().",
                 setting="rank",
             )
         rank = rank or 0
@@ -292,7 +306,7 @@ class MicrobatchPlan:
 def _packed_row(
     documents: Documents, gaps: NDArray[np.int64], width: int, layout: RowFormat
 ) -> PackedRows:
-    """The documents one after the other, each with so many slots of padding after it (D,)."""
+    """Make a row of consecutive documents, each followed by `gaps`, (D,), slots of padding."""
     count, lengths = len(documents), documents.lengths
     buffer = TokenBuffer(int((lengths + gaps).sum()))
     buffer.append(documents, 0, lengths, serial=0, round=0)

@@ -1,4 +1,4 @@
-"""`pack`: which rank has which documents, in which micro-batch."""
+"""`pack`, which assigns documents in memory to ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def pack(
     ids: Sequence[Any] | None = None,
     prefix: ArrayLike | None = None,
 ) -> MicrobatchPlan:
-    """Divide documents among ranks, in micro-batches of nearly equal cost; none is ever cut.
+    """Divide whole documents among ranks, in micro-batches of nearly equal cost.
 
-    A micro-batch is one row. All ranks have the same number of them; those at the same place cost
-    nearly the same on all ranks, and so do the sums. For example four documents for two ranks:
+    A micro-batch is one row, and documents are never cut. All ranks have the same number of
+    micro-batches; the i-th one costs nearly the same on every rank, and so does the sum. For
+    example, four documents for two ranks:
 
     >>> from streampack import pack
     >>> plan = pack([5, 2, 4, 3], seq_len=8, ranks=2)
@@ -47,30 +48,30 @@ def pack(
     [[11, 12, 13, 14, 15, 21, 22, 0]]
 
     Args:
-        lengths: (N,) tokens of each document, at least 1.
-        seq_len: slots of a row; no document is longer.
-        ranks: data-parallel ranks.
-        groups: (N,) whole numbers or names; documents with the same one stay together.
-        within: where: on one "rank", or in one "row", and so in one micro-batch.
-        cost: a function from lengths (M,) to costs (M,), for example `Cost.from_config`. None is
-            that of a model 4,096 wide.
-        microbatches: per rank: "equal" is as few as are found to hold all, or a number. Where
-            documents are fewer than all micro-batches, some hold nothing but padding.
-        align: a document takes up a multiple of so many slots, as context parallelism wants; of
-            several numbers, of their least common multiple.
-        seed: of the order of micro-batches, and of which rank gets which.
-        layout: "tree" lays out once what the documents of a group begin with alike, as a prompt of
-            many answers (docs/trees.md). A group is in one row then, and its length is that of its
-            slots. The batches are of `TreeBatch`.
-        ids: of trees: the documents, as for `MicrobatchPlan.batches`, from which what they share is
-            found; or
-        prefix: how many tokens the documents of a group begin with alike, one number for all or for
-            each document (N,).
+        lengths: (N,) length of each document in tokens, at least 1.
+        seq_len: slots of a row, at least the longest document.
+        ranks: number of data-parallel ranks.
+        groups: (N,) integers or names; documents with the same value stay together.
+        within: scope of a group: "rank", or "row" to keep it in one micro-batch.
+        cost: function from lengths (M,) to costs (M,), for example `Cost.from_config`. None
+            estimates a model of width 4,096.
+        microbatches: number per rank. "equal" uses the fewest that the search finds to hold all
+            documents. If there are fewer documents than micro-batches, some are padding alone.
+        align: every document takes up a multiple of this number of slots, for context parallelism;
+            several numbers mean their least common multiple.
+        seed: seed for the order of micro-batches and their assignment to ranks.
+        layout: "tree" stores the shared prefix of a group once, such as a prompt with many answers
+            (docs/trees.md). Each group is then in one row, its length is its number of slots, and
+            batches are of `TreeBatch`.
+        ids: for trees, the documents as in `MicrobatchPlan.batches`, to find shared prefixes. Pass
+            either `ids` or `prefix`.
+        prefix: for trees, the length of the groups' shared prefix in tokens: one number for all, or
+            one for each document, (N,).
 
     Raises:
-        ConfigError: an argument makes no sense.
-        PlanError: a document, or a group within a row, is longer than a row, or `microbatches` are
-            too few.
+        ConfigError: an argument is invalid.
+        PlanError: a document, or a group within a row, is longer than a row, or there are too few
+            `microbatches`.
     """
     seq_len = require_seq_len(seq_len, "error")
     multiple = require_align(align, seq_len)
@@ -80,7 +81,7 @@ def pack(
         wanted = whole_number("microbatches", microbatches, most=1 << 20, otherwise='or "equal"')
     one_of("within", within, ("rank", "row"))
     one_of("layout", layout, ("documents", "tree"))
-    sizes = checked_lengths(lengths).copy()  # the plan's own, whatever becomes of the caller's
+    sizes = checked_lengths(lengths).copy()  # the caller may change its array later
     _check_sizes(sizes, seq_len)
     costs_of = partial(_costs, cost or Cost.of_width(4096))
     costs = costs_of(sizes)
@@ -131,14 +132,14 @@ def _check_sizes(sizes: NDArray[np.int64], seq_len: int) -> None:
     if sizes.min() < 1:
         raise PlanError(
             f"Document {int(np.argmin(sizes))} has no tokens.",
-            "Leave it out of `lengths`.",
+            "Remove it from `lengths`.",
             setting="lengths",
         )
     if sizes.max() > seq_len:
         i = int(np.argmax(sizes > seq_len))
         raise PlanError(
             f"Document {i} has {sizes[i]} tokens, a row has {seq_len}.",
-            f"Pass seq_len={sizes.max()} or more, or shorten such documents or leave them out.",
+            f"Pass seq_len={sizes.max()} or more, or shorten or remove such documents.",
             setting="seq_len",
         )
 
@@ -148,17 +149,17 @@ def _costs(
 ) -> NDArray[np.float64]:
     if not callable(cost):
         raise ConfigError(
-            f"cost is {cost!r}.",
-            "Pass a function from lengths to costs, as a Cost is, or None.",
+            f"cost must be a function from lengths to costs, got {cost!r}.",
+            "Pass a Cost, another function, or None.",
             setting="cost",
         )
     given = as_array(cost(sizes.copy()))
     fits = given.shape == sizes.shape and given.dtype.kind in "biuf"
     if not fits or not np.isfinite(given).all() or (given < 0).any():
         raise ConfigError(
-            f"cost gave an array of shape {given.shape} and dtype {given.dtype} for {len(sizes)} "
-            "documents, or a cost that is negative or not finite.",
-            "Return one cost >= 0 for each length, or pass a Cost.",
+            f"cost must return {len(sizes)} finite numbers >= 0, one per length, got shape "
+            f"{given.shape} and dtype {given.dtype}, or a number that is negative or not finite.",
+            "Return one cost for each length, or pass a Cost.",
             setting="cost",
         )
     return given.astype(np.float64)
@@ -167,14 +168,15 @@ def _costs(
 def _numbered(
     groups: ArrayLike | None, count: int
 ) -> tuple[NDArray[np.int64] | None, Sequence[Any]]:
-    """(N,) int64 numbers of the groups, and their names; None where there are none."""
+    """Return the documents' group indices, (N,) int64 or None, and the groups' names."""
     if groups is None:
         return None, ()
     given = as_array(groups)
     if given.shape != (count,) or (count and given.dtype.kind not in "iubUS"):
         raise ConfigError(
-            f"groups has the shape {given.shape} and dtype {given.dtype} for {count} documents.",
-            "Pass one whole number or name for each document.",
+            f"groups must have an integer or a name for each of the {count} documents, got shape "
+            f"{given.shape} and dtype {given.dtype}.",
+            "Pass one value for each document.",
             setting="groups",
         )
     names, number = np.unique(given, return_inverse=True)

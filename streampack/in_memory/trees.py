@@ -1,4 +1,4 @@
-"""Groups of documents in memory as trees: how many slots each takes, and its batches."""
+"""Groups of documents in memory as prefix trees: their slots and their batches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from streampack.window.provenance import Provenance
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreePlan(MicrobatchPlan):
-    """Which groups each rank has as trees in each of its micro-batches. Made by `pack`.
+    """Assignment of groups, as trees, to the micro-batches of each rank, made by `pack`.
 
     Attributes:
-        group: (N,) int64, the tree of each document.
-        shared: (N,) int64, tokens of a document that need no slot of their own.
+        group: (N,) int64, index of each document's tree.
+        shared: (N,) int64, tokens of each document that share the slots of an earlier document.
     """
 
     group: NDArray[np.int64]
@@ -34,7 +34,7 @@ class TreePlan(MicrobatchPlan):
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens that need no slot of their own."""
+        """Number of tokens that share the slots of an earlier document."""
         return int(self.shared.sum())
 
     def _slots(self) -> NDArray[np.int64]:
@@ -45,10 +45,10 @@ class TreePlan(MicrobatchPlan):
         return RowFormat(pad_id=pad_id, eos_id=-1, stages=stages)
 
     def _block(self, block: Documents, numbers: NDArray[np.int64]) -> Documents:
-        """The documents of a row as trees.
+        """Return the documents of a row as trees.
 
         Raises:
-            ConfigError: one has less in common with others of its group than was planned.
+            ConfigError: a document shares fewer tokens with its group than planned.
         """
         group = self.group[numbers]
         begins = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
@@ -59,9 +59,9 @@ class TreePlan(MicrobatchPlan):
         if len(less):
             i = int(numbers[less[0]])
             raise ConfigError(
-                f"Document {i} does not begin with the {self.shared[i]} tokens of its group that "
-                "were planned.",
-                "Pass the lengths of what the documents of a group begin with alike, or ids=.",
+                f"Document {i} must begin with the {self.shared[i]} planned tokens of its group, "
+                "but its ids differ.",
+                "Pass prefix= with the length of each group's shared prefix, or ids=, to pack.",
                 setting="prefix",
             )
         return planted(joined_groups(block, groups))
@@ -73,22 +73,22 @@ def shared_tokens(
     ids: Sequence[Any] | None,
     prefix: ArrayLike | None,
 ) -> NDArray[np.int64]:
-    """(N,) int64: tokens of each document that need no slot of their own.
+    """Return how many tokens of each document share slots with its group, (N,) int64.
 
     Args:
-        lengths, group: (N,) of the documents.
-        ids: of the documents, from which that is found; or
-        prefix: how many tokens the documents of a group begin with alike, one number for all or for
-            each document.
+        lengths: (N,) lengths of the documents.
+        group: (N,) index of each document's group.
+        ids: the documents' ids, to find shared prefixes.
+        prefix: length of the groups' shared prefix: one number for all, or one per document.
 
     Raises:
-        ConfigError: none or both are given, or one does not fit the lengths.
+        ConfigError: `ids` and `prefix` are both given or both missing, or do not fit `lengths`.
     """
     count = len(lengths)
     if (ids is None) == (prefix is None):
         raise ConfigError(
-            "Trees need to know what the documents of a group begin with alike.",
-            "Pass either ids=, the documents, or prefix=, the length of the prompt of each.",
+            'layout="tree" needs either ids= or prefix= to know the shared prefix of each group.',
+            "Pass ids=, the documents, or prefix=, the length of each document's prompt.",
             setting="prefix",
         )
     order = np.argsort(group, kind="stable")
@@ -99,9 +99,9 @@ def shared_tokens(
         fits = given.shape in ((), (count,)) and given.dtype.kind in "iu"
         if not fits or (given < 0).any() or (given > lengths).any():
             raise ConfigError(
-                f"prefix has the shape {given.shape} and dtype {given.dtype}, or a number that is "
-                "more than the tokens of a document.",
-                "Pass one whole number, or one for each document.",
+                f"prefix must have integers from 0 to the document's length, got shape "
+                f"{given.shape} and dtype {given.dtype}, or a number out of range.",
+                "Pass one integer, or one for each document.",
                 setting="prefix",
             )
         shared[order] = np.where(begins, 0, np.broadcast_to(given, count)[order])
@@ -110,8 +110,8 @@ def shared_tokens(
     arrays = [np.asarray(ids[i]).astype(np.uint32) for i in order.tolist()]
     if [len(array) for array in arrays] != lengths[order].tolist():
         raise ConfigError(
-            "ids are not those of the lengths.",
-            "Pass as many for each document, in the same order.",
+            "ids must have the given lengths, but some documents are longer or shorter.",
+            "Pass the documents' ids in the order of lengths.",
             setting="ids",
         )
     if count:
@@ -122,6 +122,6 @@ def shared_tokens(
 
 
 def as_trees(plan: MicrobatchPlan, group: NDArray[np.int64], shared: NDArray[np.int64]) -> TreePlan:
-    """A plan of documents whose rows hold whole groups."""
+    """Turn a plan with whole groups in each row into a plan of trees."""
     values = {name: getattr(plan, name) for name in MicrobatchPlan.__slots__}
     return TreePlan(**values, group=group, shared=shared)
