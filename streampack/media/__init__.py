@@ -1,7 +1,8 @@
 """Documents with images: attachments, which are spans of tokens, weights and references.
 
-Knows what a processor of transformers makes of the size of an image before it is decoded, and
-decodes what a batch holds once it is planned. Only runs with ``processor=`` import it.
+An image's tokens are computed from its size before it is decoded, as a processor of transformers
+would; the images of a batch are decoded once the batch is planned. Only runs with ``processor=``
+import this package.
 """
 
 from streampack.media.own import ImageModel, MediaModel

@@ -1,4 +1,4 @@
-"""Attachments: the images of a document, by reference; HeldMedia, BatchMedia: those of a batch."""
+"""Images of a document, held by reference, and images of a batch, before and after decoding."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-#: The document field of runs with images: each document's `Attachments`, objects.
+#: Document field of runs with images: each document's `Attachments`, dtype object.
 MEDIA = "media"
 
-#: An image: its file's bytes, or the path or URL of that; in lists also an image of Pillow.
+#: An image: the bytes, path or URL of its file; in lists also a Pillow image.
 Reference = Any
-#: Of an image, as processors have it, height and width in pixels; of other files what models say.
+#: Height and width of an image in pixels, as processors order them; a `MediaModel` defines others.
 Size = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attachments:
-    """The A images of a document, in the order of their places.
+    """The A images of a document, in the order of their tokens.
 
     Attributes:
-        references: A of them.
-        sizes: A of them, as the image is seen (after EXIF rotation), or None before they are read.
-        starts: (A,) int64, the first token of each in the document; tokens: (A,) int64, how many;
-            patches: (A,) int64, their weights. None before they are planned.
-        storage: how URLs are reached.
+        references: A references to images.
+        sizes: A sizes, after EXIF rotation, or None before they are read.
+        starts: (A,) int64, index of each image's first token in the document.
+        tokens: (A,) int64, number of tokens of each image.
+        patches: (A,) int64, number of patches, the weight of each image. `starts`, `tokens` and
+            `patches` are None before the images are planned.
+        storage: access to URLs.
     """
 
     references: tuple[Reference, ...]
@@ -41,7 +43,7 @@ class Attachments:
 
     @property
     def num_bytes(self) -> int:
-        """What the references take."""
+        """Size of the references in memory, in bytes."""
         return sum(len(each) for each in self.references if isinstance(each, (bytes, str)))
 
 
@@ -49,8 +51,10 @@ class HeldMedia(NamedTuple):
     """The images of one document piece of a batch, before they are decoded.
 
     Attributes:
-        piece: number of the document piece; slot: its first one in the batch.
-        origin: of the document, of dtype `ORIGIN`.
+        piece: index of the document piece in the batch.
+        slot: first slot of the piece.
+        origin: origin of the document, of dtype `ORIGIN`.
+        attachments: the document's images.
     """
 
     piece: int
@@ -60,12 +64,12 @@ class HeldMedia(NamedTuple):
 
 
 class MediaForm(NamedTuple):
-    """How models of a family take images.
+    """Form in which models of a family take images.
 
     Attributes:
-        axes: positions have three axes beside the text's (M-RoPE), by `image_grid_thw`.
-        batched: arrays have another first dimension, of batches.
-        types: there are `token_type_ids`, 1 on tokens of images.
+        axes: positions have three more axes (M-RoPE), derived from `image_grid_thw`.
+        batched: arrays have an additional first dimension for the batch.
+        types: the model takes `token_type_ids`, which are 1 on image tokens.
     """
 
     axes: bool = False
@@ -77,13 +81,14 @@ class BatchMedia(NamedTuple):
     """The A images of a batch, decoded and processed.
 
     Attributes:
-        arrays: by name, what the model takes, in the order of the places.
-        spans: (A, 2) int64, the first slot of each image's place and the one after its last.
-        entries: (A,) int64, rows of the first dimension of `pixel_values` that each image has.
-        pieces: (A,) int64, the document piece of each.
-        blank: (n,) int64, the slots that get the features of a small image where a batch has none
-            itself, so that every rank runs the vision tower; `arrays` are of that then.
-        form: how the model takes them; image_id: id of the tokens that get features.
+        arrays: the model's image arguments by name, in the order of the images in the rows.
+        spans: (A, 2) int64, first slot and end slot of each image.
+        entries: (A,) int64, number of rows of `pixel_values` for each image.
+        pieces: (A,) int64, document piece of each image.
+        blank: (n,) int64, slots that get the features of a small grey image if the batch has no
+            image, so that every rank runs the vision tower. `arrays` then hold that image.
+        form: form in which the model takes images.
+        image_id: id of the tokens that get image features.
     """
 
     arrays: dict[str, NDArray[Any]]
@@ -95,13 +100,13 @@ class BatchMedia(NamedTuple):
     image_id: int
 
     def emptied(self) -> BatchMedia:
-        """The same without any image."""
+        """Return a copy without images."""
         none = self.pieces[:0]
         return self._replace(arrays={}, spans=self.spans[:0], entries=none, pieces=none, blank=none)
 
 
 def objects(values: list[Any]) -> NDArray[Any]:
-    """(N,) the values as an array of objects, whatever they are."""
+    """Return the values as an (N,) array of dtype object."""
     out = np.empty(len(values), dtype=object)
     out[:] = values
     return out

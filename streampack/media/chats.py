@@ -1,7 +1,7 @@
-"""Chat records with images: what a part of an image becomes in the text of a message.
+"""Chat records with images: image parts as marks in the text of a message.
 
-A part of an image becomes `IMAGE_PART` in its message's text, and again a part where a template
-renders the message.
+An image part becomes `IMAGE_PART` in its message's text, and an image part once more when a
+template renders the message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streampack.media.images import reference_of
 from streampack.sources.chat.records import RECORD_FIELDS
 from streampack.sources.records import BrokenDocumentError
 
-#: What stands for an image in the texts of LLaVA's records, and of many after it.
+#: Placeholder for an image in the texts of LLaVA's records, and of many later datasets.
 USUAL = "<image>"
 _KINDS = ("image", "image_url")
 _REFERENCES = ("image", "image_url", "url", "path", "bytes")
@@ -24,13 +24,13 @@ _REFERENCES = ("image", "image_url", "url", "path", "bytes")
 def with_marks(
     record: Mapping[str, Any], placeholder: str | None, folder: str | None
 ) -> tuple[dict[str, Any], list[Reference]]:
-    """The record with texts in place of lists of parts, and the images that parts hold themselves.
+    """Replace image parts by marks; return the record and the images that its parts contain.
 
     Args:
-        record: of a chat.
-        placeholder: what stands for an image in texts; "" is nothing. None is `USUAL`, in records
-            without parts that are images.
-        folder: where relative paths begin.
+        record: a chat record.
+        placeholder: text that marks an image; "" means no text does. None means `USUAL` for records
+            without image parts.
+        folder: base of relative paths.
     """
     found: list[Reference] = []
     if placeholder is None and not _has_parts(record):
@@ -71,7 +71,7 @@ def _marked(
 
 
 def _has_parts(record: Mapping[str, Any]) -> bool:
-    """Whether messages of the record have parts that are images."""
+    """Return True if a message of the record has an image part."""
     messages = [each for name in RECORD_FIELDS for each in _listed(record.get(name))]
     contents = (each.get("content") for each in messages if isinstance(each, Mapping))
     parts = (part for content in contents for part in _listed(content))
@@ -83,7 +83,11 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def references_of(found: list[Reference], column: tuple[Reference, ...]) -> tuple[Reference, ...]:
-    """The images of a record: those of its parts, or those of its field."""
+    """Return the images of a record, from the parts of its messages or from its field.
+
+    Raises:
+        BrokenDocumentError: both have images.
+    """
     if found and column:
         raise BrokenDocumentError("has images in parts of messages and in a field besides")
     return (*found, *column)

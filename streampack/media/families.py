@@ -1,6 +1,6 @@
-"""What each family of models makes of images: ids and weights by size, arrays.
+"""Image tokens, weights and arrays for each family of vision-language models.
 
-A family is known by the class of its processor of transformers.
+The class of the processor of transformers determines the family.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from streampack.storage.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What processors of one class have in common.
+    """Properties that processors of one class share.
 
     Attributes:
-        names: what models take of the arrays of an image processor; those of several images are
-            joined along the first dimension.
-        form: how models take them.
-        around: attributes of the processor with the tokens before and after an image's.
-        marker: attribute of the processor with the text that stands for an image.
-        features: attribute with the token that gets features.
-        margin: what the processor writes before and after that text.
-        written: how templates write it, where records do not have it.
-        settings: of the image processor, where the processor has others than it.
-        nested: the image processor takes and gives lists of images; see `ImagePlanner.arrays`.
-        tiled: `pixel_values` has the tiles of an image in its second dimension.
+        names: arrays of the image processor that models take; arrays of several images are joined
+            along the first dimension.
+        form: form in which models take images.
+        around: attributes of the processor with the tokens before and after an image's tokens.
+        marker: attribute of the processor with the text that marks an image.
+        features: attribute of the processor with the token that gets image features.
+        margin: text that the processor inserts before and after the marker.
+        written: format of the marker in templates, for records without one.
+        settings: arguments of the image processor with which the processor calls it.
+        nested: the image processor takes and returns lists of images; see `ImagePlanner.arrays`.
+        tiled: the second dimension of `pixel_values` is the tiles of an image.
     """
 
     names: tuple[str, ...] = ("pixel_values",)
@@ -64,7 +64,7 @@ _TILES = Family(
     settings={"return_row_col_info": True},
     nested=True,
 )
-#: By the class of the processor.
+#: Families by the class name of the processor.
 FAMILIES = {
     "Qwen2VLProcessor": _GRIDS,
     "Qwen2_5_VLProcessor": _GRIDS,
@@ -90,13 +90,13 @@ FAMILIES = {
 
 
 def family_of(processor: Any) -> str | None:
-    """The name in `FAMILIES`; None of others."""
+    """Return the processor's name in `FAMILIES`, or None."""
     names = (kind.__name__ for kind in type(processor).__mro__)
     return next((name for name in names if name in FAMILIES), None)
 
 
 def with_margins(text: str, processor: Any) -> str:
-    """A text or template with what the processor writes around its markers of images."""
+    """Surround image markers in a text or template with the processor's margins."""
     name = family_of(processor)
     if name is None or not (margin := FAMILIES[name].margin):
         return text
@@ -105,19 +105,21 @@ def with_margins(text: str, processor: Any) -> str:
 
 
 class ImagePlanner:
-    """A processor of transformers: what it makes of images, before and after they are decoded.
+    """Planner for a processor of transformers: tokens before an image is decoded, arrays after.
 
     Args:
-        processor: with an image processor and a tokenizer.
+        processor: a processor with an image processor and a tokenizer.
 
     Attributes:
-        family: of the models it belongs to; name: its class.
-        token: the text that stands for an image in texts; token_id: its id.
-        image_id: id of the tokens that get an image's features; video_id: of those of a video, or
-            -1.
+        family: the model family.
+        name: class name of the processor.
+        token: text that marks an image.
+        token_id: id of `token`.
+        image_id: id of the tokens that get image features.
+        video_id: id of the tokens that get video features, or -1.
 
     Raises:
-        ConfigError: it is of no family that is known here.
+        ConfigError: the family is not supported.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -127,7 +129,8 @@ class ImagePlanner:
         )
         if name is None or not sized:
             raise ConfigError(
-                f"processor is {type(processor).__name__}.",
+                "processor must be a supported processor of transformers or an ImageModel, got "
+                f"{type(processor).__name__}.",
                 f"Use one of {', '.join(FAMILIES)}, of transformers 4.56 or later; or an object "
                 "with the methods of streampack.media.ImageModel.",
                 setting="processor",
@@ -142,13 +145,13 @@ class ImagePlanner:
         if self.family.around is not None:
             before, after = ([self._id(self._text(each))] for each in self.family.around)
         self._before, self._after = before, after
-        # Calls of processors before transformers 5 go by both limits of pixels, or by neither.
+        # Before transformers 5 processors use the two limits of pixels only if both are set.
         self._limits_alone = int(metadata.version("transformers").partition(".")[0]) >= 5
         pixels = processor.image_processor
         kinds = type(pixels).__mro__
         self._fast = any(kind.__name__ == "BaseImageProcessorFast" for kind in kinds)
         self._patches: Any = getattr(pixels, "get_number_of_image_patches", None)
-        if self._patches is None and name == "Glm4vProcessor":  # of torchvision, in 4.57
+        if self._patches is None and name == "Glm4vProcessor":  # the fast one of 4.57 lacks it
             slow = import_module("transformers").Glm4vImageProcessor
             self._patches = partial(slow.get_number_of_image_patches, pixels)
         self._counts: dict[Size, int] = {}
@@ -163,14 +166,18 @@ class ImagePlanner:
         return -1 if found is None else int(found)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able: what tokens and pixels follow from."""
+        """Return all settings that tokens and pixels depend on, as values that JSON can hold."""
         settings = json.loads(self.processor.image_processor.to_json_string())
         more = ("image_seq_length", "image_seq_len", "num_image_tokens", "vision_aspect_ratio")
         named = {name: getattr(self.processor, name, None) for name in more}
         return {"processor": self.name, "image_token": self.token, **named, **settings}
 
     def sizes(self, attached: Attachments) -> tuple[Size, ...]:
-        """Those of the images, from fields or their heads; raises `ValueError`."""
+        """Return the sizes of the images, from fields or from the heads of their files.
+
+        Raises:
+            ValueError: a size is not a height and a width, or an image cannot be read.
+        """
         if attached.sizes is None:
             return tuple(size_of(each, attached.storage) for each in attached.references)
         if any(len(size) != 2 for size in attached.sizes):
@@ -178,18 +185,18 @@ class ImagePlanner:
         return attached.sizes
 
     def opened(self, reference: Reference, size: Size, storage: Storage | None) -> Any:
-        """The decoded image; raises as `decoded` does."""
+        """Return the decoded image; raises like `decoded`."""
         return decoded(reference, size, storage)
 
     def blank(self, size: Size) -> Any:
-        """A grey image that takes the place of a broken one."""
+        """Return a grey image as replacement for a broken one."""
         return blank(size)
 
     def plan(self, sizes: Sequence[Size]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
-        """The ids of A images of these sizes, and their patches (A,), or tiles.
+        """Return the token ids of A images, and their numbers of patches or tiles, (A,).
 
         Raises:
-            ValueError: the processor refuses one of them.
+            ValueError: the processor refuses a size.
         """
         if self.family.nested:
             return self._plan_tiles(sizes)
@@ -202,7 +209,7 @@ class ImagePlanner:
         patches = found.num_image_patches
         if self.family.tiled:
             patches = [self._tiles(size) for size in sizes]
-        # Those around are counted by InternVL, and not by Gemma 3.
+        # InternVL's count includes the tokens around an image; Gemma 3's does not.
         counted = len(self._before) + len(self._after) if self.name == "InternVLProcessor" else 0
         ids = [
             np.array([*self._before, *[self.image_id] * (count - counted), *self._after], np.int64)
@@ -211,9 +218,9 @@ class ImagePlanner:
         return ids, np.array(patches, dtype=np.int64)
 
     def _count(self, size: Size) -> int:
-        """Patches of an image of the models with axes, which are kept for the next of that size."""
+        """Return the number of patches for models with axes, and cache it by size."""
         pixels = self.processor.image_processor
-        settings = {"size": pixels.size}  # which that of GLM-4V would not look at
+        settings = {"size": pixels.size}  # GLM-4V ignores its own setting and needs it passed
         limits = {name: getattr(pixels, name, None) for name in ("min_pixels", "max_pixels")}
         given = {name: limit for name, limit in limits.items() if limit is not None}
         if given.keys() == limits.keys() or self._limits_alone:
@@ -224,7 +231,7 @@ class ImagePlanner:
         return found
 
     def _tiles(self, size: Size) -> int:
-        """Tiles of an image that is cut in the best of several resolutions, and itself as one."""
+        """Return the number of tiles at the best resolution, plus one for the whole image."""
         from transformers.image_processing_utils import select_best_resolution
 
         pixels = self.processor.image_processor
@@ -235,7 +242,7 @@ class ImagePlanner:
     def _plan_tiles(
         self, sizes: Sequence[Size]
     ) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
-        """`plan` for images that are written as rows and columns of tiles."""
+        """Plan images that are written as rows and columns of tiles; see `plan`."""
         processor, ids, patches = self.processor, [], []
         for size in sizes:
             count, *places = processor.image_processor.get_number_of_image_patches(
@@ -253,12 +260,12 @@ class ImagePlanner:
         return ids, np.array(patches, dtype=np.int64)
 
     def arrays(self, image: Any) -> dict[str, NDArray[Any]]:
-        """What the model takes of one image of Pillow."""
-        # Of an image of 3 or fewer pixels processors could not tell where the colours are. Some
-        # of torchvision ask once they have put them first.
+        """Return the model's arrays for one Pillow image."""
+        # The data format is passed because processors cannot infer the colour dimension of an image
+        # with 3 or fewer pixels a side. Fast ones ask after they have moved colours to the front.
         made = self.processor.image_processor(
             images=[[image]] if self.family.nested else [image],
-            return_tensors="pt",  # the only ones that all of them make
+            return_tensors="pt",  # the only kind that all image processors return
             input_data_format="channels_first" if self._fast else "channels_last",
             **self.family.settings,
         )
@@ -267,11 +274,11 @@ class ImagePlanner:
 
     @cached_property
     def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:
-        """What the model takes of a small grey image, and of how many tokens that is."""
+        """Arrays of a small grey image, and its number of tokens."""
         size = (56, 56)
         (ids,), _ = self.plan([size])
         arrays, tokens = self.arrays(blank(size)), int((ids == self.image_id).sum())
-        if self.family.form.axes:  # processors make no image of one token, and models take it
+        if self.family.form.axes:  # models take an image of one token, but processors make none
             side = self.processor.image_processor.merge_size
             grid = np.array([[1, side, side]], dtype=arrays["image_grid_thw"].dtype)
             arrays, tokens = {
@@ -280,13 +287,13 @@ class ImagePlanner:
         return arrays, tokens
 
     def count(self, arrays: Mapping[str, NDArray[Any]]) -> int:
-        """The patches, or tiles, that an image has become."""
+        """Return the number of patches or tiles in an image's arrays."""
         pixels = arrays["pixel_values"]
         return int(pixels.shape[1] if self.family.tiled else len(pixels))
 
 
 def _prompt_of_tiles(processor: Any, rows: int, columns: int) -> str:
-    """What a processor writes for an image of so many rows and columns of tiles."""
+    """Return the text that a processor writes for an image of `rows` x `columns` tiles."""
     fake, image = processor.fake_image_token, processor.image_token * processor.image_seq_len
     tiles = [
         "".join(f"{fake}<row_{row + 1}_col_{column + 1}>{image}" for column in range(columns))
@@ -298,7 +305,7 @@ def _prompt_of_tiles(processor: Any, rows: int, columns: int) -> str:
 
 
 def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The arrays of several images along the first dimension; smaller ones end in zeros."""
+    """Join the arrays of several images along the first dimension, zero-padding the others."""
     shapes = {array.shape[1:] for array in arrays}
     if len(shapes) > 1:
         most = np.max([*shapes], axis=0)
@@ -312,14 +319,14 @@ def joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 def axes_of(
     spans: Sequence[tuple[int, int]], grids: Sequence[Sequence[int]], length: int
 ) -> NDArray[np.int64]:
-    """(3, length) positions of a document by time, height and width (M-RoPE of the Qwen-VL models).
+    """Return a document's (3, length) positions in time, height and width (M-RoPE of Qwen-VL).
 
-    Text counts on all three; a patch of an image has the place of the image and its row and column
-    beside; what follows goes on after the largest of them.
+    Text advances all three axes. An image patch adds its row and column to the image's position,
+    and the text after an image continues from the largest position so far.
 
     Args:
-        spans: first token of each image's place and the one after its last, in order.
-        grids: (t, h, w) of each, in patches.
+        spans: first and end token of each image, in order.
+        grids: (t, h, w) of each image, in patches.
         length: tokens of the document.
     """
     out = np.empty((3, length), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Images by reference: what a record has of one, its size from the head of its bytes, its pixels.
+"""Images by reference: references in records, sizes from the heads of files, decoded pixels.
 
-Pillow reads the size without decoding. An image with EXIF orientation is turned, as transformers
-and datasets do when they load one; of an animated one the first frame is taken.
+Pillow reads the size without decoding. An image with EXIF orientation is rotated, as transformers
+and datasets do when they load one; an animated image is reduced to its first frame.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except ImportError as error:
     raise missing_package("Pillow", "vision") from error
 
 _HEAD_BYTES = 64 << 10
-#: Of errors that are there the next time too; those of Pillow have no number.
+#: Numbers of errors that a retry does not cure; errors of Pillow have no number.
 _LASTING = (
     None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EINVAL,
     errno.ENAMETOOLONG,
@@ -38,14 +38,14 @@ _LASTING = (
 
 
 class BrokenImageError(ValueError):
-    """An image that cannot be read; the message says why."""
+    """An image cannot be read; the message has the reason."""
 
 
 def references_in(value: Any, where: str, folder: str | None = None) -> tuple[Reference, ...]:
-    """The images in a field of a record: none, one, or a list of them. "" and null are none.
+    """Return the images in a record's field, which is an image or a list; "" and null are skipped.
 
     Raises:
-        BrokenDocumentError: something in it is no image.
+        BrokenDocumentError: a value is not an image.
     """
     values = value if isinstance(value, (list, tuple)) else [value]
     if hasattr(value, "tolist") and not isinstance(value, Image.Image):
@@ -55,13 +55,13 @@ def references_in(value: Any, where: str, folder: str | None = None) -> tuple[Re
 
 
 def reference_of(value: Any, where: str, folder: str | None = None) -> Reference | None:
-    """One image: bytes, a path or URL, base64, of Pillow, or an object with one of these.
+    """Return the reference in a value: bytes, path, URL, base64, Pillow image, or object with one.
 
     Returns:
-        None for null, "" and an object with nothing else, as tables write no image.
+        None for null, "" and an object with only these, which tables use for a missing image.
 
     Raises:
-        BrokenDocumentError: it is something else.
+        BrokenDocumentError: the value is of another type.
     """
     if isinstance(value, Mapping):
         held = (value.get(name) for name in ("bytes", "path", "url"))
@@ -87,9 +87,9 @@ def reference_of(value: Any, where: str, folder: str | None = None) -> Reference
 
 
 def _file_of(image: Image.Image) -> Reference:
-    """The file of an image of which only the head has been read; None of others.
+    """Return the file of an image that is not decoded yet, else None.
 
-    Processes that read one open file, and threads that load one image, would disturb one another.
+    A file that several processes read, or an image that several threads load, would be corrupted.
     """
     file = getattr(image, "fp", None)
     if file is None or not getattr(image, "tile", None) or image.tell():
@@ -99,28 +99,28 @@ def _file_of(image: Image.Image) -> Reference:
 
 @contextmanager
 def _opened(reference: Reference, storage: Storage, *, whole: bool) -> Iterator[Image.Image]:
-    """The image, of which only the head has been read.
+    """Open an image and read its head only.
 
     Args:
-        whole: its pixels will be asked for.
+        whole: fetch the whole file, because pixels will be decoded.
 
     Raises:
-        BrokenImageError: it is not there, or is no image.
-        StorageError: it could not be read, and may be another time.
+        BrokenImageError: the file is missing or not an image.
+        StorageError: the file could not be read; a retry may succeed.
     """
     with _named(reference):
         if isinstance(reference, Image.Image):
             yield reference
         else:
             with _open(reference, storage, whole=whole) as image:
-                if image.format == "EPS":  # which is a program, and takes any time
+                if image.format == "EPS":  # a program, which may run for any time
                     raise BrokenImageError("EPS is not read")
                 yield image
 
 
 @contextmanager
 def _named(reference: Reference) -> Iterator[None]:
-    """What goes wrong with a reference as `BrokenImageError`, or as `StorageError`."""
+    """Turn errors about a reference into `BrokenImageError`, or `StorageError` if transient."""
     try:
         yield
     except (BrokenImageError, StorageError) as error:
@@ -131,10 +131,10 @@ def _named(reference: Reference) -> Iterator[None]:
         if error.errno not in _LASTING:
             path = str(reference)[:500]
             raise StorageError(
-                f"{path} cannot be read: {error}.", "Go on from the last checkpoint.", path=path
+                f"{path} cannot be read: {error}.", "Resume from the last checkpoint.", path=path
             ) from error
         raise BrokenImageError(f"{type(error).__name__}: {error}"[:200]) from error
-    except Exception as error:  # Pillow raises anything, at any damage
+    except Exception as error:  # Pillow raises errors of any class at damaged files
         raise BrokenImageError(f"{type(error).__name__}: {error}"[:200]) from error
 
 
@@ -142,7 +142,7 @@ def _open(reference: bytes | str, storage: Storage, *, whole: bool) -> Image.Ima
     if isinstance(reference, bytes):
         return Image.open(io.BytesIO(reference))
     if "://" not in reference:
-        # By its path Pillow would map some TIFFs into memory, and not turn them.
+        # Given a path, Pillow would memory-map some TIFFs and not rotate them.
         return Image.open(io.BytesIO(Path(reference).read_bytes()) if whole else reference)
     size = storage.size(reference)
     if not whole and size > _HEAD_BYTES:
@@ -152,7 +152,7 @@ def _open(reference: bytes | str, storage: Storage, *, whole: bool) -> Image.Ima
 
 
 def _tail(image: Image.Image, reference: bytes | str, storage: Storage) -> bytes:
-    """The last bytes of the file of an image, as many as are read of its head."""
+    """Return the last 64 KiB of an image's file, as much as is read of its head."""
     if isinstance(reference, bytes):
         return reference[-_HEAD_BYTES:]
     if "://" not in reference:
@@ -166,7 +166,7 @@ def _tail(image: Image.Image, reference: bytes | str, storage: Storage) -> bytes
 
 
 def content_of(reference: bytes | str, storage: Storage) -> bytes:
-    """The bytes of a file; raises as `decoded` does."""
+    """Return the bytes of a file; raises like `decoded`."""
     with _named(reference):
         if isinstance(reference, bytes):
             return reference
@@ -174,15 +174,15 @@ def content_of(reference: bytes | str, storage: Storage) -> bytes:
 
 
 def size_of(reference: Reference, storage: Storage | None = None) -> Size:
-    """Height and width of the image as a processor sees it, from its head.
+    """Return the height and width of an image after EXIF rotation, from the head of its file.
 
     Args:
-        storage: how URLs are reached.
+        storage: access to URLs.
 
     Raises:
-        BrokenImageError: it is not there, is no image, or one of so many pixels that Pillow takes
-            it for a decompression bomb.
-        StorageError: it could not be read, and may be another time.
+        BrokenImageError: the file is missing, not an image, or has so many pixels that Pillow
+            treats it as a decompression bomb.
+        StorageError: the file could not be read; a retry may succeed.
     """
     with _opened(reference, storage or Storage(), whole=False) as image:
         width, height = image.size
@@ -192,11 +192,14 @@ def size_of(reference: Reference, storage: Storage | None = None) -> Size:
 
 
 def decoded(reference: Reference, size: Size, storage: Storage | None = None) -> Image.Image:
-    """The image in RGB, which has this size.
+    """Decode an image to RGB.
+
+    Args:
+        size: planned height and width in pixels.
 
     Raises:
-        BrokenImageError: it cannot be decoded, or has another size than was planned.
-        StorageError: as of `size_of`.
+        BrokenImageError: the image cannot be decoded, or has another size than planned.
+        StorageError: as in `size_of`.
     """
     with _opened(reference, storage or Storage(), whole=True) as image:
         made = ImageOps.exif_transpose(image)
@@ -207,5 +210,5 @@ def decoded(reference: Reference, size: Size, storage: Storage | None = None) ->
 
 
 def blank(size: Size) -> Image.Image:
-    """A grey image that takes the place of one."""
+    """Return a grey image of a given height and width."""
     return Image.new("RGB", (size[1], size[0]), (127, 127, 127))

@@ -1,4 +1,4 @@
-"""Images that records hold as text: `data:` URLs and base64."""
+"""Images in the text of records: `data:` URLs and base64."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from urllib.parse import unquote_to_bytes
 
 from streampack.sources.records import BrokenDocumentError
 
-#: How files of JPEG, PNG, GIF, WebP, TIFF and BMP begin in base64. A name of a file with an ending
-#: has a dot, which base64 does not have.
+#: First characters of JPEG, PNG, GIF, WebP, TIFF and BMP files in base64. File names with an
+#: extension are told apart by the dot, which is not in base64's alphabet.
 _BEGINNINGS = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "SUkqA", "TU0AK", "Qk")
 _LEAST = 64  # characters; the smallest files are longer
 
 
 def inline_bytes(text: str) -> bytes | None:
-    """The bytes of an image that is written in the text itself; None for a path or URL.
+    """Return the bytes of an image that is encoded in the text, or None for a path or URL.
 
     Raises:
-        BrokenDocumentError: it is written, but not as a `data:` URL or base64 is.
+        BrokenDocumentError: the `data:` URL or base64 is malformed.
     """
     if text[:5].lower() == "data:":
         head, comma, body = text.partition(",")

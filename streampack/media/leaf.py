@@ -1,4 +1,4 @@
-"""Images in a run: ``processor=``, and what does not go with it."""
+"""The leaf of ``processor=``: stages for images, and arguments that conflict with them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 def add(recipe: Recipe, processor: Any) -> None:
-    """Add the stages of images; the processor's tokenizer is used unless another is given.
+    """Add the stages for images, and use the processor's tokenizer unless another one is given.
 
     Raises:
-        ConfigError: documents have images and there is no processor, or the arguments do not go
-            together with images.
+        ConfigError: documents have images and `processor` is missing, or another argument conflicts
+            with images.
     """
-    if processor is ASKED:  # a source asks for it
+    if processor is ASKED:  # a source with images, without the argument
         raise ConfigError(
-            "The source has images, and there is no processor.",
-            "Pass processor=, of transformers.",
+            "A source with images needs processor=, got None.",
+            "Pass processor=, a processor of transformers or an ImageModel.",
             setting="processor",
         )
     if recipe.given["order"] is None:
         recipe.overflow = "drop"
     for wrong, setting, fact, remedy in _conflicts(recipe):
         if wrong:
-            fact = f"{fact}, which does not go with processor=: an image is never cut or moved."
+            fact = f"{fact}, which conflicts with processor=: an image is never cut or moved."
             raise ConfigError(fact, f"{remedy}.", setting=setting)
     media = MediaProcessing(processor)
     recipe.fields = recipe.given["fields"] = recipe.fields.with_patches()
@@ -51,7 +51,7 @@ def add(recipe: Recipe, processor: Any) -> None:
 
 
 def tokenizer_of(processor: Any) -> Any:
-    """The tokenizer of a processor of transformers, with its chat template; None without one."""
+    """Return a processor's tokenizer with the processor's chat template, or None without one."""
     tokenizer = getattr(processor, "tokenizer", None)
     template = getattr(processor, "chat_template", None)
     if tokenizer is not None and template:
@@ -61,14 +61,14 @@ def tokenizer_of(processor: Any) -> Any:
 
 
 def _with_margins(template: Any, processor: Any) -> Any:
-    """A chat template, several by name, or None, with what the processor writes around images."""
+    """Add the processor's margins to a chat template, to several by name, or to None."""
     if isinstance(template, dict):
         return {name: with_margins(text, processor) for name, text in template.items()}
     return None if template is None else with_margins(template, processor)
 
 
 def _conflicts(recipe: Recipe) -> Iterator[tuple[bool, str, str, str]]:
-    """Arguments that do not go with images: whether one is given, its name, fact, remedy."""
+    """Yield arguments that conflict with images: (is in conflict, setting, fact, remedy)."""
     given, packer = recipe.given, recipe.packer
     yield given["order"] is not None, "order", "An order is given", "Leave out order="
     remedy = "Leave out map=; a filter= may stay"

@@ -1,4 +1,4 @@
-"""The orientation of an image that is not decoded yet, as Pillow finds it when it is."""
+"""Orientation of an image before it is decoded, equal to the one Pillow applies afterwards."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from collections.abc import Callable, Iterator
 
 from PIL import Image
 
-_ORIENTATION = 0x0112  # of EXIF
+_ORIENTATION = 0x0112  # EXIF tag
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _OF_PNG = re.compile(rb"eXIf|iTXt|tEXt|zTXt")
 
 
 def is_on_its_side(image: Image.Image, tail: Callable[[], bytes] | None) -> bool:
-    """True if height and width of the image change places when it is turned.
+    """Return True if applying the orientation swaps the image's height and width.
 
     Args:
-        image: of which only the head has been read.
-        tail: returns the last bytes of its file; None where it has no file.
+        image: image with only its head read.
+        tail: returns the last bytes of its file; None if it has no file.
     """
-    if image.format == "TIFF":  # Pillow turns it while it decodes it, and has the turned size
+    if image.format == "TIFF":  # Pillow rotates while decoding, and already reports that size
         return False
     if image.format != "PNG" or tail is None:
         orientation = image.getexif().get(_ORIENTATION)
-    else:  # whose own getexif() decodes it, to look behind the pixels
+    else:  # PNG's own getexif() would decode the pixels to look behind them
         orientation = Image.Image.getexif(image).get(_ORIENTATION) or _behind_pixels(tail())
     return orientation in (5, 6, 7, 8)
 
 
 def _behind_pixels(tail: bytes) -> int | None:
-    """The orientation in chunks of a PNG by its last bytes."""
+    """Return the orientation in the metadata chunks among a PNG's last bytes, or None."""
     chunks = b"".join(_chunks(tail))
     if not chunks:
         return None
@@ -45,7 +45,7 @@ def _behind_pixels(tail: bytes) -> int | None:
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:
-    """The chunks with metadata, known by their sums, in bytes that may begin anywhere."""
+    """Yield metadata chunks with a valid checksum from bytes that may begin within a chunk."""
     for found in _OF_PNG.finditer(data):
         start = found.start() - 4
         end = start + 12 + int.from_bytes(data[max(start, 0) : found.start()], "big")

@@ -1,4 +1,4 @@
-"""ImageModel, MediaModel: images, or sound and films, for a model of your own."""
+"""Protocols for models with their own media processing: images, or sound and video."""
 
 from __future__ import annotations
 
@@ -17,39 +17,47 @@ from streampack.storage.storage import Storage
 
 @runtime_checkable
 class ImageModel(Protocol):
-    """What `PackedDataset` takes as ``processor=`` for a model of your own. Picklable.
+    """Protocol of ``processor=`` for models without a supported processor. Must be picklable.
 
     Attributes:
-        tokenizer: of transformers, whose chat template renders conversations.
-        image_token: the text that stands for an image, one token of the tokenizer.
+        tokenizer: tokenizer of transformers; its chat template renders conversations.
+        image_token: text that marks an image, one token of the tokenizer.
     """
 
     tokenizer: Any
     image_token: str
 
     def plan(self, height: int, width: int) -> tuple[int, int]:
-        """Tokens and patches of an image of so many pixels; raises `ValueError` if it has none."""
+        """Return the numbers of tokens and patches of an image with this size in pixels.
+
+        Raises:
+            ValueError: an image of this size cannot be used.
+        """
 
     def arrays(self, image: Any) -> Mapping[str, NDArray[Any]]:
-        """What the model takes of an image of Pillow, in RGB.
+        """Return the model's arrays for a Pillow image in RGB.
 
-        Among them is "pixel_values", as many rows as `plan` said there are patches; arrays of the
-        images of a batch are joined along the first dimension.
+        They include "pixel_values", with one row for each patch that `plan` counted. The arrays of
+        a batch's images are joined along the first dimension.
         """
 
     def describe(self) -> Mapping[str, Any]:
-        """JSON-able: all that tokens and pixels follow from, by which a state knows it."""
+        """Return all settings that tokens and pixels depend on, as values that JSON can hold.
+
+        A state saved with other settings is refused.
+        """
 
 
 @runtime_checkable
 class MediaModel(Protocol):
-    """An `ImageModel` that opens files itself: of sound, of films, or of anything.
+    """An `ImageModel` that opens files itself, for sound, video or any other format.
 
-    Their sizes are numbers of any meaning, samples or frames, height and width, from as many fields
-    that ``Images(sizes=...)`` names. Otherwise each is treated as an image is.
+    A size is a tuple of integers with a meaning of the model's choice, such as samples, frames,
+    height and width, read from the fields that ``Images(sizes=...)`` names. Everything else is as
+    for images.
 
     Attributes:
-        smallest: size of the one that a batch without any gets.
+        smallest: size of the blank medium for batches without media.
     """
 
     tokenizer: Any
@@ -57,23 +65,23 @@ class MediaModel(Protocol):
     smallest: tuple[int, ...]
 
     def plan(self, *size: int) -> tuple[int, int]:
-        """Tokens and patches by the size; raises `ValueError` if it has none."""
+        """Return the numbers of tokens and patches; raise `ValueError` to refuse a size."""
 
     def open(self, data: bytes) -> Any:
-        """The content of a file; what it raises makes the file a broken one."""
+        """Decode a file; any exception marks the file as broken."""
 
     def blank(self, *size: int) -> Any:
-        """What `open` would give of silence, or nothing to be seen, in place of a broken one."""
+        """Return a silent or empty medium, like a result of `open`, to replace a broken file."""
 
     def arrays(self, opened: Any) -> Mapping[str, NDArray[Any]]:
-        """What the model takes of it; as of `ImageModel`."""
+        """Return the model's arrays for a result of `open`; see `ImageModel.arrays`."""
 
     def describe(self) -> Mapping[str, Any]:
-        """As of `ImageModel`."""
+        """Return the settings; see `ImageModel.describe`."""
 
 
 class OwnPlanner(ImagePlanner):
-    """An `ImageModel` as a planner."""
+    """Planner for an `ImageModel`."""
 
     def __init__(self, processor: Any) -> None:
         self.processor, self.name, self.family = processor, type(processor).__name__, Family()
@@ -81,22 +89,22 @@ class OwnPlanner(ImagePlanner):
         self.token_id = self.image_id = self._id(self.token)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able: what tokens and pixels follow from."""
+        """Return all settings that tokens and pixels depend on, as values that JSON can hold."""
         return {"processor": self.name, "image_token": self.token, **self.processor.describe()}
 
     def plan(self, sizes: Sequence[Size]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
-        """The ids of A images of these sizes, and their patches (A,)."""
+        """Return the token ids of A images, and their numbers of patches, (A,)."""
         found = [self.processor.plan(*size) for size in sizes]
         ids = [np.full(tokens, self.image_id, dtype=np.int64) for tokens, _ in found]
         return ids, np.array([patches for _, patches in found], dtype=np.int64)
 
     def arrays(self, image: Any) -> dict[str, NDArray[Any]]:
-        """What the model takes of one image of Pillow."""
+        """Return the model's arrays for one Pillow image."""
         return {name: np.asarray(own) for name, own in self.processor.arrays(image).items()}
 
     @cached_property
     def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:
-        """What the model takes of a small grey image, and of how many tokens that is."""
+        """Arrays of a small grey image, and its number of tokens."""
         return self._blank_of((56, 56))
 
     def _blank_of(self, size: Size) -> tuple[dict[str, NDArray[Any]], int]:
@@ -104,30 +112,30 @@ class OwnPlanner(ImagePlanner):
 
 
 class MediaPlanner(OwnPlanner):
-    """A `MediaModel` as a planner."""
+    """Planner for a `MediaModel`."""
 
     def sizes(self, attached: Attachments) -> tuple[Size, ...]:
-        """Those of the fields; raises `ValueError` without them."""
+        """Return the sizes from the record's fields; raise `ValueError` without them."""
         if attached.sizes is None:
             raise ValueError("has no size; name the fields that hold it by sizes=")
         return attached.sizes
 
     def opened(self, reference: Reference, size: Size, storage: Storage | None) -> Any:
-        """What the model makes of the file."""
+        """Return the result of the model's `open` for the file."""
         return self.processor.open(content_of(reference, storage or Storage()))
 
     def blank(self, size: Size) -> Any:
-        """What takes the place of a broken file."""
+        """Return the model's replacement for a broken file."""
         return self.processor.blank(*size)
 
     @cached_property
     def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:
-        """What the model takes of the smallest there is, and of how many tokens that is."""
+        """Arrays of a medium of the model's smallest size, and its number of tokens."""
         return self._blank_of(self.processor.smallest)
 
 
 def planner_of(processor: Any) -> ImagePlanner:
-    """The planner of a processor of transformers, or of a model's own."""
+    """Return the planner for a processor of transformers, an `ImageModel` or a `MediaModel`."""
     if isinstance(processor, MediaModel):
         return MediaPlanner(processor)
     return OwnPlanner(processor) if isinstance(processor, ImageModel) else ImagePlanner(processor)

@@ -1,8 +1,8 @@
-"""MediaProcessing: ids get the places of their images, and planned batches their pixels.
+"""Image tokens before the plan, and pixels after it.
 
-Before the window each placeholder becomes as many as the processor will make of the image, known
-from its size alone. After the plan the images of a batch are decoded, in threads, by the process
-that makes the batch.
+Before the window each placeholder is expanded to the number of tokens that the processor will
+produce, which depends on the image's size alone. After the plan the process that makes the batch
+decodes its images in threads.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from streampack.sources.skips import Skips
 from streampack.window.packed_rows import PackedRows
 
 _THREADS = 8
-_REMEDY = 'Repair it, or pass on_error="skip", with which its document stays without loss.'
-_NO_GREY = "Leave it out: no grey image of its size can be processed in its place either."
-#: Sides of an image, in pixels and as a multiple of the other, at which processors are tried out.
+_REMEDY = 'Repair it, or pass on_error="skip", which keeps its document without loss.'
+_NO_GREY = "Remove it: a grey image of its size, the replacement, cannot be processed either."
+#: A side of at most this many pixels, or at least this multiple of the other, is tried out first.
 _FEW_PIXELS, _LONG = 3, 50
 _pools: dict[int, ThreadPoolExecutor] = {}  # by process
 
 
 class MediaProcessing:
-    """What a run does with images. Picklable.
+    """Processing of a run's images. Picklable.
 
     Args:
-        processor: of transformers, an `ImageModel` or a `MediaModel`.
+        processor: a processor of transformers, an `ImageModel` or a `MediaModel`.
 
     Attributes:
-        fingerprint: 64 bits, in hexadecimal, over all that tokens and pixels follow from.
+        fingerprint: 64-bit hash, in hexadecimal, of all settings that tokens and pixels depend on.
 
     Raises:
-        ConfigError: the processor is of no family that is known.
+        ConfigError: the processor's family is not supported.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -60,7 +60,7 @@ class MediaProcessing:
     # ------------------------------------------------------------------ before the plan
 
     def texts(self, block: Texts) -> Texts:
-        """The texts with the processor's placeholder of every image, and what it writes around."""
+        """Write the processor's marker, with its margins, for every image of the texts."""
         given = block.document_fields.get(MEDIA)
         counts = [0] * len(block) if given is None else [len(each.references) for each in given]
         made = [
@@ -78,12 +78,13 @@ class MediaProcessing:
         return with_margins(text, self.planner.processor)
 
     def expanded(self, documents: Documents, source: Source, skips: Skips) -> Documents:
-        """The documents with a token for every part of their images, and a field of patches.
+        """Expand placeholders to image tokens, and add the field of patches.
 
         Args:
-            documents: N of them, with one placeholder per image.
-            source: names them; skips: gets a `ContentError` for each whose images cannot be sized,
-                or are not as many as its placeholders.
+            documents: N documents with one placeholder per image.
+            source: the documents' source, which names them in errors.
+            skips: gets a `ContentError` for each document with an image of unknown size, or with
+                different numbers of images and placeholders.
         """
         given = documents.document_fields.get(MEDIA)
         if given is None:
@@ -126,7 +127,11 @@ class MediaProcessing:
     def _planned(
         self, attached: Attachments, places: NDArray[np.int64]
     ) -> tuple[Attachments, list[NDArray[np.int64]]]:
-        """The attachments of a document with their places, and ids; raises `ValueError`."""
+        """Return a document's attachments with their positions, and the token ids of its images.
+
+        Raises:
+            ValueError: images and placeholders differ in number, or an image cannot be used.
+        """
         count = len(attached.references)
         if count != len(places):
             raise ValueError(_miscounted(count, len(places), self.planner.token))
@@ -147,9 +152,10 @@ class MediaProcessing:
         return Attachments(attached.references, sizes, starts, tokens, patches, storage), ids
 
     def _require_possible(self, size: Size, patches: int) -> None:
-        """Raise `ValueError` if the processor makes other patches of so odd a size than planned.
+        """Raise `ValueError` if the processor makes another number of patches than it announces.
 
-        Some round sides of very few pixels in another way than they say. A grey image shows it.
+        Some round very short sides differently in their two methods, so a grey image of each
+        extreme size is processed once.
         """
         if len(size) != 2 or (min(size) > _FEW_PIXELS and max(size) < _LONG * min(size)):
             return
@@ -162,17 +168,17 @@ class MediaProcessing:
     # ------------------------------------------------------------------ after the plan
 
     def processed(self, rows: PackedRows, name: Callable[[Any], str], skips: Skips) -> PackedRows:
-        """A batch with the pixels of its images.
+        """Decode and process the images of a batch.
 
         Args:
-            rows: whose `media` are `HeldMedia`, or None.
-            name: of a document, by its origin.
-            skips: gets a `ContentError` for each broken image. If it is skipped, its document
-                carries no loss, and a grey image of the same size takes its place.
+            rows: rows with `media` of `HeldMedia`, or None.
+            name: function from a document's origin to its name.
+            skips: gets a `ContentError` for each broken image. If the error is skipped, the
+                document carries no loss, and a grey image of the same size replaces the image.
 
         Raises:
-            ContentError: an image cannot be decoded, or is not as it was planned.
-            StorageError: it could not be read, and may be another time.
+            ContentError: an image cannot be decoded, or differs from its plan.
+            StorageError: an image could not be read; a retry may succeed.
         """
         held = [HeldMedia(*each) for each in rows.media or ()]
         jobs = [
@@ -217,7 +223,7 @@ class MediaProcessing:
         return rows._replace(media=media)
 
     def _arrays(self, job: tuple[Any, Size, int, Any]) -> Any:
-        """What the model takes of an image, or why it cannot be read."""
+        """Return the model's arrays for an image, or a `BrokenImageError`."""
         reference, size, patches, storage = job
         try:
             arrays = self.planner.arrays(
@@ -229,17 +235,17 @@ class MediaProcessing:
             return error
         except StorageError:
             raise
-        except Exception as error:  # whatever a processor raises at odd images
+        except Exception as error:  # processors raise errors of any class at odd images
             return BrokenImageError(f"{type(error).__name__}: {error}"[:200])
         if (found := self.planner.count(arrays)) != patches:
             return BrokenImageError(f"{found} patches, planned {patches}")
         return arrays
 
     def _blank(self, rows: PackedRows) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
-        """A small image for a batch that has none, and the slots (n,) that get its features.
+        """Return a small image for a batch without images, and the slots, (n,), for its features.
 
-        Those are padding, or the last ones of documents: what a model reads there no other slot
-        sees, and what it says there is not learnt. Nothing if there are too few.
+        The slots are padding or the last ones of documents: no other slot sees their inputs, and
+        their outputs carry no loss. Both are empty if there are too few such slots.
         """
         arrays, tokens = self.planner.smallest
         padding = [
@@ -251,7 +257,7 @@ class MediaProcessing:
 
 
 def _pool() -> ThreadPoolExecutor:
-    """Threads of this process: a fork has none of its parent's."""
+    """Return the thread pool of this process, because a fork does not inherit threads."""
     process = os.getpid()
     if process not in _pools:
         _pools.clear()
@@ -260,7 +266,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def _spans(held: HeldMedia) -> NDArray[np.int64]:
-    """(A, 2) slots of the images of a document piece."""
+    """Return the first and end slots of a document piece's images, (A, 2)."""
     starts, tokens = held.attachments.starts, held.attachments.tokens
     assert starts is not None
     assert tokens is not None
@@ -273,7 +279,7 @@ def _repeated(
     is_place: NDArray[np.bool_],
     written: list[NDArray[np.int64]],
 ) -> Documents:
-    """The documents with each token (T,) so many times, and these ids without loss at places."""
+    """Repeat each token (T,) `repeats` times, with the ids `written`, without loss, at images."""
     ends = offsets_of(repeats)
     tokens: NDArray[Any] = np.repeat(documents.tokens, repeats)
     at_image = np.repeat(is_place, repeats)
@@ -293,7 +299,7 @@ def _repeated(
 
 
 def _without_loss(rows: PackedRows, pieces: set[int]) -> PackedRows:
-    """The batch in which these document pieces carry no loss."""
+    """Return the batch with these document pieces excluded from the loss."""
     mask = np.ones(len(rows.tokens), dtype=np.bool_)
     mask = mask if rows.loss_mask is None else rows.loss_mask.copy()
     lost, by_source = 0, rows.by_source if rows.by_source is None else rows.by_source.copy()
@@ -310,7 +316,7 @@ def _without_loss(rows: PackedRows, pieces: set[int]) -> PackedRows:
 
 
 def _miscounted(images: int, places: int, token: str) -> str:
-    """What is wrong with a document that has other than one place for each image."""
+    """Return the problem of a document with different numbers of images and placeholders."""
     if not images:
         return (
             f"has {places} places for images ({token} or the placeholder) and no image, so images= "

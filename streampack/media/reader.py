@@ -1,4 +1,4 @@
-"""ImageReader: blocks of texts or conversations from records with images, wherever these were."""
+"""Reader of records with images, which makes blocks of texts or conversations."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from streampack.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
-#: The fields of images where none is named; a record has one of them.
+#: Default fields of images; a record has at most one of them.
 USUAL_FIELDS = ("images", "image")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageReader:
-    """Makes blocks of records with images; see `RecordReader`.
+    """Make blocks of records with images; see `RecordReader`.
 
     Attributes:
-        text: the field of the text; None reads conversations.
-        images: the fields of the images, in their order.
-        sizes: the fields of their heights and widths, or of what else their size is, or None.
-        folder: where relative paths begin.
-        placeholder: what stands for an image in texts and messages; see `with_marks`.
-        shape: of all conversations; None tells it by each one's fields.
-        storage: how URLs of images are reached.
+        text: field of the text; None reads conversations.
+        images: fields of the images, in order.
+        sizes: fields of the images' heights and widths, or of a `MediaModel`'s sizes, or None.
+        folder: base of relative paths.
+        placeholder: text that marks an image in texts and messages; see `with_marks`.
+        shape: shape of all conversations; None detects it from each record's fields.
+        storage: access to URLs of images.
     """
 
     text: str | None
@@ -60,12 +60,16 @@ class ImageReader:
 
     @property
     def columns(self) -> Sequence[str]:
-        """The fields that are read."""
+        """Names of the fields that are read."""
         own = RECORD_FIELDS if self.text is None else (self.text,)
         return (*own, *self.images, *(self.sizes or ()))
 
     def hold_ids(self, names: Collection[str], where: str) -> bool:
-        """False; raises `ConfigError` if records with these fields hold no such text or chat."""
+        """Return False, since records with images never hold token ids.
+
+        Raises:
+            ConfigError: the fields contain neither the text nor a known shape of conversations.
+        """
         held = self.text in names
         if self.text is None:
             try:
@@ -75,7 +79,8 @@ class ImageReader:
         there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
         if not held:
             raise ConfigError(
-                f"{where} has the fields {there}, and text is {self.text!r}.",
+                f"{where} must have the field text={self.text!r}, or a conversation if that is "
+                f"None, but has the fields {there}.",
                 "Pass text= with the field of the texts; None reads conversations.",
                 setting="text",
                 document=where,
@@ -91,7 +96,7 @@ class ImageReader:
         return False
 
     def size(self, record: Any, tokenized: bool) -> int:
-        """About the bytes of a record, four for each token, by which corpora are measured."""
+        """Estimate a record's size as four bytes per token, to measure a corpus."""
         if not isinstance(record, Mapping):
             return 0
         images = {*self.images}
@@ -105,7 +110,7 @@ class ImageReader:
         tokenized: bool,
         parse: Callable[[Any], Any] | None = None,
     ) -> tuple[Block, dict[int, str]]:
-        """What N items hold, without the broken ones, and what is wrong with those, by number."""
+        """Read N items into a block without the broken ones, and return their problems by index."""
         found: dict[int, Attachments] = {}
 
         def read(item: tuple[int, Any]) -> Read:
@@ -127,7 +132,7 @@ class ImageReader:
         return replace(block, document_fields={**block.document_fields, MEDIA: media}), problems
 
     def _marked(self, record: Any, text: str) -> Read:
-        """A record and its text, with `IMAGE_PART` in place of each placeholder."""
+        """Replace each placeholder of a record's text by `IMAGE_PART`."""
         placeholder = USUAL if self.placeholder is None else self.placeholder
         return record, text.replace(placeholder, IMAGE_PART) if placeholder else text
 
@@ -137,8 +142,8 @@ class ImageReader:
         ]
         if self.images == USUAL_FIELDS and all(fields):
             raise BrokenDocumentError(
-                f"has images in the fields {' and '.join(USUAL_FIELDS)}, and images= does not name "
-                "which are meant"
+                f"has images in the fields {' and '.join(USUAL_FIELDS)}, so images= must name the "
+                "one to read"
             )
         references = references_of(of_parts, sum(fields, ()))
         if self.sizes is None or not references:
@@ -148,7 +153,7 @@ class ImageReader:
             require_field(record, name)
             value = record[name]
             listed = list(value) if hasattr(value, "__len__") else [value]
-            columns.append([number for number in listed if number is not None])  # of no image
+            columns.append([number for number in listed if number is not None])  # null: no image
         sizes: list[Size] = []
         for size in zip(*columns, strict=False):
             for name, number in zip(self.sizes, size, strict=True):
@@ -162,15 +167,15 @@ class ImageReader:
         return Attachments(references, tuple(sizes), storage=self.storage)
 
 
-#: Bytes of an image's file for every byte of text that makes as many tokens: a photograph of
-#: 1024 x 768 pixels has 150 KB, and 1,000 tokens.
+#: Bytes of an image file per byte of text with the same number of tokens: a photograph of 1024 x
+#: 768 pixels has 150 KB and 1,000 tokens.
 _PER_BYTE = 36
 
 
 def _bytes_in(value: Any, *, is_image: bool = False) -> int:
     if isinstance(value, bytes):
         return len(value) // _PER_BYTE
-    if isinstance(value, str):  # base64, if it is not a name
+    if isinstance(value, str):  # base64, or a path
         return len(value) * 3 // 4 // _PER_BYTE if is_image or value[:5] == "data:" else len(value)
     if isinstance(value, Mapping):
         value = value.values()

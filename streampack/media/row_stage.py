@@ -1,4 +1,4 @@
-"""Images: rows of runs with images hold these by reference, and then as what a model takes."""
+"""Row stage for images, which attaches references to rows and decodes them in finished batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streampack.window.packed_rows import PackedRows
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """A row stage, which also finishes batches where they are handed out."""
+    """Row stage that also finishes batches when they are handed out."""
 
     media: MediaProcessing
 

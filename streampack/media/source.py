@@ -1,4 +1,4 @@
-"""Images: texts and conversations with images, whose pixels a batch gets once it is planned."""
+"""Source of texts and conversations with images, which are decoded once a batch is planned."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from streampack.sources.chat.source import Chat, source_of_records
 from streampack.sources.formats import RECORD_FORMATS
 from streampack.storage.storage import Storage
 
-_BLOCK_DOCUMENTS = 32  # for an image takes as much memory as hundreds of texts
+_BLOCK_DOCUMENTS = 32  # small, because an image takes as much memory as hundreds of texts
 
 
 class Images(Chat):
     """Conversations or texts with images: one record per line of JSON, row of a table, or item.
 
-    Conversations are those of `Chat`, whose messages may have parts that are images,
-    ``{"type": "image"}``: with the image as "image", "url", "path" or "image_url", or else each
-    is the next one of the record's field with images. Texts and messages may have `placeholder`
-    for each image instead, and texts the processor's own. The images of a text without any, such
-    as a caption, come before it.
+    Conversations have the shapes of `Chat`. Their messages may have image parts, ``{"type":
+    "image"}``, with the image as "image", "url", "path" or "image_url"; a part without one takes
+    the next image of the record's image field. Texts and messages may use `placeholder` for each
+    image instead, and texts also the processor's marker. The images of a text without
+    placeholders, such as a caption, come before the text.
 
-    An image is the bytes of its file, a path or URL (``data:`` URLs too), base64, an object
-    ``{"bytes": ..., "path": ...}`` as Hugging Face's image feature has it, or in a list in memory
-    an image of Pillow; "" and null are no image. Documents are whole: those longer than a row are
-    dropped, counted and named.
+    An image is the bytes of its file, a path or URL (also a ``data:`` URL), base64, an object
+    ``{"bytes": ..., "path": ...}`` as in Hugging Face's image feature, or a Pillow image in a list
+    in memory; "" and null are no image. Documents are never cut: longer ones than a row are
+    dropped, counted and logged.
 
     Args:
         data: files of Parquet, Arrow, JSON lines, MDS or WebDataset, or records in memory, as for
             `Chat`.
-        text: the field with the texts; in tar shards the ending of their files, or "json:caption".
-            None reads conversations, which tar shards and MDS do not hold.
-        images: the field with the images, or several fields, in their order; in tar shards endings
-            ("jpg"), in MDS columns of the type jpeg, png or bytes. None is "images" or "image".
-        sizes: fields with the heights and the widths of the images in pixels, as they are seen; a
-            number each, or lists. None reads them from the heads of the images. For a `MediaModel`
-            the fields of what its sizes are.
-        folder: where relative paths of images begin, a path or URL; None is the working directory.
-        placeholder: a text that stands for an image in texts and messages. None is "<image>",
-            except in conversations with parts that are images; "" is nothing.
-        template: as for `Chat`; None is the processor's.
+        text: field with the texts; in tar shards their file extension, or "json:caption". None
+            reads conversations, which tar shards and MDS do not support.
+        images: field with the images, or several fields in order; in tar shards extensions
+            ("jpg"), in MDS columns of type jpeg, png or bytes. None means "images" or "image".
+        sizes: fields with the heights and the widths of the images in pixels, after EXIF rotation;
+            numbers or lists. None reads them from the heads of the files, which is slower for
+            remote images. For a `MediaModel`, the fields of its sizes.
+        folder: base of relative image paths, a path or URL. None means the working directory.
+        placeholder: text that marks an image in texts and messages. None means "<image>", except in
+            conversations with image parts; "" means no text does.
+        template: as for `Chat`; None uses the processor's.
         template_kwargs: as for `Chat`.
         shape: as for `Chat`.
-        reading: how a lane reads the data.
-        storage: how files and URLs are reached and cached; for files. Images that records name by
-            paths or URLs are read where they are, and not kept: their heads for the plan, and whole
+        reading: read options of a lane.
+        storage: access to files and URLs, and their cache, for files. Images that records reference
+            by path or URL are not cached: their heads are read for the plan, and the whole files
             for the batch.
 
     Raises:
-        ConfigError: arguments that do not go together, or data without such fields.
+        ConfigError: arguments conflict, or the data lacks such fields.
     """
 
     overflow: Overflow = "drop"
@@ -96,8 +96,8 @@ class Images(Chat):
         return ["processor", *super().leaves()]
 
     def describe(self) -> dict[str, Any]:
-        """Adds the fields that are read."""
+        """Add the fields that are read."""
         reader = self.reader
-        if reader.images == USUAL_FIELDS:  # as it was when there was one of them
+        if reader.images == USUAL_FIELDS:  # equal to states from before there were two defaults
             reader = replace(reader, images=USUAL_FIELDS[:1])
         return {**super().describe(), "fields": list(reader.columns), "images": reader.placeholder}

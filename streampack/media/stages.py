@@ -1,4 +1,4 @@
-"""Stages of runs with images."""
+"""Block stages of runs with images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streampack.stages.base import Place
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """Texts get what the processor writes around images."""
+    """Write the processor's image markers and margins into texts."""
 
     media: MediaProcessing
 
@@ -26,7 +26,7 @@ class Margins:
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """Documents get a token for every part of their images, and a field of patches."""
+    """Expand placeholders to image tokens, and add the field of patches."""
 
     media: MediaProcessing
 
