@@ -1,6 +1,6 @@
 """Documents in blocks: token ids, texts or conversations, and the fields that travel with them.
 
-Knows arrays and what their values mean; it does not know where documents come from, nor rows.
+Defines arrays and the meaning of their values; it depends on neither sources nor rows.
 """
 
 from streampack.documents.blocks import Documents, Texts, make_origin, offsets_of

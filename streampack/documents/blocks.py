@@ -1,7 +1,7 @@
-"""Documents: the ragged block of token ids that every part of streampack speaks.
+"""Documents: the ragged block of token ids that all parts of streampack exchange.
 
 A block holds many documents as columns: one flat token array and the offsets of its documents,
-never an object per document. `Texts` is the same before tokenizing.
+never an object per document. `Texts` is its counterpart before tokenizing.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from streampack.errors import ConfigError
 
 
 def offsets_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(N + 1,) int64 offsets of documents with these lengths (N,) laid end to end."""
+    """Return the offsets (N + 1,) int64 of documents with these lengths (N,), end to end."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     lengths.cumsum(out=offsets[1:])
     return offsets
 
 
 def ranges_of(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(T,) int64: the numbers from each of `starts` (N,) on, `sizes` (N,) of them, end to end."""
+    """Concatenate the ranges [start, start + size) of `starts` and `sizes` (N,) to (T,) int64."""
     offsets = offsets_of(sizes)
     return np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
 
 
 def words_of(values: NDArray[Any]) -> NDArray[Any]:
-    """The values as whole numbers of the same width, which kernels copy whatever they mean."""
+    """View the values as integers of the same width, so that one kernel copies any dtype."""
     return values.view(f"u{values.dtype.itemsize}")
 
 
@@ -44,34 +44,34 @@ def gather_ragged(
 ) -> None:
     """Copy slice i of `source`, beginning at starts[i], to out[offsets[i]:offsets[i + 1]]."""
     for i in range(len(starts)):
-        # Through slices the inner loop needs no test for negative indices and becomes a copy.
+        # With slices the inner loop needs no test for negative indices and compiles to a copy.
         target = out[offsets[i] : offsets[i + 1]]
         piece = source[starts[i] : starts[i] + len(target)]
         for k in range(len(target)):
             target[k] = piece[k]
 
 
-#: Where a document came from: number of the source (in a mixture), number of the shard in the
-#: source's manifest, and index in the shard (a document number, or a byte offset for formats
-#: that are read by byte ranges).
+#: Origin of a document: index of the source (in a mixture), index of the shard in the source's
+#: manifest, and index in the shard (of the document, or a byte offset for formats that are read by
+#: byte ranges).
 ORIGIN = np.dtype([("source", "<i4"), ("shard", "<i4"), ("index", "<i8")])
 
-#: Values by the name of their field.
+#: Arrays of values by field name.
 Fields = Mapping[str, NDArray[Any]]
 NO_FIELDS: Fields = {}  # never written to
 
-#: The document field with the number of a document's group, in its block or batch.
+#: Document field with the index of a document's group in its block or batch.
 GROUP = "group_ids"
 
-#: The document fields of runs with images: each document's `Attachments` (objects, which go into
-#: batches by themselves), and how many patches they are in all.
+#: Document fields of runs with images: each document's `Attachments` (objects, which batches hold
+#: apart from other fields), and their total number of patches.
 MEDIA, PATCHES = "media", "patches"
 
 TOKEN_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32))
 
 
 def make_origin(shard: int, index: NDArray[np.int64], source: int = 0) -> NDArray[np.void]:
-    """Origin rows for documents `index` (N,) of one shard."""
+    """Return origins (N,) for the documents `index` (N,) of one shard."""
     origin = np.empty(len(index), dtype=ORIGIN)
     origin["source"] = source
     origin["shard"] = shard
@@ -85,12 +85,12 @@ class Documents:
 
     Attributes:
         tokens: (T,) uint16, uint32 or int32; document i is ``tokens[offsets[i]:offsets[i + 1]]``.
-        offsets: (N + 1,) int64, non-decreasing, starting anywhere inside `tokens`.
-        origin: (N,) of dtype `ORIGIN`, naming each document.
-        loss_mask: (T,) bool, True where a token counts in the loss; None means everywhere.
-        token_fields: by name, (T,) values of the tokens.
-        document_fields: by name, (N,) values of the documents.
-        members: where documents are groups, what they consist of; see `joined_groups`.
+        offsets: (N + 1,) int64, non-decreasing; the first one may be any index into `tokens`.
+        origin: (N,) of dtype `ORIGIN`, identifying each document.
+        loss_mask: (T,) bool, True where a token counts in the loss; None if all tokens do.
+        token_fields: values (T,) of the tokens by field name.
+        document_fields: values (N,) of the documents by field name.
+        members: documents of each group, if the block's documents are groups (`joined_groups`).
 
     Slicing with ``block[a:b]`` is a view. Arrays are never written to after construction.
     """
@@ -106,19 +106,22 @@ class Documents:
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.dtype not in TOKEN_DTYPES:
             raise ConfigError(
-                f"Tokens have dtype {self.tokens.dtype} and shape {self.tokens.shape}.",
+                "Tokens must be a flat uint16, uint32 or int32 array, got dtype "
+                f"{self.tokens.dtype} and shape {self.tokens.shape}.",
                 "Convert the ids, for example with `ids.astype(numpy.uint32).ravel()`.",
                 setting="tokens",
             )
         if self.offsets.ndim != 1 or len(self.offsets) != len(self.origin) + 1:
             raise ConfigError(
-                f"There are {self.offsets.shape} offsets for {len(self.origin)} origins.",
-                "Pass `offsets` with one entry more than there are documents.",
+                f"offsets must have shape ({len(self.origin) + 1},) for {len(self.origin)} "
+                f"origins, got {self.offsets.shape}.",
+                "Pass one offset more than there are documents.",
                 setting="offsets",
             )
         if self.loss_mask is not None and self.loss_mask.shape != self.tokens.shape:
             raise ConfigError(
-                f"The loss mask has shape {self.loss_mask.shape}, the tokens {self.tokens.shape}.",
+                f"The loss mask must have the tokens' shape {self.tokens.shape}, got "
+                f"{self.loss_mask.shape}.",
                 "Pass a boolean mask as long as the tokens, or None.",
                 setting="loss_mask",
             )
@@ -132,7 +135,7 @@ class Documents:
         start, stop, step = index.indices(len(self))
         if step != 1:
             raise ConfigError(
-                f"A block was sliced with step {step}.",
+                f"A block can be sliced only with step 1, got {step}.",
                 "Use `block.take(order)` to pick or reorder documents.",
                 setting="index",
             )
@@ -151,27 +154,27 @@ class Documents:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """(N,) int64 tokens per document."""
+        """Number of tokens per document, (N,) int64."""
         return self.offsets[1:] - self.offsets[:-1]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the documents of this block (a view's, not the whole array's)."""
+        """Number of tokens in this block's documents; of a view, not of its whole array."""
         return int(self.offsets[-1] - self.offsets[0])
 
     @property
     def loss_mask_or_ones(self) -> NDArray[np.bool_]:
-        """`loss_mask`, or what None stands for."""
+        """Return `loss_mask`, or an array of True if it is None."""
         if self.loss_mask is not None:
             return self.loss_mask
         return np.ones(len(self.tokens), dtype=np.bool_)
 
     def document(self, i: int) -> NDArray[np.generic]:
-        """Tokens of document i, a view."""
+        """Return the tokens of document i as a view."""
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]
 
     def take(self, order: NDArray[np.int64]) -> Documents:
-        """The documents `order` (M,), copied in that order into a compact block."""
+        """Copy the documents `order` (M,), in that order, into a compact block."""
         order = np.asarray(order, dtype=np.int64)
         if self.members is not None and not self.members.planted:
             return self.members.take(order)
@@ -195,9 +198,9 @@ class Documents:
 
     @classmethod
     def joined(cls, parts: Sequence[Documents]) -> Documents:
-        """The documents of several blocks with the same fields, one block after the other.
+        """Concatenate blocks with the same fields.
 
-        Where the blocks have several dtypes, ids become the widest of them. Not for groups.
+        Ids of several dtypes become the widest of them. Blocks of groups are not supported.
         """
         first = parts[0]
         if len(parts) == 1:
@@ -209,7 +212,7 @@ class Documents:
 
         tokens = held(part.tokens for part in parts)
         dtypes = {array.dtype for array in tokens}
-        if len(dtypes) > 1:  # a negative id stays one, and is found later
+        if len(dtypes) > 1:  # a negative id stays negative, and is reported later
             dtype = np.int32 if np.dtype(np.int32) in dtypes else np.uint32
             tokens = [array.astype(dtype) for array in tokens]
         mask = None
@@ -236,9 +239,9 @@ class Documents:
         token_fields: Fields | None = None,
         document_fields: Fields | None = None,
     ) -> Documents:
-        """A block from one array of ids per document (their dtype must be a token dtype).
+        """Build a block from one array of ids per document; the dtype must be a token dtype.
 
-        The fields are those of all tokens, and of all documents, together.
+        `token_fields` hold the values (T,) of all tokens, `document_fields` (N,) of all documents.
         """
         lengths = np.fromiter((len(array) for array in arrays), dtype=np.int64, count=len(arrays))
         if origin is None:
@@ -254,13 +257,13 @@ class Documents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Members:
-    """What the documents of a block of N groups consist of.
+    """Documents of N groups, each of which a block holds as one document.
 
     Attributes:
-        documents: those of all groups, which lie side by side.
-        offsets: (N + 1,) int64 into `documents`, where each group begins.
-        planted: the block's tokens are the slots of trees (`trees.build`), not those of `documents`
-            end to end.
+        documents: documents of all groups, group by group.
+        offsets: (N + 1,) int64 offsets of the groups into `documents`.
+        planted: True if the block's tokens are the slots of trees (`trees.build`); otherwise they
+            are the tokens of `documents` end to end.
     """
 
     documents: Documents
@@ -268,26 +271,26 @@ class Members:
     planted: bool = False
 
     def part(self, start: int, stop: int) -> Members:
-        """Those of the groups [start, stop)."""
+        """Return the members of the groups [start, stop)."""
         return Members(self.documents, self.offsets[start : stop + 1], self.planted)
 
     def picked(self, order: NDArray[np.int64]) -> Members:
-        """Those of the groups `order` (M,), copied."""
+        """Copy the members of the groups `order` (M,)."""
         sizes = np.diff(self.offsets)[order]
         documents = self.documents.take(ranges_of(self.offsets[order], sizes))
         return Members(documents, offsets_of(sizes), self.planted)
 
     def take(self, order: NDArray[np.int64]) -> Documents:
-        """The groups `order` (M,), copied, as a block."""
+        """Copy the groups `order` (M,) into a block."""
         picked = self.picked(order)
         return joined_groups(picked.documents, picked.offsets)
 
 
 def joined_groups(documents: Documents, offsets: NDArray[np.int64]) -> Documents:
-    """A block of which each document is a group: documents [offsets[i], offsets[i + 1]) as one.
+    """Make a block of groups: its document i is [offsets[i], offsets[i + 1]) of `documents`.
 
-    Nothing is copied. A group has the origin of its first document, and no document fields of its
-    own; no group is empty.
+    Nothing is copied. A group has the origin of its first document, and no document fields; groups
+    must not be empty.
     """
     return Documents(
         documents.tokens,
@@ -306,7 +309,7 @@ class Texts:
     Attributes:
         texts: N strings.
         origin: (N,) of dtype `ORIGIN`.
-        document_fields: by name, (N,) values of the documents.
+        document_fields: values (N,) of the documents by field name.
     """
 
     texts: Sequence[str]
@@ -318,32 +321,32 @@ class Texts:
 
     @property
     def num_characters(self) -> list[int]:
-        """Characters of each document; 0 for what is not text."""
+        """Number of characters of each document; 0 for a value that is not text."""
         return [len(text) if isinstance(text, str) else 0 for text in self.texts]
 
     def __getitem__(self, index: slice) -> Texts:
         return Texts(self.texts[index], self.origin[index], part_of(self.document_fields, index))
 
     def take(self, order: NDArray[np.int64]) -> Texts:
-        """The documents `order` (M,), in that order."""
+        """Return the documents `order` (M,), in that order."""
         texts = [self.texts[i] for i in order.tolist()]
         return Texts(texts, self.origin[order], part_of(self.document_fields, order))
 
 
 def text_bytes(text: object) -> int:
-    """Bytes of a text in UTF-8; 0 for what is not text."""
+    """Return the bytes of a text in UTF-8; 0 for a value that is not text."""
     if not isinstance(text, str):
         return 0
     return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
 
 
 def joined_fields(parts: Sequence[Fields]) -> Fields:
-    """By name, the document fields of several blocks that have the same ones, end to end."""
+    """Concatenate the fields of several blocks with the same field names."""
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def part_of(fields: Fields, index: Any) -> Fields:
-    """By name, the values at `index`, a slice or numbers."""
+    """Return the fields at `index`, a slice or an index array."""
     return {name: values[index] for name, values in fields.items()} if fields else NO_FIELDS
 
 
@@ -351,8 +354,7 @@ def _check_fields(kind: str, fields: Fields, count: int) -> None:
     for name, values in fields.items():
         if values.shape != (count,):
             raise ConfigError(
-                f'The {kind} field "{name}" has the shape {values.shape}, and there are {count} '
-                f"{kind}s.",
+                f'The {kind} field "{name}" must have shape ({count},), got {values.shape}.',
                 f"Pass a flat array with one value per {kind}.",
                 setting=name,
             )

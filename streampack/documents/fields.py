@@ -1,4 +1,4 @@
-"""FieldTypes: what else travels with tokens and documents, declared by name and dtype."""
+"""FieldTypes: declared names and dtypes of the fields that accompany tokens and documents."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import GROUP, MEDIA, PATCHES, Documents
 from streampack.errors import ConfigError
 
-#: What torch has too.
+#: Dtypes of fields, all of which torch supports too.
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 
-#: What to do with texts, such as names of prompts.
+#: Advice for fields of text, such as names of prompts.
 TEXT_REMEDY = (
     "a text, such as an id, becomes a number by "
     "int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)"
@@ -29,9 +29,9 @@ class FieldTypes:
     """The fields of a run.
 
     Attributes:
-        token: dtypes of the fields with one value per token, by name.
-        document: dtypes of those with one value per document.
-        optional: True if records may lack them, since a map makes them.
+        token: dtype by name of the fields with one value per token.
+        document: dtype by name of the fields with one value per document.
+        optional: True if records may lack the fields, because a map adds them.
     """
 
     token: Types = field(default_factory=dict)
@@ -42,19 +42,19 @@ class FieldTypes:
     def of(
         cls, token_fields: Mapping[str, Any] | None, document_fields: Mapping[str, Any] | None
     ) -> FieldTypes:
-        """The fields that a dataset's arguments declare.
+        """Validate the fields that a dataset's arguments declare.
 
         Raises:
-            ConfigError: they are not by name, a name is no name, is used twice, or its dtype is
-                none of `DTYPES`.
+            ConfigError: an argument is not a mapping, a name is invalid or used twice, or a dtype
+                is not in `DTYPES`.
         """
         made: list[dict[str, np.dtype[Any]]] = []
         for what, given in (("token_fields", token_fields), ("document_fields", document_fields)):
             if given is not None and not isinstance(given, Mapping):
                 name = next(iter(given), "r") if isinstance(given, (list, tuple, set)) else "r"
                 raise ConfigError(
-                    f"{what} is {given!r:.100}.",
-                    f'Pass a dict of dtypes by name: {what}={{"{name}": "float32"}}.',
+                    f"{what} must map names to dtypes, got {given!r:.100}.",
+                    f'Pass a dict, for example {what}={{"{name}": "float32"}}.',
                     setting=what,
                 )
             pairs = (given or {}).items()
@@ -63,25 +63,25 @@ class FieldTypes:
         twice = sorted({*token} & {*document})
         if twice:
             raise ConfigError(
-                f'The field "{twice[0]}" has a value per token and one per document.',
+                f'A field must be per token or per document; "{twice[0]}" is declared as both.',
                 "Declare it in one of token_fields= and document_fields=.",
                 setting="document_fields",
             )
         return cls(token, document)
 
     def with_groups(self) -> FieldTypes:
-        """These, and the numbers of groups."""
+        """Return the fields with one added for the index of a document's group."""
         return replace(self, document={**self.document, GROUP: np.dtype(np.int32)})
 
     def with_patches(self) -> FieldTypes:
-        """These, and the patches of each document's images."""
+        """Return the fields with one added for the patches of a document's images."""
         return replace(self, document={**self.document, PATCHES: np.dtype(np.int64)})
 
     def __bool__(self) -> bool:
         return bool(self.token or self.document)
 
     def describe(self) -> dict[str, Any] | None:
-        """JSON-able; None if there are none."""
+        """Return the fields, JSON-compatible, or None if there are no fields."""
         if not self:
             return None
         return {
@@ -90,10 +90,11 @@ class FieldTypes:
         }
 
     def cast(self, documents: Documents) -> tuple[Documents, dict[int, str]]:
-        """The documents with these fields and their images and no others, in their dtypes.
+        """Convert the documents' fields to the declared dtypes and drop all others but images.
 
         Returns:
-            The documents, and by number what is wrong with some of them.
+            The documents, and a description of the fault by index for documents with invalid
+            values.
 
         Raises:
             ConfigError: a field is missing.
@@ -133,14 +134,14 @@ class FieldTypes:
 
 
 def misfit(value: Any, name: str, dtype: np.dtype[Any], where: str = "") -> str:
-    """What is wrong with a document with a value that its field cannot hold."""
+    """Describe the fault of a document with a value that its field cannot hold."""
     return f'holds {value!s} in its field "{name}"{where}, and the field is {dtype.name}'
 
 
 def cast_values(
     values: NDArray[Any], dtype: np.dtype[Any], part: slice = slice(None)
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The values in a dtype, and where in `part` one is NaN or does not fit."""
+    """Convert values to a dtype; also return the positions in `part` of NaN or misfit values."""
     start = part.start or 0
     if values.dtype.kind not in "biuf":
         return np.zeros(len(values), dtype=dtype), np.arange(len(values[part])) + start
@@ -157,21 +158,21 @@ def cast_values(
 
 def _checked(setting: str, name: Any) -> str:
     if name == GROUP or not isinstance(name, str) or not name:
-        remedy = "Use the name of a column or key, and another one than that of groups."
-        raise ConfigError(f"A field is named {name!r}.", remedy, setting=setting)
+        remedy = f'Use the name of a column or key; "{GROUP}" is reserved for groups.'
+        raise ConfigError(f"A field's name must be text, got {name!r}.", remedy, setting=setting)
     return name
 
 
 def _dtype(setting: str, name: str, dtype: Any) -> np.dtype[Any]:
     found = None
     try:
-        if dtype is not None:  # which numpy takes for float64
+        if dtype is not None:  # numpy reads None as float64
             found = np.dtype(str(dtype).partition("torch.")[2] or dtype)
     except TypeError:
         pass
     if found is None or found.name not in DTYPES:
         raise ConfigError(
-            f'The field "{name}" is declared as {dtype!r}.',
+            f'The dtype of the field "{name}" must be a supported one, got {dtype!r}.',
             f"Use one of {', '.join(DTYPES)}; {TEXT_REMEDY}.",
             setting=setting,
         )
