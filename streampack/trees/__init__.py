@@ -1,5 +1,5 @@
-"""Records of several sequences as trees: what they begin with alike is laid out once.
+"""Prefix trees: the sequences of a record share the slots of their common prefixes.
 
-Knows ids and the sequences of a record; it does not know rows, packers or tensors. Only runs with
-``layout="tree"`` import it.
+They see ids and the sequences of a record, no packers or tensors. Only runs with ``layout="tree"``
+import this package.
 """

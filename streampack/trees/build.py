@@ -1,15 +1,15 @@
-"""Which slots the sequences of a record share: a tree of runs of tokens, depth first.
+"""Assign slots to the sequences of a record: a tree of token runs, depth first.
 
 Steps, for each group of sequences:
-  1. Each sequence walks down the tree of those before it, token by token. Where it goes on in
-     another way it becomes a branch; a run in the middle of which that happens is divided. So every
-     token is compared once, and at a branch the first tokens of the others (a radix tree: D. R.
+  1. Each sequence walks down the tree of the earlier sequences, token by token. At the first token
+     that differs it becomes a branch; a run that is left in its middle is divided. So every token
+     is compared once, plus the first tokens of the branches at each fork (a radix tree: D. R.
      Morrison, "PATRICIA", Journal of the ACM 15, 1968).
-  2. Runs get their slots depth first, branches in the order of the sequences that made them.
+  2. Runs get their slots depth first, branches in the order of the sequences that added them.
   3. Each sequence writes its slots, from its end up to the root.
 
-The number of a slot in its tree is when a depth-first walk enters it. A slot q has k before it, on
-its way from the root, exactly if k <= q < tout[k], the first slot that is not below k.
+Slots are numbered in the order in which a depth-first walk enters them. Slot k is an ancestor of
+slot q exactly if k <= q < tout[k], the first slot outside of k's subtree.
 
 Cost: two compiled passes over the tokens; no Python per token or sequence.
 """
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.documents.blocks import Documents, Members
 
-#: The token field of a tree's sequences in which their slots are kept.
+#: Token field of a tree's sequences that holds their slots.
 SLOT = "tree slot"
 
 
@@ -33,9 +33,10 @@ class Trees(NamedTuple):
 
     Attributes:
         tokens: (T,) ids of the slots, tree after tree.
-        offsets: (G + 1,) int64, where each tree begins in `tokens`.
+        offsets: (G + 1,) int64 offsets of the trees into `tokens`.
         slot: (N,) int32, the slot of each token of the sequences, from 0 in every tree.
-        shared: (S,) int64, tokens that a sequence begins with alike to one before it in its group.
+        shared: (S,) int64, length of the longest prefix that a sequence shares with an earlier one
+            of its group.
     """
 
     tokens: NDArray[Any]
@@ -45,7 +46,7 @@ class Trees(NamedTuple):
 
 
 def plant(tokens: NDArray[Any], ends: NDArray[np.int64], groups: NDArray[np.int64]) -> Trees:
-    """The trees of groups of sequences that lie side by side.
+    """Build the trees of groups of adjacent sequences.
 
     >>> ids = np.array([7, 7, 1, 7, 7, 2, 7, 7], np.uint16)
     >>> trees = plant(ids, np.array([0, 3, 6, 8]), np.array([0, 3]))
@@ -57,8 +58,8 @@ def plant(tokens: NDArray[Any], ends: NDArray[np.int64], groups: NDArray[np.int6
     Args:
         tokens: ids of the sequences; sequence i is ``tokens[ends[i]:ends[i + 1]]``, and may be
             empty.
-        ends: (S + 1,) int64.
-        groups: (G + 1,) int64 into `ends`, where each group begins.
+        ends: (S + 1,) int64 offsets of the sequences into `tokens`.
+        groups: (G + 1,) int64 offsets of the groups into the sequences.
     """
     held = tokens[ends[0] : ends[-1]]
     out = np.empty(len(held), dtype=tokens.dtype)
@@ -71,9 +72,9 @@ def plant(tokens: NDArray[Any], ends: NDArray[np.int64], groups: NDArray[np.int6
 
 
 def planted(documents: Documents) -> Documents:
-    """A block of groups as one of trees: its tokens are those of the slots.
+    """Convert a block of groups to a block of trees, with one token per slot.
 
-    Its `members` are the sequences, which have their slots as the token field `SLOT`.
+    Its `members` are the sequences, with their slots in the token field `SLOT`.
     """
     members = documents.members
     assert members is not None
@@ -100,8 +101,8 @@ def planted(documents: Documents) -> Documents:
     )
 
 
-# Columns of a run of tokens: where they lie in the sequences, the depths at which it begins and
-# ends, its first branch, the next branch beside it, the run it follows, its first slot.
+# Columns of a run of tokens: offset in the sequences, depths of its begin and end, first branch,
+# next sibling, parent run, first slot.
 _AT, _START, _STOP, _CHILD, _NEXT, _PARENT, _SLOT = range(7)
 
 
@@ -116,7 +117,7 @@ def _plant(
     slot: NDArray[np.int32],
     shared: NDArray[np.int64],
 ) -> None:
-    """See `plant`; `runs` is room for the runs of the largest group, run 0 is an empty root."""
+    """Compiled part of `plant`; `runs` has room for the largest group, run 0 is an empty root."""
     for g in range(len(groups) - 1):
         runs[0] = np.array([0, 0, 0, -1, -1, -1, 0, 0])
         count = 1
@@ -142,7 +143,7 @@ def _plant(
 def _walk(
     tokens: NDArray[Any], begin: int, length: int, runs: NDArray[np.int64], count: int
 ) -> tuple[int, int, int]:
-    """Where a sequence ends in the tree, how much of it was there before, and the runs then."""
+    """Add a sequence; return its last run, the tokens already in the tree, and the run count."""
     run = 0
     depth = 0
     while depth < length:
@@ -164,7 +165,7 @@ def _walk(
         while same < len(own) and own[same] == there[same]:
             same += 1
         depth += same
-        if depth < length and depth < runs[child, _STOP]:  # a new run takes its upper part
+        if depth < length and depth < runs[child, _STOP]:  # divide: a new run takes the upper part
             runs[count] = runs[child]
             runs[count, _STOP] = depth
             runs[count, _CHILD] = child
@@ -184,7 +185,7 @@ def _walk(
 
 @kernel
 def _number(tokens: NDArray[Any], runs: NDArray[np.int64], out: NDArray[Any]) -> int:
-    """Give the runs their slots depth first, and the slots their tokens; how many there are."""
+    """Assign slots to runs depth first and write their tokens to `out`; return the slot count."""
     slots = 0
     run = 0
     while run >= 0:

@@ -1,4 +1,4 @@
-"""Trees in a run: ``layout="tree"``, and what does not go with it."""
+"""Trees in a run: ``layout="tree"``, and the settings that it excludes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def add(recipe: Recipe, layout: str) -> None:
     """Add the stages of trees.
 
     Raises:
-        ConfigError: the layout is unknown, records have one document each, or trees would be cut,
-            or their branches would see one another.
+        ConfigError: the layout is unknown, records have one document each, trees would be cut, or
+            their branches would attend to one another.
     """
     one_of("layout", layout, ["documents", "tree"])
     if recipe.given["order"] is None:
@@ -37,7 +37,7 @@ def add(recipe: Recipe, layout: str) -> None:
             f'use packer=BestFitDecreasing(seq_len={size}, overflow="drop"), or "error"',
         )
     elif packer.weights:
-        wrong = f"the packer goes by {packer.weights[0]} of documents", "leave them out"
+        wrong = f"the packer uses the documents' {packer.weights[0]}", "leave out its limits"
     if wrong is not None:
         fact, remedy = wrong
         raise ConfigError(

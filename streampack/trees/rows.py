@@ -1,4 +1,4 @@
-"""tree_rows: rows of trees with what the sequences of the trees have.
+"""tree_rows: rows of trees with the columns and fields of the trees' sequences.
 
 Cost: some numpy calls per batch, over the tokens of its sequences.
 """
@@ -21,7 +21,7 @@ from streampack.window.packed_rows import PackedRows, TreeColumns
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """A row stage: sequences of trees are the pieces; `types` are the run's fields."""
+    """Row stage that makes the sequences of trees the pieces; `types` are the run's fields."""
 
     types: FieldTypes
     sources: int
@@ -43,13 +43,13 @@ class TreeRows:
 def tree_rows(
     packed: PackedRows, trees: Sequence[Documents], types: FieldTypes, *, sources: int
 ) -> PackedRows:
-    """The same rows, with the sequences of trees as pieces.
+    """Return the rows with the sequences of trees as pieces.
 
     Args:
-        packed: D pieces, each of which is a tree.
-        trees: the sequences of each (D,).
-        types: of the fields.
-        sources: of a mixture, how many; 0 if there is only one.
+        packed: rows of D pieces, each of them a tree.
+        trees: sequences of each tree (D,).
+        types: declared fields of the run.
+        sources: number of sources of a mixture; 0 for a single source.
     """
     count = np.array([len(tree) for tree in trees], dtype=np.int64)
     lengths = concatenated([tree.lengths for tree in trees], np.int64)
@@ -68,7 +68,7 @@ def tree_rows(
         ],
         np.bool_,
     )  # fmt: skip
-    counted[ends[:-1]] = False  # nothing is before the first token of a sequence
+    counted[ends[:-1]] = False  # the first token of a sequence has no context and no loss
     depth = np.zeros(len(packed.tokens), dtype=np.int64)
     depth[slot] = np.arange(len(slot)) - np.repeat(ends[:-1], lengths)
     placed, above = packed.composition.placed, int(depth.sum())

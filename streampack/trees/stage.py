@@ -1,4 +1,4 @@
-"""The stage of runs with `layout="tree"`."""
+"""Block stage of runs with `layout="tree"`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streampack.trees.build import planted
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """Groups become trees."""
+    """Block stage that converts groups to trees."""
 
     def describe(self) -> Mapping[str, Any]:
         return {"layout": "tree"}
