@@ -1,5 +1,5 @@
-"""The look-ahead window: documents that wait, the rows that a packer chooses, batches gathered.
+"""The look-ahead window: holds documents, has a packer select rows, and gathers batches.
 
-Knows documents, plans and tokens; it does not know sources, states or the classes of packers.
-Pure: numpy and compiled kernels, no I/O and no torch.
+It depends on documents, plans and tokens, not on sources, states or particular packers. Pure: numpy
+and compiled kernels, no I/O and no torch.
 """

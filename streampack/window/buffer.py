@@ -1,12 +1,12 @@
-"""TokenBuffer: what a window holds, in arrays that are used again: tokens and their documents.
+"""TokenBuffer: the tokens and documents of a window, in reusable arrays.
 
 Tokens have the width of the widest ids seen so far, and there is a loss mask only once a document
-had one. Cost: each token is copied once when it comes and once per round that it stays; one kernel
-call for a block that comes and one for a round that ends, whatever they hold.
+had one. Cost: each token is copied once on arrival and once per round that it stays; one kernel
+call per incoming block and one at the end of a round, for any number of documents.
 
-The memory of tokens is used again. That of columns is not: `entries` are views, and a lane's state
-needs those of a round long after the next one began. So new entries are written after the others,
-and what stays at the end of a round is written to new columns.
+The memory of tokens is reused. The memory of columns is not: `entries` are views, and a lane's
+state needs a round's entries long after the next round began. So new entries are written behind the
+others, and retained entries are written to new columns at the end of a round.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from streampack.window.entries import (
 )
 
 _LEAST_ENTRIES = 64
-_ENTRIES = 7  # columns of `Entries`; the buffer has two more, which follow from the documents
-_LEARNT_BEFORE, _LEARNT_AFTER = 7, 8  # labels of a document before and after what is held of it
+_ENTRIES = 7  # columns of `Entries`; the buffer has two more, computed from the documents
+_LEARNT_BEFORE, _LEARNT_AFTER = 7, 8  # labels of a document before and after its held tokens
 _NO_MASK = np.zeros(0, dtype=np.bool_)
 
 
 class TokenBuffer:
-    """Documents that come at the end and go from anywhere.
+    """Buffer of documents that are appended at the end and removed anywhere.
 
     Args:
-        expected: tokens it will usually hold at most. It grows up to there by doubling, and beyond
-            as needed.
+        expected: usual largest number of tokens. The buffer grows up to it by doubling, and beyond
+            it as needed.
 
     Attributes:
         tokens: (capacity,) uint16 or uint32; the first `used` are held, document by document.
         loss_mask: (capacity,) bool, or None while every token counts.
-        used: tokens held; count: documents held, in whole or in part.
-        fields: what else belongs to them.
+        used: number of tokens held; count: number of documents held, in whole or in part.
+        fields: fields of the documents, and the members of groups.
     """
 
     def __init__(self, expected: int) -> None:
@@ -62,12 +62,12 @@ class TokenBuffer:
 
     @property
     def entries(self) -> Entries:
-        """The documents held, in order; views whose content never changes."""
+        """The documents held, in order, as views with constant content."""
         return Entries(self._numbers[:_ENTRIES, : self.count], self._origin[: self.count])
 
     @property
     def learnt(self) -> NDArray[np.int64]:
-        """(2, N) int64: labels of each document before what is held of it, and after it.
+        """Labels of each document before and after its held tokens, (2, N) int64.
 
         A label is a token that carries loss and is not the first one of its document.
         """
@@ -76,12 +76,12 @@ class TokenBuffer:
     def append(
         self, documents: Documents, first: int, held: NDArray[np.int64], *, serial: int, round: int
     ) -> None:
-        """Hold the beginnings of documents.
+        """Append the heads of documents.
 
         Args:
-            documents: a block; first: the first document to hold.
-            held: (N,) int64, tokens to hold of each, at most as many as it has.
-            serial: running number of the first; round: the round in which they come.
+            documents: block of documents; first: index of the first document to append.
+            held: (N,) int64, tokens to hold of each, at most its length.
+            serial: serial of the first document; round: round of arrival.
         """
         if not len(held):
             return
@@ -98,7 +98,7 @@ class TokenBuffer:
         self.fields.add(documents, first, range(serial, serial + len(held)))
 
     def restore(self, documents: Documents, entries: Entries) -> None:
-        """Hold what `entries` (N,) say of N documents, one for one."""
+        """Append N documents as described by `entries` (N,)."""
         starts = documents.offsets[:-1] + entries.start
         self._make_room(documents, int(entries.held.sum()), len(entries))
         self._copy(documents, starts, entries.held)
@@ -112,10 +112,10 @@ class TokenBuffer:
         self.fields.add(documents, 0, entries.serial)
 
     def extend_last(self, documents: Documents, begin: int, more: int, *, round: int) -> None:
-        """Hold more of the last document: the block's tokens from `begin` on."""
+        """Append `more` tokens of the last document, the block's tokens from `begin` on."""
         self._make_room(documents, more, 0)
         self._copy(documents, np.array([begin]), np.array([more]))
-        self._numbers = self._numbers.copy()  # views may show the entry that changes
+        self._numbers = self._numbers.copy()  # `entries` may have views of the entry that changes
         ends = np.array([begin, begin + more]) - documents.offsets[0]
         self._numbers[HELD, self.count - 1] += more
         self._numbers[_LEARNT_AFTER, self.count - 1] -= labels_of(documents[:1], *ends[:, None])[0]
@@ -128,12 +128,13 @@ class TokenBuffer:
         repeated: NDArray[np.int64],
         position: NDArray[np.int64],
     ) -> None:
-        """Hold the tails of some documents only.
+        """Keep the tails of some documents and remove all other tokens.
 
         Args:
-            kept: (K,) int64, the numbers of these documents, ascending.
-            moved: (K,) int64, tokens of each that go; repeated: (K,) its new `Entries.repeated`.
-            position: (N + 1,) int64, where the tokens of each of all N begin.
+            kept: (K,) int64, indices of these documents, ascending.
+            moved: (K,) int64, tokens to remove from the head of each; repeated: (K,) its new
+                `Entries.repeated`.
+            position: (N + 1,) int64 offsets of all N documents into the tokens.
         """
         if len(self._spare) < len(self.tokens) or self._spare.dtype != self.tokens.dtype:
             self._spare = np.empty_like(self.tokens)
@@ -161,7 +162,7 @@ class TokenBuffer:
     def _copy(
         self, documents: Documents, starts: NDArray[np.int64], counts: NDArray[np.int64]
     ) -> None:
-        """Copy slices of a block, of `counts` tokens from `starts` on, to the end."""
+        """Append slices of a block, `counts` tokens each from `starts` on."""
         if self.loss_mask is not None:
             self._append_mask(documents, starts, counts)
         offsets = offsets_of(counts) + self.used
@@ -179,7 +180,7 @@ class TokenBuffer:
             gather_ragged(documents.loss_mask, starts, offsets, self.loss_mask)
 
     def _make_room(self, documents: Documents, more: int, entries: int) -> None:
-        """Room for `more` tokens of this block's dtype, a mask if it has one, and entries."""
+        """Make room for `more` tokens of the block's dtype, its mask if any, and `entries`."""
         if len(self._origin) < self.count + entries:
             numbers, origin = _columns(max(2 * len(self._origin), self.count + entries))
             numbers[:, : self.count] = self._numbers[:, : self.count]
@@ -204,16 +205,16 @@ class TokenBuffer:
 
 
 def _columns(capacity: int) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-    """Columns of entries as in `Entries`, and the buffer's own two, not filled."""
+    """Allocate the columns of `Entries` and the buffer's own two, uninitialised."""
     return np.empty((_LEARNT_AFTER + 1, capacity), dtype=np.int64), np.empty(capacity, ORIGIN)
 
 
 def labels_of(
     documents: Documents, start: NDArray[np.int64], stop: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """(N,) int64: the labels among the tokens [start, stop), (N,) each, of N documents.
+    """Count the labels among the tokens [start, stop), (N,) each, of N documents; (N,) int64.
 
-    Of groups all labels of the documents that they consist of, where it is not empty.
+    For a group all labels of its members are counted, unless the slice is empty.
     """
     members = documents.members
     if members is not None:
@@ -232,7 +233,7 @@ def labels_of(
 def _count_true(
     mask: NDArray[np.bool_], start: NDArray[np.int64], stop: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """(N,) int64: how many of mask[start:stop] are True."""
+    """Count the True values in mask[start:stop] for N slices; (N,) int64."""
     found = np.zeros(len(start), dtype=np.int64)
     for i in range(len(start)):
         for k in range(start[i], stop[i]):
@@ -241,12 +242,12 @@ def _count_true(
 
 
 def _words(origin: NDArray[np.void]) -> NDArray[np.int64]:
-    """(2 N,) int64: origins as kernels copy them."""
+    """View origins as (2 N,) int64, the form in which kernels copy them."""
     return np.ascontiguousarray(origin).view(np.int64)
 
 
 class _Block(NamedTuple):
-    """What comes: a block's tokens and offsets, and origins as words."""
+    """Columns of an incoming block: tokens, offsets, and origins as words."""
 
     tokens: NDArray[np.generic]
     offsets: NDArray[np.int64]
@@ -254,7 +255,7 @@ class _Block(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """What a buffer holds: tokens, their mask (or none), and entries, with origins as words."""
+    """Arrays of a buffer: tokens, their mask (may be empty), and entries, with origins as words."""
 
     tokens: NDArray[np.generic]
     mask: NDArray[np.bool_]
@@ -273,7 +274,7 @@ def _append(
     used: int,
     count: int,
 ) -> int:
-    """Tokens and columns of documents that come; returns the tokens then held."""
+    """Write tokens and columns of incoming documents; return the number of tokens then held."""
     source, offsets, origin = block
     tokens, _, numbers, origin_out = into
     for i in range(len(held)):
@@ -303,7 +304,7 @@ def _keep(
     held: _Columns,
     stays: _Columns,
 ) -> int:
-    """Tokens and columns of what stays; returns the tokens then held."""
+    """Write tokens and columns of retained documents; return the number of tokens then held."""
     tokens, mask, numbers, origin = held
     tokens_out, mask_out, numbers_out, origin_out = stays
     used = 0

@@ -1,4 +1,4 @@
-"""WindowConfig: how far a lane looks ahead, and what may wait."""
+"""WindowConfig: the size of a lane's look-ahead window and the limits of waiting."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError
 from streampack.packing.packer import Packer
 
-#: With the lanes chosen by default, within 0.05 points of planning everything.
+#: With the default number of lanes, utilisation is within 0.05 points of packing the whole corpus.
 DEFAULT_ROWS = 320
 
 
 @explained
 @dataclass(frozen=True, kw_only=True)
 class WindowConfig:
-    """How far a lane looks ahead, and what may wait.
+    """Size of a lane's look-ahead window and limits of waiting.
 
     Args:
-        rows: the window holds at most the tokens of so many rows of the packer's longest; None is
-            320, or four batches if that is more.
-        documents: documents it holds at most (more only where that many do not fill one batch).
-        min_fill: share of a row's slots above which it counts as full and goes.
+        rows: largest size of the window, in rows of the packer's longest; by default 320, or four
+            batches if that is more. More rows reduce padding and take more memory.
+        documents: largest number of documents, exceeded only if they do not fill one batch.
+        min_fill: share of a row's slots above which it counts as full and is delivered.
         carry: share of the window's tokens that may stay for the next round.
         max_carries: rounds a document may stay before it must go.
-        memory_limit: bytes for the windows and readers of one rank, by which lanes are chosen
-            where ``lanes`` is None.
+        memory_limit: memory in bytes for the windows and readers of one rank, which determines the
+            number of lanes if ``lanes`` is None.
     """
 
     rows: int | None = None
@@ -34,7 +34,7 @@ class WindowConfig:
     min_fill: float = 0.999
     carry: float = 0.5
     max_carries: int = 16
-    memory_limit: int = field(default=2 << 30, compare=False)  # rows are the same with any
+    memory_limit: int = field(default=2 << 30, compare=False)  # it does not affect rows
 
     def __post_init__(self) -> None:
         if self.rows is not None:
@@ -50,10 +50,10 @@ class WindowConfig:
             object.__setattr__(self, name, share)
 
     def resolve(self, packer: Packer, batch_tokens: int) -> WindowConfig:
-        """The same with `rows` as a number.
+        """Return a copy with `rows` set to a number.
 
         Raises:
-            ConfigError: the window could not be sure to hold one batch.
+            ConfigError: the window is too small to guarantee a batch.
         """
         longest = packer.seq_lens[-1]
         batch_size = batch_tokens // longest
@@ -61,26 +61,26 @@ class WindowConfig:
         least = -(-sure_tokens(packer, batch_tokens) // longest)
         if rows < least:
             raise ConfigError(
-                f"The window has rows={rows}, and a batch has {batch_size} rows of {longest} "
-                "tokens.",
+                f"The window must have at least {least} rows for batches of {batch_size} rows of "
+                f"{longest} tokens, got rows={rows}.",
                 f"Use WindowConfig(rows={least}) or more; {DEFAULT_ROWS} rows pack well.",
                 setting="rows",
             )
         return replace(self, rows=rows)
 
     def tokens(self, packer: Packer) -> int:
-        """Tokens the window holds at most; of a resolved configuration."""
+        """Return the largest number of tokens in the window; requires a resolved configuration."""
         assert self.rows is not None
         return self.rows * packer.seq_lens[-1]
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able identity for the fingerprint."""
+        """Return the JSON-compatible identity for the fingerprint."""
         described = asdict(self)
         del described["memory_limit"]
         return described
 
 
 def sure_tokens(packer: Packer, batch_tokens: int) -> int:
-    """Tokens that are sure to make a batch: its rows, and two more that may hold later tokens."""
+    """Return tokens that guarantee a batch: its rows, and two rows that may have to wait."""
     longest = packer.seq_lens[-1]
     return batch_tokens // longest * packer.max_tokens_per_row + 2 * longest

@@ -1,4 +1,4 @@
-"""Empty rows: padding only, for a lane or rank that has no more documents while others have."""
+"""Rows of padding, for a lane or rank that runs out of documents before others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streampack.window.packed_rows import PackedRows
 
 
 def empty_rows(layout: RowFormat, rows: int, seq_len: int) -> PackedRows:
-    """`rows` rows of `seq_len` slots of padding, as a batch."""
+    """Return a batch of `rows` rows with `seq_len` slots of padding."""
     dtype = np.uint16 if layout.pad_id < 1 << 16 else np.uint32
     ends = np.arange(0, (rows + 1) * seq_len, seq_len, dtype=np.int32)
     packed = PackedRows(

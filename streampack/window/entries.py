@@ -1,4 +1,4 @@
-"""Entries: the documents a window holds, as columns of coordinates; FieldStore: their fields."""
+"""Entries: columns that describe the documents of a window; FieldStore: their fields."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SERIAL, START, HELD, LENGTH, ARRIVED, REPEATED, CUT = range(7)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """The N documents in a window, in arrival order; arrays that are never written to.
+    """The N documents in a window, in arrival order; the arrays are never written to.
 
-    For example a window that holds eight tokens: the last one of a document of five, whose others
-    went in round 0; a document of three; and the first four of one of nine tokens.
+    For example a window of eight tokens: the last token of a document of five, after round 0
+    delivered the other four; a document of three tokens; and the first four of a document of nine.
 
     >>> from streampack.documents.blocks import ORIGIN
     >>> entries = Entries.of(
@@ -63,7 +63,7 @@ class Entries:
         cut: NDArray[np.int64],
         origin: NDArray[np.void],
     ) -> Entries:
-        """From single columns, each (N,)."""
+        """Build entries from single columns, each (N,)."""
         return cls(np.stack([serial, start, held, length, arrived, repeated, cut]), origin)
 
     def __len__(self) -> int:
@@ -71,40 +71,40 @@ class Entries:
 
     @property
     def serial(self) -> NDArray[np.int64]:
-        """(N,) int64, running number of the document in its lane."""
+        """(N,) int64, serial of the document, its index in the lane."""
         return self._column(SERIAL)
 
     @property
     def start(self) -> NDArray[np.int64]:
-        """(N,) int64, the first token of the document that is held; those before it went."""
+        """(N,) int64, index of the first held token; earlier ones were delivered."""
         return self._column(START)
 
     @property
     def held(self) -> NDArray[np.int64]:
-        """(N,) int64, tokens of it from `start` on that the window holds."""
+        """(N,) int64, number of tokens from `start` on that the window holds."""
         return self._column(HELD)
 
     @property
     def length(self) -> NDArray[np.int64]:
-        """(N,) int64, tokens of the document up to where the entry ends."""
+        """(N,) int64, length of the document up to the end of the entry."""
         return self._column(LENGTH)
 
     @property
     def arrived(self) -> NDArray[np.int64]:
-        """(N,) int64, round in which it came (of a partly held one: was last continued)."""
+        """(N,) int64, round of arrival; for a document held in part, of its last continuation."""
         return self._column(ARRIVED)
 
     @property
     def repeated(self) -> NDArray[np.int64]:
-        """(N,) int64, tokens from `start` on that were delivered and that the next row repeats."""
+        """(N,) int64, delivered tokens from `start` on that the next row repeats."""
         return self._column(REPEATED)
 
     @property
     def cut(self) -> NDArray[np.int64]:
         """(N,) int64, tokens of the document after `length`.
 
-        They were delivered before those of the entry. That happens only where a run went on with
-        other settings. A document may then have several entries, in order.
+        They were delivered before the tokens of the entry, which happens only after a run continued
+        with other settings. A document may then have several entries, in order.
         """
         return self._column(CUT)
 
@@ -113,7 +113,7 @@ class Entries:
         return column
 
     def changed(self, **columns: NDArray[np.int64]) -> Entries:
-        """The same entries with these columns, each (N,) int64, by name."""
+        """Return a copy with some columns replaced, each (N,) int64, by name."""
         names = ("serial", "start", "held", "length", "arrived", "repeated", "cut")
         numbers = self.numbers.copy()
         for name, column in columns.items():
@@ -121,11 +121,11 @@ class Entries:
         return Entries(numbers, self.origin)
 
     def pick(self, index: Any) -> Entries:
-        """The entries at `index` (anything that numpy takes as an index)."""
+        """Return the entries at `index` (any index that numpy accepts)."""
         return Entries(self.numbers[:, index], self.origin[index])
 
     def digest(self) -> str:
-        """64 bits, in hexadecimal, over what the window holds, the same on any machine."""
+        """Return a 64-bit hash of all entries, in hexadecimal, the same on any machine."""
         origin = self.origin
         numbers = np.ascontiguousarray(self.numbers)  # one layout, so that one kernel is compiled
         return f"{int(_digest(origin['source'], origin['shard'], origin['index'], numbers)):016x}"
@@ -138,7 +138,7 @@ def _digest(
     index: NDArray[np.int64],
     numbers: NDArray[np.int64],
 ) -> np.uint64:
-    """The sum of every entry's hash with its place: splitmix64 over a sum with odd factors."""
+    """Sum the hashes of entries and positions: splitmix64 over a sum with odd factors."""
     length, start, held = numbers[LENGTH], numbers[START], numbers[HELD]
     arrived, repeated, cut = numbers[ARRIVED], numbers[REPEATED], numbers[CUT]
     total = np.uint64(len(index))
@@ -158,7 +158,7 @@ def _digest(
 
 
 def sizes_of(documents: Documents, packer: Packer) -> DocumentSizes:
-    """What the packer goes by of a block of N documents, which have the fields of its weights."""
+    """Return the sizes that a packer uses for N documents, which have the fields of its weights."""
     return DocumentSizes(
         documents.lengths,
         {name: _weights(documents.document_fields[name]) for name in packer.weights},
@@ -167,12 +167,12 @@ def sizes_of(documents: Documents, packer: Packer) -> DocumentSizes:
 
 
 def _weights(values: ArrayLike) -> NDArray[np.int64]:
-    """Values of a document field as weights; a negative one counts as 0."""
+    """Convert values of a document field to weights; a negative value counts as 0."""
     return np.maximum(np.asarray(values, dtype=np.int64), 0)
 
 
 def lengths_of_members(documents: Documents) -> MemberLengths:
-    """Of the groups (N,) of a block; documents that are none are alone."""
+    """Return the member lengths of N groups; a document without a group is its only member."""
     members = documents.members
     if members is None:
         return MemberLengths.of_single(documents.lengths)
@@ -182,20 +182,20 @@ def lengths_of_members(documents: Documents) -> MemberLengths:
 
 
 class FieldStore:
-    """Fields of documents, and the documents of groups, by their running numbers in the lane.
+    """Fields of documents, and members of groups, by the documents' serials in the lane.
 
-    They stay in the blocks that documents came in, and each is looked up when its pieces go into a
-    batch. So a window without fields does nothing here, and a block lives as long as one of its
-    documents is in the window. Cost: some microseconds of Python per document, and per piece.
+    Values stay in the blocks in which documents arrived, and are looked up when a piece goes into a
+    batch. So a window without fields costs nothing, and a block lives as long as one of its
+    documents is in the window. Cost: some microseconds of Python per document and per piece.
     """
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[Documents, int]] = {}
-        # Values that are objects are held by themselves: their blocks would hold all of them.
+        # Objects are stored one by one, since their blocks would keep all of them alive.
         self._objects: dict[int, dict[str, Any]] = {}
 
     def add(self, documents: Documents, first: int, serials: Iterable[int]) -> None:
-        """Hold the fields of documents from `first` on, with these running numbers."""
+        """Store the fields of documents from index `first` on, with these serials."""
         objects = {n: v for n, v in documents.document_fields.items() if v.dtype == object}
         if objects:
             serials = list(map(int, serials))
@@ -212,7 +212,7 @@ class FieldStore:
             self._places[int(serial)] = (documents, i)
 
     def keep(self, serials: NDArray[np.int64]) -> None:
-        """Forget all documents but these."""
+        """Remove all documents but these."""
         if self._places:
             held = self._places
             self._places = {serial: held[serial] for serial in serials.tolist() if serial in held}
@@ -221,15 +221,15 @@ class FieldStore:
             self._objects = {own: objects[own] for own in serials.tolist() if own in objects}
 
     def places(self, serials: NDArray[np.int64]) -> list[tuple[Documents, int]]:
-        """The block of each of these documents (D,), and its number there."""
+        """Return the block of each document (D,) and the document's index in the block."""
         return [self._places[serial] for serial in serials.tolist()]
 
     def objects(self, name: str, serials: NDArray[np.int64]) -> list[Any]:
-        """The values of these documents (D,) that are objects; None where there is none."""
+        """Return the values (D,) of a field of objects; None for a document without a value."""
         return [self._objects.get(serial, {}).get(name) for serial in serials.tolist()]
 
     def sizes(self, entries: Entries, packer: Packer) -> DocumentSizes:
-        """What the packer goes by of these documents (N,), with all of their tokens."""
+        """Return the sizes of these documents (N,) for the packer, with all of their tokens."""
         serials = entries.serial
         places = [self._places[own] for own in serials.tolist()] if packer.weights else []
         return DocumentSizes(
@@ -242,7 +242,7 @@ class FieldStore:
         )
 
     def member_lengths(self, serials: NDArray[np.int64]) -> MemberLengths | None:
-        """Of the documents of these groups (D,); None if the store holds none."""
+        """Return the member lengths of these groups (D,), or None if there are no groups."""
         if not self._places:
             return None
         found = []

@@ -1,4 +1,4 @@
-"""FieldColumns: rows of runs with fields have those of their tokens and documents."""
+"""FieldColumns: row stage that adds the fields of tokens and documents to batches."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from streampack.window.packed_rows import PackedRows
 
 @dataclass(frozen=True, slots=True)
 class FieldColumns:
-    """A row stage; `types` are those of the run."""
+    """Row stage that adds fields; `types` are the fields of the run."""
 
     types: FieldTypes
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
-        """See `RowStage`; what is outside of documents gets 0."""
+        """See `RowStage`; slots outside of documents get 0."""
         found = held.places(pieces.serial)
         token: dict[str, NDArray[Any]] = {}
         for name, dtype in self.types.token.items():

@@ -1,8 +1,8 @@
-"""Gathering: rows of a plan written into flat arrays.
+"""Gathering: writes the rows of a plan to flat arrays.
 
-`gather_rows` runs where the lane runs (often a worker process) and makes `PackedRows`, the
-compact form of a batch: token ids in their narrow dtype and the boundaries of documents. The other
-per-token fields are functions of it, and are made where the batch is used (`derive_fields`).
+`gather_rows` runs in the process of the lane (often a worker) and returns `PackedRows`, the compact
+form of a batch: token ids in their narrow dtype and the boundaries of documents. All other
+per-token fields are computed from it in the process that uses the batch (`derive_fields`).
 
 Cost: one pass over the slots of a round, compiled; no Python per document.
 """
@@ -28,11 +28,11 @@ class Pieces(NamedTuple):
     """The D document pieces of a batch, in order.
 
     Attributes:
-        serial: (D,) running numbers of their documents; origin: (D,) of these.
-        start, stop: (D,) which of the document's tokens each holds.
-        slot: (D,) its first slot in the batch.
+        serial: (D,) serials of their documents; origin: (D,) origins of their documents.
+        start, stop: (D,) slice [start, stop) of the document that the piece holds.
+        slot: (D,) first slot of the piece in the batch.
         begins: (D,) bool, True for the first piece of a document.
-        document: (D,) numbers of the documents, by which pieces of one are known.
+        document: (D,) document indices, equal for pieces of one document.
     """
 
     serial: NDArray[np.int64]
@@ -44,7 +44,7 @@ class Pieces(NamedTuple):
     document: NDArray[np.int64]
 
     def of_batch(self, first: int, last: int, slot: NDArray[np.int64]) -> Pieces:
-        """The pieces from `first` to `last`, with their first slots in the batch (D,)."""
+        """Return the pieces [first, last) with `slot` (D,), their first slots in the batch."""
         return Pieces(
             self.serial[first:last],
             self.origin[first:last],
@@ -57,25 +57,25 @@ class Pieces(NamedTuple):
 
 
 class RowStage(Protocol):
-    """What rows of a run have besides tokens and boundaries; picklable, without state."""
+    """Stage that adds something to rows beside tokens and boundaries; picklable and stateless."""
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
-        """The rows with it."""
+        """Return the rows with the addition."""
 
     def empty(self, rows: PackedRows) -> PackedRows:
-        """Rows of padding with it."""
+        """Return rows of padding with an empty addition."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowFormat:
-    """How rows are written.
+    """Settings of writing rows.
 
     Attributes:
-        pad_id: id on padding; eos_id: id of EOS tokens that a packer inserts, -1 for none.
-        mask_repeated: tokens repeated from an earlier row do not count in the loss.
+        pad_id: token id of padding; eos_id: id of EOS tokens that a packer inserts, or -1.
+        mask_repeated: leave tokens repeated from an earlier row out of the loss.
         attention_by_row: one attention segment per row instead of one per document piece.
-        stages: what else rows have, made one after the other.
-        units: what a document of the window is called, and what its tokens are.
+        stages: row stages, applied in order.
+        units: names of a document and of its tokens in messages.
     """
 
     pad_id: int
@@ -90,10 +90,10 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
     """Gather the rows of a round from the window's arrays, all batches in one pass.
 
     Args:
-        planned: the plan, the rows that go, their batches (the rows of a batch have one seq_len),
-            and where the documents lie.
-        held: the documents as planned.
-        layout: how rows are written.
+        planned: the plan, the selected rows, their batches (the rows of a batch have one seq_len),
+            and the positions of the documents.
+        held: buffer with the documents as planned.
+        layout: settings of writing rows.
 
     Returns:
         The batches, in order; their arrays are views of arrays that hold the whole round.
@@ -111,7 +111,7 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
     out = np.empty(places[-1], dtype=np.uint32 if widest else tokens.dtype)
     masked = loss_mask is not None or layout.mask_repeated
     mask_out = np.empty(len(out) if masked else 0, dtype=np.bool_)
-    # At most: padding after every piece, a row of padding alone, a 0 before each batch.
+    # Upper bounds: padding after every piece, a row of padding alone, a 0 before each batch.
     segments = int((plan.row_offsets[rows + 1] - plan.row_offsets[rows]).sum())
     most = 2 * segments + batches + int(rows_per_batch.sum())
     boundaries, piece, cu_seqlens = np.empty((3, most), dtype=np.int32)
@@ -169,9 +169,9 @@ _NO_MASK = np.zeros(0, dtype=np.bool_)
 def labels_of_dropped(
     planned: PlannedWindow, held: TokenBuffer, documents: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """(2, D) int64: of documents (D,) that no row of a round holds, labels that earlier rows hold.
+    """Count labels, (2, D) int64, of documents (D,) that no row of this round holds.
 
-    The second line are those that no row does.
+    Row 0 counts labels delivered in earlier rounds, row 1 labels that are lost.
     """
     out = np.empty((2, len(documents)), dtype=np.int64)
     _labels_of_dropped(documents, _counted(planned, held), _held(planned, held), out)
@@ -190,7 +190,7 @@ def _counted(planned: PlannedWindow, buffer: TokenBuffer) -> _Counted:
 
 
 def _pieces(planned: PlannedWindow, segment: NDArray[np.int64], held: TokenBuffer) -> Pieces:
-    """The pieces of a round; `slot` is filled in by batch."""
+    """Return the pieces of a round; `Pieces.of_batch` sets their `slot`."""
     plan, entries = planned.plan, held.entries
     document = plan.document[segment]
     start = entries.start[document] + plan.start[segment]
@@ -206,7 +206,7 @@ def _pieces(planned: PlannedWindow, segment: NDArray[np.int64], held: TokenBuffe
 
 
 class _Rows(NamedTuple):
-    """The rows that go: batch b has those from batches[b] on, and slots from places[b] on."""
+    """Selected rows: batch b has the rows from batches[b] on and the slots from places[b] on."""
 
     rows: NDArray[np.int64]
     batches: NDArray[np.int64]
@@ -215,7 +215,7 @@ class _Rows(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """The window's tokens, where each entry's begin, and their mask, which may be empty."""
+    """The window's tokens, the offset of each entry, and the loss mask, which may be empty."""
 
     position: NDArray[np.int64]
     tokens: NDArray[np.generic]
@@ -223,7 +223,7 @@ class _Held(NamedTuple):
 
 
 class _Marks(NamedTuple):
-    """What stands where no document's token does, and what counts; see `RowFormat`."""
+    """Ids of slots without a document's token, and the rules of the loss; see `RowFormat`."""
 
     pad_id: np.generic
     eos_id: np.generic
@@ -232,10 +232,10 @@ class _Marks(NamedTuple):
 
 
 class _Counted(NamedTuple):
-    """What counts follow from, of each entry: of `PlannedWindow`, `Entries` and `TokenBuffer`.
+    """Inputs of the counts per entry, from `PlannedWindow`, `Entries` and `TokenBuffer`.
 
     Attributes:
-        before, after: labels of its document before what is held of it, and after.
+        before, after: labels of the document before and after its held tokens.
     """
 
     dropped: NDArray[np.int64]
@@ -250,12 +250,12 @@ class _Counted(NamedTuple):
 class _Written(NamedTuple):
     """Arrays of a round as in `PackedRows`, one batch after the other.
 
-    Boundaries count from the beginning of their batch, and those of each batch begin with a 0. So
-    the boundaries of batch b begin b entries later than its runs.
+    Boundaries count from the beginning of their batch, and every batch's begin with a 0. So the
+    boundaries of batch b begin b entries later than its runs.
 
     Attributes:
-        segment: of each piece, its number in the plan.
-        ends: (batches + 1, 3) where each batch's runs, attention segments and pieces begin.
+        segment: index of each piece's segment in the plan.
+        ends: (batches + 1, 3) offsets of each batch's runs, attention segments and pieces.
     """
 
     tokens: NDArray[np.generic]
@@ -278,7 +278,7 @@ def _gather(
     counts: NDArray[np.int64],
     sizes: NDArray[np.int64],
 ) -> None:
-    """Write the rows, and count what they hold; see `_write`, `_count` and `_measure`."""
+    """Write the rows and compute their counts; see `_write`, `_count` and `_measure`."""
     _write(plan, going, held, marks, written)
     _count(plan, counted, held, written, counts)
     _measure(written, going.places, sizes)
@@ -286,7 +286,7 @@ def _gather(
 
 @kernel
 def _write(plan: RowColumns, going: _Rows, held: _Held, marks: _Marks, written: _Written) -> None:
-    """Write tokens, mask, boundaries, and in ends[b + 1] where what batch b has of them ends."""
+    """Write tokens, mask and boundaries of all batches; ends[b + 1] gets the ends of batch b."""
     row_offsets, _, document, start, stop, overlap, insert_eos, pad_after = plan
     rows, batches, seq_lens, places = going
     position, tokens, mask = held
@@ -312,7 +312,7 @@ def _write(plan: RowColumns, going: _Rows, held: _Held, marks: _Marks, written: 
             for s in range(low, high):
                 source = position[document[s]] + start[s]
                 size = stop[s] - start[s]
-                # Through slices the loop needs no test for negative indices and becomes a copy.
+                # With slices the loop needs no test for negative indices and compiles to a copy.
                 target = out[at : at + size]
                 piece_tokens = tokens[source : source + size]
                 for k in range(size):
@@ -370,7 +370,7 @@ def _write(plan: RowColumns, going: _Rows, held: _Held, marks: _Marks, written: 
 
 @kernel
 def _measure(written: _Written, places: NDArray[np.int64], out: NDArray[np.int64]) -> None:
-    """Per batch: longest attention segment, loss tokens, sum of squared real lengths."""
+    """Write per batch: longest attention segment, loss tokens, sum of squared real lengths."""
     _, mask, boundaries, piece, cu_seqlens, _, ends = written
     for b in range(len(out)):
         run = ends[b, 0]
@@ -398,9 +398,9 @@ def _count(
     written: _Written,
     out: NDArray[np.int64],
 ) -> None:
-    """Per batch: the counts of `Composition` after rows and slots, in its order.
+    """Write per batch the counts of `Composition` after rows and slots, in its order.
 
-    A document is counted with its first segment, as cut or cropped with its last.
+    A document is counted with its first segment, and as cut or cropped with its last.
     """
     start, stop, overlap, insert_eos = plan.start, plan.stop, plan.overlap, plan.insert_eos
     dropped, entry_start, entry_length, lengths = (
@@ -419,7 +419,7 @@ def _count(
             counts[2] += overlap[s]
             counts[3] += insert_eos[s]
             begin = entry_start[d] + start[s]
-            again = (begin > 0) | (overlap[s] > 0)  # an earlier segment has some of it
+            again = (begin > 0) | (overlap[s] > 0)  # an earlier segment holds part of the document
             counts[5] += not again
             if stop[s] + dropped[d] >= lengths[d]:
                 missing = entry_length[d] - entry_start[d] - stop[s]
@@ -435,7 +435,7 @@ def _count(
 
 @kernel
 def _kept_and_lost(d: int, stop: int, counted: _Counted, held: _Held) -> tuple[int, int]:
-    """The labels of document d that rows hold up to its held token `stop`, and those after it."""
+    """Count the labels of document d in rows up to its held token `stop`, and after it."""
     position, _, mask = held
     before, after = counted.before[d], counted.after[d]
     first = 1 if counted.start[d] == 0 else 0  # the first token of a document is no label
@@ -454,6 +454,6 @@ def _kept_and_lost(d: int, stop: int, counted: _Counted, held: _Held) -> tuple[i
 def _labels_of_dropped(
     documents: NDArray[np.int64], counted: _Counted, held: _Held, out: NDArray[np.int64]
 ) -> None:
-    """See `labels_of_dropped`."""
+    """Compiled part of `labels_of_dropped`."""
     for i in range(len(documents)):
         out[0, i], out[1, i] = _kept_and_lost(documents[i], 0, counted, held)

@@ -1,4 +1,4 @@
-"""PackedRows: a batch in the compact form in which it travels, and the fields made from it."""
+"""PackedRows: the compact form of a batch between processes, and the fields derived from it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from streampack._jit import kernel
 from streampack.documents.blocks import NO_FIELDS, Fields
 from streampack.packing.plan import Composition
 
-#: One row per document piece of a batch: where it came from, and which of the document's tokens.
+#: Provenance of a document piece: the document's origin, and the slice of its tokens.
 PROVENANCE = np.dtype(
     [("source", "<i4"), ("shard", "<i4"), ("index", "<i8"), ("start", "<i8"), ("stop", "<i8")]
 )
 
 
 class TreeColumns(NamedTuple):
-    """The sequences of a batch of trees: S with N tokens in all.
+    """The S sequences of a batch of trees, with N tokens in all.
 
     Attributes:
-        slot: (N,) int32, the slot of each token of the sequences.
-        ends: (S + 1,) int32, 0 and the ends of the sequences in `slot`.
+        slot: (N,) int32, slot of each token of the sequences.
+        ends: (S + 1,) int32, offsets of the sequences into `slot`.
         counted: (N,) bool, True where a token counts in the loss.
     """
 
@@ -62,25 +62,25 @@ class PackedRows(NamedTuple):
         seq_len: slots per row.
         tokens: (T,) uint16 or uint32.
         boundaries: (P + 1,) int32, 0 and the ends of the P runs (document pieces and padding).
-        piece: (P,) int32, number of the document piece in each run, -1 for padding.
+        piece: (P,) int32, index of the document piece in each run, -1 for padding.
         cu_seqlens: (A + 1,) int32, 0 and the ends of the attention segments, padding's included.
         loss_mask: (T,) bool or None.
         source_ids: (D,) int32, source of each document piece.
         provenance: (D,) of dtype `PROVENANCE`, or None.
         max_seqlen: longest attention segment, padding segments included.
-        num_loss_tokens: labels that are not ignored.
-        sum_squared_lengths: over attention segments that are not padding.
-        composition: counts of these rows.
-        token_fields: by name, (T,) values of the tokens; 0 on padding.
-        document_fields: by name, (D,) values of the documents that the pieces belong to.
-        by_source: of a mixture, (sources, 4) int64: tokens, documents, loss tokens, and the epochs
-            of which the lane has read all its part; or None.
-        uncut: `cu_seqlens` as it was before `limit_context` cut segments, int32; the first token of
-            these has no label. None if it is `cu_seqlens`.
-        tree: of rows of trees, their sequences. Then the runs are trees; `token_fields` are those
-            of the sequences' tokens, (N,); and what else has D entries is of the sequences.
-        media: in runs with images, of each piece that has some its number, first slot, origin and
-            `Attachments`; once they are decoded, `BatchMedia`.
+        num_loss_tokens: number of labels that are not ignored.
+        sum_squared_lengths: sum of squared lengths of attention segments other than padding.
+        composition: counts over these rows.
+        token_fields: values (T,) of the tokens by field name; 0 on padding.
+        document_fields: values (D,) of the pieces' documents by field name.
+        by_source: in a mixture (sources, 4) int64: tokens, documents, loss tokens, and the epochs
+            that the lane has read completely; otherwise None.
+        uncut: int32 `cu_seqlens` from before `limit_context` cut segments; only the first token of
+            these segments has no label. None if nothing was cut.
+        tree: sequences of rows of trees, or None. With trees the runs are trees, `token_fields`
+            have the sequences' tokens (N,), and other (D,) columns have one entry per sequence.
+        media: in runs with images the index, first slot, origin and `Attachments` of each piece
+            with images; after decoding, `BatchMedia`.
     """
 
     seq_len: int
@@ -107,19 +107,16 @@ _NO_MASK = np.zeros(0, dtype=np.bool_)
 
 
 def derive_fields(packed: PackedRows) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """The per-token fields of a batch, in one pass.
+    """Compute the per-token fields of a batch in one compiled pass over its slots.
 
-    They are functions of ids and boundaries, so they are made where the batch is used, and are not
-    sent between processes.
+    They depend only on ids and boundaries, so they are computed in the process that uses the batch
+    instead of being sent to it.
 
-    Cost: one compiled pass over the batch's slots.
-
-    The results are (3, rows, seq_len) int64, input ids, position ids and labels; and document ids,
-    (rows, seq_len) int32.
-
-    Positions count from the start of each attention segment. Labels are the ids, unshifted, and
-    -100 on padding, on the first token of every attention segment (but not where
-    `limit_context` cut one) and where the mask says so.
+    Returns:
+        (3, rows, seq_len) int64 with input ids, position ids and labels; and (rows, seq_len) int32
+        document ids. Positions count from the start of each attention segment. Labels are the ids,
+        unshifted, and -100 on padding, on the first token of every attention segment (except where
+        `limit_context` cut one) and where the loss mask is False.
     """
     slots, seq_len = len(packed.tokens), packed.seq_len
     wide = np.empty((3, slots // seq_len, seq_len), dtype=np.int64)
@@ -145,7 +142,7 @@ def _derive(
     wide: NDArray[np.int64],
     document_ids: NDArray[np.int32],
 ) -> None:
-    """One pass over the slots; the labels of the first slots of segments are removed at its end."""
+    """Compiled part of `derive_fields`, which removes the labels of segments' first slots last."""
     run = 0
     for a in range(len(cu_seqlens) - 1):
         low = np.int64(cu_seqlens[a])

@@ -1,4 +1,4 @@
-"""PlannedWindow: a plan over the window and the rows that go; what comes in, and what stays."""
+"""PlannedWindow: a plan over the window and its selected rows; admission and retention."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from streampack.packing.request import DocumentSizes, Selection, WindowRequest
 
 @dataclass(frozen=True, eq=False)
 class PlannedWindow:
-    """One round's plan and the rows of it that go.
+    """One round's plan and the rows selected from it.
 
     Attributes:
-        plan: over the window's entries; segment coordinates count from an entry's `start`.
-        rows: (E,) int64, rows that go, in order; whole batches, but for the last batch of a run.
-        batches: (B + 1,) int64, where each batch begins in `rows`.
-        position: (N + 1,) int64, where each entry's held tokens lie in the window's array.
-        lengths: (N,) int64, tokens of each that this round or later ones plan: 0 for a document
-            that overflow drops, and of one held in part some more than is held.
-        rows_per_batch: (B,) int64; what a batch lacks is padding.
+        plan: plan over the window's entries; segment offsets count from an entry's `start`.
+        rows: (E,) int64, selected rows in order; whole batches, except at the end of a run.
+        batches: (B + 1,) int64 offsets of the batches into `rows`.
+        position: (N + 1,) int64 offsets of the entries' held tokens in the window's array.
+        lengths: (N,) int64, tokens of each document that this or a later round plans: 0 for a
+            document dropped by overflow, and more than is held for one held in part.
+        rows_per_batch: (B,) int64; missing rows of a batch are padding.
     """
 
     plan: Plan
@@ -40,31 +40,30 @@ class PlannedWindow:
 
     @cached_property
     def dropped(self) -> NDArray[np.int64]:
-        """(N,) int64: tokens of each document that are lost if these rows go."""
+        """Tokens (N,) int64 of each document that are lost once the selected rows go."""
         return self.plan.dropped_by(self.rows)
 
 
 def planned_window(
     selection: Selection, request: WindowRequest, repeated: NDArray[np.int64], packer: Packer
 ) -> PlannedWindow:
-    """A packer's answer as a planned window, once it is sure that its rows can be gathered.
+    """Validate a packer's selection and return it as a planned window.
 
-    Everything that compiled code follows is checked, so that a mistake in a packer never reads
-    memory outside of its arrays. `what_stays` finds out whether what stays of a document is its
-    tail.
+    All values that compiled code uses as indices are checked, so that a faulty packer never causes
+    a read outside of an array. `what_stays` checks that only the tails of documents stay.
 
     Args:
-        selection, request: the answer and the question.
+        selection, request: the packer's reply and the window's request.
         repeated: (N,) int64, `Entries.repeated`.
-        packer: that answered.
+        packer: the packer that made the selection.
 
     Raises:
-        PlanError: the rows cannot be gathered, or the last ones would lose tokens.
+        PlanError: the rows cannot be gathered, or a final selection would lose tokens.
     """
     if not isinstance(selection, Selection):
         raise PlanError(
-            f"{type(packer).__name__}.plan_window returned {selection!r:.80}.",
-            remedy="Return a streampack.packing.Selection, as `fullest_rows(plan, request)` does.",
+            f"{type(packer).__name__}.plan_window must return a Selection, got {selection!r:.80}.",
+            remedy="Return for example `streampack.packing.fullest_rows(plan, request)`.",
         )
     plan, rows, batches = selection.plan, selection.rows, selection.batches
     position = np.empty(len(repeated) + 1, dtype=np.int64)
@@ -84,8 +83,8 @@ def planned_window(
         check_rows(plan, np.maximum(request.lengths, request.remaining))
     if fault > 0:
         raise PlanError(
-            f"{type(packer).__name__} chose rows to go, and {_FAULTS[fault]}.",
-            "Correct its `plan_window`; `streampack.packing.Selection` says what it must return.",
+            f"{type(packer).__name__} selected rows that cannot be gathered: {_FAULTS[fault]}.",
+            "Correct its `plan_window`; `streampack.packing.Selection` documents the result.",
         )
     if repeats:
         again = np.where(plan.start == 0, repeated[plan.document], 0)
@@ -94,17 +93,17 @@ def planned_window(
 
 
 _FAULTS = {
-    1: "the arrays of its plan do not fit together",
-    2: "one of them is not in its plan",
-    3: "`batches` does not divide them into batches that are not empty",
-    4: "the rows of a batch differ in length, or are more than it has room for",
-    5: "one of them needs tokens that the window does not hold yet",
-    6: "tokens would be left that no later round can place, because the request is final",
+    1: "the arrays of the plan do not fit together",
+    2: "a row is not in the plan",
+    3: "`batches` does not divide the rows into batches that are not empty",
+    4: "the rows of a batch differ in length, or exceed the batch",
+    5: "a row needs tokens that the window does not hold yet",
+    6: "the request is final, and tokens would be left over",
 }
 
 
 def _leaves_tokens(selection: Selection, lengths: NDArray[np.int64]) -> bool:
-    """True if documents of these lengths (N,) have tokens that no row holds and none drops."""
+    """True if documents of these lengths (N,) have tokens that are neither in a row nor dropped."""
     plan, rows = selection.plan, selection.rows
     goes = np.zeros(plan.num_rows, dtype=np.bool_)
     goes[rows] = True
@@ -124,7 +123,7 @@ def _examine(
     batch_tokens: int,
     position: NDArray[np.int64],
 ) -> tuple[int, bool]:
-    """A key of `_FAULTS` or 0, and True if some document is `repeated`; fills in `position`."""
+    """Write `position`; return a key of `_FAULTS` or 0, and True if a document is `repeated`."""
     seq_len, repeats = plan.seq_len, False
     position[0] = 0
     for d in range(len(held)):
@@ -165,18 +164,18 @@ def what_stays(
     continued: bool,
     stays: NDArray[np.int64],
 ) -> tuple[int, bool]:
-    """What the window keeps when these rows have gone.
+    """Compute the documents and tokens that the window retains once these rows have gone.
 
     Args:
-        rows: of the plan, that go.
-        dropped, lengths: (N,) int64, of `PlannedWindow`.
-        was_repeated: (N,) int64, `Entries.repeated` before.
-        continued: the last document goes on after what is held.
-        stays: (3, N) int64, filled for the K documents that stay: their numbers, how many of their
-            held tokens go, and how many of those that stay were delivered already.
+        rows: selected rows of the plan.
+        dropped, lengths: (N,) int64, as in `PlannedWindow`.
+        was_repeated: (N,) int64, `Entries.repeated` before this round.
+        continued: True if the last document has tokens that are not held yet.
+        stays: (3, N) int64 output for the K retained documents: indices, held tokens that go, and
+            retained tokens that were delivered already.
 
     Returns:
-        K, and whether what stays of each is its tail.
+        K, and True if only the tail of each document stays.
     """
     document, start, stop = plan.document, plan.start, plan.stop
     kept, moved, repeated = stays[0], stays[1], stays[2]
@@ -201,7 +200,7 @@ def what_stays(
         if furthest[d] + dropped[d] >= lengths[d] and not (continued and d == count - 1):
             continue
         kept[k] = d
-        # What stays begins where the document's next row does, with the tokens that row repeats.
+        # Retained tokens begin with the document's next row, including the ones that it repeats.
         moved[k] = furthest[d] - again[d] if went else 0
         repeated[k] = again[d] if went else was_repeated[d]
         k += 1
@@ -209,11 +208,12 @@ def what_stays(
 
 
 class Room(NamedTuple):
-    """What a window takes: documents while it has fewer than `target` tokens.
+    """Limits of admission: a window takes documents while it has fewer than `target` tokens.
 
     Attributes:
-        used, most: tokens that it holds, and may hold.
-        documents: so many more may be held, or as many as bring the tokens up to `enough`.
+        used, most: tokens in the window, and their upper limit.
+        documents: number of documents that may be added; it may be exceeded until the window has
+            `enough` tokens.
     """
 
     used: int
@@ -225,14 +225,14 @@ class Room(NamedTuple):
 
 @kernel
 def admitted(offsets: NDArray[np.int64], first: int, room: Room, held: NDArray[np.int64]) -> int:
-    """How many documents of a block, from `first` on, a window takes whole.
+    """Return the number of documents, from `first` on, that a window takes whole.
 
-    One more is taken as long as the target is not reached and it fits.
+    A document is taken if the target is not reached and it fits.
 
     Args:
-        offsets: (N + 1,) int64, from the sums of the tokens that rows will hold.
-        room: of the window.
-        held: (N - first,) int64, filled with the tokens of each that rows will hold.
+        offsets: (N + 1,) int64, cumulative tokens that rows will hold.
+        room: limits of the window.
+        held: (N - first,) int64 output, tokens of each document that rows will hold.
     """
     count, used = 0, room.used
     for i in range(first, len(offsets) - 1):
@@ -248,7 +248,7 @@ def admitted(offsets: NDArray[np.int64], first: int, room: Room, held: NDArray[n
 
 
 def needed_tokens(packer: Packer, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.int64]:
-    """(N,) int64: tokens that rows will hold of documents of these sizes (N,), by overflow."""
+    """Return the tokens (N,) int64 of each document that rows will hold after overflow."""
     if packer.overflow == "drop":
         return np.where(packer.fits(sizes, batch_tokens), sizes.lengths, 0)
     return kept_tokens(sizes.lengths, packer.seq_lens[-1], packer.overflow)

@@ -1,4 +1,4 @@
-"""Provenance: rows say where every piece came from."""
+"""Provenance: row stage that records the origin of every document piece."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """A row stage."""
+    """Row stage that adds `PackedRows.provenance`."""
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
         """See `RowStage`."""
@@ -40,5 +40,5 @@ def traced(layout: RowFormat) -> RowFormat:
 
 
 def add(recipe: Recipe, value: object) -> None:
-    """Let rows say where their pieces came from."""
+    """Add the stage that records provenance to the recipe."""
     recipe.add_rows("origins", Provenance())

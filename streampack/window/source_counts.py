@@ -1,4 +1,4 @@
-"""SourceCounts: rows of a mixture say how much of each source they hold."""
+"""SourceCounts: row stage that counts tokens and documents per source of a mixture."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from streampack.window.packed_rows import PackedRows
 
 @dataclass(frozen=True, slots=True)
 class SourceCounts:
-    """A row stage.
+    """Row stage that adds `PackedRows.by_source`.
 
     Attributes:
-        sources: how many there are.
-        whole: every piece is a document; else one that begins inside a document counts no other.
+        sources: number of sources.
+        whole: True to count every piece as a document, False to count the first pieces only.
     """
 
     sources: int
@@ -35,21 +35,21 @@ class SourceCounts:
 
 
 def count_sources(packed: PackedRows, begins: NDArray[np.bool_], sources: int) -> NDArray[np.int64]:
-    """Tokens, documents and loss tokens of each source.
+    """Count tokens, documents and loss tokens per source.
 
     Args:
         packed: a batch with D document pieces.
-        begins: (D,), True for the first piece of a document.
-        sources: how many there are.
+        begins: (D,) bool, True for the first piece of a document.
+        sources: number of sources.
 
     Returns:
-        (sources, 3) int64. Tokens include EOS that the packer inserted; the columns add up to what
-        the batch says of all sources together.
+        (sources, 3) int64. Tokens include EOS that the packer inserted; the columns add up to the
+        counts of the batch.
     """
     real, bounds, source = packed.piece >= 0, packed.boundaries, packed.source_ids
     starts = bounds[:-1][real]
     sizes = bounds[1:][real] - starts
-    if packed.loss_mask is None:  # all but the first token of each attention segment
+    if packed.loss_mask is None:  # every token but the first of each attention segment
         first = np.zeros(len(packed.tokens) + 1, dtype=np.bool_)
         first[packed.cu_seqlens] = True
         learnt = sizes - first[starts]
@@ -64,10 +64,10 @@ def count_sources(packed: PackedRows, begins: NDArray[np.bool_], sources: int) -
 
 
 def with_passes(rows: PackedRows, passes: list[int]) -> PackedRows:
-    """A batch that says how many epochs of each source its lane has read."""
+    """Return the batch with the number of epochs of each source that its lane has read."""
     counts = rows.by_source
     assert counts is not None
     own = np.zeros(len(counts), dtype=np.int64)
-    known = passes[: len(own)]  # a lane goes on under other settings with those of its old mixture
+    known = passes[: len(own)]  # after a change of settings a lane continues with its old mixture
     own[: len(known)] = known
     return rows._replace(by_source=np.column_stack((counts, own)))

@@ -1,16 +1,14 @@
-"""The look-ahead window: a bounded buffer of documents that is planned again and again.
+"""The look-ahead window: a bounded buffer of documents that is planned anew every round.
 
-Documents lie in arrival order in one flat token array, so a plan is made from their lengths and
-rows are gathered from one place. Each round:
+Documents lie in arrival order in one flat token array, from which rows are gathered. Each round:
 
-  1. `admit` documents until the window holds this round's target of tokens;
-  2. `plan`: the packer plans the whole window and chooses the rows that go;
+  1. `admit` adds documents until the window holds this round's target of tokens;
+  2. `plan` has the packer plan the whole window and select the rows to deliver;
   3. the rows are gathered, batch by batch (`gather`);
-  4. `advance` removes what went; the rest stays, one round older.
+  4. `advance` removes delivered tokens; the rest stays, one round older.
 
-The target doubles from one batch to the full window, so that the first batch comes early. Of a
-document that does not fit, the tokens of some whole rows are admitted, and the others in later
-rounds.
+The target doubles from one batch to the full window, so that the first batch comes early. A
+document that does not fit is admitted in parts of whole rows, over several rounds.
 """
 
 from __future__ import annotations
@@ -43,9 +41,9 @@ from streampack.window.planned import (
 if TYPE_CHECKING:
     from streampack.packing.balancing import Balance
 
-#: The first rounds of a lane whose plans are checked, if the packer is none of streampack's.
+#: Number of first rounds of a lane in which the plans of a user's packer are checked.
 CHECKED_ROUNDS = 4
-#: The environment variable that, set to 1, has every plan of every packer checked.
+#: Environment variable; set to 1 it enables checks of every plan of every packer.
 CHECK_ALL = "STREAMPACK_CHECK_PLANS"
 
 
@@ -53,17 +51,17 @@ class Window:
     """A lane's window.
 
     Args:
-        config: resolved (`WindowConfig.resolve`).
-        packer: plans it.
-        batch_tokens: tokens per batch; ``batch_tokens // seq_len`` rows.
-        seed: the lane's.
-        schedule_seed: the run's, for packers whose batches follow a schedule common to all lanes.
-        balance: the schedule of costs that rows follow, measured; None for none.
-        name: what a document is called that may not be there, by its origin.
+        config: resolved configuration (`WindowConfig.resolve`).
+        packer: packer that plans the window.
+        batch_tokens: tokens per batch; a batch has ``batch_tokens // seq_len`` rows.
+        seed: seed of the lane.
+        schedule_seed: seed of the run, for packers with a batch schedule common to all lanes.
+        balance: measured schedule of costs that rows follow, or None.
+        name: function from the origin of a document to its name in errors.
 
     Attributes:
-        round: number of the round that the window is at the start of, or in.
-        buffer: what it holds.
+        round: index of the current round.
+        buffer: the documents held.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class Window:
 
     @property
     def target_tokens(self) -> int:
-        """Tokens that the window should hold before this round is planned."""
+        """Number of tokens that the window should hold before this round is planned."""
         return min(self._window_tokens, self._batch_tokens << min(self.round, 40))
 
     @property
@@ -105,7 +103,7 @@ class Window:
 
     @property
     def continued(self) -> bool:
-        """True if the last document is held in part and goes on."""
+        """True if the last document is held in part and has more tokens to admit."""
         return self._continued
 
     @property
@@ -119,11 +117,12 @@ class Window:
         """Take documents in order, until the target is reached.
 
         Args:
-            documents: a block; its first one is continued, if it is held in part.
-            serial: the running number of that one in the lane.
+            documents: a block; its first document is continued if it is held in part.
+            serial: serial of the block's first document in the lane.
 
         Returns:
-            The first document not taken in full, and True if the window takes no more this round.
+            Index of the first document not taken in full, and True if the window is full for this
+            round.
 
         Raises:
             PlanError: a document is too long and the packer's overflow is "error".
@@ -149,7 +148,7 @@ class Window:
         self._append(documents, first, held[:count], serial)
         following = first + count
         if following < len(documents) and self.wants:
-            # The next one does not fit: take the tokens of some whole rows, if there is room.
+            # The next document does not fit: take the tokens of some whole rows, if there is room.
             part = (self._window_tokens - self.buffer.used) // self._longest * self._longest
             length = int(documents.offsets[following + 1] - documents.offsets[following])
             if overflow == "split" and 0 < part < length:
@@ -160,9 +159,9 @@ class Window:
     def needed_of(
         self, documents: Documents, cut: NDArray[np.int64] | int = 0
     ) -> NDArray[np.int64]:
-        """(N,) int64: tokens that rows will hold of each document, without its last `cut`.
+        """Return the tokens (N,) int64 of each document that rows will hold, less its last `cut`.
 
-        The window applies the overflow policy, for the packer may see only a part of a document.
+        The window applies the overflow policy, because the packer may see only part of a document.
         """
         sizes = sizes_of(documents, self._packer)
         sizes = sizes._replace(lengths=sizes.lengths - cut)
@@ -174,12 +173,12 @@ class Window:
         self.buffer.append(documents, first, held, serial=serial, round=self.round)
 
     def _continue(self, documents: Documents) -> bool:
-        """Hold more of the partly held document; True once it is held to its end."""
+        """Hold more of the partly held document; return True once it is held to its end."""
         start, held, length = self.entries.numbers[[START, HELD, LENGTH], -1].tolist()
         done = start + held
         rest = length - done
         more = min(rest, self._window_tokens - self.buffer.used)
-        if more < rest:  # as long as more follows, what is held is a whole number of rows
+        if more < rest:  # until its end a document is held in whole rows
             more = max((held + more) // self._longest * self._longest - held, 0)
         if more > 0:
             begin = int(documents.offsets[0]) + done
@@ -190,11 +189,11 @@ class Window:
     # ------------------------------------------------------------------ planning
 
     def plan(self, *, final: bool, step: int = 0) -> PlannedWindow:
-        """Have the packer plan everything the window holds and choose the rows that go.
+        """Have the packer plan the whole window and select the rows to deliver.
 
         Args:
-            final: nothing comes after what the window holds.
-            step: batches the lane has given before.
+            final: True if the lane has no further documents.
+            step: number of batches that the lane has delivered.
 
         Raises:
             PlanError: the packer's rows cannot be gathered (`planned_window`).
@@ -227,13 +226,13 @@ class Window:
         )
         selection = self._packer.plan_window(request)
         planned = planned_window(selection, request, entries.repeated, self._packer)
-        if self._checks:  # all rules; those that compiled code relies on hold already
+        if self._checks:  # all rules, beyond the ones that compiled code relies on
             self._check(selection.plan, request)
         return planned
 
     @property
     def _checks(self) -> bool:
-        """Whether this round's plan is checked by all rules: the first ones of a user's packer."""
+        """True if this round's plan is checked by all rules: the first plans of a user's packer."""
         if os.environ.get(CHECK_ALL, "0") not in ("", "0"):
             return True
         ours = type(self._packer).__module__.startswith("streampack.")
@@ -241,7 +240,7 @@ class Window:
 
     def _check(self, plan: Plan, request: WindowRequest) -> None:
         lengths = request.lengths
-        if not request.final:  # what no row holds yet waits, and how much of the last one is free
+        if not request.final:  # unplaced tokens wait; the last document may be cut anywhere
             reached = plan.dropped.copy()
             np.maximum.at(reached, plan.document, plan.stop + plan.dropped[plan.document])
             lengths = np.minimum(reached, lengths)
@@ -257,12 +256,12 @@ class Window:
             raise PlanError(
                 f"The plan of {type(self._packer).__name__} for round {self.round} is wrong. "
                 f"{error.fact}",
-                "Correct its `plan_window`; streampack.packing.check_plan(plan, lengths) has the "
-                "rules, and can be called in a test of its own.",
+                "Correct its `plan_window`; streampack.packing.check_plan(plan, lengths) documents "
+                "the rules, and can be called in a test.",
             ) from error
 
     def _refuse_overlong(self, documents: Documents) -> None:
-        # The packer would find out too late: it sees a document only when the window holds it.
+        # Check here, because the packer sees a document only once the window holds it.
         if self._packer.overflow != "error" or not len(documents):
             return
         sizes = sizes_of(documents, self._packer)
@@ -282,7 +281,7 @@ class Window:
             )
 
     def excess(self, sizes: DocumentSizes, i: int, *, slots: bool) -> str:
-        """Why document i does not fit: "has 9 tokens, a row has 5", or with `slots` of trees."""
+        """Describe why document i does not fit: "has 9 tokens, a row has 5"; `slots` for trees."""
         packer, longest = self._packer, self._longest
         if packer.capacity:
             from streampack.packing.limits import excess
@@ -295,9 +294,9 @@ class Window:
         return f"has {sizes.lengths[i]} {'slots' if slots else 'tokens'}, {where} {longest}"
 
     def advance(self, planned: PlannedWindow, *, starved: bool = False) -> None:
-        """Remove the rows that went; the rest stays for the next round.
+        """Remove the delivered rows; the rest stays for the next round.
 
-        `starved` says that there were fewer documents than the window wanted.
+        `starved` is True if there were fewer documents than the target required.
         """
         entries = self.entries
         stays = np.empty((3, len(entries)), dtype=np.int64)
@@ -307,15 +306,15 @@ class Window:
         )  # fmt: skip
         if not tails:
             raise PlanError(
-                f"{type(self._packer).__name__} chose rows that hold later tokens of a document "
-                "without its earlier ones.",
+                "A row may go only with the rows that hold its documents' earlier tokens, which "
+                f"{type(self._packer).__name__} left out.",
                 "Correct its `plan_window`, or report it if the packer is streampack's.",
             )
         stuck = count == len(entries) and not len(planned.rows)
         if stuck and not starved and self.target_tokens >= self._window_tokens:
             raise StreampackError(
-                f"A full window of {len(entries)} documents and {self.buffer.used} tokens gave no "
-                f"batch: {type(self._packer).__name__} chose no rows.",
+                f"{type(self._packer).__name__} must select rows of a full window, got none for "
+                f"{len(entries)} documents and {self.buffer.used} tokens.",
                 "Correct its `plan_window`, or report it if the packer is streampack's.",
             )
         kept, moved, repeated = stays[:, :count]
@@ -325,9 +324,9 @@ class Window:
     # ------------------------------------------------------------------ restoring
 
     def restore(self, documents: Documents, entries: Entries, *, continued: bool) -> None:
-        """Hold saved entries, whose tokens are those of `documents`, one for one, in order.
+        """Restore saved entries (N,) from the N documents that have their tokens, in order.
 
-        A saved window is refilled with it, block by block, beginning with an empty window.
+        A saved window is refilled block by block, beginning with an empty window.
         """
         if len(entries):
             self.buffer.restore(documents, entries)
