@@ -219,7 +219,8 @@ class Tokenizer:
             texts: N texts.
             spans: for each, (start, stop) characters that carry loss. A token carries loss if any
                 of its characters does.
-            skips, name: as for `encode`.
+            skips: as for `encode`.
+            name: as for `encode`.
 
         Returns:
             The documents, and which texts (M,) they are: all but those that were skipped.
