@@ -49,6 +49,7 @@ class Explanation:
 
     Attributes:
         source: what is read, as its `repr`; files: how many that are, 0 in memory.
+        remote_bytes: of those that are not on this machine.
         sample: tokens of some documents, and how many were left out before packing.
         packer: of the run; batch_size: its longest rows in a batch; lanes: of the run.
         ranks: that share the batches.
@@ -63,6 +64,7 @@ class Explanation:
 
     source: str
     files: int
+    remote_bytes: int
     sample: Sample
     packer: Packer
     batch_size: int
@@ -84,6 +86,7 @@ class Explanation:
         return {
             "source": self.source,
             "files": self.files,
+            "remote_bytes": self.remote_bytes,
             "documents": len(lengths),
             "empty_documents": self.sample.empty,
             "skipped": self.sample.skipped,
@@ -130,6 +133,9 @@ def explain(
     return Explanation(
         source=repr(config.source),
         files=sum(len(own.manifest) for own in files),
+        remote_bytes=sum(
+            int(own.manifest.num_bytes.sum()) for own in files if "://" in own.manifest.paths[0]
+        ),
         sample=found,
         packer=packer,
         batch_size=config.batch_tokens // packer.seq_lens[-1],
@@ -185,6 +191,12 @@ def _lines(found: Explanation) -> Iterator[str]:
     middle, many = np.percentile(lengths, (50, 99)).astype(int).tolist()
     files = f"{found.files:,} file{_s(found.files)}, " if found.files else ""
     yield f"reads      {files}{found.source:.{WIDTH}}"
+    if found.remote_bytes:
+        yield (
+            f"fetches    up to {found.remote_bytes / 1e9:,.3g} GB in an epoch, by all machines "
+            "together, and more where they share files that are read from their beginning: see "
+            "docs/storage.md"
+        )
     yield (
         f"documents  {len(lengths):,} in the sample: {lengths.mean():,.0f} tokens on average, half "
         f"up to {middle:,}, 99 % up to {many:,}, the longest {int(lengths.max()):,}"

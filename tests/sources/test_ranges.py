@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import sources
+from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.sources.parquet.chunks import Chunks
 from streampack.sources.skips import Skips
 from streampack.storage.storage import Storage
@@ -58,6 +58,23 @@ def test_a_store_that_sends_one_byte_at_a_time_changes_nothing(
     assert read_all(REMOTE[kind](http.url, storage=storage)) == expected
 
 
+def batches(source: Any, workers: int) -> list[list[int]]:
+    dataset = PackedDataset(source, seq_len=64, batch_size=2, lanes=3, topology=Topology())
+    loader = PackedLoader(
+        dataset, num_workers=workers, multiprocessing_context="fork" if workers else None
+    )
+    return [batch.input_ids.flatten().tolist() for batch in loader]
+
+
+def test_workers_that_are_forked_after_the_parent_listed_give_the_batches_of_the_folder(
+    http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = SOURCES["parquet-tokens"](http.folder)
+    small_blocks(monkeypatch.setattr)
+    remote = REMOTE["parquet-tokens"](http.url, storage=storage, reading=local.reading)
+    assert batches(remote, workers=2) == batches(local, workers=0)
+
+
 def fetched(http: HTTPServer) -> int:
     spans = [r.range.removeprefix("bytes=").split("-") for r in http.requests if r.range]
     return sum(int(last) + 1 - int(first) for first, last in spans)
@@ -68,6 +85,15 @@ def blocks_of(source: Any, lanes: int) -> int:
     source.prepare()
     parts = source.lanes(lanes, seed=0, epoch=0, shuffle=True)
     return sum(len(block) for part in parts for block, _ in part.read(None, Skips()))
+
+
+def test_explain_counts_what_lies_in_a_store(http: HTTPServer, storage: Storage) -> None:
+    local = SOURCES["parquet-tokens"](http.folder)
+    remote = REMOTE["parquet-tokens"](http.url, storage=storage)
+    explained = [PackedDataset(own, seq_len=64).explain() for own in (local, remote)]
+    size = (http.folder / "ids.parquet").stat().st_size
+    assert [own.as_dict()["remote_bytes"] for own in explained] == [0, size]
+    assert ["fetches" in str(own) for own in explained] == [False, True]
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
