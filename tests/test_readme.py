@@ -41,6 +41,7 @@ PAGES = [
 ]
 #: Pages whose snippets have tests of their own, in these files.
 OTHERS = {
+    "design.md": "tests/test_worked_example.py",
     "extending.md": "tests/test_readme.py",
     "migration.md": "tests/test_migration.py",
     "consumers.md": "tests/frameworks/test_consumers_page.py",

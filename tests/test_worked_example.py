@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from streampack import PackedDataset
 
-DOCUMENTS = [
-    [10, 11, 12],
-    [20, 21, 22, 23, 24],
-    [30, 31],
-    [40, 41, 42, 43, 44, 45],
-    [50],
-    [60, 61, 62, 63],
-    [70, 71, 72, 73, 74, 75, 76, 77, 78, 79],
-    [80, 81],
-]
+PAGE = Path(__file__).parent.parent / "docs" / "design.md"
 
 
 def test_the_batches_of_eight_documents_are_those_of_the_page() -> None:
-    batches = [*PackedDataset(DOCUMENTS, seq_len=8, batch_size=2, shuffle=False, lanes=1)]
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    names = {"PackedDataset": PackedDataset}
+    exec(compile(snippet, "design.md", "exec"), names)
+    batches = [*names["dataset"]]  # type: ignore[call-overload]
     assert [batch.input_ids.tolist() for batch in batches] == [
         [[40, 41, 42, 43, 44, 45, 30, 31], [20, 21, 22, 23, 24, 10, 11, 12]],
         [[70, 71, 72, 73, 74, 75, 76, 77], [60, 61, 62, 63, 78, 79, 80, 81]],

@@ -17,17 +17,12 @@ from typing import Any
 
 from streampack.arguments import type_in_words
 from streampack.errors import StorageError
-from streampack.extras import missing_package
 from streampack.media.attachments import Reference, Size
 from streampack.media.inline import inline_bytes
 from streampack.media.orientation import is_on_its_side
+from streampack.media.pillow import Image, ImageOps
 from streampack.sources.records import BrokenDocumentError
 from streampack.storage.storage import Storage
-
-try:
-    from PIL import Image, ImageOps
-except ImportError as error:
-    raise missing_package("Pillow", "vision") from error
 
 _HEAD_BYTES = 64 << 10
 #: Numbers of errors that a retry does not cure; errors of Pillow have no number.

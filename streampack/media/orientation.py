@@ -8,7 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 
-from PIL import Image
+from streampack.media.pillow import Image
 
 _ORIENTATION = 0x0112  # EXIF tag
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
