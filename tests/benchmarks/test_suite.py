@@ -137,6 +137,7 @@ COMMANDS = {
     "resume": "--scale 0.01",
     "rollouts": "--small",
     "scale": "--shards 1000 --lanes 64 --ranks 4 --documents 3000",
+    "alignment": "--documents 2000",
     "gpu": "--quick",
     "state": "--documents 500 --lanes 2 --samples 1",
     "tokenizers": "--only GPT-2 --texts 100 --megabytes 0.1",
