@@ -183,3 +183,50 @@ def test_a_rank_needs_its_own_documents_alone() -> None:
     own = {int(i): made["ids"][i] for i in plan.documents(2)}
     batches = list(plan.batches(own, rank=2))
     assert sum(batch.num_documents for batch in batches) == len(own)
+
+
+@given(LENGTHS, RANKS, st.sampled_from([1, 4]), st.sampled_from([1, 3, 8, 100]), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_rows_at_one_place_are_as_long_on_all_ranks_and_none_longer_than_needed(
+    lengths: list[int], ranks: int, align: int, pad_to: int, tree: bool
+) -> None:
+    ids = [list(range(1, n + 1)) for n in lengths]
+    groups = [i // 2 for i in range(len(ids))]
+    options: dict[str, Any] = {"layout": "tree", "groups": groups, "ids": ids} if tree else {}
+    plan = pack(lengths, seq_len=32, ranks=ranks, align=align, **options)
+    step = int(np.lcm(pad_to, align))
+    of_ranks = [list(plan.batches(ids, rank=rank, pad_to=pad_to)) for rank in range(ranks)]
+    for batches in zip(*of_ranks, strict=True):
+        (seq_len,) = {batch.seq_len for batch in batches}
+        used = 0
+        for batch in batches:
+            filled = (batch.document_ids >= 0).flatten().nonzero().flatten().tolist()
+            used = max(used, -(-(filled[-1] + 1) // align) * align if filled else 0)
+        assert seq_len == min(max(-(-used // step), 1) * step, 32)
+
+
+@given(LENGTHS, RANKS, st.none() | st.just(3), st.integers(0, 3))
+@settings(max_examples=100, deadline=None)
+def test_an_order_moves_whole_micro_batches_of_all_ranks(
+    lengths: list[int], ranks: int, group: int | None, seed: int
+) -> None:
+    groups = None if group is None else [i // group for i in range(len(lengths))]
+    orders: tuple[Literal["shuffled", "decreasing", "peaked"], ...]
+    orders = ("shuffled", "decreasing", "peaked")
+    plans = [
+        pack(lengths, seq_len=32, ranks=ranks, groups=groups, seed=seed, order=order)
+        for order in orders
+    ]
+    first, *others = [sorted(map(str, zip(*rows_of(plan), strict=True))) for plan in plans]
+    assert others == [first, first]
+    _, decreasing, peaked = plans
+    assert (np.diff(decreasing.costs, axis=1) <= 0).all()
+    half = peaked.microbatches // 2
+    assert (np.diff(peaked.costs[:, : half + 1], axis=1) >= 0).all()
+    assert (np.diff(peaked.costs[:, half:], axis=1) <= 0).all()
+
+
+def test_an_unknown_order_of_micro_batches_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        pack([3], seq_len=8, order="longest")  # type: ignore[arg-type]
+    assert caught.value.setting == "order"

@@ -216,6 +216,18 @@ class MicrobatchPlan:
         """Return the slots that each document takes, (N,)."""
         return self.lengths
 
+    def _aligned_slots(self) -> NDArray[np.int64]:
+        """Return the slots (N,) int64 of documents with the padding up to a multiple of `align`."""
+        return -(-self.lengths // self.align) * self.align
+
+    def _seq_lens(self, pad_to: int | None) -> NDArray[np.int64]:
+        """Return the slots (microbatches,) int64 of a row, the same on all ranks."""
+        if pad_to is None:
+            return np.full(self.microbatches, self.seq_len)
+        step = int(np.lcm(pad_to, self.align))
+        longest = self._sums(self._aligned_slots()).max(axis=0)
+        return np.asarray(np.minimum(np.maximum(-(-longest // step), 1) * step, self.seq_len))
+
     def _format(self, pad_id: int, fields: FieldTypes) -> RowFormat:
         stages: list[RowStage] = [Provenance()]
         if fields:
@@ -260,8 +272,9 @@ class MicrobatchPlan:
             document_fields: fields by name, each with a number per document. A field keeps the
                 dtype of its numpy arrays or tensors; lists become float32 or int64.
             pad_id: token id on padding.
-            pad_to: shorten each row to the next multiple of this after its last document. None
-                pads to `seq_len`. A larger multiple gives fewer distinct shapes and more padding.
+            pad_to: shorten the rows of a micro-batch, on all ranks alike, to the next multiple of
+                this after the last document of the longest of them. None pads to `seq_len`. A
+                larger multiple gives fewer distinct shapes and more padding.
 
         Raises:
             ConfigError: a document, its mask or a field is missing, malformed or of another length;
@@ -281,26 +294,18 @@ class MicrobatchPlan:
             pad_to = whole_number("pad_to", pad_to)
         layout = self._format(pad_id, given.types)
         made = (
-            self._rows(self.documents(rank, number), given, layout, pad_to)
-            for number in range(self.microbatches)
+            self._rows(self.documents(rank, number), given, layout, width)
+            for number, width in enumerate(self._seq_lens(pad_to).tolist())
         )
         return (kind_of(rows)(rows, step=number) for number, rows in enumerate(made))
 
     def _rows(
-        self, numbers: NDArray[np.int64], given: Given, layout: RowFormat, pad_to: int | None
+        self, numbers: NDArray[np.int64], given: Given, layout: RowFormat, width: int
     ) -> PackedRows:
-        block = None
-        if len(numbers):
-            block = self._block(given.read(numbers, self.lengths[numbers]), numbers)
-        lengths = np.zeros(0, dtype=np.int64) if block is None else block.lengths
-        gaps = -lengths % self.align
-        width = self.seq_len
-        if pad_to is not None:
-            step = int(np.lcm(pad_to, self.align))
-            width = min(width, max(-(-int((lengths + gaps).sum()) // step), 1) * step)
-        if block is None:
+        if not len(numbers):
             return empty_rows(layout, 1, width)
-        return _packed_row(block, gaps, width, layout)
+        block = self._block(given.read(numbers, self.lengths[numbers]), numbers)
+        return _packed_row(block, -block.lengths % self.align, width, layout)
 
 
 def _packed_row(

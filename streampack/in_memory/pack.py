@@ -28,6 +28,7 @@ def pack(
     cost: Callable[[NDArray[np.int64]], ArrayLike] | None = None,
     microbatches: int | Literal["equal"] = "equal",
     align: int | Sequence[int] = 1,
+    order: Literal["shuffled", "decreasing", "peaked"] = "shuffled",
     seed: int = 0,
     layout: Literal["documents", "tree"] = "documents",
     ids: Sequence[Any] | None = None,
@@ -59,7 +60,10 @@ def pack(
             documents. If there are fewer documents than micro-batches, some are padding alone.
         align: every document takes up a multiple of this number of slots, for context parallelism;
             several numbers mean their least common multiple.
-        seed: seed for the order of micro-batches and their assignment to ranks.
+        order: order of the micro-batches, the same on all ranks: "shuffled" by `seed`; by
+            "decreasing" cost; or "peaked", with the cheapest at both ends and the costliest in the
+            middle, which keeps pipelines busiest (docs/balance.md).
+        seed: seed for the assignment to ranks, and for the order if it is "shuffled".
         layout: "tree" stores the shared prefix of a group once, such as a prompt with many answers
             (docs/trees.md). Each group is then in one row, its length is its number of slots, and
             batches are of `TreeBatch`.
@@ -80,6 +84,7 @@ def pack(
     if not (isinstance(microbatches, str) and microbatches == "equal"):
         wanted = whole_number("microbatches", microbatches, most=1 << 20, otherwise='or "equal"')
     one_of("within", within, ("rank", "row"))
+    one_of("order", order, ("shuffled", "decreasing", "peaked"))
     one_of("layout", layout, ("documents", "tree"))
     sizes = checked_lengths(lengths).copy()  # the caller may change its array later
     _check_sizes(sizes, seq_len)
@@ -106,6 +111,7 @@ def pack(
         ranks,
         rank_groups=group if within == "rank" else None,
         microbatches=wanted,
+        order=order,
         seed=whole_number("seed", seed, least=None),
     )
     offsets, documents = documents_by_row(row, units.unit, ranks * count)

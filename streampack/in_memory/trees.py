@@ -40,6 +40,14 @@ class TreePlan(MicrobatchPlan):
     def _slots(self) -> NDArray[np.int64]:
         return self.lengths - self.shared
 
+    def _aligned_slots(self) -> NDArray[np.int64]:
+        slots = self._slots()
+        trees, first, tree = np.unique(self.group, return_index=True, return_inverse=True)
+        total = np.zeros(len(trees), dtype=np.int64)
+        np.add.at(total, tree, slots)
+        slots[first] += -total % self.align  # a tree is aligned as one, and lies in one row
+        return slots
+
     def _format(self, pad_id: int, fields: FieldTypes) -> RowFormat:
         stages = (Provenance(), TreeRows(fields.with_groups(), 0))
         return RowFormat(pad_id=pad_id, eos_id=-1, stages=stages)

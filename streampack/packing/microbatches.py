@@ -11,7 +11,7 @@ Steps, where documents or groups may go to any rank:
   3. Rows are sorted by decreasing cost and dealt out: the first row of every rank is among the
      costliest, and so on. Of the rows with one index, the costliest goes to the rank with the
      lowest sum so far.
-  4. The indices, and the ranks, are shuffled with the seed.
+  4. The indices are put into the requested order. The ranks are shuffled with the seed.
 
 Groups that share a rank, but not a row, are first divided among the ranks (`equal_bins`); steps 2
 and 3 then run for each rank. If a rank's documents do not fit the number of rows, every rank gets
@@ -20,7 +20,7 @@ one more.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,6 +186,10 @@ def _even_out(
         shift = 0 if better else shift + 1
 
 
+#: Order of micro-batches: seeded, by decreasing cost, or rising to the costliest and falling.
+Order = Literal["shuffled", "decreasing", "peaked"]
+
+
 class Units(NamedTuple):
     """Units of placement: documents, or groups that share a row.
 
@@ -223,6 +227,7 @@ def place_in_rows(
     *,
     rank_groups: NDArray[np.int64] | None,
     microbatches: int | None,
+    order: Order,
     seed: int,
 ) -> tuple[int, NDArray[np.int64]]:
     """Return the micro-batches per rank and the row (N,) int64 of each document.
@@ -236,7 +241,8 @@ def place_in_rows(
         ranks: number of ranks.
         rank_groups: (U,) int64, group of each unit; a group stays on one rank. None without groups.
         microbatches: micro-batches per rank; None for the fewest found.
-        seed: seed of the order of micro-batches and ranks.
+        order: order of the micro-batches, by cost.
+        seed: seed of the order of ranks, and of micro-batches if they are shuffled.
 
     Raises:
         PlanError: the units do not fit into that number of micro-batches.
@@ -255,11 +261,22 @@ def place_in_rows(
             f'Pass microbatches={count}, or leave it at "equal"; or pass a larger seq_len.',
             setting="microbatches",
         )
-    place = permutation(count, derive_seed(seed, 0))
+    place = _places(count, order, seed)
     rank = permutation(ranks, derive_seed(seed, 1))
     if count:  # zero without documents
         rows = rank[rows // count] * count + place[rows % count]
     return count, rows[units.unit]
+
+
+def _places(count: int, order: Order, seed: int) -> NDArray[np.int64]:
+    """Return the places (count,) int64 of micro-batches that are sorted by decreasing cost."""
+    if order == "shuffled":
+        return permutation(count, derive_seed(seed, 0))
+    place = np.arange(count, dtype=np.int64)
+    if order == "peaked":
+        cheapest_first = place[::-1].copy()
+        place[np.append(cheapest_first[::2], cheapest_first[1::2][::-1])] = np.arange(count)
+    return place
 
 
 def _by_ranks(
