@@ -1,5 +1,5 @@
-"""How the lanes of a finite run share a source: dealt as they need it, so that they end together.
+"""Dealing: divides a source among the lanes of a finite run as needed, so that they end together.
 
-Which sources are dealt, what lanes report, and which parts each lane reads. It does not know
-documents, batches or windows.
+This package selects the sources that are dealt, collects the lanes' reports, and determines the
+parts that each lane reads. It does not depend on documents, batches or windows.
 """

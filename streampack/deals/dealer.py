@@ -1,9 +1,8 @@
-"""The deals of a run, made by each process, and the exchange of reports between ranks.
+"""Deals of a run, computed by each process, and the exchange of reports between ranks.
 
-Ranks exchange reports with one collective per deal, ordered by steps, once they know that all are
-about to. Every rank starts it before the first step that begins after all lanes have given the
-batch that the deal goes by, and has its result before the next step. No lane needs it sooner (see
-`rule.LAG`).
+Ranks exchange reports with one collective per deal, in the order of steps. Every rank starts it
+before the first step that begins after all lanes have delivered the deal's reporting batch, and has
+its result before the next step. No lane needs it sooner (see `rule.LAG`).
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from streampack.job.ending import Ranks, question
 
 
 class _Dealt:
-    """What the deals that were made gave of one line."""
+    """Result for one line of the deals made so far."""
 
     def __init__(self, line: Line, lanes: int) -> None:
         self.line = line
         self.place = Place(0, 0)
         self.cuts: list[Cut] = []
-        self.weight = np.zeros(lanes, dtype=np.int64)  # of every lane
-        self.alike = True  # whether lanes were so in all deals
+        self.weight = np.zeros(lanes, dtype=np.int64)  # dealt to every lane
+        self.alike = True  # True if lanes were alike in all deals
 
     @property
     def is_over(self) -> bool:
@@ -50,21 +49,21 @@ class Dealer:
     """The deals of one run in one process.
 
     Args:
-        rule: of the run.
-        exchange: where the lanes of this process report, and find what others do.
+        rule: the run's rule of dealing.
+        exchange: exchange of reports between the lanes of this process and all others.
     """
 
     def __init__(self, rule: DealRule, exchange: ReportExchange) -> None:
         self.rule = rule
         self.exchange = exchange
         self._made = 0
-        self._gave: set[tuple[int, int]] = set()  # numbers of a deal and of a line
+        self._gave: set[tuple[int, int]] = set()  # pairs of deal and line indices
         self._dealt = {name: _Dealt(line, rule.lanes) for name, line in rule.lines.items()}
 
     def spans(self, name: str, lane: int, deals: int) -> list[Span]:
-        """What the first `deals` deals gave a lane of a line, in the order in which it reads them.
+        """Return the spans of a line dealt to a lane by the first `deals` deals, in reading order.
 
-        Waits for reports of other lanes that are not known yet.
+        It waits for missing reports of other lanes.
         """
         return [
             Span(cut.epoch, int(cut.bounds[lane]), int(cut.bounds[lane + 1]))
@@ -73,7 +72,7 @@ class Dealer:
         ]
 
     def used_up(self, deals: int, name: str | None = None) -> bool:
-        """Whether the first `deals` deals gave everything, of one line or of all."""
+        """True if the first `deals` deals gave away all of one line, or of every line."""
         return all(
             self.count(line, deals) == len(dealt.cuts) and dealt.is_over
             for line, dealt in self._dealt.items()
@@ -81,25 +80,25 @@ class Dealer:
         )
 
     def gave(self, number: int, line: int) -> bool:
-        """Whether a deal that was made gave something of a line, named by its number."""
+        """True if deal `number` was made and gave a part of the line with index `line`."""
         return (number, line) in self._gave
 
     def count(self, name: str, deals: int) -> int:
-        """How many parts of a line the first `deals` deals cut; it only grows with `deals`."""
+        """Return the number of parts cut from a line by the first `deals` deals; it never falls."""
         self.make(deals)
         return bisect_left(self._dealt[name].cuts, deals, key=lambda cut: cut.deal)
 
     @property
     def is_over(self) -> bool:
-        """Whether everything is dealt, as far as deals were made."""
+        """True if the deals made so far gave away everything."""
         return self._made >= self.rule.first and all(
             dealt.is_over for dealt in self._dealt.values()
         )
 
     def make(self, deals: int) -> None:
-        """Make the first `deals` deals, as far as there is something to deal.
+        """Make the first `deals` deals, as long as there is something to deal.
 
-        Waits for reports that are not known yet.
+        It waits for missing reports.
         """
         while self._made < deals and not self.is_over:
             number = self._made
@@ -121,7 +120,7 @@ class Dealer:
                 continue
             if reports is not None:
                 left, rate, alike = _found(dealt.weight, *reports)
-                # Over several epochs all lanes come near the mean, however they differ.
+                # Over several epochs all lanes approach the mean, even if they differ.
                 alike = alike and (dealt.alike or not dealt.place.epoch)
             cuts, dealt.place = deal(
                 rule, line, number, dealt.place, left, rate, among=among, alike=alike
@@ -140,19 +139,19 @@ def _found(
     ahead: NDArray[np.int64],
     found: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], int, bool]:
-    """What lanes have found of a line.
-
-    Returns:
-        (lanes,) tokens that they have still to give; tokens per weight; and whether these are much
-        the same for all lanes.
+    """Summarise the lanes' reports of a line.
 
     Args:
-        dealt: (lanes,) weight that they were dealt.
-        until, ahead, found: (lanes,) what they report.
+        dealt: (lanes,) weight dealt to each lane.
+        until, ahead, found: (lanes,) columns of the lanes' `Report`.
+
+    Returns:
+        (lanes,) tokens that each lane has still to deliver; tokens per weight; and True if these
+        are nearly the same for all lanes.
     """
-    most = MOST_TOKENS - 1  # which times 2**16 an int64 holds
+    most = MOST_TOKENS - 1  # times 2**16 it fits in an int64
     rates = (np.minimum(found, most) << FRACTION) // np.maximum(until, 1)
-    known = rates[until > 0].tolist()  # added up as Python's integers
+    known = rates[until > 0].tolist()  # Python's integers do not overflow when added up
     rate = sum(known) // len(known) if known else 0
     unread = np.clip(dealt - until, 0, (most << FRACTION) // max(rate, 1))
     left = np.minimum(ahead, most) + (unread * rate >> FRACTION)
@@ -161,11 +160,11 @@ def _found(
 
 
 class RankExchange:
-    """One rank's part in the exchange of reports between ranks.
+    """One rank's side of the exchange of reports between ranks.
 
     Args:
-        dealer: whose exchange has what the lanes of this rank report.
-        ranks: who takes part.
+        dealer: dealer with the exchange to which the lanes of this rank report.
+        ranks: the participating ranks.
     """
 
     def __init__(self, dealer: Dealer, ranks: Ranks) -> None:
@@ -176,19 +175,19 @@ class RankExchange:
         self._waiting: deque[tuple[int, Callable[[], NDArray[np.float32]]]] = deque()
 
     def before_step(self, first: int) -> None:
-        """To be called by all ranks before the step that begins with batch number `first`."""
+        """Exchange due reports; all ranks call it before the step that begins at batch `first`."""
         self._finish()
         dealer = self._dealer
         dealer.make(1)
         while not dealer.is_over and self._is_due(first):
             entries = dealer.exchange.filled(self._next)
-            # Entries are whole numbers of 24 bits, so nothing is lost.
+            # Entries are integers of 24 bits, so float32 represents them exactly.
             sent = entries.astype(np.float32)
-            # A rank that asks something else here, of another size, would end the process.
+            # If a rank started another collective here, of another size, the process would crash.
             self._ranks.total(0, question("deal", self._next))()
             self._waiting.append((self._next, self._ranks.highest(sent)))
             self._next += 1
-            if not self._begun:  # deals before the place that a run goes on from
+            if not self._begun:  # deals before the batch from which a run continues
                 self._finish()
         self._begun = True
 
@@ -197,7 +196,7 @@ class RankExchange:
         return self._next <= rule.first or (rule.step(self._next) + 1) * rule.lanes <= first
 
     def _finish(self) -> None:
-        """Take over the results of what was started."""
+        """Merge the results of the collectives that were started."""
         while self._waiting:
             number, wait = self._waiting.popleft()
             self._dealer.exchange.merge(number, wait().astype(np.int64))

@@ -1,8 +1,8 @@
-"""ReportExchange: what the lanes of a run report for each deal, as far as this process knows it.
+"""ReportExchange: the reports of all lanes for each deal, as far as this process has them.
 
-What a lane reports follows from the run alone, so whoever writes an entry, and however often, it is
-the same. Lanes of one process exchange reports in memory, those of several worker processes in a
-file that each of them maps.
+A lane's reports depend on the run alone, so every process that writes an entry writes the same
+value. Lanes of one process exchange reports in memory, lanes of several worker processes in a file
+that each of them maps.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from numpy.typing import NDArray
 from streampack.deals.rule import Report
 from streampack.errors import WorkerError
 
-#: How the names of shared files begin.
+#: Prefix of the names of shared files.
 PREFIX = "streampack-reports-"
 
-#: Stands for an entry of which a lane no longer knows more than that the deal gave nothing.
+#: Entry of a lane that remembers only that the deal gave nothing.
 NOTHING = np.int64(1) << 62
 
-#: What a lane reports that has ended: it needs no more, and says nothing of how dense the line is.
+#: Report of an ended lane: it needs nothing, and has no estimate of tokens per weight.
 ENDED = Report(until=0, ahead=(1 << 40) - 1, found=0)
 
 
 class ReportExchange(ABC):
-    """Entries of every lane for every deal: a `Report` of each line, as numbers.
+    """Entries of every lane for every deal: a `Report` of each line, as integers.
 
-    They are stored plus one, so 0 is an entry that is not known, and cut to their first 24 bits, so
+    They are stored plus one, so that 0 marks an unknown entry, and cut to their first 24 bits, so
     that ranks can exchange them as float32.
 
     Args:
-        lanes: of the run; lines: of its rule.
+        lanes: number of lanes of the run; lines: number of lines of its rule.
     """
 
     def __init__(self, lanes: int, lines: int) -> None:
@@ -48,29 +48,29 @@ class ReportExchange(ABC):
         self.lines = lines
 
     def close(self, *, remove: bool = False) -> None:  # noqa: B027
-        """Give back what it holds; with `remove`, for the other processes too."""
+        """Release resources; with `remove`, also the ones shared with other processes."""
 
     @abstractmethod
     def entries(self, deal: int) -> NDArray[np.int64]:
-        """(lanes, lines, 3) entries of one deal, to be read or written."""
+        """Return the entries of one deal, (lanes, lines, 3), for reading and writing."""
 
     def put(self, deal: int, lane: int, line: int, report: Report) -> None:
-        """What a lane reports of a line for a deal."""
+        """Store a lane's report of a line for a deal."""
         self.entries(deal)[lane, line] = [_short(number + 1) for number in report]
 
     def end(self, lane: int, deal: int) -> None:
-        """A lane has ended, and reports for no deal from this one on."""
-        self.entries(0)[lane] = deal  # nobody reports for the first deal, so there is room
+        """Record that a lane has ended, and reports for no deal from this one on."""
+        self.entries(0)[lane] = deal  # the first deal has no reports, so its entries are free
 
     def load(self, lane: int, reports: Sequence[Sequence[int]], last: int) -> None:
-        """What the saved state of a lane says it has reported, up to deal `last`.
+        """Load a lane's reports up to deal `last` from its saved state.
 
-        What it leaves out gave nothing.
+        Deals missing from the state gave nothing.
 
         Args:
-            lane: its number.
-            reports: numbers of a deal and of a line, each pair followed by a `Report`.
-            last: number of a deal.
+            lane: index of the lane.
+            reports: indices of a deal and a line, each pair followed by a `Report`.
+            last: index of the last deal reported.
         """
         known = set()
         for number, line, *report in reports:
@@ -82,14 +82,14 @@ class ReportExchange(ABC):
                     self.entries(number)[lane, line] = NOTHING
 
     def merge(self, deal: int, entries: NDArray[np.int64]) -> None:
-        """Take over (lanes, lines, 3) entries of another rank for a deal."""
+        """Merge the entries (lanes, lines, 3) of another rank for a deal."""
         own = self.entries(deal)
         np.maximum(own, entries, out=own)
 
     def row(self, deal: int) -> list[NDArray[np.int64] | None]:
-        """(3, lanes) of every line, a `Report` of each lane; None where the deal gave nothing.
+        """Return per line the lanes' `Report`s as (3, lanes), or None if the deal gave nothing.
 
-        Waits until all lanes have reported.
+        It waits until all lanes have reported.
         """
         while not _is_whole(entries := self.filled(deal)):
             self.wait(deal)
@@ -99,28 +99,28 @@ class ReportExchange(ABC):
         ]
 
     def filled(self, deal: int) -> NDArray[np.int64]:
-        """A copy of the entries of a deal, those of lanes that had ended before it filled in."""
+        """Return a copy of a deal's entries, completed for lanes that had ended before it."""
         entries, ends = self.entries(deal).copy(), self.entries(0)[:, 0, 0]
         entries[(ends > 0) & (ends <= deal)] = np.array(ENDED) + 1
         return entries
 
     def missing(self, deal: int) -> list[int]:
-        """Lanes whose entries of a deal are not known."""
+        """Return the lanes without known entries for a deal."""
         found: list[int] = np.flatnonzero((self.filled(deal) == 0).any(axis=(1, 2))).tolist()
         return found
 
     def needed(self, deal: int) -> list[int]:
-        """Of these, those without which the deal cannot be made."""
+        """Return the missing lanes that block the deal."""
         return [] if _is_whole(self.filled(deal)) else self.missing(deal)
 
     def wait(self, deal: int) -> None:
-        """Wait a while for entries of a deal; raises where nobody can give them."""
+        """Wait briefly for entries of a deal; raise if no other process can write them."""
         missing = self.missing(deal)[:10]
         raise AssertionError(f"deal {deal} is needed before lanes {missing} have reported")
 
 
 class MemoryExchange(ReportExchange):
-    """That of one process."""
+    """Exchange within one process, in memory."""
 
     def __init__(self, lanes: int, lines: int) -> None:
         super().__init__(lanes, lines)
@@ -135,20 +135,20 @@ class MemoryExchange(ReportExchange):
 
 
 class SharedExchange(ReportExchange):
-    """That of several processes of one machine: a file without holes filled, mapped by each.
+    """Exchange between processes of one machine: a sparse file that each of them maps.
 
-    All of them hold a lock on it. Files that nobody holds are those of jobs that were killed, and
-    are removed.
+    Every process holds a lock on it. Files without a lock are left over from killed jobs, and are
+    removed.
 
     Args:
-        lanes: of the run; lines: of its rule.
-        name: of the file, the same in all processes and in no other run.
-        kept: True if a process that outlives the others removes the name when it closes its own.
-            Otherwise it is removed as soon as an entry of every lane is there: each of them comes
-            from the process that runs the lane, so then all have the file open.
+        lanes: number of lanes of the run; lines: number of lines of its rule.
+        name: file name, the same in all processes and unique to the run.
+        kept: True if a process that outlives the others deletes the file when it closes its own.
+            Otherwise the file is deleted once every lane has an entry: each entry comes from the
+            process that runs the lane, so all of them have opened the file by then.
     """
 
-    ROWS = 256  # mapped at a time
+    ROWS = 256  # entries mapped at a time
 
     def __init__(self, lanes: int, lines: int, name: str, *, kept: bool = False) -> None:
         super().__init__(lanes, lines)
@@ -176,25 +176,27 @@ class SharedExchange(ReportExchange):
         return found
 
     def wait(self, deal: int) -> None:
-        """Wait a millisecond."""
+        """Wait a millisecond; raise `WorkerError` if the loop's process has ended."""
         if os.getppid() != self._parent:
-            raise WorkerError("The loop's process has ended.", "Look for what ended it.")
+            raise WorkerError(
+                "The process of the training loop has ended.", "Look for its error or signal."
+            )
         time.sleep(0.001)
 
     def _mapped(self, part: int) -> NDArray[np.int64]:
         page = mmap.ALLOCATIONGRANULARITY
         count = self.ROWS * self.lanes * self.lines * 3
-        size = (count * 8 // page + 1) * page  # its last byte is no entry's
+        size = (count * 8 // page + 1) * page  # its last byte belongs to no entry
         if self._file is None:
             remove_left_files()
             self._file = _open_held(self._path)
-        os.pwrite(self._file, b"\0", (part + 1) * size - 1)  # it only ever grows, to whole parts
+        os.pwrite(self._file, b"\0", (part + 1) * size - 1)  # the file only grows, by whole parts
         mapped = mmap.mmap(self._file, size, offset=part * size)
         whole = np.frombuffer(mapped, dtype=np.int64)[:count]
         return whole.reshape(self.ROWS, self.lanes, self.lines, 3)
 
     def close(self, *, remove: bool = False) -> None:
-        """Close the file; remove its name where nobody else does, or if that is asked for."""
+        """Close the file; delete it if no other process does, or with `remove`."""
         if self._removes or remove:
             self._path.unlink(missing_ok=True)
         if self._file is not None:
@@ -205,7 +207,7 @@ class SharedExchange(ReportExchange):
 def remove_left_files() -> None:
     """Remove the files that no process holds any more."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):  # held, another user's, or removed by another process
+        with suppress(OSError):  # locked, another user's, or removed by another process
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,7 +217,7 @@ def remove_left_files() -> None:
 
 
 def _open_held(path: Path) -> int:
-    """The file, locked; it has its name only once its maker holds it."""
+    """Open the file and lock it; its creator locks it before it gets its name."""
     while True:
         with suppress(FileNotFoundError):
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -226,7 +228,7 @@ def _open_held(path: Path) -> int:
         fcntl.flock(file, fcntl.LOCK_SH)
         try:
             os.link(own, path)
-        except OSError:  # another process was first
+        except OSError:  # another process created it first
             os.close(file)
         else:
             return file
@@ -235,17 +237,17 @@ def _open_held(path: Path) -> int:
 
 
 def _short(number: int) -> int:
-    """A number with zeros after its first 24 bits."""
+    """Return the number with zeros after its first 24 bits."""
     zeros = max(number.bit_length() - 24, 0)
     return number >> zeros << zeros
 
 
 def _gave_nothing(entries: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """(lines,) whether some lane knows that the deal gave nothing of a line."""
+    """Return (lines,) bool: lines of which, according to some lane, the deal gave nothing."""
     nothing: NDArray[np.bool_] = (entries[:, :, 0] == NOTHING).any(axis=0)
     return nothing
 
 
 def _is_whole(entries: NDArray[np.int64]) -> bool:
-    """Whether everything that is to be known of a deal is in its entries (lanes, lines, 3)."""
+    """True if the entries of a deal (lanes, lines, 3) are complete."""
     return bool(((entries > 0).all(axis=(0, 2)) | _gave_nothing(entries)).all())

@@ -1,28 +1,28 @@
-"""The rule by which lanes are dealt parts of a line.
+"""Rule by which parts of a line are dealt to lanes.
 
-Lanes read at their own rates: shards differ in documents, and documents in tokens per byte. So no
-lane gets its share at the start. A part of what is left of the line is dealt at a time, and each
-deal brings the lanes to the same level: of tokens that they hold, and of tokens that they have yet
-to read, by the tokens per weight that each of them has found so far. What a deal misjudges, the
-next one mends, and the last ones are small. (Loop scheduling knows this as factoring: Hummel,
-Schonberg and Flynn, "Factoring: a method for scheduling parallel loops", Communications of the ACM
-35(8), 1992.)
+A line is a source's shards end to end, measured by weight. Lanes read it at different rates: shards
+differ in documents, and documents in tokens per byte. So no lane gets its share at the start.
+Each deal gives out a part of the remaining line and brings the lanes to the same level of tokens
+held and yet to read, estimated by the tokens per weight that each lane has found so far. The next
+deal corrects errors of the estimate, and the last deals are small. (In loop scheduling this is
+factoring: Hummel, Schonberg and Flynn, "Factoring: a method for scheduling parallel loops",
+Communications of the ACM 35(8), 1992.)
 
-What is left is the rest of the run, but no more than an epoch, or than half of what was dealt
-before: so the deals of a run grow with the logarithm of its epochs, and lanes that read at other
-rates stay about as many epochs apart, in proportion.
+The remaining line is the rest of the run, but at most an epoch or half of the line dealt before,
+whichever is longer. So the number of deals grows with the logarithm of the number of epochs, and
+lanes of different rates stay about as many epochs apart, in proportion.
 
-If all lanes have found about the same, a deal gives half of what is left. Otherwise it gives a
-quarter, and late deals give every lane parts from several places, so that what nobody could foresee
-of a shard falls on all lanes.
+If all lanes have found nearly the same rate, a deal gives half of the remaining line. Otherwise it
+gives a quarter, and late deals give every lane parts from several positions, so that an unusual
+shard affects all lanes alike.
 
-A deal is made of what each lane reports when it gives batch number ``deal * every`` of its own, and
-a round that begins `LAG` batches later or more may read what it dealt. So who is dealt what, and
-when a lane knows of it, follows from numbers and never from time. All of it is computed in whole
-numbers, so that every machine finds the same.
+A deal is computed from each lane's report at its own batch ``deal * every``, and rounds that begin
+`LAG` or more batches later may read the dealt parts. So the parts of a lane, and the round in which
+it learns of them, depend on batch indices and never on time. All arithmetic is on integers, so that
+every machine computes the same deals.
 
-Each source of a mixture has a line of its own. What lanes should have of it in reserve is its share
-of what they draw, among the sources that are not dealt to their end.
+Each source of a mixture has a line of its own. The reserve that lanes should have of it is its
+share of the tokens they draw, among the sources that are not fully dealt.
 
 Cost: sorting the lanes, once per deal; 8 to 20 deals of a run of one epoch give something.
 """
@@ -37,25 +37,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-#: Batches of a lane between its report and the first round that may read what the deal gave. With
-#: fewer, ranks could wait for one another for ever: two steps pass until they have exchanged their
-#: reports, a step may take batches of two numbers, and a lane makes a round one batch ahead, to say
-#: whether another batch follows.
+#: Batches of a lane between its report and the first round that may read the deal's parts. With
+#: fewer, ranks could deadlock: exchanging reports takes two steps, a step may take two batches of a
+#: lane, and a lane plans a round one batch ahead, to report if another batch follows.
 LAG = 4
-REVISION = 4  # of the rule: with another, lanes would get other documents
-SHARE = 4  # a deal gives one part in so many of what is left
-SHARE_ALIKE = 2  # the same, where lanes are alike
-BEFORE = 2  # a deal divides an epoch, or one part in so many of what was dealt before it
-LATE = 16  # a deal is late if no more is left than so many times the reserve
-STRIPES = 4  # that a late deal has at most, each of a quarter of `every` batches per lane or more
-ALIKE = 8  # lanes are alike that have found tokens per weight within one part in so many
+REVISION = 4  # of the rule; with another revision lanes would read other documents
+SHARE = 4  # a deal gives 1 / SHARE of the remaining line
+SHARE_ALIKE = 2  # the same for lanes that are alike
+BEFORE = 2  # a deal divides at most an epoch, or 1 / BEFORE of the line dealt before it
+LATE = 16  # a deal is late if the remaining line is below LATE times the reserve
+STRIPES = 4  # most stripes of a late deal, each of at least every / 4 batches per lane
+ALIKE = 8  # lanes are alike if their tokens per weight differ by at most 1 / ALIKE
 DEALS = 256
-UNSURE = 4  # the first deal goes by a rough rate, and holds lanes to so many times the reserve
-UNENDING = 1 << 40  # epochs of a source that was finite and has no end now
-FRACTION = 16  # bits of tokens per weight, and of shares, after the point
+UNSURE = 4  # the first deal uses a rough rate, and fills lanes to UNSURE times the reserve
+UNENDING = 1 << 40  # epochs of a source that was finite and is endless now
+FRACTION = 16  # fractional bits of tokens per weight, and of shares
 ONE = 1 << FRACTION
-SETTINGS = ("batch_tokens", "every", "reserve", "first", "begin")  # that a state keeps of a rule
-MOST_TOKENS = 1 << 47  # of an epoch, or ahead of a lane: more is not true, and sums would overflow
+SETTINGS = ("batch_tokens", "every", "reserve", "first", "begin")  # saved in a state
+MOST_TOKENS = 1 << 47  # limit per epoch and per lane: more is implausible and would overflow sums
 
 
 class Span(NamedTuple):
@@ -67,12 +66,12 @@ class Span(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a lane reports of a line for a deal.
+    """Report of a lane on a line for a deal.
 
     Attributes:
-        until: how far it sees: the weight, of what it was dealt, up to the end of its part.
-        ahead: tokens up to there that it has still to give; found: tokens up to there in all. Both
-            with the padding of their rows.
+        until: weight of the parts dealt to the lane, up to the end of its current part.
+        ahead: tokens up to `until` that it has still to deliver; found: all tokens up to `until`.
+            Both include the padding of their rows.
     """
 
     until: int
@@ -81,18 +80,18 @@ class Report(NamedTuple):
 
 
 class Place(NamedTuple):
-    """How far a source is dealt: an epoch, and the weight of its line that is."""
+    """Position up to which a source is dealt: an epoch, and a weight of its line."""
 
     epoch: int
     at: int
 
 
 class Cut(NamedTuple):
-    """A stripe that a deal gave of an epoch: lane l got [bounds[l], bounds[l + 1]) of its line.
+    """Stripe of an epoch given by a deal: lane l got [bounds[l], bounds[l + 1]) of the line.
 
     Attributes:
-        deal: its number; epoch: of the line.
-        bounds: (lanes + 1,) int64.
+        deal: index of the deal; epoch: epoch of the line.
+        bounds: (lanes + 1,) int64 weights.
     """
 
     deal: int
@@ -102,12 +101,12 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A source as it is dealt.
+    """Properties of a dealt source.
 
     Attributes:
-        weight: of the line of an epoch; epochs: how many there are, or `UNENDING`.
-        rate: tokens per weight, in units of 2**-16, by which the first deal goes.
-        share: of the tokens that lanes draw, in units of 2**-16.
+        weight: weight of an epoch's line; epochs: number of epochs, or `UNENDING`.
+        rate: estimated tokens per weight for the first deal, in units of 2**-16.
+        share: the source's share of the tokens that lanes draw, in units of 2**-16.
     """
 
     weight: int
@@ -118,20 +117,20 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DealRule:
-    """What the deals of a run depend on, besides what lanes report.
+    """Settings that, with the lanes' reports, determine the deals of a run.
 
-    A run that goes on with other settings has another rule from its next deal on. That deal goes by
-    what every lane reports when the settings change, and a lane's next round may read what it gave.
+    A run that continues with other settings has another rule from its next deal on. That deal uses
+    the reports of every lane at the change of settings, and a lane's next round may read its parts.
 
     Attributes:
-        lanes: how many.
-        batch_tokens: of a lane's batch.
-        every: batches of a lane from deal to deal.
+        lanes: number of lanes.
+        batch_tokens: tokens per batch of a lane.
+        every: batches of a lane between two deals.
         reserve: tokens that every lane should have, in its window or to read.
-        lines: of the sources that are dealt, by the name of the source; "" where there is only one.
-            Those of the rule before come first.
-        first: number of the first deal by this rule; begin: batches that every lane had given then.
-        before: the rule of the deals before that; None where there are none.
+        lines: lines of the dealt sources by source name; "" for a single source. Lines of the
+            previous rule come first.
+        first: index of the first deal by this rule; begin: batches delivered by every lane then.
+        before: rule of the earlier deals, if any.
     """
 
     lanes: int
@@ -153,12 +152,12 @@ class DealRule:
         window_tokens: int,
         run_tokens: int,
     ) -> DealRule:
-        """The rule for a run.
+        """Choose the rule for a run.
 
         Args:
             lines, lanes, batch_tokens: see the class.
-            window_tokens: of a lane.
-            run_tokens: of an epoch, roughly.
+            window_tokens: tokens of a lane's window.
+            run_tokens: estimated tokens of an epoch.
         """
         lane_tokens = run_tokens // lanes
         every = max(lane_tokens // (batch_tokens * DEALS), 1)
@@ -166,21 +165,21 @@ class DealRule:
             lanes=lanes,
             batch_tokens=batch_tokens,
             every=every,
-            # Until the deal after the next one is known; and a round reads ahead of its batches, as
-            # far as its window goes. Where that is much of a lane, it is better less full.
+            # It must last until the deal after the next one is known. A round also reads ahead of
+            # its batches by a window, or by less if the window is a large share of the lane.
             reserve=(2 * every + LAG) * batch_tokens + min(window_tokens, lane_tokens // 128),
             lines=lines,
         )
 
     def after(self, before: DealRule, given: int) -> DealRule:
-        """This rule for a run that was dealt by another one until lanes had given so many batches.
+        """Return this rule as the successor of `before`, once every lane delivered `given` batches.
 
-        Every lane has then reported for the deals before the first one by this rule.
+        By then every lane has reported for all deals by the earlier rule.
         """
         return replace(self, first=before.known(given), begin=given, before=before)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able: what a run that goes on keeps, whatever it would choose now."""
+        """Return the JSON-compatible settings that a continued run keeps."""
         lines = {
             name: [line.weight, line.epochs, line.rate, line.share]
             for name, line in self.lines.items()
@@ -190,7 +189,7 @@ class DealRule:
         return {"revision": REVISION, **settings, "lines": lines, "before": before}
 
     def of_deal(self, number: int) -> DealRule:
-        """The rule by which a deal is made."""
+        """Return the rule of deal `number`."""
         rule = self
         while number < rule.first:
             assert rule.before is not None
@@ -198,23 +197,23 @@ class DealRule:
         return rule
 
     def before_first(self) -> list[list[int]]:
-        """What a lane that has not begun has reported up to the first deal by this rule: nothing.
+        """Return the reports, all empty, of an unstarted lane up to the first deal by this rule.
 
-        Numbers of a deal and of a line, each pair followed by a `Report`.
+        Each is the indices of a deal and a line, followed by a `Report`.
         """
         deals, lines = range(1, self.first + 1), range(len(self.lines))
         return [[number, line, *Report(0, 0, 0)] for number in deals for line in lines]
 
     def known(self, step: int) -> int:
-        """How many deals a round may use that begins with batch number `step` of its lane."""
+        """Return the number of deals available to a round that begins at batch `step` of a lane."""
         return self.first + 1 + max(step - self.begin - LAG, 0) // self.every
 
     def step(self, number: int) -> int:
-        """The batch of a lane with which it reports for a deal, one by this rule but the first."""
+        """Return the batch at which a lane reports for deal `number`, above `first`."""
         return self.begin + (number - self.first) * self.every
 
     def due(self, start: int, stop: int) -> range:
-        """The deals for which a lane reports at its batches [start, stop)."""
+        """Return the deals for which a lane reports at its batches [start, stop)."""
         low, high = (-((self.begin - at) // self.every) for at in (start, stop))
         return range(self.first + max(low, 1), self.first + max(high, 1))
 
@@ -230,16 +229,16 @@ def deal(
     among: int = ONE,
     alike: bool = False,
 ) -> tuple[list[Cut], Place]:
-    """What a deal gives of a line, and how far it is dealt after that.
+    """Compute the cuts that a deal gives of a line, and the position up to which it is dealt then.
 
     Args:
-        rule: of the run; line: one of its lines.
-        number: of the deal.
-        place: how far the line was dealt before.
-        left: (lanes,) tokens that each lane has still to give, of what it was dealt.
+        rule: the run's rule; line: one of its lines.
+        number: index of the deal.
+        place: position up to which the line was dealt before.
+        left: (lanes,) tokens that each lane has still to deliver from its parts.
         rate: tokens per weight of the line, in units of 2**-16.
-        among: the share of the sources that are not dealt to their end.
-        alike: whether lanes have found about as many tokens per weight as one another.
+        among: sum of the shares of sources that are not fully dealt.
+        alike: True if all lanes have found nearly the same tokens per weight.
     """
     cuts: list[Cut] = []
     at, end = place.epoch * line.weight + place.at, line.epochs * line.weight
@@ -253,7 +252,7 @@ def deal(
     late = LATE * level * rule.lanes
     while at < end and int(left.min()) < level:
         rest = min(end - at, max(line.weight, at // BEFORE))
-        if not cuts:  # no lane needs all of its reserve, and what is dealt later is dealt better
+        if not cuts:  # leave a quarter of the reserve open, since later deals know more
             level -= level // 4
         tokens = rest * rate >> FRACTION
         amount = max(
@@ -263,7 +262,7 @@ def deal(
             amount = tokens
         poured = _poured(left, amount)
         given = rest
-        if amount != tokens:  # never nothing: what weighs 1 may be longer than what is missing
+        if amount != tokens:  # at least 1, which may be more tokens than are missing
             given = min(max((int(poured.sum()) << FRACTION) // rate, 1), rest)
         striped = tokens < late and not alike
         stripes = min(STRIPES, max(4 * amount // interval, 1)) if striped else 1
@@ -272,14 +271,14 @@ def deal(
             cuts += _cuts(number, line.weight, low, high, poured)
         left, at = left + poured, at + given
         if not amount and line.epochs == UNENDING:
-            break  # epochs without tokens would go on for ever
+            break  # epochs without tokens would never end
     return cuts, Place(*divmod(at, line.weight))
 
 
 def _cuts(
     number: int, weight: int, low: int, high: int, poured: NDArray[np.int64]
 ) -> Iterator[Cut]:
-    """A stripe [low, high) of epochs of that weight one after the other: a cut of each of them."""
+    """Divide a stripe [low, high) of consecutive epochs, of weight each, into a cut per epoch."""
     while low < high:
         epoch, first = divmod(low, weight)
         stop = min(high, low - first + weight)
@@ -288,10 +287,10 @@ def _cuts(
 
 
 def _poured(left: NDArray[np.int64], amount: int) -> NDArray[np.int64]:
-    """How `amount` is divided so that the lanes come to one level, as far as it goes."""
+    """Divide `amount` among lanes so that the lowest ones rise to one level (water filling)."""
     ordered = np.sort(left)
     counts = np.arange(1, len(ordered) + 1)
-    levels = (amount + np.cumsum(ordered)) // counts  # if the lowest so many get something
+    levels = (amount + np.cumsum(ordered)) // counts  # level if the lowest `counts` lanes share it
     reached = levels[:-1] <= ordered[1:]
     level = levels[int(np.argmax(reached))] if reached.any() else levels[-1]
     poured: NDArray[np.int64] = np.maximum(level - left, 0)
@@ -299,10 +298,10 @@ def _poured(left: NDArray[np.int64], amount: int) -> NDArray[np.int64]:
 
 
 def _parts(poured: NDArray[np.int64], given: int) -> NDArray[np.int64]:
-    """(lanes + 1,) where each lane's part of a weight begins, in proportion to `poured`."""
+    """Return the bounds (lanes + 1,) of the lanes' parts of a weight, in proportion to `poured`."""
     before = np.zeros(len(poured) + 1, dtype=np.int64)
     np.cumsum(poured, out=before[1:])
-    if not before[-1]:  # nothing to go by
+    if not before[-1]:  # nothing was poured: equal parts
         before = np.arange(len(poured) + 1, dtype=np.int64)
     total = int(before[-1])
     return np.array([given * n // total for n in before.tolist()], dtype=np.int64)

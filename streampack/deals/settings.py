@@ -1,4 +1,4 @@
-"""Which sources of a run are dealt to its lanes, and by which numbers."""
+"""Settings of dealing: the sources that are dealt to lanes, and the parameters of the rule."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from streampack.deals.rule import FRACTION, ONE, SETTINGS, UNENDING, DealRule, L
 from streampack.sources.base import Source
 from streampack.sources.sharded import ShardedSource
 
-RUNS = -1  # stands for the epochs of the run
+RUNS = -1  # placeholder for the run's number of epochs
 
 
 class _Dealable(NamedTuple):
-    """A source of a run: what is read, its epochs (None: endless), its share of tokens."""
+    """A source of a run: its shards, its epochs (None for an endless one), its share of tokens."""
 
     source: Source
     epochs: int | None
-    share: int  # up to `ONE`
+    share: int  # in units of 1 / `ONE`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DealSettings:
-    """The settings of a run that its deals depend on.
+    """Settings of a run that determine its deals.
 
-    Finite sources in shards are dealt, where there are several lanes, unless documents are ordered
-    by similarity first, whose windows would depend on the deals.
+    Finite sharded sources are dealt if there are several lanes, unless documents are ordered by
+    similarity first, because the windows of the order would depend on the deals.
 
     Attributes:
-        source: prepared; epochs: of the run.
-        lanes: how many.
-        batch_tokens, window_tokens: of a lane.
-        ordered: whether documents are ordered by similarity.
+        source: prepared source; epochs: epochs of the run.
+        lanes: number of lanes.
+        batch_tokens, window_tokens: tokens of a lane's batch and of its window.
+        ordered: True if documents are ordered by similarity.
     """
 
     source: Source
@@ -43,18 +43,18 @@ class DealSettings:
     ordered: bool
 
     def rule(self) -> DealRule | None:
-        """The rule by which lanes are dealt their sources; None if they are not."""
+        """Return the rule by which sources are dealt, or None if no source is."""
         return self._rule({}, ())
 
     def saved_rule(self, fingerprint: Mapping[str, Any]) -> DealRule | None:
-        """The rule of a saved fingerprint."""
+        """Return the rule of a saved fingerprint, or None."""
         saved = fingerprint["dealing"]
         if saved is None or not self._may_be_dealt:
             return None
         return self._saved_rule(saved)
 
     def keep(self, rule: DealRule | None) -> bool:
-        """Whether lanes go on by the rule by which they were dealt, for batches and epochs."""
+        """True if a saved rule remains valid for these settings of batches and epochs."""
         if rule is None:
             return True
         now = self._rule(rule.lines, self._sources())
@@ -66,11 +66,11 @@ class DealSettings:
     def rule_after(
         self, rule: DealRule | None, before: DealSettings, given: int
     ) -> DealRule | None:
-        """The rule by these settings once every lane has given so many batches by another one.
+        """Return the rule by these settings for a run that continues from another rule.
 
         Args:
-            rule: of the run so far; before: its settings.
-            given: batches of every lane.
+            rule: rule of the run so far; before: its settings.
+            given: number of batches that every lane has delivered.
         """
         if rule is None:
             return None
@@ -78,7 +78,7 @@ class DealSettings:
         return now and now.after(rule, given)
 
     def epochs_by(self, rule: DealRule | None) -> int | None:
-        """The epochs of the run that has this rule, as far as that says them."""
+        """Return the epochs of a run with this rule, if the rule determines them."""
         lines = {} if rule is None else rule.lines
         names = [name for name, found in self._sources(RUNS).items() if found.epochs == RUNS]
         known = {lines[name].epochs for name in names if name in lines}
@@ -87,17 +87,17 @@ class DealSettings:
         return None if UNENDING in known else max(known)
 
     def _rule(self, dealt: Mapping[str, Line], known: Collection[str]) -> DealRule | None:
-        """The rule for these settings.
+        """Return the rule for these settings.
 
         Args:
-            dealt: lines by which the run was dealt before; they stay.
-            known: names of sources that it had before; of these no other is dealt.
+            dealt: lines dealt in the run so far; they are kept.
+            known: names of sources that the run had before; of these only `dealt` ones are dealt.
         """
         if not self._may_be_dealt:
             return None
         lines, run_tokens, run_share = dict(dealt), 0, 0
         sources = self._sources()
-        # What is finite and not dealt may end at any time; others share its weight from then on.
+        # A finite source that is not dealt may end at any time; others then share its weight.
         lasting = sum(
             found.share
             for found in sources.values()
@@ -126,7 +126,7 @@ class DealSettings:
         )
 
     def _saved_rule(self, saved: Mapping[str, Any]) -> DealRule:
-        """The rule that `DealRule.describe` gave, for the weights that sources have now."""
+        """Rebuild a rule from the output of `DealRule.describe`, with the sources' new weights."""
         sources, before = self._sources(), saved["before"]
         weights = {
             name: found.source.weight
@@ -137,7 +137,7 @@ class DealSettings:
             lanes=self.lanes,
             **{name: saved[name] for name in SETTINGS},
             lines={
-                # Of what had ended, and was left out, the weight is that of before.
+                # A source that had ended, and is missing now, keeps its earlier weight.
                 name: Line(weight=weights.get(name, weight), epochs=epochs, rate=rate, share=share)
                 for name, (weight, epochs, rate, share) in saved["lines"].items()
             },
@@ -149,7 +149,7 @@ class DealSettings:
         return self.lanes > 1 and not self.ordered
 
     def _sources(self, run_epochs: int | None = None) -> dict[str, _Dealable]:
-        """Every source by name, with `run_epochs` in the place of the run's epochs."""
+        """Return every source by name, with `run_epochs` in place of the run's epochs."""
         portions = self.source.portions(self.epochs if run_epochs is None else run_epochs)
         return {
             name: _Dealable(source, epochs, max(share * ONE // whole, 1))

@@ -1,4 +1,4 @@
-"""Sharing: how the lanes of one process take part in deals, and what lanes have reported."""
+"""Sharing: the part of one process's lanes in deals, and the reports of lanes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from streampack.deals.dealer import Dealer
 from streampack.deals.report_exchange import MemoryExchange, ReportExchange, SharedExchange
 from streampack.deals.rule import DealRule, Report
 
-#: The state of a lane; None is its beginning.
+#: State of a lane; None for its beginning.
 LaneState = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How a rank's lanes take part in deals.
+    """Settings by which a rank's lanes take part in deals.
 
     Attributes:
-        name: of the file with which its worker processes exchange reports; None if its lanes run
-            in one process.
+        name: name of the file through which worker processes exchange reports; None if all lanes
+            run in one process.
         unknown: lanes of ranks that are not connected, with their states. This process runs them
             too, as far as deals need their reports, and drops their batches.
-        missing: such lanes whose states are not there.
-        kept: whether a loader's process keeps the file's name until all workers have ended.
+        missing: lanes of such ranks without a state.
+        kept: True if the loader's process keeps the file until all workers have ended.
     """
 
     name: str | None = None
@@ -36,7 +36,7 @@ class Sharing:
     kept: bool = False
 
     def exchange(self, rule: DealRule | None) -> ReportExchange:
-        """How this process learns what lanes report."""
+        """Open the exchange from which this process gets the lanes' reports."""
         if rule is None:
             return MemoryExchange(0, 0)
         if self.name is None:
@@ -46,7 +46,7 @@ class Sharing:
     def dealer(
         self, rule: DealRule | None, exchange: ReportExchange, states: Mapping[int, LaneState]
     ) -> Dealer | None:
-        """Who deals to the lanes of this process, which go on from these states."""
+        """Create the dealer for the lanes of this process, which continue from these states."""
         if rule is None:
             return None
         for lane, state in [*states.items(), *self.unknown.items()]:
@@ -58,9 +58,9 @@ class Sharing:
 
 
 def reported(state: LaneState, rule: DealRule) -> tuple[list[list[int]], int]:
-    """What a lane has reported, and the number of the last deal that it has reported for.
+    """Return a lane's reports, and the index of the last deal that it has reported for.
 
-    A report is numbers: of a deal, of a line, and those of a `Report`.
+    A report is a list: index of a deal, index of a line, and the values of a `Report`.
     """
     if state is None:
         return rule.before_first(), rule.first
@@ -68,29 +68,29 @@ def reported(state: LaneState, rule: DealRule) -> tuple[list[list[int]], int]:
 
 
 def encode_reports(reports: list[list[int]]) -> str:
-    """Reports as text: they are many and much alike."""
+    """Compress reports to text, since they are many and repetitive."""
     text = json.dumps(reports, separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode())).decode()
 
 
 def decode_reports(text: str) -> list[list[int]]:
-    """The reports that `encode_reports` wrote."""
+    """Decode the text of `encode_reports`."""
     reports: list[list[int]] = json.loads(zlib.decompress(base64.b64decode(text)))
     return reports
 
 
 class LaneReports:
-    """What one lane has reported for deals.
+    """Reports of one lane for deals.
 
     Args:
-        lane: its number.
-        rule: of the run; None if its lanes are dealt nothing.
-        dealer: who is told; None if nobody is.
-        state: of the lane; None is its beginning.
+        lane: index of the lane.
+        rule: the run's rule; None if nothing is dealt.
+        dealer: dealer that receives the reports, or None.
+        state: state of the lane; None for its beginning.
 
     Attributes:
-        entries: as `reported` returns them, without those of deals that gave nothing.
-        last: number of the last deal that the lane has reported for.
+        entries: reports in the form of `reported`, without deals that gave nothing.
+        last: index of the last deal that the lane has reported for.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class LaneReports:
         self._dealer = dealer
 
     def forget(self, step: int) -> None:
-        """Leave out what gave nothing, of deals that a round from batch `step` on may know."""
+        """Remove deals that gave nothing, among the deals available to rounds from batch `step`."""
         dealer = self._dealer
         if dealer is not None:
             opened = min(dealer.rule.known(step), self.last)
@@ -112,10 +112,10 @@ class LaneReports:
             ]
 
     def due(self, start: int, stop: int) -> list[tuple[int, int]]:
-        """The deals for which the lane is to report at its batches [start, stop).
+        """Return the deals for which the lane must report at its batches [start, stop).
 
-        Of each its number, and how many batches after `start` the one is. A round that is made
-        again has reported before.
+        Each is the deal's index and its batch's offset from `start`. A round that is planned a
+        second time has reported already.
         """
         if self._dealer is None:
             return []
@@ -124,13 +124,13 @@ class LaneReports:
         return [(number, rule.step(number) - start) for number in due if number > self.last]
 
     def put(self, deal: int, line: int, report: Report) -> None:
-        """Report of a line for a deal."""
+        """Report on a line for a deal."""
         assert self._dealer is not None
         self.entries.append([deal, line, *report])
         self._dealer.exchange.put(deal, self._lane, line, report)
         self.last = deal
 
     def end(self) -> None:
-        """Tell the others that the lane has ended."""
+        """Report to the other lanes that this lane has ended."""
         if self._dealer is not None:
             self._dealer.exchange.end(self._lane, self.last + 1)

@@ -1,8 +1,7 @@
-"""Which parts of a source a lane reads, one after the other.
+"""Sequence of the parts of a source that a lane reads.
 
-Either the lanes divide every epoch equally, or they are dealt parts of its line as they need them
-A lane that has read all that it was dealt, while there is more to deal, has
-to wait: it is not at its end.
+Either the lanes divide every epoch equally, or they are dealt parts of its line as they need them.
+A lane that has read all its parts while more are to be dealt has to wait: it is not at its end.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from streampack.sources.sharded import ShardedSource
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a lane reads next.
+    """A part of a source that a lane reads.
 
     Attributes:
-        epoch: it belongs to.
-        reader: of its documents.
-        span: the part of the line, where it was dealt.
+        epoch: epoch of the part.
+        reader: reader of its documents.
+        span: span of the line if the part was dealt, else None.
     """
 
     epoch: int
@@ -33,28 +32,28 @@ class Part:
 
 
 class Parts(ABC):
-    """The parts of one lane, by their numbers."""
+    """Indexed parts of one lane."""
 
     @abstractmethod
     def part(self, number: int) -> Part | None:
-        """The part of that number; None if there is none, or not yet."""
+        """Return the part with index `number`, or None if it does not exist, or not yet."""
 
     @property
     def ended(self) -> bool:
-        """Whether there is no part after those that are known."""
+        """True if no part will follow the known ones."""
         return True
 
     def allow(self, step: int) -> None:  # noqa: B027
-        """The next round to be filled begins with batch number `step` of the lane."""
+        """Make the deals available that a round beginning with batch `step` of the lane may use."""
 
 
 @dataclass(slots=True)
 class EqualParts(Parts):
-    """The lane's share of every epoch; a part is an epoch.
+    """Equal shares of every epoch; a part is the lane's share of an epoch.
 
     Attributes:
-        shift: added to the lane for the share that is read. An endless source with fewer documents
-            than lanes has nothing for some of them, which read the shares of others instead.
+        shift: offset from the lane to the share that it reads. An endless source with fewer
+            documents than lanes has empty shares, and their lanes read the shares of others.
     """
 
     source: Source
@@ -74,11 +73,11 @@ class EqualParts(Parts):
 
 
 class DealtSpans(Parts):
-    """What the lane is dealt.
+    """Parts dealt to the lane.
 
     Args:
-        source, lane, seed, shuffle: whose documents.
-        dealer: of the run, in this process; name: of the source's line.
+        source, lane, seed, shuffle: arguments of the readers of parts.
+        dealer: the run's dealer in this process; name: name of the source's line.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class DealtSpans(Parts):
         self._name = name
         self._deals = self._count = 0
         self._spans: list[Span] = []
-        self._last: tuple[Span, LinePart] | None = None  # asked for again and again
+        self._last: tuple[Span, LinePart] | None = None  # cached, because every block needs it
 
     def allow(self, step: int) -> None:
         """See `Parts`."""
@@ -123,7 +122,7 @@ class DealtSpans(Parts):
         return self._dealer.used_up(self._deals, self._name)
 
     def weights(self, number: int, cursor: dict[str, Any] | None) -> tuple[int, int, int]:
-        """The weight of the parts before `number`; that of it; and what is unread at a cursor."""
+        """Return the weights before part `number`, of the part, and of its rest after a cursor."""
         before = sum(span.high - span.low for span in self._spans[:number])
         if number >= len(self._spans):
             return before, 0, 0
