@@ -1,4 +1,4 @@
-"""The processes of a job: which rank this is, what ranks exchange, who lists the shards.
+"""Processes of a job: the topology of ranks, their collectives, and a shared listing of shards.
 
-Knows ranks, counts and numbers of batches; it does not know what a batch or a shard holds.
+They see ranks, counts and batch indices, not the contents of batches or shards.
 """

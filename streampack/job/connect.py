@@ -1,4 +1,4 @@
-"""connect: the ranks of a job, or one rank alone; and whether they start the same run."""
+"""connect: connects the ranks of a job, or one rank alone, and checks that they start one run."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from streampack.leaves import RANKS, load
 
 logger = logging.getLogger(__name__)
 
-#: As long as torch's own: a rank may write a checkpoint or evaluate while others wait.
+#: As long as torch's default: a rank may write a checkpoint or evaluate while others wait.
 TIMEOUT_S = 1800.0
 
 
-LONGEST_S = 1e8  # three years; torch counts in nanoseconds of 64 bits
+LONGEST_S = 1e8  # three years; torch stores timeouts as 64-bit nanoseconds
 
 
 def connect(topology: Topology, *, timeout_s: float = TIMEOUT_S) -> Ranks:
-    """The ranks of this topology: the processes of the job, or this rank alone.
+    """Connect the ranks of this topology: the processes of the job, or this rank alone.
 
-    Alone is a single rank, a process without an initialised process group (ranks that are only
-    simulated; each ends when its own lanes are dry) and a worker process. Ranks of a launcher that
-    are not connected are warned.
+    A rank is alone if it is the only one, if no process group is initialised (as for simulated
+    ranks, each of which ends with its own lanes), or in a worker process. A warning is logged if a
+    launcher started several ranks that are not connected.
     """
     if _connected(topology):
         ranks: Ranks = load(RANKS)(topology, timeout_s=timeout_s)
@@ -40,7 +40,7 @@ def connect(topology: Topology, *, timeout_s: float = TIMEOUT_S) -> Ranks:
 
 
 def warn_unconnected(topology: Topology) -> None:
-    """Log a warning if a launcher started several ranks, and nothing connects them."""
+    """Log a warning if a launcher started several ranks without a process group."""
     if dist.is_available() and dist.is_initialized():
         return
     launched = (os.environ.get("RANK"), os.environ.get("WORLD_SIZE"))

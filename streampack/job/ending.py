@@ -1,16 +1,16 @@
-"""How a finite run ends: on every rank after the same step, with no batch lost.
+"""End of a finite run: on every rank after the same step, without losing a batch.
 
-Batch number g of a run is lane ``g % lanes``'s, so a lane that has run dry leaves gaps, which the
-loader fills with empty batches where another rank has a batch in the same step. A step in which no
-rank has one is left out. The run goes on while any rank has a batch, or (``end="stop"``) while
-every lane has. The ranks ask each other one step ahead and wait for the answer when the step
-begins, so it travels while the model computes.
+Batch g of a run comes from lane ``g % lanes``, so an exhausted lane leaves gaps, which the loader
+fills with empty batches if another rank has a batch in the same step. A step in which no rank has a
+batch is left out. The run continues while any rank has a batch, or (``end="stop"``) while every
+lane has one. Ranks start a collective one step ahead and wait for its result when the step begins,
+so that it overlaps with the model's computation.
 
-All ranks ask the same questions in the same order, wherever a loop is left: what is asked follows
-from the number of the step alone.
+All ranks start the same collectives in the same order, even if a loop is left early, because they
+depend only on the index of the step.
 
-Cost: one sum over ranks per step; no batch is held back but for the first of each lane where
-``end="stop"`` must know that all have one.
+Cost: one sum over ranks per step. No batch is held back, except that ``end="stop"`` waits until
+every lane has a first one.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from streampack.job.topology import Topology
 
 End = Literal["drain", "stop"]
 
-GIVES = 1 << 32  # above all flags in a sum over ranks: how many have a batch
+GIVES = 1 << 32  # unit of the number of ranks with a batch, above all flags in a sum over ranks
 
 
 class Ranks(Protocol):
-    """The data-parallel ranks of a job, as a sum over them."""
+    """Collectives over the data-parallel ranks of a job."""
 
     def total(self, count: int, same: int = 0) -> Callable[[], int]:
-        """Start to add up `count` over the data-parallel ranks; the result waits for the sum.
+        """Start a sum of `count` over the data-parallel ranks; the returned function waits for it.
 
-        Every rank calls it, in the same order, with the same `same`, of 24 bits. The result raises
-        `RankError` on all of them otherwise.
+        Every rank must call it in the same order with the same value of `same`, 24 bits. Otherwise
+        the returned function raises `RankError` on all of them.
         """
         ...
 
     def highest(self, values: NDArray[np.float32]) -> Callable[[], NDArray[np.float32]]:
-        """Start to find the highest of each value over the ranks; called as `total` is."""
+        """Start an elementwise maximum over the ranks; otherwise like `total`."""
         ...
 
 
 def question(*what: object) -> int:
-    """What all ranks ask in this place: 24 bits, which differ from those of other questions."""
+    """Return a 24-bit id of a collective, by which ranks detect that they call different ones."""
     return zlib.crc32(repr(what).encode()) >> 8
 
 
 class OtherPlaceError(RankError):
-    """Ranks ask different questions at once."""
+    """Ranks called different collectives at the same time."""
 
     def __init__(self) -> None:
         super().__init__(
-            "The ranks are not at the same place of the same run.",
+            "All ranks must be at the same step of the same run, and they are not.",
             "Pass the same arguments and load states of the same step on every rank; call "
             "set_weights and skip on all of them, after the same step and with the same numbers.",
         )
@@ -68,39 +68,39 @@ class OtherPlaceError(RankError):
 
 
 class Alone:
-    """A rank that asks no others: it ends when its own lanes do."""
+    """A rank without others, which ends with its own lanes."""
 
     def total(self, count: int, same: int = 0) -> Callable[[], int]:
-        """The rank's own count."""
+        """Return the rank's own count."""
         return lambda: count
 
     def highest(self, values: NDArray[np.float32]) -> Callable[[], NDArray[np.float32]]:
-        """The rank's own values."""
+        """Return the rank's own values."""
         return lambda: values
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A batch that a dry lane cannot give: number ``step * lanes + lane``."""
+    """Gap of an exhausted lane, in place of the batch with index ``step * lanes + lane``."""
 
     lane: int
     step: int
 
 
 class Ending:
-    """A rank's items by number, with gaps for dry lanes, up to the end that all ranks agree on.
+    """A rank's items in batch order, with gaps for exhausted lanes, up to the agreed end.
 
     Args:
-        items: this rank's, in order of their numbers, ``step * lanes + lane``; each has `lane`,
-            `step` and `has_next`, whether its lane has another one.
-        topology: of this rank.
-        start: number of the first batch; lanes: of the run.
-        known: per lane, how many batches it is known to have, those given before `start` among
-            them; a lane that is dry has fewer than its turns were. Of others nothing is known.
-        ranks: who asks whom; None for an endless run, which asks nobody.
-        end: "drain" gives everything, "stop" leaves at the first rotation in which some lane has
+        items: this rank's items in order of their indices, ``step * lanes + lane``; each has
+            `lane`, `step` and `has_next`, True if its lane has another item.
+        topology: topology of this rank.
+        start: index of the first batch; lanes: number of lanes of the run.
+        known: per lane, the number of batches that it is known to have, including batches before
+            `start`; for an exhausted lane it is below its number of turns. Lanes may be missing.
+        ranks: collectives of the ranks; None for an endless run, which needs none.
+        end: "drain" delivers every batch, "stop" ends at the first rotation in which some lane has
             no batch.
-        leaves_out: whether steps of nothing but gaps are left out.
+        leaves_out: True to leave out steps that consist of gaps.
     """
 
     def __init__(
@@ -125,13 +125,13 @@ class Ending:
         own = topology.lanes(start, lanes)
         numbers = [topology.batch(start, turn) for turn in range(len(own))]
         self._first = {number % lanes: number for number in numbers}
-        self._unseen = deque(self._first)  # lanes that have given nothing yet, in order
-        # The last step that a lane is known to have. Steps that were given count, so that a run
-        # stopped inside its last rotation goes on to the end of it.
+        self._unseen = deque(self._first)  # lanes without a first item so far, in order
+        # The last step that a lane is known to have. Delivered steps count, so that a run stopped
+        # inside its last rotation continues to the end of the rotation.
         self._last = {lane: known.get(lane, 0) - 1 for lane in own}
-        self._dry: set[int] = set()  # lanes known to have no more than that
-        self._ahead: deque[tuple[int, Any]] = deque()  # with their numbers
-        self._answers: deque[Callable[[], int]] = deque()  # to what was asked of coming steps
+        self._dry: set[int] = set()  # lanes known to end with that step
+        self._ahead: deque[tuple[int, Any]] = deque()  # (index, item)
+        self._answers: deque[Callable[[], int]] = deque()  # pending results for coming steps
 
     def __iter__(self) -> Iterator[Any]:
         ranks = self._topology.world_size
@@ -146,7 +146,7 @@ class Ending:
                 yield item
 
     def rest(self) -> Iterator[Any]:
-        """What "stop" leaves; to be asked for once the iteration has ended."""
+        """Yield the items that "stop" leaves over; call it once the iteration has ended."""
         yield from (item for _, item in self._ahead)
         self._ahead.clear()
         while (item := self._pull()) is not None:
@@ -154,9 +154,9 @@ class Ending:
             yield item
 
     def end_lane(self, lane: int, steps: int) -> None:
-        """Record that a lane has no more after `steps` batches, all ranks' counted.
+        """Record that a lane ends after `steps` batches, counted over all ranks.
 
-        Of a lane whose end is known this says nothing new.
+        It has no effect for a lane with a known end.
         """
         if lane not in self._dry:
             self._last[lane] = steps - 1
@@ -165,7 +165,7 @@ class Ending:
     # ------------------------------------------------------------------ agreeing
 
     def _ask(self, first: int) -> None:
-        """Ask about the step that begins with batch `first`: whether it is given, and by whom."""
+        """Start the collective that decides if the step from batch `first` on is delivered."""
         if self._ranks is None:
             return
         number = first + self._topology.rank
@@ -181,20 +181,20 @@ class Ending:
         self._answers.append(self._ranks.total(int(flag) + int(gives) * GIVES, same))
 
     def _next_batches(self) -> int | None:
-        """How many ranks may have a batch in the next step; None if the run ends before it."""
+        """Return the number of ranks that may have a batch in the next step, or None at the end."""
         if self._ranks is None:
             return self._topology.world_size
         batches, flags = divmod(self._answers.popleft()(), GIVES)
         return batches if (flags > 0) == (self._end == "drain") else None
 
     def _any_has(self, number: int) -> bool:
-        """Whether a lane of this rank has a batch of that number or a higher one."""
+        """True if a lane of this rank has a batch with this index or a higher one."""
         if any(step * self._lanes + lane >= number for lane, step in self._last.items()):
             return True
         return any(self._has(lane, -((lane - number) // self._lanes)) for lane in self._last)
 
     def _all_have(self, step: int) -> bool:
-        """Whether all lanes of this rank have a batch of that step."""
+        """True if all lanes of this rank have a batch in that step."""
         return all(self._has(lane, step) for lane in self._last)
 
     # ------------------------------------------------------------------ looking ahead
@@ -205,12 +205,12 @@ class Ending:
         return self._last[lane] >= step
 
     def _take(self, number: int) -> Any:
-        """The item of that number, or a gap if its lane has no such batch."""
+        """Return the item with this index, or a gap if its lane has no such batch."""
         lane, step = self._lane_step(number)
-        if number < self._start:  # another rank's, when the run was that of fewer ranks
+        if number < self._start:  # delivered by another rank, when the run had fewer ranks
             return Gap(lane, step)
         if self._has(lane, step) and not self._ahead:
-            self._pull()  # that may be the end of the lane, where it could not know sooner
+            self._pull()  # this may reveal the end of the lane
         if not self._has(lane, step):
             return Gap(lane, step)
         found, item = self._ahead.popleft()
@@ -221,7 +221,7 @@ class Ending:
         return number % self._lanes, number // self._lanes
 
     def _pull(self) -> Any:
-        """Take the next item in; None if there is none, and then all lanes are dry."""
+        """Read the next item ahead; return None if all lanes are exhausted."""
         item = next(self._items, None)
         if item is None:
             self._dry.update(self._last)
@@ -241,6 +241,6 @@ class Ending:
         return item
 
     def _gave_nothing(self, lane: int) -> None:
-        """Record that a lane's first turn is over, whatever it was known to have."""
+        """Record that a lane's first turn has passed."""
         self._dry.add(lane)
         self._last[lane] = min(self._last[lane], self._first[lane] // self._lanes - 1)

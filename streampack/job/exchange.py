@@ -1,11 +1,11 @@
-"""What the processes of a job exchange, over a gloo group on the CPU.
+"""Collectives between the processes of a job, over a gloo group on the CPU.
 
-Sums over data-parallel ranks: do others still have batches, how many loss tokens has a group of
-batches. All processes of the job take part, those of a model-parallel group too; what they
-contribute counts once.
+They are sums and maxima over data-parallel ranks, for example of the remaining batches or of the
+loss tokens in a group of batches. All processes of the job take part, including the other processes
+of a model-parallel group, which contribute once together.
 
-torch.distributed must be initialised; everything here fails with `RankError` when another process
-dies, or answers nothing for `timeout_s`.
+torch.distributed must be initialised. Every collective raises `RankError` if another process dies,
+or does not respond for `timeout_s`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from streampack.job.topology import Topology
 
 
 class ProcessRanks:
-    """The data-parallel ranks of a job whose processes torch.distributed connects.
+    """Collectives over the data-parallel ranks of a job connected by torch.distributed.
 
-    Creating one is a collective operation: every process of the job does it.
+    The constructor is a collective: every process of the job must call it.
 
     Args:
-        topology: of this process; every data-parallel rank is shared by equally many processes.
-        timeout_s: how long to wait for others.
+        topology: topology of this process; every data-parallel rank must have the same number of
+            processes.
+        timeout_s: seconds to wait for other processes.
 
     Raises:
         ConfigError: the processes' topologies do not fit together.
-        RankError: a process died or did not answer.
+        RankError: a process died or did not respond.
     """
 
     def __init__(self, topology: Topology, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -52,8 +53,8 @@ class ProcessRanks:
         counts = torch.bincount(found[:, 0], minlength=topology.world_size)
         if len({*counts.tolist()}) > 1 or len({*found[:, 1].tolist()}) > 1:
             raise ConfigError(
-                f"The job's {processes} processes have data-parallel ranks "
-                f"{found[:, 0].tolist()} of {found[:, 1].tolist()}, not each equally often.",
+                f"Every data-parallel rank must occur equally often in the job's {processes} "
+                f"processes, got ranks {found[:, 0].tolist()} of {found[:, 1].tolist()}.",
                 "Pass topology=Topology.from_mesh(mesh, dims), or Topology(rank, world_size) with "
                 "the same world_size everywhere.",
                 setting="topology",
@@ -66,7 +67,7 @@ class ProcessRanks:
 
         def result() -> int:
             total, sames, squares = wait().tolist()
-            # Only numbers that are all the same have no variance.
+            # The variance is zero only if all ranks passed the same number.
             if (self._processes * squares - sames**2) % (1 << 64):
                 raise OtherPlaceError
             return int(total) // self._replicas
@@ -79,7 +80,7 @@ class ProcessRanks:
         return lambda: wait().numpy()
 
     def _start(self, values: torch.Tensor, operation: Any) -> Callable[[], torch.Tensor]:
-        """Start to reduce `values` in place; the result waits for it."""
+        """Start to reduce `values` in place; the returned function waits for the result."""
         work = _finish(
             lambda: dist.all_reduce(values, operation, group=self._group, async_op=True),
             self._timeout_s,
@@ -93,15 +94,15 @@ class ProcessRanks:
         return wait
 
 
-MESH_TRIES = 5  # of gloo to connect all processes, each with the limit of the group
+MESH_TRIES = 5  # attempts of gloo to connect all processes, each with the group's timeout
 LEAST_TRY_S = 2.0
 
-_groups: dict[float, tuple[Any, Any]] = {}  # by timeout: the default group of its time, and it
-_made = 0  # groups that this process began to make
+_groups: dict[float, tuple[Any, Any]] = {}  # by timeout: default group at creation, group
+_made = 0  # groups that this process began to create
 
 
 def _group(timeout_s: float) -> Any:
-    """A gloo group over all processes, made once per timeout."""
+    """Return a gloo group over all processes, created once per timeout."""
     world = dist.group.WORLD
     made_in, group = _groups.get(timeout_s, (None, None))
     if made_in is not world:
@@ -113,7 +114,7 @@ def _group(timeout_s: float) -> Any:
 
 
 def _wait_for_all(timeout_s: float) -> None:
-    """Wait until all processes are about to connect, so that connecting itself is short."""
+    """Wait until all processes are ready to connect, so that connecting itself is short."""
     global _made
     store = job_store()
     if store is None:

@@ -1,10 +1,10 @@
-"""Collectives that were started and not waited for: what becomes of them when the process exits.
+"""Collectives that are pending when the process exits.
 
-A question to the other ranks travels while the loop computes, so a loop that is left has one under
-way. Python ends threads that need it while it shuts down, and one of gloo's that drops a
-tensor then ends the whole process by a signal. So at exit they are waited for, for a while: ranks
-that left their loops after the same step have all asked the same. And the last ones are dropped by
-nobody.
+Collectives run while the loop computes, so a loop that is left early has one pending. Python ends
+threads that call into it while it shuts down, and a gloo thread that releases a tensor at that time
+kills the process by a signal. So at exit the process waits for pending collectives, for a limited
+time: ranks that left their loops after the same step have all started the same ones. The last
+references are never released.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-EXIT_WAIT_S = 5.0  # for all together, where another rank asks nothing more and does not exit either
+EXIT_WAIT_S = 5.0  # in all, if another rank neither joins a collective nor exits
 
 
-#: Started in this process (by its id), in order, each with its tensor. The last ones are kept
-#: though they are complete, so that the thread that completed one never drops it last.
+#: Collectives started in this process (by process id), in order, each with its tensor. The last
+#: ones are kept after completion, so that gloo's thread never releases the last reference.
 _kept: deque[tuple[int, Any, Any]] = deque()
 
 
@@ -30,7 +30,7 @@ KEPT = 16
 
 
 def keep(work: Any, tensor: Any) -> None:
-    """Keep a collective that was just started, and what it writes to, beyond its completion."""
+    """Keep a collective that was just started, and its tensor, beyond its completion."""
     _kept.append((os.getpid(), work, tensor))
     while len(_kept) > KEPT and _kept[0][1].is_completed():
         _kept.popleft()
@@ -41,7 +41,7 @@ def _wait() -> None:
     deadline = time.monotonic() + EXIT_WAIT_S
     for process, work, _ in _kept:
         left_s = deadline - time.monotonic()
-        if process == os.getpid() and left_s > 0:  # a child that was forked has no such threads
-            with suppress(RuntimeError):  # another rank died, or asks nothing
+        if process == os.getpid() and left_s > 0:  # a forked child has no gloo threads
+            with suppress(RuntimeError):  # another rank died, or joins no collective
                 work.wait(timedelta(seconds=left_s))
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))  # not even the interpreter's end drops them
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))  # survives the interpreter's shutdown

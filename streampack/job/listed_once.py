@@ -1,13 +1,13 @@
-"""A listing that one process of a job makes, and the others take from it.
+"""Listing of shards that one process of a job makes and shares with the others.
 
 Steps:
-  1. Whoever comes first, by a counter in the job's store, lists.
-  2. It puts the manifest into the store, pickled and compressed, in pieces.
-  3. The others look for it there. Where the first one failed, each lists for itself, and meets the
-     same error or none.
-The store is that of torch.distributed (a `TCPStore` on one host of the job); nothing waits for a
-process that does not list, so ranks may build datasets in any order, or one rank alone. What is
-in the store comes from processes of this job, and so is unpickled.
+  1. The first process to increment a counter in the job's store lists the shards.
+  2. It writes the manifest to the store, pickled and compressed, in pieces.
+  3. The others read it from the store. If the first process failed, each lists for itself, and gets
+     the same error or none.
+The store is the one of torch.distributed (a `TCPStore` on one host of the job). No process waits
+for another unless that one is listing, so ranks may build datasets in any order, or one rank alone.
+The contents of the store come from processes of this job, so unpickling them is safe.
 
 Cost: one listing per job instead of one per rank; per further rank 5 to 10 bytes per shard.
 """
@@ -29,27 +29,27 @@ from streampack.errors import RankError, first_line
 
 PIECE_BYTES = 4 << 20  # a TCPStore refuses values of 8 MiB
 TIMEOUT_S = 1800.0  # a listing of a million objects takes some minutes
-GRACE_S = 1.0  # for an operation that watches the time itself, and has more to say
+GRACE_S = 1.0  # for an operation with a timeout of its own, which has a better error
 T = TypeVar("T")
 
-_REMEDY = "Look for the process that failed first, and start all of them again."
+_REMEDY = "Look for the process that failed first, and restart all of them."
 
-LONGEST_PAUSE_S = 0.5  # between two looks; a blocking wait would hold the store's connection
+LONGEST_PAUSE_S = 0.5  # between two polls; a blocking wait would occupy the store's connection
 FAILED = b"failed"
 
 
 def listed_once(
     described: Mapping[str, Any], list_shards: Callable[[], T], timeout_s: float = TIMEOUT_S
 ) -> T:
-    """What `list_shards` returns in the first process of the job that asks for it.
+    """Return the result of `list_shards` in the first process of the job that calls this.
 
     Args:
-        described: all that the listing depends on; the same in every process.
-        list_shards: lists.
-        timeout_s: how long to wait for another process.
+        described: all inputs of the listing; the same in every process.
+        list_shards: function that lists the shards.
+        timeout_s: seconds to wait for another process.
 
     Raises:
-        RankError: the process that lists died, or takes longer than that.
+        RankError: the listing process died, or took longer than `timeout_s`.
     """
     store = job_store()
     if store is None:
@@ -77,7 +77,7 @@ def listed_once(
 
 
 def _take(store: Any, key: str, timeout_s: float) -> Any:
-    """What the first process lists; None if it failed."""
+    """Return the listing of the first process, or None if it failed."""
     deadline, pause_s = time.monotonic() + timeout_s, 0.01
     while not store.check([f"{key}/pieces"]):
         if time.monotonic() > deadline:
@@ -94,23 +94,23 @@ def _take(store: Any, key: str, timeout_s: float) -> Any:
 
 
 def _asked(timeout_s: float, operation: Callable[[], Any]) -> Any:
-    """What the store answers."""
+    """Return the store's response; raise `RankError` if there is none."""
     try:
         return within(timeout_s, operation)
     except RankError:
         raise
-    except RuntimeError as error:  # the store's host is gone, or was stopped
+    except RuntimeError as error:  # the store's host is gone or was stopped
         raise RankError(f"The job's store does not answer: {first_line(error)}", _REMEDY) from error
 
 
 def within(timeout_s: float, operation: Callable[[], T]) -> T:
-    """Return the result of an operation of the store, which waits for its host without a limit.
+    """Return the result of a store operation, which by itself waits for its host without limit.
 
-    It runs in a thread, which is left behind where the host does not answer.
+    It runs in a thread, which is abandoned if the host does not respond.
 
     Raises:
         RuntimeError: there is no result after `timeout_s` and `GRACE_S`.
-        Exception: whatever the operation raises.
+        Exception: any exception of the operation.
     """
     results: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
@@ -131,13 +131,13 @@ def within(timeout_s: float, operation: Callable[[], T]) -> T:
 
 
 def job_store() -> Any:
-    """The store of torch.distributed, if it connects several processes."""
-    dist = sys.modules.get("torch.distributed")  # without it there is no job
+    """Return the store of torch.distributed if it connects several processes, else None."""
+    dist = sys.modules.get("torch.distributed")  # if it is not imported there is no job
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     if dist.get_world_size() < 2:
         return None
     try:
         return dist.distributed_c10d._get_default_store()
-    except (AttributeError, RuntimeError, ValueError):  # backends without one
+    except (AttributeError, RuntimeError, ValueError):  # backends without a store
         return None

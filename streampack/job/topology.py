@@ -1,9 +1,9 @@
-"""Topology: which data-parallel rank this is, of how many; and which batches are whose.
+"""Topology: this process's data-parallel rank, the number of ranks, and the batches of each rank.
 
 Batch g of a run comes from lane ``g % lanes``. At step s after a (re)start at batch `start`, rank r
-of R takes batch ``start + s * R + r``, so the sequence of batches is the same for every R. Where R
-divides the lanes, all batches of a lane go to one rank. Where it does not, several ranks run the
-same lane, and each leaves out the batches of the others.
+of R takes batch ``start + s * R + r``, so the sequence of batches is the same for every R. If R
+divides the lanes, all batches of a lane go to one rank. Otherwise several ranks run the same lane,
+and each leaves out the batches of the others.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 @explained
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """A place among data-parallel ranks.
+    """Position of a process among data-parallel ranks.
 
     Ranks that hold parts of one model (tensor, pipeline or context parallel) share one data-
     parallel rank and so get the same batches. With `Buckets(cp=...)` context-parallel ranks count.
 
     Args:
-        rank: this process's data-parallel rank; world_size: how many there are.
+        rank: this process's data-parallel rank; world_size: number of data-parallel ranks.
     """
 
     rank: int = 0
@@ -44,7 +44,7 @@ class Topology:
 
     @classmethod
     def detect(cls) -> Topology:
-        """From torch.distributed if it is initialised, else from RANK and WORLD_SIZE, else one."""
+        """Detect it from torch.distributed, else from RANK and WORLD_SIZE, else one rank."""
         import torch.distributed as dist
 
         if dist.is_available() and dist.is_initialized():
@@ -53,14 +53,14 @@ class Topology:
             return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
         except ValueError:
             raise ConfigError(
-                f"RANK={os.environ.get('RANK')!r} and WORLD_SIZE="
-                f"{os.environ.get('WORLD_SIZE')!r} are not two numbers.",
+                f"RANK and WORLD_SIZE must be two numbers, got {os.environ.get('RANK')!r} and "
+                f"{os.environ.get('WORLD_SIZE')!r}.",
                 "Correct them, or pass topology=Topology(rank, world_size).",
                 setting="topology",
             ) from None
 
     def check_still_detected(self) -> None:
-        """Raise `ConfigError` if this was detected and is no longer this process's place."""
+        """Raise `ConfigError` if it was detected and detection now gives another rank."""
         now = Topology.detect()
         if now != self:
             raise ConfigError(
@@ -72,15 +72,15 @@ class Topology:
 
     @classmethod
     def from_mesh(cls, mesh: DeviceMesh, dims: str | Sequence[str]) -> Topology:
-        """From a torch `DeviceMesh`: this process's place in its data-parallel dimensions.
+        """Return this process's topology in the data-parallel dimensions of a torch `DeviceMesh`.
 
-        ``Topology.from_mesh(mesh, ("dp_replicate", "dp_shard"))``. Processes that differ in other
-        dimensions only (tensor, pipeline, context parallel) get the same batches.
+        ``Topology.from_mesh(mesh, ("dp_replicate", "dp_shard"))``. Processes that differ only in
+        other dimensions (tensor, pipeline, context parallel) get the same batches.
 
         Args:
-            mesh: with named dimensions.
-            dims: the names of those over which batches differ, the slowest first; flattened ones
-                may be among them.
+            mesh: mesh with named dimensions.
+            dims: names of the dimensions over which batches differ, the slowest first; flattened
+                dimensions are allowed.
 
         Raises:
             ConfigError: the mesh has no such dimension, or this process is not part of it.
@@ -102,30 +102,30 @@ class Topology:
         return cls(rank, world_size)
 
     def batch(self, start: int, step: int) -> int:
-        """Number of this rank's batch at local step `step` of a run started at `start`."""
+        """Return the index of this rank's batch at local step `step` of a run from `start` on."""
         return start + step * self.world_size + self.rank
 
     def step_at(self, start: int) -> int:
-        """Number of rank 0's batch in the first step of a run started at `start`."""
+        """Return the index of rank 0's batch in the first step of a run started at `start`."""
         return start
 
     def step_after(self, number: int) -> int:
-        """Number of the first batch of the step after that in which this rank takes `number`."""
+        """Return the index of the first batch after the step in which this rank takes `number`."""
         return number - self.rank + self.world_size
 
     def takes(self, number: int, start: int) -> bool:
-        """Whether batch `number` is this rank's, where a step begins with batch `start`."""
+        """True if this rank takes batch `number`, given that a step begins with batch `start`."""
         return (number - start) % self.world_size == self.rank
 
     def lanes(self, start: int, lanes: int) -> list[int]:
-        """The lanes this rank's batches from number `start` on come from, in the order of turns."""
+        """Return the lanes of this rank's batches from index `start` on, in the order of turns."""
         turns = lanes // math.gcd(self.world_size, lanes)
         return [self.batch(start, step) % lanes for step in range(turns)]
 
     def owned_lanes(self, next_batch: int, lanes: int) -> list[int]:
-        """The lanes whose latest turn before batch `next_batch` was this rank's.
+        """Return the lanes of which this rank had the latest turn before batch `next_batch`.
 
-        Over all ranks, every lane once. At the end of a step this rank knows where they stand.
+        Every lane belongs to exactly one rank. At the end of a step this rank knows their state.
         """
         return [
             lane
@@ -134,9 +134,9 @@ class Topology:
         ]
 
     def shares(self, lanes: int) -> int:
-        """How many ranks run each lane; 1 where the ranks divide the lanes."""
+        """Return the number of ranks that run each lane; 1 if the ranks divide the lanes."""
         return self.world_size // math.gcd(self.world_size, lanes)
 
     def among_workers(self, worker: int, workers: int) -> Topology:
-        """The place of one of a rank's workers that take the rank's batches in turn."""
+        """Return the topology of a worker, if the rank's workers take its batches in turn."""
         return Topology(self.rank + worker * self.world_size, self.world_size * workers)

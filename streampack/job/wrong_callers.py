@@ -1,14 +1,14 @@
-"""Refuse libraries that would lose batches of ours without a word.
+"""Refuse libraries that would silently lose batches.
 
-They iterate a dataset or a loader from objects of the classes below, so these are looked for among
-the callers when an iteration starts.
+They iterate a dataset or a loader from objects of the classes below, so the callers are searched
+for these classes when an iteration starts.
 
 - A `PackedDataset` gives each data-parallel rank its own batches. accelerate and the transformers
-  Trainer, given a DataLoader of it, either iterate it on rank 0 and deal its batches out, so that
-  what the other ranks own is never read, or keep every W-th batch of each rank. Both lose
+  Trainer, given a DataLoader of it, either iterate it on rank 0 and distribute its batches, so that
+  the other ranks' documents are never read, or keep every W-th batch of each rank. Both lose
   (W - 1) / W of the documents.
 - Lightning's Trainer, and Ray Train's ``prepare_data_loader``, take a batch ahead of the training
-  step. The state of our loader counts it, so that a resumed run would leave it out.
+  step. The loader's state counts it as delivered, so that a resumed run would leave it out.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _MODULES = (
     "streampack.trainers.",
     "transformers.",
 )
-#: Of accelerate.data_loader and transformers.trainer_pt_utils.
+#: Classes of accelerate.data_loader and transformers.trainer_pt_utils that split batches.
 RESHARDING_CLASSES = ("DataLoaderDispatcher", "IterableDatasetShard")
-#: Those that take a batch ahead, and the remedy: of lightning.pytorch.loops and ray.train.torch.
+#: Classes of lightning.pytorch.loops and ray.train.torch that take a batch ahead; the remedies.
 _AHEAD = {
     "_FitLoop": "Pass datamodule= with a class of streampack.trainers.DataModuleMixin and "
     "LightningDataModule.",
     "_WrappedDataLoader": "Leave out prepare_data_loader: iterate PackedLoader(dataset, "
     "device=ray.train.torch.get_device()) itself, which knows this worker's rank.",
 }
-#: Those that take batches of a loader without its state: an evaluation, our own `DataModuleMixin`.
+#: Classes that iterate a loader without saving its state: an evaluation, our `DataModuleMixin`.
 _TAKES_NO_STATE = ("_EvaluationLoop", "_PredictionLoop", "StatelessBatches")
 
 
@@ -44,8 +44,8 @@ def refuse_resharding() -> None:
     for kind in _callers():
         if kind.__name__ in RESHARDING_CLASSES:
             raise ConfigError(
-                f"This PackedDataset is iterated by {kind.__module__}.{kind.__name__}, which "
-                "would split its batches over ranks a second time.",
+                "A PackedDataset divides batches among ranks itself, and "
+                f"{kind.__module__}.{kind.__name__} would divide them a second time.",
                 "Iterate PackedLoader(dataset) itself, or pass it as loader= to a class of "
                 "streampack.trainers.TrainerMixin and Trainer.",
                 setting="dataset",
@@ -67,9 +67,9 @@ def refuse_taking_ahead() -> None:
 
 
 def refuse_bare_checkpointing() -> None:
-    """Raise `StateError` if torch.distributed.checkpoint asks a loader itself for its state.
+    """Raise `StateError` if torch.distributed.checkpoint requests the state of a bare loader.
 
-    It makes a key of every lane, and a load asks for those of its own lanes.
+    It stores every lane under a key of its own, and a load requests only the keys of its own lanes.
     """
     if sys._getframe(2).f_globals.get("__name__", "").startswith("torch.distributed.checkpoint."):
         raise StateError(
@@ -80,10 +80,10 @@ def refuse_bare_checkpointing() -> None:
 
 
 def _callers() -> Iterator[type]:
-    """The classes, and those above them, of the objects among the callers, the nearest first.
+    """Yield the classes and base classes of the objects among the callers, the nearest first.
 
-    Only of these libraries' modules: the names of a frame that is looked at keep their values, and
-    a loop that a user leaves would never end its workers.
+    Only frames of these libraries' modules are inspected: inspecting a frame keeps its variables
+    alive, so that a loop which a user leaves would never end its workers.
     """
     frame = sys._getframe(2)
     while frame is not None:
