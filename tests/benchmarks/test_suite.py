@@ -134,6 +134,7 @@ COMMANDS = {
     "image_rows": "--documents 3000 --steps 5",
     "layouts": "--size 0.001",
     "memory": "--scale 0.01 --rounds 1 --passes 1",
+    "remote": "--only .npy --megabytes 1",
     "resume": "--scale 0.01",
     "rollouts": "--small",
     "scale": "--shards 1000 --lanes 64 --ranks 4 --documents 3000",
