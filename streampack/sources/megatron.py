@@ -153,8 +153,8 @@ class MegatronIndexed(FlatSource):
 
     A document is what the index calls one; if it has several sequences, they are joined. An end
     token that preprocessing has written stays. Files are cut at any document among any number of
-    lanes. Both files are mapped into memory, remote ones from the cache, so that a lane reads the
-    parts that it needs. `Documents.origin` holds the number of the document in its file.
+    lanes. Local files are mapped, remote ones read by range, so that a lane reads the parts that it
+    needs. `Documents.origin` holds the number of the document in its file.
 
     Args:
         paths: a `.idx` or `.bin`, the prefix that both share, a directory, a glob or brace

@@ -115,7 +115,7 @@ class Tokens(FlatSource):
     end where the `.ds.index` beside it says.
 
     Files are cut at any byte among any number of lanes; a document belongs to the part that its
-    first token is in. They are mapped into memory, remote ones from the cache. `Documents.origin`
+    first token is in. Local ones are mapped, remote ones read by range. `Documents.origin`
     holds the token that a document begins at; of a `.ds` its number.
 
     Args:
