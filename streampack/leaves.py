@@ -61,6 +61,8 @@ METHODS = {
 }
 #: Documents of a lane in the order of `LaneConfig.order`.
 ORDERED = "streams.ordered_stream:open_ordered"
+#: A run that goes on with other settings.
+CHANGED_SETTINGS = "run.changed_settings:resume_changed"
 #: The ranks of a job of several processes.
 RANKS = "job.exchange:ProcessRanks"
 

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from streampack.leaves import AFTER_PACKER, BEFORE_PACKER, METHODS, ORDERED, RANKS, SOURCES, load
+from streampack.leaves import (
+    AFTER_PACKER,
+    BEFORE_PACKER,
+    CHANGED_SETTINGS,
+    METHODS,
+    ORDERED,
+    RANKS,
+    SOURCES,
+    load,
+)
 from tests.support.closure import code_lines, loaded_modules
 
 if sys.version_info >= (3, 11):
@@ -57,7 +66,10 @@ def test_a_run_works_without_the_leaves_of_others_and_imports_little(kind: str) 
 
 
 TABLES = (BEFORE_PACKER, AFTER_PACKER, SOURCES, METHODS)
-NAMED = [ORDERED, RANKS, *(function for table in TABLES for function in table.values())]
+NAMED = [
+    *(CHANGED_SETTINGS, ORDERED, RANKS),
+    *(function for table in TABLES for function in table.values()),
+]
 
 
 @pytest.mark.parametrize(

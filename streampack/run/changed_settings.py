@@ -29,13 +29,17 @@ from streampack.deals.report_exchange import ENDED
 from streampack.deals.rule import DealRule, Report
 from streampack.documents.blocks import Fields
 from streampack.errors import StateError
+from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.lane.fill import Fill
+from streampack.lane.rotation import OtherLanes
 from streampack.lane.round import Round, held_by_source, round_start
 from streampack.lane.state import RoundStart
 from streampack.packing.balancing import Balance
 from streampack.packing.packer import Packer
 from streampack.packing.rebuilding import rebuild_packer
+from streampack.run.plan import RunPlan
+from streampack.run.state import RunState, batches_due
 from streampack.sources.mixture import Mixture, earlier_mixture
 from streampack.streams.mixed_place import changed_cursor
 from streampack.window.config import WindowConfig
@@ -244,3 +248,45 @@ def _ended(
         return whole
     last = order[stops[1:] - 1]
     return np.where(np.diff(stops) > 0, goes[last] & (plan.stop[last] + dropped >= most), whole)
+
+
+def resume_changed(
+    config: LaneConfig,
+    topology: Topology,
+    state: Mapping[str, Any],
+    current: Mapping[str, Any],
+    changed: Collection[str],
+) -> tuple[RunPlan, RunState]:
+    """The plan of a run that goes on with other settings, and where.
+
+    Args:
+        config: with the new settings; topology: of this rank.
+        state: saved, checked.
+        current: the fingerprint of `config`.
+        changed: the fields in which the fingerprints differ.
+    """
+    before = previous_config(config, state["fingerprint"], current, changed)
+    given = state["next_batch"] // config.lanes
+    dealing = config.deal_settings.rule_after(before.dealing, before.deal_settings, given)
+    config = replace(config, dealing=dealing)
+    plan = RunPlan.of(config, topology)
+    run = RunState.of_rank(state, plan.fingerprint, plan.topology)
+    before = replace(before, weight_changes=run.weight_changes)
+    if "source" in changed:  # whose weights hold from here on
+        run.weight_changes = ()
+    sharing, rule = run.sharing(connected=False), before.dealing
+    dealer = sharing.dealer(rule, sharing.exchange(rule), run.states())
+    OtherLanes(before, dealer, sharing).report_for(given)
+    if dealer is not None:
+        dealer.make(dealer.rule.known(given))
+    run.replan(
+        lambda lane, own: carry_over(
+            before,
+            config,
+            lane,
+            own,
+            batches_due(lane, run.next_batch, config.lanes),
+            dealer,
+        )
+    )
+    return plan, run

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES, LaneConfig
-from streampack.lane.rotation import OtherLanes
+from streampack.leaves import CHANGED_SETTINGS, load
 from streampack.run.fingerprint import changed_fields, fingerprint_of
-from streampack.run.state import Deferred, RunState, batches_due, check_state
+from streampack.run.state import Deferred, RunState, check_state
 from streampack.sources.base import Source
 from streampack.sources.iterable.indexed import Items
 
@@ -179,33 +179,10 @@ def resume_run(
     current = fingerprint_of(config)
     changed = changed_fields(saved, current, allow)
     # Attention has no part in what rows hold.
-    replans = bool(set(changed) - {"attention"}) or not config.deal_settings.keep(config.dealing)
-    if replans:
-        from streampack.run.changed_settings import carry_over, previous_config
-
-        before = previous_config(config, saved, current, changed)
-        given = state["next_batch"] // config.lanes
-        dealing = config.deal_settings.rule_after(before.dealing, before.deal_settings, given)
-        config = replace(config, dealing=dealing)
-    plan = RunPlan.of(config, topology)
-    run = RunState.of_rank(state, plan.fingerprint, plan.topology)
-    if replans:
-        before = replace(before, weight_changes=run.weight_changes)
-        if "source" in changed:  # whose weights hold from here on
-            run.weight_changes = ()
-        sharing, rule = run.sharing(connected=False), before.dealing
-        dealer = sharing.dealer(rule, sharing.exchange(rule), run.states())
-        OtherLanes(before, dealer, sharing).report_for(given)
-        if dealer is not None:
-            dealer.make(dealer.rule.known(given))
-        run.replan(
-            lambda lane, own: carry_over(
-                before,
-                config,
-                lane,
-                own,
-                batches_due(lane, run.next_batch, config.lanes),
-                dealer,
-            )
+    if set(changed) - {"attention"} or not config.deal_settings.keep(config.dealing):
+        resumed: tuple[RunPlan, RunState] = load(CHANGED_SETTINGS)(
+            config, topology, state, current, changed
         )
-    return plan, run
+        return resumed
+    plan = RunPlan.of(config, topology)
+    return plan, RunState.of_rank(state, plan.fingerprint, plan.topology)
