@@ -68,6 +68,8 @@ class Folders(ABC):
                 return
             self._above.add(above)
             self._look_for(above, "_delta_log")
+            if "=" in name:
+                self._look_for(above, ".hoodie")
             if name == "data":
                 self._look_for(above, "metadata")
             name = above.rpartition("/")[2]
@@ -99,6 +101,14 @@ def join(folder: str, name: str) -> str:
     return f"{folder}{name}" if folder.endswith("/") else f"{folder}/{name}"
 
 
+def _leads_nowhere(item: os.DirEntry[str]) -> bool:
+    """True for a link to a file that is gone, by its name; `real_files` refuses it if it is read.
+
+    A file that was moved or removed behind the link would else be missing without a word.
+    """
+    return item.is_symlink() and "." in item.name and not os.path.exists(item.path)
+
+
 class LocalFolders(Folders):
     """Folders of this machine, by absolute paths.
 
@@ -115,8 +125,10 @@ class LocalFolders(Folders):
             for item in items:
                 with suppress(OSError):  # a link to nothing
                     path = join(folder, item.name)
-                    if item.is_file():
-                        found[item.name] = FileInfo(path, item.stat().st_size)
+                    if item.is_file() or _leads_nowhere(item):
+                        found[item.name] = FileInfo(
+                            path, item.stat(follow_symlinks=item.is_file()).st_size
+                        )
                     elif item.is_dir():
                         found[item.name] = None
         return found

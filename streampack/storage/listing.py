@@ -96,7 +96,11 @@ def refuse_repeated(paths: Sequence[str], files: Sequence[str] | None = None) ->
 
 
 def real_files(paths: Iterable[str], filesystem_of: Callable[[str], Any]) -> list[str]:
-    """What each path or URL leads to, over links and whatever way it is written."""
+    """What each path or URL leads to, over links and whatever way it is written.
+
+    Raises:
+        ConfigError: a path is a link to nothing.
+    """
     folders: dict[str, str] = {}
     found = []
     for path in paths:
@@ -106,6 +110,12 @@ def real_files(paths: Iterable[str], filesystem_of: Callable[[str], Any]) -> lis
             found.append(filesystem.unstrip_protocol(filesystem._strip_protocol(path)))
         elif os.path.islink(rest):
             found.append(os.path.realpath(rest))
+            if not os.path.exists(found[-1]):
+                raise ConfigError(
+                    f'"{path}" is a link to "{found[-1]}", which does not exist.',
+                    "Restore that file, or remove the link.",
+                    path=path,
+                )
         else:
             folder, name = os.path.split(rest)
             if folder not in folders:

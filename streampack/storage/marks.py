@@ -40,8 +40,15 @@ MARKS = {
         f"is a Delta table, {_OLD_ROWS}",
         "Pass the files of its current version: deltalake.DeltaTable({0!r}).file_uris().",
     ),
+    ".hoodie": Mark(
+        "hoodie.properties",
+        f"is a Hudi table, {_OLD_ROWS}",
+        "Pass the files of its current version: the table's folder joined with "
+        "slice.base_file_relative_path(), for each slice of "
+        "hudi.HudiTableBuilder.from_base_uri({0!r}).build().get_file_slices().",
+    ),
     "metadata": Mark(
-        "*.metadata.json",
+        "*.metadata.json*",
         f"is an Iceberg table, {_OLD_ROWS}",
         "Pass the files of a snapshot: [task.file.file_path for task in table.scan().plan_files()] "
         "with the table of pyiceberg.",

@@ -121,6 +121,20 @@ def test_links_to_what_is_named_too_are_refused(tmp_path: Path, storage: Storage
         assert Path(caught.value.path).resolve() == tmp_path / "v1" / "a.txt"
 
 
+def test_links_to_files_that_are_gone_are_refused(tmp_path: Path, storage: Storage) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.txt").symlink_to("blobs/b")
+    (tmp_path / ".#a.txt").symlink_to("editor@host")
+    (tmp_path / "latest").symlink_to("v2")
+    for pattern in ("", "*.txt", "**", "?.txt"):
+        with pytest.raises(ConfigError) as caught:
+            storage.list(str(tmp_path / pattern))
+        assert caught.value.path == str(tmp_path / "b.txt")
+    assert len(storage.list(str(tmp_path / "a*"))) == 1
+    (tmp_path / "b.txt").unlink()
+    assert len(storage.list(tmp_path)) == len(storage.list(str(tmp_path / "*"))) == 1
+
+
 def test_two_stars_and_folders_follow_each_link_to_a_folder_once(tmp_path: Path) -> None:
     corpus, other = tmp_path / "corpus", tmp_path / "other"
     for folder in (corpus, other):
@@ -145,6 +159,7 @@ TABLES = {
         "date=1/hour=2/part-1.parquet",
     ),
     "Iceberg": ("metadata/00001-a.metadata.json", "data/part-0.parquet", "data/date=1/x.parquet"),
+    "Hudi": (".hoodie/hoodie.properties", "part-0.parquet", "date=1/hour=2/part-1.parquet"),
     "Lance": ("_versions/1.manifest", "data/part-0.lance"),
     "unfinished": (".streampack/progress.json", "part-00000.parquet"),
 }
@@ -163,7 +178,7 @@ def test_a_folder_that_is_no_corpus_as_it_lies_is_refused(corpus: Corpus, kind: 
     assert names(*every, "lake/other") == sorted([*every, "lake/other/a.txt"])
 
 
-@pytest.mark.parametrize("kind", ["Delta", "Iceberg"])
+@pytest.mark.parametrize("kind", ["Delta", "Hudi", "Iceberg"])
 def test_partitions_of_a_table_are_refused(corpus: Corpus, kind: str) -> None:
     mark, _, file = TABLES[kind]
     names = corpus(f"t/{mark}", f"t/{file}")
