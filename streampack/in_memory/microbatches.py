@@ -110,9 +110,9 @@ class Given:
             block, problems = self.types.cast(block)
             for i in np.flatnonzero(block.lengths != lengths).tolist():
                 problems[i] = f"has {block.lengths[i]} ids, but {lengths[i]} were planned"
-        for i, what in problems.items():
+        for i, problem in problems.items():
             raise ConfigError(
-                f"Document {numbers[i]} {what}.",
+                f"Document {numbers[i]} {problem}.",
                 "Pass the documents and fields in the order of the lengths that were planned.",
                 document=f"document {numbers[i]}",
             )

@@ -1,6 +1,6 @@
-"""Text and conversations to blocks of token ids, and the ids that begin and end documents.
+"""Tokenization of texts and conversations into blocks of ids, and BOS and EOS tokens.
 
-Knows tokenizers and chat templates; it does not know sources, lanes or rows.
+This package handles tokenizers and chat templates. It is independent of lanes and rows.
 """
 
 import lazy_loader

@@ -1,14 +1,11 @@
-"""The language of chat templates: Jinja, sandboxed and bounded, as transformers has it.
+"""Sandboxed, bounded Jinja for chat templates, with the extensions of transformers.
 
-Text is rendered piece by piece, so that the places where a ``{% generation %}`` block begins and
-ends are known exactly: it writes an empty piece of a special type there, which no content can
-forge.
+Text is rendered piece by piece, to know the exact positions at which ``{% generation %}`` blocks
+begin and end: a block writes an empty piece of a special type there, which content cannot forge.
 
-Bounded: the sandbox of Jinja with a limit on what a template does, whatever it is.
-
-`Work` counts for one conversation: every item of a loop and call of a macro, every call and filter,
-and what they make, by its size. A number of steps does not depend on the machine, so a record that
-is refused is refused wherever it is rendered.
+Rendering is bounded by counting steps. `Work` counts every loop item, macro call, function call and
+filter of a conversation, and the size of their results. Steps do not depend on the machine, so a
+record that is refused is refused everywhere.
 """
 
 from __future__ import annotations
@@ -31,13 +28,13 @@ from jinja2.visitor import NodeTransformer
 
 from streampack.errors import ConfigError
 
-STEPS = 4_000_000  # of a conversation, some seconds at most
-STEPS_BETWEEN = 100  # for every message, as templates and we look at the others for each of them
-CHARACTERS = 256  # that are written or copied in a step
-ITEMS = 4  # that are looked at in a step
-LARGEST = 1 << 25  # characters or items of a value
-WIDEST = 10_000  # of padding, and of other numbers that say how much to make
-_BITS = 1 << 14  # of a number
+STEPS = 4_000_000  # per conversation; a few seconds at most
+STEPS_BETWEEN = 100  # per pair of messages, because every message is compared with the others
+CHARACTERS = 256  # written or copied per step
+ITEMS = 4  # examined per step
+LARGEST = 1 << 25  # most characters or items of a value
+WIDEST = 10_000  # largest padding width, or other number that determines an amount of output
+_BITS = 1 << 14  # most bits of an integer
 
 _MANY = {list, tuple, dict, range}
 _FORMATS = {"format", "format_map", "%"}
@@ -49,36 +46,36 @@ _WIDTH_IS_AN_ARGUMENT = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")
 
 
 class TooMuchError(Exception):
-    """A template goes beyond a limit."""
+    """A template exceeds a limit."""
 
     def __str__(self) -> str:
         return f"takes millions of steps or makes more than {LARGEST:,} characters"
 
 
 class Work(threading.local):
-    """What a template may still do in this thread."""
+    """Remaining steps of a template in this thread."""
 
     left = STEPS
 
     def begin(self, messages: int, characters: int) -> None:
-        """A new conversation with so many messages and characters."""
+        """Reset the limit for a conversation with this number of messages and characters."""
         per_message = STEPS_BETWEEN * messages + characters // CHARACTERS * 16
         self.left = STEPS + messages * per_message
 
     def take(self, steps: int) -> None:
-        """Count steps."""
+        """Spend steps; raise `TooMuchError` if none are left."""
         self.left -= steps
         if self.left < 0:
             raise TooMuchError
 
     def made(self, size: int) -> None:
-        """Count a value by its characters or items."""
+        """Spend the steps for a value of `size` characters or items."""
         if size > LARGEST:
             raise TooMuchError
         self.take(2 + size // CHARACTERS)
 
     def value(self, value: Any) -> Any:
-        """The value, its size counted; if it is lazy, with all its items counted."""
+        """Count a value's size and return it; a generator counts its items as they are read."""
         kind = type(value)
         if kind is str:
             self.made(len(value))
@@ -92,7 +89,7 @@ class Work(threading.local):
         return value
 
     def written(self, value: Any) -> None:
-        """Count a value that becomes text, with all that it holds."""
+        """Count a value that becomes text, with everything nested in it."""
         waiting = [value]
         while waiting:
             value = waiting.pop()
@@ -103,17 +100,17 @@ class Work(threading.local):
                 waiting += value
 
     def counted(self, items: Iterable[Any]) -> Iterator[Any]:
-        """The items of a loop."""
+        """Yield the items of a loop, one step each."""
         for item in items:
             self.take(1)
             yield item
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Counts what its templates do.
+    """Sandboxed environment that counts the steps of its templates.
 
     Attributes:
-        work: of the conversation that is rendered.
+        work: remaining steps of the conversation being rendered.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
@@ -122,7 +119,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         self.work = Work()
         self.finalize = self._finalize
-        del self.globals["lipsum"]  # makes any amount of text, at random
+        del self.globals["lipsum"]  # generates random text of any length
         self.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         for name, function in self.filters.items():
             self.filters[name] = self._filter(name, function)
@@ -130,7 +127,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= ours
 
     def bounded(self, tree: nodes.Template) -> BoundedTemplate:
-        """The template that counts its steps."""
+        """Compile a template that counts its steps."""
         counting = _Counting().visit(tree)
         counting.set_environment(self)
         return BoundedTemplate(self.from_string(counting), self.work)
@@ -190,16 +187,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 @dataclass(frozen=True, slots=True)
 class BoundedTemplate:
-    """A template, and the work that it may do for a conversation, which is rendered in parts."""
+    """A compiled template and its step limit, shared by all renderings of a conversation."""
 
     template: Template
     work: Work
 
     def pieces(self, variables: dict[str, Any]) -> Iterator[str]:
-        """The text, as Jinja yields it.
+        """Yield the text in pieces.
 
         Raises:
-            TooMuchError: it takes too many steps, or is too long.
+            TooMuchError: rendering takes too many steps, or the text is too long.
         """
         written = 0
         for piece in self.template.root_render_func(self.template.new_context(variables)):
@@ -210,7 +207,7 @@ class BoundedTemplate:
 
 
 def _check_widths(name: str, form: Any, numbers: Iterable[Any]) -> None:
-    """Raise `TooMuchError` for what makes much text out of little: a wide field, wide padding."""
+    """Raise `TooMuchError` for wide fields and padding, which turn a short value into long text."""
     if name in _FORMATS:
         if _WIDE.search(str(form)):
             raise TooMuchError
@@ -226,10 +223,10 @@ _STEP, _COUNTED, _SIZED, _JOIN = (
 
 
 class _Counting(NodeTransformer):
-    """Adds what counts to the tree of a template."""
+    """Transformer that adds step counters to a template's syntax tree."""
 
     def visit_For(self, node: nodes.For) -> Any:  # noqa: N802
-        if node.test is not None:  # items that it leaves out do not come to the body
+        if node.test is not None:  # the body, which counts, is not run for filtered items
             node.iter = _filtered(node.iter, _COUNTED)
         return self._stepping(node)
 
@@ -292,10 +289,14 @@ class _Generation(Extension):
 
 
 def compile_template(source: str) -> tuple[BoundedTemplate, bool, bool]:
-    """A template, whether it has generation blocks, and whether it has a generation prompt.
+    """Compile a template.
+
+    Returns:
+        The template, True if it has generation blocks, and True if it has a generation prompt.
 
     Raises:
-        ConfigError: it is not a template, or has generation blocks whose place cannot be found.
+        ConfigError: the source is not a template, or has generation blocks at positions that cannot
+            be determined.
     """
     environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
@@ -312,20 +313,20 @@ def compile_template(source: str) -> tuple[BoundedTemplate, bool, bool]:
     except TemplateSyntaxError as error:
         raise ConfigError(
             f"The chat template is broken at line {error.lineno}: {error.message}.",
-            "Pass a Jinja template as transformers' `chat_template` is one.",
+            "Pass a Jinja template in the form of transformers' `chat_template`.",
             setting="template",
         ) from error
-    except (RecursionError, SyntaxError, MemoryError) as error:  # of Python, which compiles it
+    except (RecursionError, SyntaxError, MemoryError) as error:  # raised by Python's compiler
         raise ConfigError(
             "The blocks or expressions of the chat template are nested too deep.",
-            "Write it with fewer blocks inside each other; Python has room for 20 loops.",
+            "Nest fewer blocks; Python allows 20 loops.",
             setting="template",
         ) from error
     if hidden:
         raise ConfigError(
             "The chat template has a {% generation %} block inside a macro, a set, call or filter "
             "block, or a recursive loop.",
-            "Move it to where the text is written.",
+            "Move the block to the place at which its text is written.",
             setting="template",
         )
     return template, marked, "add_generation_prompt" in names

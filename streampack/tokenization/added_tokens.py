@@ -1,12 +1,12 @@
-"""Added tokens: how `tokenizers` cuts them out of a text, and a vocabulary in which kitoken does.
+"""Conversion of added tokens so that kitoken splits texts at them as `tokenizers` does.
 
-`tokenizers` looks for added tokens twice, in the text and in the normalized text between the tokens
-found there. Each time the leftmost match counts, and the longest of those.
+`tokenizers` searches for added tokens twice: in the text, and in the normalized text between the
+tokens found there. Each time the leftmost match wins, and the longest of several at one position.
 
-kitoken looks twice as well, and takes the first match in the order of the file. It forgets ordinary
-tokens of one byte or with a merge, takes a token's text out of the vocabulary, where it may stand
-for other bytes, and gives a token that shares its id another one. So it gets all tokens as special
-ones, the longest first, and no vocabulary in which a text or an id means two things.
+kitoken also searches twice, but takes the first match in the order of the file. It drops ordinary
+tokens of one byte or with a merge, removes a token's text from the vocabulary, where it may mean
+other bytes, and replaces the id of a token that shares one. It is therefore given all tokens as
+special tokens, longest first, and no vocabulary with ambiguous texts or ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Engine
 from streampack.tokenization.byte_level import LETTERS
 
 _CONDITIONS = ("lstrip", "rstrip", "single_word")
-_ORDINARY = frozenset(map(chr, range(33, 127)))  # letters that stand for themselves
+_ORDINARY = frozenset(map(chr, range(33, 127)))  # letters that encode their own byte
 _ALPHABET = frozenset(LETTERS)
 
 
@@ -27,7 +27,7 @@ def with_the_same_cuts(engine: Engine, described: Mapping[str, Any]) -> dict[str
     """Return the tokenizer.json for kitoken, without a normalizer; None if cuts would differ.
 
     Args:
-        engine: the tokenizer. If it encodes special tokens, they are text like any other.
+        engine: the tokenizer. If `encode_special_tokens` is set, special tokens are ordinary text.
         described: its tokenizer.json, with a byte-level BPE.
     """
     tokens: list[dict[str, Any]] = []
@@ -43,7 +43,7 @@ def with_the_same_cuts(engine: Engine, described: Mapping[str, Any]) -> dict[str
         any(token[name] for token in tokens for name in _CONDITIONS)
         or len({token["content"] for token in tokens}) < len(tokens)
         or _is_ambiguous(tokens, model["vocab"])
-        # `tokenizers` finds these tokens too, and passes over them with all that they cover.
+        # `tokenizers` also matches these tokens, and skips the text that they cover.
         or _touch(*([token["content"] for token in some] for some in (tokens, ordinary)))
     ):
         return None
@@ -52,17 +52,17 @@ def with_the_same_cuts(engine: Engine, described: Mapping[str, Any]) -> dict[str
 
 
 def _reachable(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model without tokens that no merge makes: kitoken would find them anyway."""
+    """Return the model without tokens that no merge produces, which kitoken would still match."""
     if model.get("ignore_merges"):
         return dict(model)
-    made = {"".join(pair).replace(" ", "") for pair in model["merges"]}  # or "a b", of old files
+    made = {"".join(pair).replace(" ", "") for pair in model["merges"]}  # old files have "a b"
     vocabulary = model["vocab"]
     kept = {text: n for text, n in vocabulary.items() if len(text) == 1 or text in made}
     return {**model, "vocab": kept}
 
 
 def _is_ambiguous(tokens: Iterable[Mapping[str, Any]], vocabulary: Mapping[str, int]) -> bool:
-    """Return True if the text or id of a token stands for other bytes in the vocabulary."""
+    """Return True if the text or id of a token means other bytes in the vocabulary."""
     owners = {number: text for text, number in vocabulary.items()}
     for token in tokens:
         text, letters = token["content"], set(token["content"])
@@ -91,10 +91,7 @@ def _holds(text: str, few: Collection[str]) -> bool:
 
 
 def texts_of(tokens: Sequence[str]) -> list[str]:
-    """Return texts with every added token inside words, and with tokens that overlap.
-
-    They also hold every byte that occurs in UTF-8.
-    """
+    """Return test texts: each added token inside words, overlapping ones, all UTF-8 bytes."""
     begins = {token[:n]: token for token in tokens for n in range(1, len(token))}
     texts = ["".join(map(chr, part)) for part in _CHARACTERS]
     for token in tokens:

@@ -1,7 +1,7 @@
-"""What is known of byte-level BPE: how it cuts a text, and how many bytes a token is.
+"""Properties of byte-level BPE: its split patterns, and the lengths of its tokens in bytes.
 
-The tokens of a text are its bytes, cut. So a token's place follows from the lengths of those
-before it, and no engine has to keep places.
+The tokens of a text concatenate to its bytes, so a token's offset is the sum of the lengths before
+it, and engines need not track offsets.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tokenizers import Tokenizer as Engine
 
 Span = tuple[int, int]
 
-#: Of GPT-2 (https://github.com/openai/gpt-2), which a tokenizer.json does not spell out.
+#: Split pattern of GPT-2 (https://github.com/openai/gpt-2), which a tokenizer.json implies.
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-#: The same cuts but one: white space other than " " is left with what follows it. That gives other
-#: tokens only where a token of the vocabulary joins the two (`joined_white_space`). It asks for
-#: nothing ahead of a match, which makes it twice as fast.
+#: A variant that keeps white space other than " " with the text after it. It gives other tokens
+#: only where a token of the vocabulary joins the two (`joined_white_space`), and is twice as fast
+#: because it has no lookahead.
 GPT2_JOINED = r"[^\S ]?'(?:[sdmt]|ll|ve|re)|\s?\p{L}+|\s?\p{N}+|\s?[^\s\p{L}\p{N}]+"
 
 _SEEN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = iter(range(256, 512))
-#: The letter that stands for each byte: itself if it can be seen, else one from 256 on.
+#: Letter that encodes each byte: the byte's own if it is printable, else one from 256 on.
 LETTERS = [chr(byte if byte in _SEEN else next(_OTHERS)) for byte in range(256)]
 _BYTE_OF = {letter: byte for byte, letter in enumerate(LETTERS)}
 
@@ -35,10 +35,10 @@ _WHITE = [
 
 
 def patterns(described: Mapping[str, Any]) -> list[str] | None:
-    """The patterns that cut a text before BPE; None unless the tokenizer is a plain byte-level BPE.
+    """Return the patterns that split a text before BPE; None unless it is plain byte-level BPE.
 
     Args:
-        described: a tokenizer.json. Its added tokens are not looked at; see `added_tokens`.
+        described: content of a tokenizer.json. Added tokens are ignored; see `added_tokens`.
     """
     model, normalizers = described["model"], _steps(described["normalizer"], "normalizers")
     plain = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
@@ -62,14 +62,14 @@ def patterns(described: Mapping[str, Any]) -> list[str] | None:
 
 
 def _steps(described: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """The steps of a part of a tokenizer, which may be none, one or a sequence."""
+    """Return the steps of a tokenizer's part, which may be missing, a single one or a sequence."""
     if described is None:
         return []
     return described[name] if described["type"] == "Sequence" else [described]
 
 
 def joined_white_space(vocabulary: Mapping[str, int]) -> set[str]:
-    """Characters of white space, but " ", that some token joins to something else after them."""
+    """Return white-space characters other than " " that a token joins to non-space text."""
     ends: dict[bytes, set[str]] = {}
     for character in _WHITE:
         whole = character.encode()
@@ -92,10 +92,10 @@ def _bytes_of(token: str) -> bytes:
 
 
 class TokenPlaces:
-    """Which tokens of a text hold some of its characters, from their lengths in bytes.
+    """Positions of a text's tokens, from their lengths in bytes.
 
     Args:
-        engine: a tokenizer of which `patterns` understands all.
+        engine: a tokenizer for which `patterns` does not return None.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -110,12 +110,15 @@ class TokenPlaces:
     def mask(
         self, text: str, ids: Sequence[int], spans: Sequence[Span]
     ) -> NDArray[np.bool_] | None:
-        """Which of the tokens `ids` (N,) hold characters of `spans`; None if that is not known.
+        """Return an (N,) bool mask of the tokens that contain characters of `spans`.
 
         Args:
-            text: what was encoded, as a normalizer left it.
-            ids: of its tokens, nothing added.
+            text: the encoded text, after normalization.
+            ids: (N,) ids of its tokens, without added ones.
             spans: (start, stop) in characters of the text.
+
+        Returns:
+            The mask, or None if the lengths of the tokens do not add up to the text's.
         """
         stops = self._lengths[np.asarray(ids, dtype=np.int64)].cumsum()
         size = len(text.encode())

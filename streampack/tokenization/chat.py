@@ -1,17 +1,17 @@
-"""Conversations to token ids: rendered by a chat template, tokenized whole, masked by place.
+"""Tokenization of conversations: rendered by a chat template, encoded whole, masked by position.
 
-A conversation is tokenized as one text, and the mask follows from the places of the tokens in it.
-Its parts are never tokenized one by one: tokens merge across the border of two parts, and
+A conversation is encoded as one text, and the loss mask follows from the positions of the tokens in
+it. Parts are never encoded separately, because tokens merge across the border of two parts and
 tokenizers treat the start of a text differently from its middle. A token on a border belongs to the
 assistant, as in transformers.
 
-EOS: templates close turns themselves. With "ensure" an EOS is added only if the last message is the
-assistant's and no special token ends it; a completion that is plain text gets one like any text. An
-added EOS carries loss: it teaches the model to stop. Templates also write BOS themselves; it is
-added to plain text only.
+Templates close turns themselves. With eos="ensure" an EOS is added only if the last message is the
+assistant's and no special token ends it; a plain-text completion gets one like any text. An added
+EOS carries loss, to teach the model to stop. Templates also write BOS themselves, so BOS is added
+to plain text only.
 
-A conversation may make several documents: one for each turn that is learnt, or the two sides of a
-preference pair. All of them have its origin and its document fields, and all are skipped together.
+A conversation may become several documents: one per learnt turn, or the two sides of a preference
+pair. They all have its origin and document fields, and are skipped together.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from streampack.tokenization.turns import Rendered
 
 logger = logging.getLogger(__name__)
 
-_MARKER = re.compile(r"<\|\w+\|>")  # as most templates mark turns
+_MARKER = re.compile(r"<\|\w+\|>")  # form of turn markers in most templates
 
 
 class ChatTokenizer:
-    """Turns blocks of conversations into blocks of token ids with loss masks. Picklable.
+    """Encode blocks of conversations to blocks of token ids with loss masks. Picklable.
 
     Args:
-        tokenizer: the tokenizer; its rule for EOS is kept.
-        template: applied to every record; None applies the tokenizer's to messages (the one named
-            "tool_use" where there are tools), and joins a plain prompt and completion as they are.
-        name: returns the name of a document, by its origin, for errors.
-        rules: what is learnt of a conversation.
-        template_kwargs: what the template can use besides; see `streampack.sources.Chat`.
-        most_bytes: of a rendered text, in UTF-8.
+        tokenizer: the tokenizer; its EOS rule applies.
+        template: template for every record. None applies the tokenizer's template to messages (its
+            "tool_use" template to messages with tools), and joins a plain prompt and completion.
+        name: function from a document's origin to its name, for errors.
+        rules: choice of the parts of a conversation that carry loss.
+        template_kwargs: further variables of the template; see `streampack.sources.Chat`.
+        most_bytes: longest rendered text in bytes of UTF-8.
 
     Attributes:
-        fingerprint: 64 bits, in hexadecimal, over tokenizer and template.
+        fingerprint: 64-bit hash, in hexadecimal, of tokenizer and template.
 
     Raises:
-        ConfigError: the template is broken, or the tokenizer would split its special tokens.
+        ConfigError: the template is broken, or the tokenizer would split special tokens.
     """
 
     def __init__(
@@ -73,7 +73,8 @@ class ChatTokenizer:
     ) -> None:
         if tokenizer.splits_special_tokens:
             raise ConfigError(
-                "The tokenizer's encode_special_tokens is set.",
+                "Chat templates need special tokens, but the tokenizer's encode_special_tokens is "
+                "set, which splits them.",
                 "Set `tokenizer.encode_special_tokens = False`.",
                 setting="tokenizer",
             )
@@ -102,15 +103,15 @@ class ChatTokenizer:
         self.fingerprint = digest.hexdigest()
 
     def encode(self, block: Conversations, skips: Skips) -> Documents:
-        """The block as token ids with a loss mask, in order, without what is skipped.
+        """Encode a block to token ids with a loss mask, in order, without skipped conversations.
 
         Args:
             block: N conversations.
-            skips: gets a `ContentError` for each conversation that the template refuses, in which
-                the assistant's turns cannot be found, or that cannot be tokenized.
+            skips: gets a `ContentError` for each conversation that the template refuses, that
+                cannot be tokenized, or with assistant turns that cannot be located.
         """
         rendered: list[Rendered] = []
-        record: list[int] = []  # the conversation that each text is of
+        record: list[int] = []  # index of each text's conversation
         for i, conversation in enumerate(block.conversations):
             try:
                 made = self._rendered(conversation)
@@ -138,7 +139,7 @@ class ChatTokenizer:
         texts = Texts([conversation.text for conversation in rendered], block.origin[of])
         spans = [conversation.spans for conversation in rendered]
         documents, encoded = self.tokenizer.encode_spans(texts, spans, skips, self._name)
-        if len(encoded) < len(of):  # all texts of a conversation, or none
+        if len(encoded) < len(of):  # a conversation is kept only if all its texts are
             kept = ~np.isin(of[encoded], np.delete(of, encoded))
             documents, encoded = documents.take(np.flatnonzero(kept)), encoded[kept]
         plain = np.array([self._is_plain(block.conversations[i]) for i in record], dtype=np.bool_)
@@ -162,7 +163,7 @@ class ChatTokenizer:
             )
 
     def _say_split_markers(self, text: str) -> None:
-        """Warn, once, if the template marks turns by what the tokenizer splits like any text."""
+        """Warn once if the template marks turns with text that the tokenizer splits."""
         written = sorted(self._split_markers.intersection(_MARKER.findall(text)))
         self._split_markers = frozenset()
         if written:
@@ -177,7 +178,7 @@ class ChatTokenizer:
         return conversation.plain and not self._all_rendered
 
     def _rendered(self, conversation: Conversation) -> list[Rendered]:
-        """The texts of a conversation; of a preference pair the chosen and the rejected one."""
+        """Return a conversation's texts; for a preference pair the chosen and the rejected one."""
         if conversation.rejected is None:
             return self._sides(conversation)
         made = [*self._sides(conversation), *self._sides(conversation.rejected)]
@@ -185,7 +186,7 @@ class ChatTokenizer:
             raise RenderError(
                 f"is a preference pair and makes {len(made)} documents instead of two, as more "
                 "than one turn of a side is learnt",
-                'Pass turns="whole" for pairs, or pairs whose sides are one answer.',
+                'Pass turns="whole" for pairs, or pairs with one answer on each side.',
             )
         return made
 
@@ -208,7 +209,7 @@ class ChatTokenizer:
 
 
 def _chosen(pairs: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(N,) True for all documents but the rejected ones of pairs, whose chosen one comes first."""
+    """Return an (N,) bool mask, False for rejected documents; a pair's chosen one comes first."""
     chosen = ~pairs
     chosen[np.flatnonzero(pairs)[::2]] = True
     return chosen

@@ -1,4 +1,4 @@
-"""Stages of sources of conversations."""
+"""Block stages for sources of conversations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SidesTold:
-    """Pairs are refused of which nothing would tell the rejected side."""
+    """Refuse preference pairs unless the field "chosen" marks their rejected side."""
 
     def describe(self) -> Mapping[str, Any]:
         return {}
@@ -43,7 +43,7 @@ class SidesTold:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Conversations become documents, by a chat template."""
+    """Render conversations with a chat template and encode them."""
 
     tokenizer: ChatTokenizer
 
@@ -55,7 +55,7 @@ class Rendered:
 
 
 def stages_of(recipe: Recipe, source: Source, tokenizer: Tokenizer) -> list[BlockStage]:
-    """The stages of a source of conversations."""
+    """Return the stages for a source of conversations."""
     assert isinstance(source, Chat)
     rendered = Rendered(
         ChatTokenizer(

@@ -1,4 +1,4 @@
-"""EOS and BOS added to blocks, and the stage that ends documents which were ids already."""
+"""Addition of EOS and BOS tokens to blocks, and the EOS stage for documents of token ids."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ def apply_eos(
     *,
     only: NDArray[np.bool_] | None = None,
 ) -> Documents:
-    """The documents with `eos_id` at their ends.
+    """Append `eos_id` to documents.
 
     Args:
-        documents: N documents; returned as they are if nothing is added.
-        rule: "ensure" adds where it is missing, "append" always, "as-is" never. An empty
+        documents: N documents; returned unchanged if nothing is added.
+        rule: "ensure" adds EOS where it is missing, "append" always, "as-is" never. An empty
             document stays empty. Added tokens count in the loss.
-        eos_id: may be None for "as-is" only.
-        only: (N,) true for those that may get one; None is all.
+        eos_id: the EOS id; None is allowed for "as-is" only.
+        only: (N,) bool mask of the documents that may get EOS; None means all.
+
+    Raises:
+        ConfigError: the id is missing or does not fit the documents' dtype.
     """
     check_rule(rule)
     if rule == "as-is":
@@ -54,9 +57,16 @@ def apply_bos(
     only: NDArray[np.bool_] | None = None,
     counts: bool = True,
 ) -> Documents:
-    """The documents with `bos_id` before each that does not begin with it; empty ones stay so.
+    """Prepend `bos_id` to documents that do not begin with it; empty ones stay empty.
 
-    `only` (N,) is true for those that may get one, None is all; `counts` says if it carries loss.
+    Args:
+        documents: N documents.
+        bos_id: the BOS id.
+        only: (N,) bool mask of the documents that may get BOS; None means all.
+        counts: added tokens carry loss.
+
+    Raises:
+        ConfigError: the id is missing or does not fit the documents' dtype.
     """
     if bos_id is None:
         raise missing_id("bos", "bos=True", "use bos=False")
@@ -77,20 +87,25 @@ def _extend(
     at_head: bool,
     counts: bool = True,
 ) -> Documents:
-    """The documents with one `token` more, at the start or end of those where `add` (N,) is True.
+    """Add one token at the start or end of documents.
 
-    `counts` is True if it carries loss, in documents that have a loss mask. Token fields have 0.
+    Args:
+        documents: N documents.
+        add: (N,) bool mask of the documents that get the token.
+        token: the id. Token fields are 0 there.
+        at_head: add it at the start instead of the end.
+        counts: the token carries loss, in documents with a loss mask.
     """
     if not add.any():
         return documents
     dtype = documents.tokens.dtype
     if token > np.iinfo(cast(Any, dtype)).max:
         raise ConfigError(
-            f"The id {token} is added to documents of {dtype}.",
-            "Pass the id of the tokenizer that the documents were made with.",
+            f"The id must fit the documents' dtype, {dtype}, got {token}.",
+            "Pass the id of the tokenizer with which the documents were made.",
             setting="eos_id",
         )
-    # The added token is the last of the values, and a piece of one token wherever it is added.
+    # The token is stored once, after all values, and gathered as a piece wherever it is added.
     places = np.flatnonzero(add) + (not at_head)
     starts = np.insert(documents.offsets[:-1], places, len(documents.tokens))
     pieces = offsets_of(np.insert(documents.lengths, places, 1))
@@ -112,9 +127,9 @@ def _extend(
 
 
 def missing_id(kind: str, setting: str, alternative: str) -> ConfigError:
-    """The error for a rule that needs an id which is not known."""
+    """Return the error for a rule that needs a missing id."""
     return ConfigError(
-        f"{setting} needs an id, and the tokenizer declares none.",
+        f"{setting} needs an id, but the tokenizer declares none.",
         f"Pass {kind}_id={' (--eos-id)' if kind == 'eos' else ''}, or {alternative}.",
         setting=kind,
     )
@@ -122,7 +137,7 @@ def missing_id(kind: str, setting: str, alternative: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The rule for the ends of documents that were ids already."""
+    """Apply the EOS rule to documents that come as token ids."""
 
     rule: EosRule
     eos_id: int | None
@@ -135,15 +150,15 @@ class Ended:
 
 
 def add(recipe: Recipe, rule: EosRule) -> None:
-    """Add the rule for the ends of documents that are ids already.
+    """Add the stage that applies the EOS rule to documents that come as token ids.
 
     Raises:
-        ConfigError: the id is unknown.
+        ConfigError: the EOS id is unknown.
     """
     numbers = [n for n, part in enumerate(recipe.source.parts.values()) if part.tokenized]
     if numbers and recipe.eos_id is None:
         raise ConfigError(
-            f'eos is "{rule}", and the id is unknown.',
+            f'eos="{rule}" needs the id of EOS, which is unknown.',
             "Pass token_rules=TokenRules(eos_id=...), or a tokenizer that declares it.",
             setting="token_rules",
         )

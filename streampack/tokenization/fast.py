@@ -1,10 +1,9 @@
-"""The same ids several times faster: kitoken for byte-level BPE, proved beside `tokenizers`.
+"""Encoding by kitoken: the ids of `tokenizers` for byte-level BPE, several times faster.
 
-Only tokenizers are taken of which every part is known to be equal: byte-level BPE with the pattern
-of GPT-2 or patterns that the file itself names, no normalizer or NFC, and added tokens that kitoken
-cuts out of texts in the same places (`added_tokens`). Every process checks that the ids are equal:
-before the first ones on the texts at hand, on `HOSTILE` and on texts made of the added tokens, and
-then on one text in 251.
+A tokenizer is eligible only if kitoken supports every part of it exactly: byte-level BPE with the
+pattern of GPT-2 or explicit patterns, no normalizer or NFC, and added tokens at which kitoken can
+split texts in the same way (`added_tokens`). Every process compares the ids of both: first on the
+given texts, on `HOSTILE` and on texts with the added tokens, and later on one text in 251.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ logger = logging.getLogger(__name__)
 EngineName = Literal["auto", "tokenizers", "kitoken"]
 Result = TypeVar("Result")
 
-CHECKED_EVERY = 251  # texts; a prime, so that no period of a corpus hides one
-PROOF_CHARACTERS = 1 << 18  # of the corpus, before the first ids
+CHECKED_EVERY = 251  # texts; a prime, so that a period in the corpus hides no difference
+PROOF_CHARACTERS = 1 << 18  # characters of the corpus to compare before the first ids are used
 LONG_RUN = 20_000  # characters
-#: In runs like this, patterns that look ahead use up the stack of the process, or take minutes.
+#: On such runs, patterns with lookahead exhaust the stack or take minutes.
 _LONG_RUN = re.compile(rf"[\s\x00-\x1f\x7f]{{{LONG_RUN}}}")
 
 HOSTILE = (
@@ -70,12 +69,12 @@ HOSTILE = (
 
 
 class FastEngine:
-    """Token ids of texts by kitoken, as `tokenizers` gives them; see `fast_engine`.
+    """Encoder with kitoken that returns the ids of `tokenizers`; see `fast_engine`.
 
     Args:
-        engine: what is to be equalled; special tokens in texts are read as its setting says.
-        described: its tokenizer.json, with added tokens as kitoken needs them.
-        cuts: the patterns that cut a text before BPE.
+        engine: the reference; its setting for special tokens in texts applies.
+        described: its tokenizer.json, with added tokens converted for kitoken.
+        cuts: patterns that split a text before BPE.
     """
 
     def __init__(self, engine: Engine, described: dict[str, Any], cuts: list[str]) -> None:
@@ -87,22 +86,23 @@ class FastEngine:
                 cuts = [GPT2_JOINED]
                 self._left_out = re.compile(rf"[{''.join(sorted(joined))}]\S" if joined else "(?!)")
                 self._shortest = 2
-        # Normalizers know different versions of Unicode. What is NFC in a newer one, Python's, is
-        # NFC in an older one, that of tokenizers, and needs no normalizer.
+        # Normalizers have different versions of Unicode. Text that is NFC by Python's newer version
+        # is also NFC by the older one of tokenizers, and needs no normalizer.
         self._composed = engine.normalizer is not None
         added = [token.content for token in engine.get_added_tokens_decoder().values()]
         added += [token["content"] for token in described["added_tokens"]]
-        self._added = [*dict.fromkeys(added)]  # as they are, and normalized
+        self._added = [*dict.fromkeys(added)]  # original and normalized
         self._described, self._patterns = json.dumps(described).encode(), tuple(cuts)
         self._proved = False
         self._count = 0
 
     def encode(self, texts: Sequence[str]) -> list[list[int]] | None:
-        """The ids of each text; None if the engine differs here, and is not to be used.
+        """Encode texts; return None if the first comparison fails and the engine must not be used.
 
         Raises:
-            ConfigError: it gave other ids, after ids had been used.
-            UnicodeEncodeError, TypeError: a text is no text.
+            ConfigError: a later comparison fails, after ids have been used.
+            UnicodeEncodeError: a text has lone surrogates.
+            TypeError: a text is not a string.
         """
         if not self._proved:
             proof = [*_sample(texts), *HOSTILE, *texts_of(self._added)]
@@ -119,8 +119,9 @@ class FastEngine:
         self._count += len(texts)
         if (text := self._difference(texts[first::CHECKED_EVERY])) is not None:
             raise ConfigError(
-                f"kitoken and tokenizers give other ids for {text!r:.200}.",
-                'Resume from before with streampack.Tokenizer(..., engine="tokenizers").',
+                f"kitoken must give the ids of tokenizers, but differs for {text!r:.200}.",
+                "Resume from an earlier checkpoint with "
+                'streampack.Tokenizer(..., engine="tokenizers").',
                 setting="engine",
             )
         return self._encode(texts)
@@ -128,7 +129,7 @@ class FastEngine:
     def mask(
         self, text: str, ids: Sequence[int], spans: Sequence[Span]
     ) -> NDArray[np.bool_] | None:
-        """Which of a text's tokens hold characters of `spans`; see `TokenPlaces.mask`."""
+        """Return a mask of the tokens that overlap `spans`; see `TokenPlaces.mask`."""
         return None if self._is_changed(text) else self._places.mask(text, ids, spans)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -161,7 +162,7 @@ class FastEngine:
         return ids
 
     def _difference(self, texts: Sequence[str]) -> str | None:
-        """The first text for which the engines give other ids."""
+        """Return the first text for which the engines disagree, or None."""
         for text, ids in zip(texts, self._encode(texts) if texts else [], strict=True):
             if ids != self._slow(text):
                 return text
@@ -169,10 +170,10 @@ class FastEngine:
 
 
 def fast_engine(engine: Engine, name: EngineName) -> FastEngine | None:
-    """The fast engine for a tokenizer; None if there is none for it and `name` is "auto".
+    """Return the fast engine for a tokenizer, or None if it has none and `name` is "auto".
 
     Raises:
-        ConfigError: `name` is "kitoken", and it is not installed or not proved for this tokenizer.
+        ConfigError: `name` is "kitoken", which is not installed or does not support the tokenizer.
     """
     if name == "tokenizers":
         return None
@@ -184,9 +185,9 @@ def fast_engine(engine: Engine, name: EngineName) -> FastEngine | None:
         return FastEngine(engine, described, cuts)
     if name == "kitoken":
         raise ConfigError(
-            "The tokenizer is not a byte-level BPE of a kind that is proved."
+            'engine="kitoken" needs a plain byte-level BPE tokenizer, which this one is not.'
             if installed
-            else "kitoken is not installed.",
+            else 'engine="kitoken" needs kitoken, which is not installed.',
             'Pass engine="auto" or "tokenizers"'
             + ("." if installed else f", or run `{pip_command('fast')}`."),
             setting="engine",
@@ -207,7 +208,7 @@ def _warn_missing() -> None:
 
 
 def _sample(texts: Sequence[str]) -> list[str]:
-    """The first texts, of so many characters together."""
+    """Return the first texts, up to `PROOF_CHARACTERS` characters in total."""
     chosen, left = [], PROOF_CHARACTERS
     for text in texts:
         left -= len(text)
@@ -219,8 +220,8 @@ def _sample(texts: Sequence[str]) -> list[str]:
 
 # ------------------------------------------------------------------ the thread that calls kitoken
 
-#: Its memory allocator fails where threads come and go, so that one thread of a process makes,
-#: uses and forgets its objects. Other threads run meanwhile: it releases the interpreter's lock.
+#: One thread creates, uses and deletes all kitoken objects, because kitoken's allocator fails when
+#: threads come and go. Other threads run meanwhile, since kitoken releases the GIL.
 _thread = ThreadPoolExecutor(1, "streampack-tokenize")
 _opened: dict[tuple[bytes, tuple[str, ...]], Any] = {}
 _of_parents: list[Any] = []
@@ -229,7 +230,7 @@ KEPT = 4  # tokenizers
 
 def _after_fork() -> None:
     global _thread, _opened
-    _of_parents.append(_opened)  # which are of a thread that a fork does not copy
+    _of_parents.append(_opened)  # never freed: a fork does not copy the thread that owns them
     _thread, _opened = ThreadPoolExecutor(1, "streampack-tokenize"), {}
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers in a run: texts and conversations become ids."""
+"""The leaf of ``tokenizer=``: stages that encode texts and conversations."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def add(recipe: Recipe, tokenizer: Any) -> None:
-    """Add the stages that encode; where all documents are ids, the tokenizer lends its own.
+    """Add the encoding stages; if all documents are ids, take only the tokenizer's special ids.
 
     Raises:
-        ConfigError: there are texts and no tokenizer, or the one given cannot be used.
+        ConfigError: a source has texts and `tokenizer` is missing, or the tokenizer is unusable.
     """
-    if tokenizer is ASKED:  # a source asks for it
+    if tokenizer is ASKED:  # a source with texts, without the argument
         name = next(name for name, part in recipe.source.parts.items() if not part.tokenized)
         of = f'Source "{name}"' if name else "The source"
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""What the assistant's messages consist of; special tokens in their texts.
+"""Parts of the assistant's messages, and special tokens in rendered texts.
 
-A message may hold thoughts, content and calls of tools (`PARTS` of `conversations`). Thoughts are
-in a field of their own or stand before the answer in the content, up to ``</think>``. A part is
-exchanged for a text that occurs nowhere else, to see where a template writes it.
+A message may have thoughts, content and tool calls (`PARTS` of `conversations`). Thoughts are in a
+field of their own, or at the start of the content up to ``</think>``. To locate a part in a
+template's output, it is replaced by a text that occurs nowhere else.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from streampack.sources.json_records import parse_json
 
 Message = Mapping[str, Any]
 
-#: A text that no other text holds: private characters, which mean nothing.
+#: A text that occurs in no other text: characters of the private use area.
 PROBE = "\ue0f0\ue0f1\ue0f0"
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
 def parts_of(message: Message) -> set[str]:
-    """Which of `PARTS` the message has."""
+    """Return the `PARTS` that the message has."""
     content = message.get("content")
-    thinks = bool(content and _CLOSE in content)  # mostly not
+    thinks = bool(content and _CLOSE in content)  # rarely true, and cheaper than to split
     found = {"content"} if (answer_of(message) if thinks else content or "").strip() else set()
     if thoughts_in_fields(message) or (thinks and _thoughts_in_content(message)):
         found.add("thinking")
@@ -35,24 +35,24 @@ def parts_of(message: Message) -> set[str]:
 
 
 def answer_of(message: Message) -> str:
-    """The content after the thoughts that it may begin with."""
+    """Return the content without thoughts at its start."""
     return _split(message)[1]
 
 
 def with_answer(message: Message, answer: str) -> Message:
-    """With another answer after the same thoughts."""
+    """Replace the answer and keep the thoughts before it."""
     return {**message, "content": _split(message)[0] + answer}
 
 
 def without_thoughts(message: Message) -> Message:
-    """Without what is thought, in fields and content."""
+    """Remove the thoughts in fields and content."""
     kept = {name: value for name, value in message.items() if name not in THOUGHT_FIELDS}
     head, answer = _split(message)
     return {**kept, "content": answer.lstrip()} if head else kept
 
 
 def with_probed_thoughts(message: Message) -> Message:
-    """With `PROBE` in place of what is thought."""
+    """Replace the thoughts by `PROBE`."""
     changed: dict[str, Any] = dict.fromkeys(thoughts_in_fields(message), PROBE)
     if thought := _thoughts_in_content(message):
         head, answer = _split(message)
@@ -61,7 +61,7 @@ def with_probed_thoughts(message: Message) -> Message:
 
 
 def with_probed_calls(message: Message) -> Message:
-    """With a probe in place of the name of every function that is called."""
+    """Replace the function name of every tool call by a probe."""
     calls = []
     for call, probe in zip(message["tool_calls"], call_probes(message), strict=True):
         function = call.get("function")
@@ -73,15 +73,15 @@ def with_probed_calls(message: Message) -> Message:
 
 
 def call_probes(message: Message) -> list[str]:
-    """A text for every call, none part of another."""
+    """Return a distinct text for every tool call, none a substring of another."""
     return [f"{PROBE}{i}\ue0f2" for i in range(len(message.get("tool_calls") or ()))]
 
 
 def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """The messages in the forms that templates expect: as they are, as transformers gives them.
+    """Yield the messages in the forms that templates expect, starting with the original one.
 
-    Content that is left out beside calls is empty, since many templates would write "None". The
-    arguments of calls come in other forms after that: as objects, and as JSON text.
+    Missing content beside tool calls becomes "", since many templates would write "None". The
+    arguments of tool calls are tried as they are, then as objects, then as JSON text.
     """
     seen: list[list[Message]] = []
     for form in (_as_it_is, _as_object, _as_text):
@@ -92,9 +92,9 @@ def forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 
 def writes_arguments(messages: Sequence[Message], text: str) -> bool:
-    """Return True if a template has written the arguments that are JSON text as they are.
+    """Return True if a template has written arguments in JSON text verbatim.
 
-    One that expects objects makes a string of JSON of the text, or leaves it out.
+    A template that expects objects would quote the text as a JSON string, or omit it.
     """
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     texts = [found for call in calls if isinstance(found := _arguments_of(call), str)]
@@ -112,18 +112,18 @@ def _arguments_of(call: Any) -> Any:
 
 
 def _quoted(text: str) -> list[str]:
-    """Return the text as a string of JSON, without quotes if escapes alone tell it apart."""
+    """Return the text as JSON strings, without quotes if escapes already distinguish it."""
     made = [json.dumps(text, ensure_ascii=False), json.dumps(text)]
     return [quoted if quoted[1:-1] == text else quoted[1:-1] for quoted in made]
 
 
 def with_parts(messages: Sequence[Message]) -> list[Message]:
-    """With every content as a list of parts, text and images, as templates for images take it."""
+    """Turn every content into a list of text and image parts, for templates with images."""
     return [{**message, "content": _parts(message.get("content") or "")} for message in messages]
 
 
 def has_images(messages: Sequence[Message]) -> bool:
-    """True if a message has a part that is an image."""
+    """Return True if a message has an image part."""
     return any(IMAGE_PART in (message.get("content") or "") for message in messages)
 
 
@@ -173,7 +173,7 @@ def _as_text(arguments: Any) -> Any:
 
 
 def _split(message: Message) -> tuple[str, str]:
-    """The content up to the end of its thoughts and the white space after them, and the answer."""
+    """Split the content after its thoughts and the white space after them."""
     content = message.get("content") or ""
     head, close, answer = content.rpartition(_CLOSE)
     space = len(answer) - len(answer.lstrip()) if close else 0
@@ -189,7 +189,7 @@ _SPACE = re.compile(r"\s*")
 
 
 class SpecialTokens:
-    """Looks for special tokens by their texts."""
+    """Search for the texts of special tokens."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         known = sorted((text for text in texts if text), key=len, reverse=True)
@@ -199,22 +199,22 @@ class SpecialTokens:
         self._longest = len(known[0]) if known else 0
 
     def found(self, text: str) -> list[tuple[str, int]]:
-        """The special tokens in a text, and where each ends."""
+        """Return the special tokens in a text with their end positions."""
         return [(match.group(), match.end()) for match in self._any.finditer(text)]
 
     def end(self, text: str, start: int) -> int | None:
-        """The end of the special token that begins at `start`; None if none does."""
+        """Return the end of the special token that begins at `start`, or None."""
         found = self._any.match(text, start)
         return found.end() if found else None
 
     def ends(self, text: str, start: int, stop: int) -> bool:
-        """True if a special token ends text[start:stop]."""
+        """Return True if text[start:stop] ends with a special token."""
         return self._at_end.search(text, max(start, stop - self._longest), stop) is not None
 
     def closed(self, text: str, start: int, stop: int, *, by_next: bool = True) -> tuple[int, int]:
-        """The span up to the end of the special token that closes it, white space left out.
+        """Return the span up to its closing special token, without trailing white space.
 
-        Where none does and `by_next` is true, the token that follows counts as one.
+        If the span has no closing token and `by_next` is true, the special token after it counts.
         """
         content_stop = start + len(text[start:stop].rstrip())
         if self.ends(text, start, content_stop):
@@ -224,6 +224,6 @@ class SpecialTokens:
 
 
 def after_space(text: str, start: int) -> int:
-    """The place after the white space that begins at `start`."""
+    """Return the position after the white space at `start`."""
     space = _SPACE.match(text, start)
     return space.end() if space else start

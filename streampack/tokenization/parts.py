@@ -1,10 +1,10 @@
-"""Parts of a turn: thoughts, content and calls of tools, in what a template writes of a message.
+"""Positions of a turn's parts, thoughts, content and tool calls, in a template's output.
 
-The place of the content is found by exchanging it for a text that occurs nowhere else: it is what
-lies between the same beginning and the same end. Thoughts and calls of tools that are to be learnt
-are exchanged as well; if the text does not change with them, the template leaves them out.
+The content is located by replacing it with a text that occurs nowhere else: it lies between the
+common beginning and the common end of the two renderings. Thoughts and tool calls that carry loss
+are replaced too; if the text does not change with them, the template leaves them out.
 
-Cost: a rendering for thoughts or calls, and up to three where parts are kept apart.
+Cost: one rendering for thoughts or tool calls, and up to three if parts are kept apart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORDS = {"thinking": "thoughts", "content": "content", "tool_calls": "calls of 
 
 
 def place_of_content(script: Script, messages: Messages, text: str, i: int) -> Span | None:
-    """The characters of the content of message i, or where it would be if it is empty."""
+    """Return the span of message i's content, empty for empty content; None if it is not found."""
     probe = script.changed(messages, i, with_answer(messages[i], PROBE))
     if probe is None or probe.count(PROBE) != 1:
         return None
@@ -45,16 +45,16 @@ def place_of_content(script: Script, messages: Messages, text: str, i: int) -> S
 
 
 def check_content(messages: Messages, i: int, written: str, learn: Collection[str]) -> None:
-    """Raise `RenderError` if what is written of message i lacks its content, to be learnt."""
+    """Raise `RenderError` if message i's content carries loss and is not in its rendering."""
     if "content" in learn and answer_of(messages[i]).strip() not in written:
         raise RenderError(
             f"has a message {i} of the assistant that the template leaves out in part or rewrites",
-            "Use a template that writes the assistant's content as it is.",
+            "Use a template that writes the assistant's content verbatim.",
         )
 
 
 def check_extras(script: Script, messages: Messages, i: int, learn: Collection[str]) -> None:
-    """Raise `RenderError` if thoughts or calls of message i are to be learnt and not there."""
+    """Raise `RenderError` if the template omits thoughts or calls of message i that carry loss."""
     message = messages[i]
     wanted = parts_of(message) & set(learn) - {"content"}
     if not wanted:
@@ -77,11 +77,16 @@ def check_extras(script: Script, messages: Messages, i: int, learn: Collection[s
 def learnt_parts(
     script: Script, messages: Messages, text: str, i: int, turn: Span, learn: Collection[str]
 ) -> list[Span]:
-    """The parts of message i, whose turn it is in the text, that are to be learnt, joined where
-    they touch: thoughts and all before the content, the content, and calls with the turn's end.
+    """Return the spans of message i's parts that carry loss; adjacent ones are joined.
+
+    Thoughts include all text before the content, and tool calls include the end of the turn.
+
+    Args:
+        turn: span of the message in `text`.
+        learn: `PARTS` that carry loss.
 
     Raises:
-        RenderError: not all are to be learnt, and they cannot be told apart.
+        RenderError: only some parts carry loss, and the parts cannot be told apart.
     """
     message, (start, stop) = messages[i], turn
     if len(learn) == len(PARTS) or parts_of(message) <= set(learn):
@@ -90,13 +95,13 @@ def learnt_parts(
     if place is None or not _in_order(script, messages, text, i, place, turn):
         told = " and ".join(_WORDS[part] for part in sorted(parts_of(message)))
         raise RenderError(
-            f"has a message {i} whose parts ({told}) cannot be told apart in what the template "
-            "writes, and not all of them are learnt",
+            f"has a message {i} with parts ({told}) that cannot be told apart in the rendered "
+            "text, and not all of them are learnt",
             'Learn them all: thoughts="keep" and the default learn=.',
         )
     first, end = max(start, place[0]), max(start, place[1])
     if not message.get("tool_calls"):
-        end = stop  # what closes the turn belongs to its last part
+        end = stop  # the closing token belongs to the last part
     cuts = {"thinking": (start, first), "content": (first, end), "tool_calls": (end, stop)}
     spans: list[Span] = []
     for part, span in cuts.items():
@@ -111,7 +116,7 @@ def learnt_parts(
 def _in_order(
     script: Script, messages: Messages, text: str, i: int, place: Span, turn: Span
 ) -> bool:
-    """True if thoughts stand before the content at `place`, and calls after it."""
+    """Return True if thoughts come before the content at `place`, and tool calls after it."""
     message, (start, stop) = messages[i], turn
     if not start <= max(start, place[0]) <= max(start, place[1]) <= stop:
         return False

@@ -1,4 +1,4 @@
-"""TokenRules: the ids that mark documents and padding."""
+"""Rules for special token ids: the ends of documents, padding, and the vocabulary's size."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ SpecialInText = Literal["encode", "split"]
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRules:
-    """What the run knows of token ids, if it is not taken from the tokenizer.
+    """Rules for special token ids, where they differ from the tokenizer's.
 
     Args:
-        eos: "ensure" (append an end-of-document id where missing), "append" or "as-is"; None is
-            "ensure" for text and "as-is" for documents that are token ids already.
-        eos_id: the end-of-document id; None is the tokenizer's.
-        pad_id: what padding is filled with; None is the tokenizer's, or else 0, which nothing
-            reads: padding has its own attention segments and no loss.
-        vocab_size: ids must be below it; None is the tokenizer's.
-        special_tokens_in_text: what happens to a special token that a text writes, such as
-            "<|endoftext|>" in a web page: "encode" makes it that token, "split" ordinary text.
-            None is the tokenizer's own rule, which is mostly "encode". Rendered conversations
-            consist of special tokens, so theirs are always encoded.
+        eos: "ensure" (append an end-of-document id where it is missing), "append" (always) or
+            "as-is" (never). None means "ensure" for text and "as-is" for documents that come as
+            token ids.
+        eos_id: end-of-document id. None uses the tokenizer's.
+        pad_id: id that fills padding. None uses the tokenizer's, or 0. The value has no effect on
+            training: padding has its own attention segments and no loss.
+        vocab_size: bound for ids; larger ones are refused. None uses the tokenizer's.
+        special_tokens_in_text: policy for special tokens in the text of documents, such as
+            "<|endoftext|>" in a web page: "encode" turns it into that token, "split" treats it as
+            ordinary text. None keeps the tokenizer's setting, usually "encode". Rendered
+            conversations consist of special tokens, so they are always encoded.
 
     Raises:
-        ConfigError: an id is not a token id, or not in the vocabulary.
+        ConfigError: an id is not a token id, or not below `vocab_size`.
     """
 
     eos: EosRule | None = None
@@ -60,23 +61,23 @@ class TokenRules:
 
 
 def check_special_rule(rule: Any) -> None:
-    """Raise `ConfigError` unless it is a rule for special tokens in texts."""
+    """Raise `ConfigError` unless `rule` is a `SpecialInText`."""
     one_of("special_tokens_in_text", rule, get_args(SpecialInText))
 
 
 def checked_id(name: str, token: Any, size: int | None) -> int | None:
-    """An id as a plain int, if there is one.
+    """Return an id as an int, or None.
 
     Raises:
-        ConfigError: it is no token id, or not below the size of the vocabulary.
+        ConfigError: it is not a token id, or not below the vocabulary's size.
     """
     if token is None:
         return None
     number = whole_number(name, token, least=0, most=(1 << 32) - 1)
     if size is not None and number >= size:
         raise ConfigError(
-            f"{name} is {number}, and the vocabulary has {size} ids.",
-            "Pass an id below that; or, if the model's embedding has more rows, their number as "
+            f"{name} must be below the vocabulary's size of {size} ids, got {number}.",
+            "Pass a smaller id; or, if the model's embedding has more rows, their number as "
             "vocab_size.",
             setting=name,
         )

@@ -1,7 +1,7 @@
-"""Script: the text that a template makes of messages, without what it writes unasked at the end.
+"""Rendering of messages without a trailing header.
 
-Some templates write the header of the next turn after the last one, whatever that is (Command-A's
-does). It belongs to no turn.
+Some templates, such as Command-A's, always write the header of a next turn after the last one. It
+belongs to no turn and is removed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ Messages = Sequence[Mapping[str, Any]]
 #: (start, stop) characters of a text.
 Span = tuple[int, int]
 
-#: What stands for special tokens where the tokenizer has none of the template's.
+#: Form of special tokens, for tokenizers that lack the template's.
 _MARKER = re.compile(r"<\|[^<>|\s]+\|>")
 
 
 class RenderError(Exception):
-    """Why a conversation cannot be rendered; ends the sentence "document X ...".
+    """A conversation cannot be rendered.
 
-    `remedy` says what to do, and `setting` is the argument that it is about.
+    Attributes:
+        reason: predicate of a sentence with the document as subject.
+        remedy: advice to the user.
+        setting: argument to change, or None.
     """
 
     def __init__(self, reason: str, remedy: str = "", setting: str | None = None) -> None:
@@ -37,15 +40,15 @@ class RenderError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How a template writes the messages of one conversation.
+    """A template bound to one conversation.
 
     Attributes:
-        render: the text of messages, with the generation prompt or without, and the places in it
-            where generation blocks begin and end.
-        prompted: there is a generation prompt.
-        marked: there are generation blocks.
+        render: function from messages, and whether to add the generation prompt, to their text and
+            the positions at which generation blocks begin and end.
+        prompted: the template has a generation prompt.
+        marked: the template has generation blocks.
         special: the tokenizer's special tokens.
-        next_header: what is written after the last turn; see `next_header`.
+        next_header: header that the template writes after the last turn; see `next_header`.
     """
 
     render: Callable[[Messages, bool], tuple[str, list[int]]]
@@ -55,17 +58,17 @@ class Script:
     next_header: str
 
     def text(self, messages: Messages, prompt: bool = False) -> str:
-        """The text of messages, with the generation prompt or without any header after them."""
+        """Render messages, either with the generation prompt or without any header after them."""
         made, _ = self.render(messages, prompt)
         return made if prompt else self.turns_in(made)
 
     def turns_in(self, text: str) -> str:
-        """The text without the header after its last turn."""
+        """Remove the header after the last turn from a text."""
         header = self.next_header
         return text.rstrip().removesuffix(header) if header else text
 
     def changed(self, messages: Messages, i: int, message: Mapping[str, Any]) -> str | None:
-        """The text with another message i; None if the template refuses it."""
+        """Render with message i replaced; return None if the template refuses it."""
         try:
             return self.text([*messages[:i], message, *messages[i + 1 :]])
         except RenderError:
@@ -78,12 +81,14 @@ def next_header(
     bos: str | None,
     eos: str | None,
 ) -> str:
-    """What the template writes after a last answer that begins the next one; "" if nothing.
+    """Return the header of a next turn that the template writes after the last answer, or "".
 
     Args:
-        render: the text of messages, without a generation prompt; None if the template refuses
-            them.
-        special: the tokenizer's special tokens; `bos` and `eos` are the texts of two of them.
+        render: function from messages to their text without a generation prompt, or to None if the
+            template refuses them.
+        special: the tokenizer's special tokens.
+        bos: text of the BOS token.
+        eos: text of the EOS token.
     """
     answer, other = ({"role": "assistant", "content": text} for text in (PROBE, "other"))
     question = {"role": "user", "content": "question"}
@@ -99,9 +104,10 @@ def next_header(
 
 
 def _end_of_turn(common: str, text: str, special: SpecialTokens, eos: str | None) -> int:
-    """Where the turn ends in what follows its content, whatever comes next.
+    """Return the end of the turn in the text that follows its content before any next turn.
 
-    After its EOS; else before the tokens that begin messages, as the first one of the text does.
+    It ends after its EOS, or else before the first token that begins messages, which is the first
+    special token of the text.
     """
     if eos and eos in common:
         return common.rindex(eos) + len(eos)

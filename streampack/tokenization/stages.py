@@ -1,4 +1,4 @@
-"""Stages of sources of texts: encoding, and the ends of documents."""
+"""Block stage that encodes texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Texts become documents; fields of the texts stay theirs."""
+    """Encode texts to documents with the same document fields."""
 
     tokenizer: Tokenizer
 
@@ -36,7 +36,7 @@ class Encoded:
         return replace(documents, document_fields=fields)
 
     def _count_eos(self, documents: Documents, place: Place) -> None:
-        """Count ends of documents inside texts, and say the first one."""
+        """Count EOS tokens inside texts, and log the first one."""
         tokenizer = self.tokenizer
         if tokenizer.eos_id is None or tokenizer.splits_special_tokens:
             return

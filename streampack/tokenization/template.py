@@ -1,7 +1,6 @@
-"""Chat templates: a conversation to text, by a template in the language Jinja.
+"""Chat templates, which render a conversation to text and locate their generation blocks in it.
 
-The template's generation blocks are places in that text. `turns` says which of its characters
-carry loss.
+`turns` decides which characters of the text carry loss.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
 
 
 class ChatTemplate:
-    """A Jinja template in a sandbox: it can use the conversation and nothing else. Picklable.
+    """A sandboxed Jinja template with access to the conversation and its variables. Picklable.
 
     Args:
         source: the template.
-        variables: what else it can use, such as `bos_token`; "strftime_now" is a fixed date in ISO
+        variables: further variables, such as `bos_token`; "strftime_now" is a fixed date in ISO
             format.
         special: texts of the tokenizer's special tokens.
-        rules: what is learnt.
+        rules: choice of the parts of a conversation that carry loss.
 
     Raises:
-        ConfigError: it is no template, or jinja2 is not installed.
+        ConfigError: `source` is not a template, or jinja2 is not installed.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class ChatTemplate:
             self._variables["strftime_now"] = date.strftime
         self._special = SpecialTokens(special)
         self._rules = rules or TurnRules()
-        self._compiled  # noqa: B018  a broken template should fail here
+        self._compiled  # noqa: B018  raises for a broken template
 
     def __getstate__(self) -> dict[str, Any]:
         made = ("_compiled", "_next_header")
@@ -66,7 +65,7 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> tuple[BoundedTemplate, bool, bool]:
-        """The template, whether it has generation blocks, and whether a generation prompt."""
+        """The template, and whether it has generation blocks and a generation prompt."""
         try:
             from streampack.tokenization._jinja import compile_template
         except ImportError as error:
@@ -74,11 +73,11 @@ class ChatTemplate:
         return compile_template(self.source)
 
     def render(self, conversation: Conversation) -> list[Rendered]:
-        """The conversation as one text, or as one for every turn that is learnt.
+        """Render a conversation as one text, or as one text per learnt turn.
 
         Raises:
-            RenderError: the template refuses it, the assistant's parts cannot be found, or there is
-                none to learn.
+            RenderError: the template refuses the conversation, the assistant's parts cannot be
+                located, or no part carries loss.
         """
         self._compiled[0].work.begin(len(conversation.messages), conversation.num_characters)
         conversation, text, marks = self._in_form(conversation)
@@ -91,10 +90,10 @@ class ChatTemplate:
         return rendered(script, conversation, text, marks, self._rules)
 
     def _in_form(self, conversation: Conversation) -> tuple[Conversation, str, list[int]]:
-        """The conversation in the first form that the template takes, and what it renders to.
+        """Find the first form of the conversation that the template accepts, and render it.
 
-        A template that writes no content at all takes it in another form, and so does one that
-        writes arguments of calls, JSON text, otherwise than they are.
+        A form is rejected if the template writes no content, or quotes the JSON text of tool
+        arguments.
         """
         refused: RenderError | None = None
         silent: tuple[Conversation, str, list[int]] | None = None
@@ -126,7 +125,7 @@ class ChatTemplate:
 
     @cached_property
     def _next_header(self) -> str:
-        """What the template writes after the last turn as the beginning of the next one."""
+        """Header of a next turn that the template writes after the last one."""
 
         def text(messages: Messages) -> str | None:
             for in_parts in (False, True):
@@ -142,7 +141,7 @@ class ChatTemplate:
     def _render(
         self, conversation: Conversation, messages: Messages, prompt: bool = False
     ) -> tuple[str, list[int]]:
-        """The text, and the places in it where generation blocks begin and end."""
+        """Render messages; return the text and the positions of its generation blocks."""
         template, _, _ = self._compiled
         variables = {
             **self._variables,
@@ -161,13 +160,13 @@ class ChatTemplate:
                 else:
                     pieces.append(piece)
                     at += len(piece)
-        except Exception as error:  # templates fail with anything, from errors in records too
+        except Exception as error:  # templates and odd records raise errors of any class
             raise RenderError(*_explained(error)) from error
         return "".join(pieces), marks
 
 
 def _said_by_template(error: BaseException | None) -> bool:
-    """True if the template refused by ``raise_exception``, and did not just fail."""
+    """Return True if the template called ``raise_exception``, rather than failing."""
     return type(error).__name__ == "TemplateError"
 
 
@@ -183,13 +182,13 @@ def _explained(error: Exception) -> tuple[str, str]:
             f"cannot be rendered by the chat template, which {error}",
             "Repair the record or the template.",
         )
-    what = str(error) or type(error).__name__
+    reason = str(error) or type(error).__name__
     if isinstance(error, TypeError | KeyError | AttributeError):
-        what = f"{type(error).__name__}: {what}"
+        reason = f"{type(error).__name__}: {reason}"
     remedy = "Repair the record or the template."
-    if token := re.search(r"'(\w+_token)' is undefined", what):
+    if token := re.search(r"'(\w+_token)' is undefined", reason):
         remedy = (
             f'Pass template_kwargs={{"{token[1]}": ...}} with the text of that token, or a '
-            "tokenizer's folder whose tokenizer_config.json names it."
+            "tokenizer's folder with a tokenizer_config.json that names it."
         )
-    return f"cannot be rendered by the chat template ({what:.300})", remedy
+    return f"cannot be rendered by the chat template ({reason:.300})", remedy

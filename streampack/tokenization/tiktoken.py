@@ -1,7 +1,7 @@
-"""An encoding of tiktoken as a tokenizer of the tokenizers library, with the same ids.
+"""Conversion of a tiktoken encoding to a tokenizer of the tokenizers library with the same ids.
 
-Steps: bytes become the letters of byte-level BPE; the merge that makes a token is the last one of
-its own BPE by ranks; the pattern cuts texts; special tokens keep their ids.
+Bytes become the letters of byte-level BPE. The merge for a token is the last one when its bytes are
+merged by rank. The split pattern and the ids of special tokens are kept.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from streampack.errors import ConfigError
 from streampack.tokenization.byte_level import LETTERS
 from streampack.tokenization.fast import HOSTILE
 
-#: Something repeated from m to n times that gives nothing back: for Oniguruma, which tokenizers
-#: uses, a plus after the braces repeats the whole.
+#: A possessive quantifier {m,n}+. Oniguruma, the regex engine of tokenizers, reads the plus as a
+#: repetition of the whole.
 _POSSESSIVE = re.compile(r"(\\[pP]\{\w+\}|\[(?:\\.|[^]\\])*\]|\\?.)(\{\d+(?:,\d*)?\})\+")
 
 
 def engine_of_tiktoken(encoding: Any) -> Engine:
-    """The tokenizer of a `tiktoken.Encoding`; about a second for 50,000 tokens.
+    """Convert a `tiktoken.Encoding`; takes about a second for 50,000 tokens.
 
     Raises:
-        ConfigError: it gives other ids for one of some difficult texts.
+        ConfigError: the result gives other ids for one of the texts in `HOSTILE`.
     """
     ranks: dict[bytes, int] = encoding._mergeable_ranks
     merges = []
@@ -43,7 +43,7 @@ def engine_of_tiktoken(encoding: Any) -> Engine:
     pattern = {"Regex": _POSSESSIVE.sub(r"(?>\1\2)", encoding._pat_str)}
     split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
     vocabulary = {"".join(LETTERS[b] for b in token): rank for token, rank in ranks.items()}
-    vocabulary |= encoding._special_tokens  # where ids are left out, they keep theirs
+    vocabulary |= encoding._special_tokens  # keeps their ids even if ids before them are unused
     described = {
         "version": "1.0",
         "added_tokens": special,
@@ -55,7 +55,7 @@ def engine_of_tiktoken(encoding: Any) -> Engine:
     for text in HOSTILE:
         if engine.encode(text).ids != encoding.encode(text, allowed_special="all"):
             raise ConfigError(
-                f"{encoding!r} and its conversion give other ids for {text!r:.80}.",
+                f"The conversion of {encoding!r} must keep ids, but changes them for {text!r:.80}.",
                 "Pass a tokenizer.json of this vocabulary.",
                 setting="tokenizer",
             )
@@ -63,7 +63,7 @@ def engine_of_tiktoken(encoding: Any) -> Engine:
 
 
 def _last_merge(ranks: dict[bytes, int], token: bytes, rank: int) -> tuple[bytes, bytes] | None:
-    """The two parts that are merged last to make a token; None if lower ranks never make it."""
+    """Return the parts that are merged last to form a token; None if lower ranks never form it."""
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
         pairs = [ranks.get(left + right, rank) for left, right in pairwise(parts)]

@@ -1,9 +1,9 @@
-"""Text blocks to token blocks, and the ends and beginnings of documents.
+"""Encoding of blocks of texts to blocks of token ids.
 
-The fast engine encodes a block by one call, the tokenizers library text by text: it takes 50 to 400
-bytes of memory per byte of what one call encodes, and several at once are not faster. Ids go into
-one flat array, uint16 if the vocabulary allows. No Python runs per token: an `array("I")` of each
-list of ids is the fastest way on, twice as fast as "H" and three times as fast as numpy's.
+The fast engine encodes a block in one call. The tokenizers library encodes text by text, because it
+takes 50 to 400 bytes of memory per encoded byte of a call and is not faster for several texts. Ids
+go into one flat array, uint16 if the vocabulary allows. No Python code runs per token: converting
+each list of ids to `array("I")` is twice as fast as "H" and three times as fast as numpy.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from streampack.tokenization.vocabulary import open_vocabulary
 
 logger = logging.getLogger(__name__)
 
-#: Returns the name of a document, by its origin (a record of dtype `ORIGIN`).
+#: Function from a document's origin, a record of dtype `ORIGIN`, to its name.
 NameOf = Callable[[np.void], str]
 
 _THREADS = "TOKENIZERS_PARALLELISM"
-_encoded_in: int | None = None  # process
+_encoded_in: int | None = None  # id of the process that encoded first
 
 
 def _numbered(origin: np.void) -> str:
@@ -51,24 +51,24 @@ def _numbered(origin: np.void) -> str:
 
 
 def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
-    """A `Tokenizer` from a path or a tokenizer object; nothing is ever downloaded.
+    """Make a `Tokenizer` from a path or a tokenizer object, without downloading anything.
 
     Args:
-        tokenizer: a path of a tokenizer.json or of the folder that holds it, a
-            `tokenizers.Tokenizer`, a fast tokenizer of transformers, a `tiktoken.Encoding`, or a
-            `Tokenizer` (returned as it is if there are no settings).
+        tokenizer: path of a tokenizer.json or of its folder, a `tokenizers.Tokenizer`, a fast
+            tokenizer of transformers, a `tiktoken.Encoding`, or a `Tokenizer` (returned unchanged,
+            without settings).
         settings: keyword arguments of `Tokenizer`.
 
     Raises:
-        ConfigError: the path does not exist, the tokenizer is none of these, or a rule needs an
-            id that it does not declare.
+        ConfigError: the path does not exist, the object is of another type, or a rule needs an id
+            that the tokenizer does not declare.
     """
     if isinstance(tokenizer, Tokenizer):
         if not settings:
             return tokenizer
         raise ConfigError(
-            f"{', '.join(sorted(settings))} came with a tokenizer that has its settings already.",
-            "Pass the settings to streampack.Tokenizer when it is made.",
+            f"A streampack.Tokenizer takes no further settings, got {', '.join(sorted(settings))}.",
+            "Pass them to the constructor of streampack.Tokenizer.",
             setting="tokenizer",
         )
     return Tokenizer(tokenizer, **settings)
@@ -76,35 +76,34 @@ def load_tokenizer(tokenizer: Any, **settings: Any) -> Tokenizer:
 
 @explained
 class Tokenizer:
-    """Turns blocks of text into blocks of token ids. Picklable; works on its own copy.
+    """Encoder of blocks of texts to blocks of token ids. Picklable; uses a copy of the tokenizer.
 
-    Truncation and padding configured in the tokenizer are turned off, since they would drop or add
-    tokens silently.
+    Truncation and padding configured in the tokenizer are turned off, because they would drop or
+    add tokens silently.
 
     Args:
         tokenizer: see `load_tokenizer`.
-        eos: "ensure" adds the end-of-document id to texts that do not end in it, "append" always
+        eos: "ensure" adds the end-of-document id to texts that do not end with it, "append" always
             adds it, "as-is" never does. Empty texts stay empty.
-        eos_id: the end-of-document id; default is what the tokenizer declares.
-        bos: True puts `bos_id` before texts that do not begin with it; None does so if the
-            tokenizer itself does.
-        bos_id: the id of the beginning; default is what the tokenizer declares, if it does.
-        pad_id: the id of padding; default is what the tokenizer declares, if it does.
-        model_vocab_size: rows of the model's embedding, where it has more than the tokenizer has
-            ids; ids of ends and padding may be among them.
-        engine: what encodes texts: "tokenizers", "kitoken" (several times faster, the same ids), or
-            "auto": kitoken where it is installed and proved for this kind of tokenizer (byte-level
-            BPE). It is compared with tokenizers before the first ids and on one text in 251.
-            Either encodes on one thread of a process; workers make it several.
+        eos_id: end-of-document id. None uses the one that the tokenizer declares.
+        bos: True prepends `bos_id` to texts that do not begin with it. None follows the tokenizer.
+        bos_id: beginning-of-text id. None uses the one that the tokenizer declares, if any.
+        pad_id: padding id. None uses the one that the tokenizer declares, if any.
+        model_vocab_size: number of rows of the model's embedding, if larger than the vocabulary, to
+            allow EOS, BOS and padding ids up to it.
+        engine: library that encodes: "tokenizers", "kitoken" (the same ids several times faster),
+            or "auto", which uses kitoken if it is installed and supports the tokenizer (byte-level
+            BPE). Its ids are compared with tokenizers' before the first use and on
+            one text in 251. Either uses one thread of a process; use workers for more.
         special_tokens_in_text: see `TokenRules`.
 
     Attributes:
         vocab_size: one more than the largest id that can occur in a document.
-        dtype: of the ids: uint16 if `vocab_size` is at most 65,536, else uint32.
-        fingerprint: 64 bits, in hexadecimal, over the tokenizer and these rules.
-        splits_special_tokens: True if texts that look like special tokens are split like others.
-        chat_template: the Jinja template that came with the tokenizer, or None.
-        tool_template: the one named "tool_use", for conversations with tools, or None.
+        dtype: dtype of ids: uint16 if `vocab_size` is at most 65,536, else uint32.
+        fingerprint: 64-bit hash, in hexadecimal, of the tokenizer and these rules.
+        splits_special_tokens: texts of special tokens are split like ordinary text.
+        chat_template: Jinja template of the tokenizer, or None.
+        tool_template: its template "tool_use", for conversations with tools, or None.
 
     Raises:
         ConfigError: see `load_tokenizer`.
@@ -144,9 +143,9 @@ class Tokenizer:
         if eos != "as-is" and eos_id is None and vocabulary.likely_eos:
             (name,) = vocabulary.likely_eos
             logger.warning(
-                "The tokenizer does not say which token ends a document: %s (id %d) is taken, the "
-                "only special token with such a name. TokenRules(eos_id=%d) (--eos-id) says so "
-                "without this warning.",
+                "The tokenizer does not declare an EOS token: %s (id %d) is used, the only special "
+                "token with a usual name. Pass TokenRules(eos_id=%d) (--eos-id) to silence this "
+                "warning.",
                 name,
                 self.eos_id,
                 self.eos_id,
@@ -163,8 +162,8 @@ class Tokenizer:
         self.fingerprint = self._digest()
         self.chat_template = vocabulary.chat_template
         self.tool_template = vocabulary.tool_template
-        # Special tokens are never added here. All that a post-processor would do is to leave white
-        # space out of the tokens' places in the text, and `encode_spans` needs whole places.
+        # Special tokens are never added by the engine. The post-processor would only trim white
+        # space from the tokens' offsets, and `encode_spans` needs untrimmed ones.
         self._engine.post_processor = processors.ByteLevel(trim_offsets=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -183,13 +182,13 @@ class Tokenizer:
         return digest.hexdigest()
 
     def encode(self, texts: Texts, skips: Skips, name: NameOf = _numbered) -> Documents:
-        """The block as token ids, in order, without the texts that cannot be encoded.
+        """Encode a block in order, without the texts that cannot be encoded.
 
         Args:
             texts: N texts; an empty one becomes an empty document.
-            skips: gets a `ContentError` for each text that is not a string, holds lone surrogates,
-                or is refused by the tokenizer; the rest of the block is encoded.
-            name: returns the name of a text, by its origin, for errors.
+            skips: gets a `ContentError` for each text that is not a string, has lone surrogates, or
+                is refused by the tokenizer; the rest of the block is encoded.
+            name: function from a text's origin to its name, for errors.
         """
         found: Iterable[list[int] | None] | None = self._by_fast_engine(texts.texts)
         if found is None:
@@ -213,24 +212,24 @@ class Tokenizer:
         skips: Skips,
         name: NameOf = _numbered,
     ) -> tuple[Documents, NDArray[np.int64]]:
-        """The block as token ids with a loss mask, nothing added at either end.
+        """Encode a block to token ids with a loss mask, without BOS and EOS.
 
         Args:
             texts: N texts.
-            spans: for each, (start, stop) characters that carry loss. A token carries loss if any
-                of its characters does.
-            skips: as for `encode`.
-            name: as for `encode`.
+            spans: (start, stop) characters of each text that carry loss. A token carries loss if
+                any of its characters does.
+            skips: as in `encode`.
+            name: as in `encode`.
 
         Returns:
-            The documents, and which texts (M,) they are: all but those that were skipped.
+            The M documents, and the indices (M,) of their texts; skipped texts are missing.
         """
         found = self._by_fast_engine(texts.texts)
         kept, made, masks = [], [], [np.zeros(0, dtype=np.bool_)]
         for i, text in enumerate(texts.texts):
             ids = [] if found is None else found[i]
             mask = self._fast.mask(text, ids, spans[i]) if self._fast and found else None
-            if mask is None:  # its places are not known
+            if mask is None:  # the fast engine cannot derive offsets
                 encoding = self._encoding(texts, i, skips, name, places=True)
                 if encoding is None:
                     continue
@@ -243,27 +242,27 @@ class Tokenizer:
 
     @property
     def special_tokens(self) -> list[str]:
-        """The texts that become special tokens."""
+        """Texts that become special tokens."""
         added = self._engine.get_added_tokens_decoder().values()
         return [token.content for token in added if token.special]
 
     def knows(self, text: str) -> bool:
-        """True if the text is one token."""
+        """Return True if the text is one token."""
         return self._engine.token_to_id(text) is not None
 
     def token(self, token_id: int | None) -> str | None:
-        """The text of an id; None if there is none."""
+        """Return the text of an id, or None."""
         return None if token_id is None else self._engine.id_to_token(token_id)
 
     def decode(self, ids: NDArray[np.integer[Any]]) -> str:
-        """The text of ids (N,), special tokens included.
+        """Return the text of ids (N,), special tokens included.
 
-        Bytes that make no whole character, as at the cut of a document, become "\ufffd".
+        Incomplete characters, as at the cut of a document, become "\ufffd".
         """
         return str(self._engine.decode(ids.tolist(), skip_special_tokens=False))
 
     def _by_fast_engine(self, texts: Sequence[str]) -> list[list[int]] | None:
-        """The ids of texts; None if there is no fast engine, or one of them is no text."""
+        """Encode with the fast engine; return None without one, or if a text is not valid."""
         if self._fast is None:
             return None
         try:
@@ -281,13 +280,13 @@ class Tokenizer:
     def _encoding(
         self, texts: Texts, i: int, skips: Skips, name: NameOf, places: bool = False
     ) -> Encoding | None:
-        """A text by tokenizers, with `places` of tokens; None if it is broken and skipped."""
+        """Encode a text with tokenizers, with offsets if `places`; None if it is skipped."""
         text = texts.texts[i]
         encode = self._engine.encode_batch if places else self._engine.encode_batch_fast
         _use_one_thread()
         try:
             if not isinstance(text, str):
-                raise TypeError  # the library would join a pair of texts
+                raise TypeError  # the library would accept a pair of texts and join it
             (found,) = encode([text], add_special_tokens=False)
         except Exception as error:  # the library raises plain Exception
             origin = texts.origin[i]
@@ -307,9 +306,9 @@ class Tokenizer:
 
 
 def _use_one_thread() -> None:
-    """Turn the threads of tokenizers off: a text is encoded by one, and a fork copies none.
+    """Turn off the threads of tokenizers, which a single text does not use and a fork loses.
 
-    A user's own choice stays, but in a forked process, where those threads do not exist.
+    A user's setting is kept, except in a forked process, where the threads do not exist.
     """
     global _encoded_in
     if _encoded_in in (None, os.getpid()):
@@ -320,7 +319,7 @@ def _use_one_thread() -> None:
 
 
 def _mask(encoding: Encoding, spans: Sequence[Span], length: int) -> NDArray[np.bool_]:
-    """Which tokens of a text of `length` characters hold characters of `spans`."""
+    """Return a mask of the tokens of a text, `length` characters long, that overlap `spans`."""
     mask = np.zeros(len(encoding), dtype=np.bool_)
     for start, stop in spans:
         first, last = _tokens_of(encoding, start, stop, length)
@@ -329,9 +328,9 @@ def _mask(encoding: Encoding, spans: Sequence[Span], length: int) -> NDArray[np.
 
 
 def _tokens_of(encoding: Encoding, start: int, stop: int, length: int) -> tuple[int, int]:
-    """(first, one after the last) token that holds a character of text[start:stop]."""
+    """Return the first and the end token that overlap text[start:stop]."""
     first = None
-    while first is None and start < stop:  # a tokenizer may leave characters out
+    while first is None and start < stop:  # a tokenizer may drop characters
         first = encoding.char_to_token(start)
         start += 1
     if first is None:
@@ -349,7 +348,7 @@ def _tokens_of(encoding: Encoding, start: int, stop: int, length: int) -> tuple[
 def _several_ends(names: Mapping[str, int]) -> ConfigError:
     listed = ", ".join(f'"{name}" (id {number})' for name, number in names.items())
     return ConfigError(
-        f"The tokenizer does not say which token ends a document, and it may be {listed}.",
+        f"The tokenizer must declare one EOS token, but it may be any of {listed}.",
         "Pass TokenRules(eos_id=...) (--eos-id), or put the tokenizer_config.json of the model "
         "beside the tokenizer.json.",
         setting="eos_id",

@@ -1,27 +1,28 @@
-"""Turns: a conversation as texts, and which of their characters carry loss.
+"""Location of the assistant's turns in a rendered conversation, and the characters with loss.
 
 If the template marks the assistant's turns (with ``{% generation %}`` blocks, as in transformers),
-the marks count. Otherwise a turn is found by rendering the conversation up to it:
+the marks count. Otherwise a turn is located by rendering the conversation up to it:
 
   1. before = the messages before the turn, with the generation prompt;
      after = the messages up to the turn, and the turn;
   2. the turn is the part of `after` that follows `before`, if `after` starts with `before` and the
      whole conversation starts with `after`; that part must hold the content of the message;
   3. if the template has no generation prompt, or its turns do not begin with it, the messages
-     before the turn must be a prefix all the same. The turn begins where renderings
-     with different contents begin to differ from it;
+     before the turn must still be a prefix. The turn begins where renderings with different
+     contents begin to differ from it;
   4. if the conversation does not start with `after`, because the template writes the last turn
      differently from earlier ones, the turn reaches from its content as far as the same text
      follows that content in both, or up to a special token that closes it;
-  5. anything else is refused: a guess would teach the model the user's words, or not its own.
+  5. anything else is refused, because a guess could train on the user's words or omit the
+     assistant's.
 
 A turn ends with the special token that closes it. White space after that token is not part of the
 turn; a special token that directly follows the turn is.
 
-With turns="each" every turn that is learnt is a text of its own: what comes before it, as the
-template renders it with the generation prompt, and the turn.
+With turns="each" every learnt turn is a text of its own: the messages before it, rendered with the
+generation prompt, and the turn.
 
-Cost: two renderings per turn (four without generation prompt), and those of `parts`.
+Cost: two renderings per turn (four without a generation prompt), plus the renderings of `parts`.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Rendered:
     """A conversation as text.
 
     Attributes:
-        text: all of it.
-        spans: (start, stop) characters that carry loss, in order, none empty.
+        text: the whole text.
+        spans: (start, stop) characters that carry loss, in order and not empty.
         closed: False if the last message is the assistant's and no special token ends it.
     """
 
@@ -64,16 +65,16 @@ class Rendered:
 def rendered(
     script: Script, conversation: Conversation, text: str, marks: Sequence[int], rules: TurnRules
 ) -> list[Rendered]:
-    """The conversation as one text, or as one for every turn that is learnt.
+    """Return the conversation as one text, or as one text per learnt turn.
 
     Args:
-        script: writes its messages.
-        conversation: in the form that the template takes.
-        text, marks: what the script makes of it.
-        rules: what is learnt.
+        script: the bound template.
+        conversation: the conversation, in the form that the template takes.
+        text, marks: the script's rendering of it.
+        rules: choice of the parts that carry loss.
 
     Raises:
-        RenderError: the assistant's parts cannot be found, or there is none to learn.
+        RenderError: the assistant's parts cannot be located, or no part carries loss.
     """
     if rules.turns == "whole":
         return [_with_spans(script, conversation, text, marks, rules)]
@@ -84,7 +85,7 @@ def rendered(
 
 
 def _learnt(conversation: Conversation, rules: TurnRules) -> list[int]:
-    """Numbers of the messages with something to learn."""
+    """Return the indices of the messages with parts that carry loss."""
     messages, wanted = conversation.messages, set(rules.learn)
     learnt = [i for i in range(len(messages)) if conversation.learns(i)]
     if rules.learn == PARTS:
@@ -93,7 +94,7 @@ def _learnt(conversation: Conversation, rules: TurnRules) -> list[int]:
 
 
 def _alone(script: Script, conversation: Conversation, i: int, rules: TurnRules) -> Rendered:
-    """Turn i with what comes before it, as it is when it is generated."""
+    """Render turn i after the messages before it, as the model would generate it."""
     messages = list(conversation.messages[: i + 1])
     if rules.thoughts == "strip-history":
         learns = {"role": "assistant"}.items()
@@ -109,7 +110,7 @@ def _alone(script: Script, conversation: Conversation, i: int, rules: TurnRules)
     following_role = [message["role"] for message in conversation.messages[i + 1 : i + 2]]
     if made.closed or following_role in ([], ["assistant"]):
         return made
-    # A turn that the next one's token closes (the model stops at it).
+    # The first token of the next turn closes this one, since the model stops at it.
     following, _ = script.render([*messages, conversation.messages[i + 1]], False)
     stop = script.special.end(following, len(made.text))
     if stop is None or not following.startswith(made.text):
@@ -119,11 +120,11 @@ def _alone(script: Script, conversation: Conversation, i: int, rules: TurnRules)
 
 
 def _as_generated(script: Script, messages: Messages, text: str) -> str:
-    """The text, with the messages before the last turn as they are when it is generated.
+    """Return the text with the last turn's context as it is when the turn is generated.
 
-    Some templates write a turn's context otherwise once there is the turn, for example without
-    the thoughts of calls that it answers. Then what is prompted for takes the place of the
-    text up to the turn, if both end with the same generation prompt.
+    Some templates change a turn's context once the turn exists, for example by dropping the
+    thoughts of the tool calls that it answers. The prompt then replaces the text up to the turn, if
+    both end with the same generation prompt.
     """
     before, history = (script.text(messages[:-1], prompt) for prompt in (True, False))
     prompt = before.removeprefix(history)
@@ -142,7 +143,7 @@ def _with_spans(
     rules: TurnRules,
     alone: bool = False,
 ) -> Rendered:
-    """The text with its spans that carry loss; of the last turn alone, if so asked."""
+    """Locate the spans that carry loss in a text; with `alone` only in its last turn."""
     messages, special = conversation.messages, script.special
     learnt, learn = _learnt(conversation, rules), rules.learn
     if script.marked:
@@ -167,7 +168,7 @@ def _marked(
     learnt: Sequence[int],
     learn: Sequence[str],
 ) -> list[Span]:
-    """What the template marks, of the turns that are learnt."""
+    """Return the spans that the template marks in learnt turns."""
     messages = conversation.messages
     spans = [  # an empty block is a turn without a token
         script.special.closed(text, start, stop) if start < stop else (start, stop)
@@ -196,7 +197,7 @@ def _marked(
         before, _ = script.render(messages[: conversation.first_learnt], False)
         if not text.startswith(before):
             raise RenderError(
-                "looks different up to the prompt than as a whole, so what follows the prompt "
+                "looks different up to the prompt than as a whole, so the text after the prompt "
                 "cannot be found",
                 _ONE_FOR_EACH,
             )
@@ -215,7 +216,7 @@ def _found(
     learn: Sequence[str],
     alone: bool,
 ) -> list[Span]:
-    """What is learnt of these turns of the assistant, where it stands in the text."""
+    """Return the spans of learnt turns in a text without marks."""
     turns = _Turns(script, messages, script.turns_in(text), alone)
     spans: list[Span] = []
     for i in learnt:
@@ -230,9 +231,13 @@ def _found(
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """The assistant's turns in `text`, which is all messages, without a header after them.
+    """Locations of the assistant's turns in a rendered conversation.
 
-    `alone` is True if only the last turn is wanted, as it is when it is generated.
+    Attributes:
+        script: the bound template.
+        messages: the messages of the conversation.
+        text: their rendering, without a header after the last turn.
+        alone: only the last turn is wanted, as the model would generate it.
     """
 
     script: Script
@@ -241,16 +246,16 @@ class _Turns:
     alone: bool = False
 
     def turn(self, i: int) -> Span:
-        """The characters of message i, without what closes them.
+        """Return the span of message i, without its closing token.
 
         Raises:
-            RenderError: it cannot be found.
+            RenderError: the message cannot be located.
         """
         start = self._start(i)
         return start, self._stop(i, start)
 
     def opens_answer(self, i: int, start: int, stop: int) -> bool:
-        """Whether the token after message i, text[start:stop], is the header of another answer."""
+        """Return True if the token after message i, text[start:stop], begins another answer."""
         following = self.messages[i + 1 : i + 2]
         if not following or following[0]["role"] != "assistant":
             return False
@@ -260,7 +265,7 @@ class _Turns:
         return bool(token) and text[:start].rstrip().endswith(token)
 
     def after_header(self, i: int, least: int) -> int | None:
-        """Where renderings of turn i with different contents begin to differ from the text."""
+        """Return the position from which renderings of turn i with other contents differ."""
         turns = [{"role": "assistant", "content": content} for content in ("a", "b")]
         probes = [self.script.text([*self.messages[:i], turn]) for turn in turns]
         start = len(os.path.commonprefix([*probes, self.text]))  # noqa: RUF071  of texts, not paths
@@ -283,11 +288,11 @@ class _Turns:
                 found = self.after_header(i, len(history)) if place else None
                 found = min(found, place[0]) if found is not None and place else None
         if found is None:
-            raise _rewritten(f"what comes before message {i}", self.alone)
+            raise _rewritten(f"the text before message {i}", self.alone)
         return found
 
     def _is_prompted(self, i: int, before: str) -> bool:
-        """Whether `before` ends with a generation prompt; some write none after an answer."""
+        """Return True if `before` ends with a generation prompt, which may lack after an answer."""
         if i == 0 or self.messages[i - 1]["role"] != "assistant":
             return True
         return before != self.script.text(self.messages[:i])
@@ -314,22 +319,22 @@ def _nothing() -> RenderError:
     return RenderError("has nothing that the template marks as the assistant's", _MARK_REMEDY)
 
 
-def _rewritten(what: str, alone: bool) -> RenderError:
+def _rewritten(part: str, alone: bool) -> RenderError:
     each = "" if alone else 'Pass turns="each", which makes a document of every turn; or mark'
     return RenderError(
-        f"looks different up to {what} than as a whole (the template rewrites or leaves out "
+        f"looks different up to {part} than as a whole (the template rewrites or leaves out "
         "earlier turns), so the assistant's turn cannot be found",
         f"{each or 'Mark'} the turns with {{% generation %}} blocks, or use a template that "
-        "renders a turn the same whatever follows it.",
+        "renders a turn independently of later ones.",
     )
 
 
 def _not_as_prompted(i: int, prompt: str) -> RenderError:
-    closed = "</think>" in prompt  # it tells the model not to think, and the message has thoughts
+    closed = "</think>" in prompt  # the prompt forbids thoughts, and the message has some
     return RenderError(
         f"has a message {i} that does not begin with the template's generation prompt, "
-        f"{prompt[-80:]!r}, so what would be learnt is never asked for",
+        f"{prompt[-80:]!r}, so the model would learn an answer to another prompt",
         f'Pass template_kwargs= that change the prompt, such as {{"enable_thinking": {closed}}}; '
-        f"{'take out its thoughts' if closed else 'give the message its thoughts'}; or pass "
+        f"{'remove its thoughts' if closed else 'add thoughts to the message'}; or pass "
         'turns="whole".',
     )

@@ -1,8 +1,8 @@
-"""What a tokenizer says about itself: its engine and its special tokens.
+"""Reading of a tokenizer's engine and its declared special tokens.
 
-A tokenizer of transformers says which token ends a document, or that none does. A bare
-tokenizer.json cannot: there it is the only special token with a name that ends have, and none if
-there are several.
+A tokenizer of transformers declares its EOS token, or that it has none. A bare tokenizer.json
+cannot: its EOS is the only special token with a usual name for EOS, or unknown if there are
+several.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from tokenizers import Tokenizer as Engine
 from streampack.errors import ConfigError
 from streampack.tokenization.tiktoken import engine_of_tiktoken
 
-# Names that these tokens have in common tokenizers. A name counts only if the tokenizer itself
-# declares the token special.
+# Usual names of these tokens. A name counts only if the tokenizer declares the token special.
 _EOS_NAMES = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -42,23 +41,23 @@ _BOS_NAMES = (
 _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<｜▁pad▁｜>", "<PAD>")
 
 
-#: The folder of templates beside the default one, as transformers saves them.
+#: Folder in which transformers saves templates other than the default one.
 _MORE_TEMPLATES = "additional_chat_templates"
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A private copy of a tokenizer's engine, and what it says of its special tokens.
+    """A private copy of a tokenizer's engine, and its special tokens.
 
     Attributes:
-        engine: from the tokenizers library, without truncation and padding.
-        eos_id, bos_id, pad_id: ids, or None if the tokenizer declares none.
-        likely_eos: where it cannot declare an EOS, its special tokens that have the name of one,
-            with their ids; `eos_id` is that of the only one.
-        wants_bos: True if the tokenizer itself puts BOS before a text.
-        largest_id: the largest id in the vocabulary, added tokens included.
-        chat_template: the Jinja template that came with it, or None.
-        tool_template: the one for conversations with tools, if that is another.
+        engine: tokenizer of the tokenizers library, without truncation and padding.
+        eos_id, bos_id, pad_id: ids, or None if the tokenizer does not declare them.
+        likely_eos: special tokens with a usual name for EOS and their ids, for a tokenizer without
+            a declared EOS. If there is one, `eos_id` is its id.
+        wants_bos: the tokenizer itself prepends BOS to a text.
+        largest_id: largest id in the vocabulary, added tokens included.
+        chat_template: Jinja template of the tokenizer, or None.
+        tool_template: its other template for conversations with tools, or None.
     """
 
     engine: Engine
@@ -73,7 +72,7 @@ class Vocabulary:
 
 
 def open_vocabulary(tokenizer: Any) -> Vocabulary:
-    """Read what `load_tokenizer` takes; `ConfigError` if it is none of those."""
+    """Read any tokenizer that `load_tokenizer` accepts; raise `ConfigError` for others."""
     if isinstance(tokenizer, (str, Path)):
         path = _find_file(Path(tokenizer))
         engine = _read_engine(path)
@@ -84,21 +83,23 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
         settings["chat_template"] = getattr(tokenizer, "chat_template", None)
     elif hasattr(tokenizer, "_mergeable_ranks"):  # a tiktoken.Encoding
         engine = engine_of_tiktoken(tokenizer)
-        end = "<|endoftext|>"  # nanochat's encodings have none
+        end = "<|endoftext|>"  # missing in nanochat's encodings
         has_end = end in tokenizer.special_tokens_set
         settings = {"eos_token": end if has_end else None, "bos_token": None}
     elif isinstance(tokenizer, Engine) or hasattr(tokenizer, "to_str"):
         engine, settings = tokenizer, {}
     elif hasattr(tokenizer, "convert_tokens_to_ids"):
         raise ConfigError(
-            f"{type(tokenizer).__name__} is a slow tokenizer of transformers, written in Python.",
+            "tokenizer must be a fast tokenizer, but "
+            f"{type(tokenizer).__name__} is a slow one of transformers, written in Python.",
             "Load it with `AutoTokenizer.from_pretrained(..., use_fast=True)`, or convert it and "
             "pass the path of its tokenizer.json.",
             setting="tokenizer",
         )
     else:
         raise ConfigError(
-            f"{type(tokenizer).__name__} is not a tokenizer that streampack knows.",
+            "tokenizer must be a path or a tokenizer of a supported library, got "
+            f"{type(tokenizer).__name__}.",
             "Pass the path of a tokenizer.json, a tokenizers.Tokenizer, a tiktoken.Encoding, or a "
             "fast tokenizer of transformers.",
             setting="tokenizer",
@@ -130,14 +131,14 @@ def _read_engine(path: Path) -> Engine:
     except Exception as error:  # the library raises plain Exception
         raise ConfigError(
             f"{path} is not a tokenizer of the tokenizers library ({error}).",
-            "Pass a tokenizer.json as `tokenizer.save(path)` writes it.",
+            "Pass a tokenizer.json that `tokenizer.save(path)` wrote.",
             setting="tokenizer",
             path=str(path),
         ) from error
 
 
 def _settings_beside(path: Path) -> dict[str, Any]:
-    """The special tokens named in the files that usually come with a tokenizer.json."""
+    """Return the settings in the files that usually accompany a tokenizer.json."""
     settings: dict[str, Any] = {}
     for name in ("generation_config.json", "special_tokens_map.json", "tokenizer_config.json"):
         file = path.with_name(name)
@@ -152,8 +153,8 @@ def _settings_beside(path: Path) -> dict[str, Any]:
                 path=str(file),
             ) from error
         if isinstance(content, dict):
-            said = {key: value for key, value in content.items() if value is not None}
-            settings = {**content, **settings, **said}  # null is said of what no file names
+            declared = {key: value for key, value in content.items() if value is not None}
+            settings = {**content, **settings, **declared}  # null stays if no file has a value
     files = {"default": path.with_name("chat_template.jinja")} | {
         file.stem: file for file in sorted(path.with_name(_MORE_TEMPLATES).glob("*.jinja"))
     }
@@ -172,13 +173,14 @@ def _private_copy(engine: Any) -> Engine:
             "Use a tokenizer without components written in Python.",
             setting="tokenizer",
         ) from error
-    copy.no_truncation()  # either would drop or add tokens silently
+    copy.no_truncation()  # truncation and padding would drop or add tokens silently
     copy.no_padding()
     copy.encode_special_tokens = bool(getattr(engine, "encode_special_tokens", False))
     dropout = getattr(copy.model, "dropout", None)
     if dropout:
         raise ConfigError(
-            f"The tokenizer's BPE dropout is {dropout}.",
+            f"The tokenizer's BPE dropout must be off, because ids have to be repeatable, got "
+            f"{dropout}.",
             "Set `tokenizer.model.dropout = None`.",
             setting="tokenizer",
         )
@@ -205,8 +207,8 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
         elif kind != "eos":
             ids[kind] = next((special[name] for name in names if name in special), None)
             if kind == "bos" and "bos_token" in settings and not _begins(copy, ids[kind]):
-                ids[kind] = None  # it says that it has none
-        elif type(settings.get("eos_token_id")) is int:  # a model's that generates; or a list
+                ids[kind] = None  # null declares that there is no BOS
+        elif type(settings.get("eos_token_id")) is int:  # of a model's config; may be a list
             ids[kind] = settings["eos_token_id"]
         else:
             if "eos_token" not in settings:
@@ -232,12 +234,12 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
 
 
 def _begins(engine: Engine, token_id: int | None) -> bool:
-    """True if the engine puts this token before every text."""
+    """Return True if the engine prepends this token to every text."""
     return token_id is not None and list(engine.encode("").ids[:1]) == [token_id]
 
 
 def _chat_templates(templates: Any) -> tuple[str | None, str | None]:
-    """The template of a tokenizer, and the one for conversations with tools if it has several."""
+    """Return a tokenizer's chat template, and its separate template for tools, or None each."""
     if isinstance(templates, list):
         templates = {item["name"]: item["template"] for item in templates}
     named = templates if isinstance(templates, dict) else {"default": templates}
