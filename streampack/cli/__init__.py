@@ -1,4 +1,4 @@
-"""The `streampack` program. The library itself works without the packages it needs."""
+"""The `streampack` command line. The library works without the packages that it needs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the program; exits with 1 and the two parts of a `StreampackError` on standard error.
+    """Run the program.
 
-    Without the `[cli]` extra it says how to install it and exits with 1.
+    A `StreampackError` is printed on standard error, with exit status 1. Without the `[cli]` extra
+    the program prints how to install it and exits with 1.
     """
     try:
         import rich  # noqa: F401

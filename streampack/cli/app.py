@@ -1,4 +1,4 @@
-"""The program: its commands, one file each, and the two that are short."""
+"""The program's commands: one file each, and the short ones here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def explain(
     documents: Annotated[int, typer.Option(min=1, help="Size of the sample.")] = 20_000,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a run will read, how many steps it takes, and what other choices would change."""
+    """Report a run's data, its number of steps, and the effect of other settings."""
     dataset = dataset_of(
         source, tokenizer, eos_id, seq_len, text=text, tokens=tokens,
         dtype=dtype, loss_mask=loss_mask, chat=chat,

@@ -1,4 +1,4 @@
-"""`streampack bench`: how fast a corpus loads on this machine."""
+"""`streampack bench`, which measures how fast a corpus loads on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-import streampack  # whose names are imported when they are used: torch takes a second
+import streampack  # imports its names on first use, because torch takes a second
 from streampack.cli.options import (
     AnyCorpus,
     AsJson,
@@ -28,9 +28,9 @@ from streampack.cli.options import (
     say,
 )
 
-ROOM = 1.25  # of a step over what a batch takes, so that the loop does not wait
-#: What limits a loader, by the times of lanes. The rest of the time is that of sending batches, or,
-#: without workers, of making their fields.
+ROOM = 1.25  # shortest step, in times of a batch, for a loop that does not wait
+#: Possible limits of a loader, with the lane times of each. The remaining time is spent on sending
+#: batches or, without workers, on making their fields.
 STAGES = {
     "reading": ("read_s",),
     "decoding": ("decode_s",),
@@ -38,7 +38,7 @@ STAGES = {
     "ordering": ("order_s",),
     "packing": ("pack_s", "gather_s"),
 }
-ENOUGH = 0.05  # of the time, in which a loop may wait and still be the limit
+ENOUGH = 0.05  # share of the time that a loop may wait and still be the limit
 
 
 def bench(
@@ -61,16 +61,16 @@ def bench(
     workers: Annotated[
         list[int], typer.Option(min=0, metavar="N", help="Worker processes; may be repeated.")
     ] = [0, 1, 2],  # noqa: B006
-    seconds: Annotated[float, typer.Option(min=0.01, help="To measure each of them for.")] = 3.0,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Time of each measurement.")] = 3.0,
     step_ms: Annotated[
-        float, typer.Option(min=0.0, help="Of your loop per batch; 0 takes batches at full speed.")
+        float, typer.Option(min=0.0, help="Time of a training step; 0 takes batches at full speed.")
     ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Load your corpus with some numbers of workers, and say at what rate batches come.
+    """Measure the rate of batches from your corpus for several numbers of workers.
 
-    One rank, no model: a batch is taken, its fields are made, and the next one is taken. With
-    --step-ms the loop sleeps that long for each, as a device that computes would let it.
+    There is one rank and no model: the loop takes a batch, makes its fields, and takes the next
+    one. With --step-ms it sleeps after each batch, to stand in for a device that computes.
     """
     console = Console(quiet=as_json, stderr=True)
     with console.status("opening"):
@@ -84,7 +84,7 @@ def bench(
         warm_up(dataset.plan.config)
     lanes = dataset.plan.config.lanes
     found = []
-    for number in dict.fromkeys(min(number, lanes) for number in workers):  # each runs one
+    for number in dict.fromkeys(min(number, lanes) for number in workers):  # one lane per worker
         with console.status(f"{number} workers"):
             found.append(measure(dataset, number, seconds=seconds, step_s=step_ms / 1000))
     layout = dataset.plan.config.source.slow_layout()
@@ -97,22 +97,26 @@ def bench(
     if max(workers) > lanes:
         say(
             Console(),
-            f"A corpus of this size has {lanes} lane{'s'[lanes == 1 :]}, and no more workers.",
+            f"A corpus of this size has {lanes} lane{'s'[lanes == 1 :]}, so it uses no more "
+            "workers than that.",
         )
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What a loader gave with some number of workers.
+    """Rates of a loader with a given number of workers.
 
     Attributes:
-        workers: processes.
-        first_batch_s: from the loop's beginning to its first batch, when kernels are compiled.
-        batches, tokens, seconds: taken, and in what time, once every lane had given a batch.
-        tokens_per_s, batches_per_s: of those.
+        workers: number of worker processes.
+        first_batch_s: seconds from the start of the loop to its first batch, without compilation.
+        batches: batches taken after every lane had delivered its first one.
+        tokens: tokens in these batches.
+        seconds: time in which they were taken.
+        tokens_per_s: `tokens` / `seconds`.
+        batches_per_s: `batches` / `seconds`.
         waiting: share of that time in which the loop waited for a batch, 0 to 1.
-        fetched_bytes: from remote stores, in that time.
-        stage_s: seconds that lanes spent by stage, all of them together; see `LaneTimes`.
+        fetched_bytes: bytes fetched from remote stores in that time.
+        stage_s: seconds by stage, summed over lanes; see `LaneTimes`.
     """
 
     workers: int
@@ -128,10 +132,10 @@ class Rate:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the time of the processes that make batches, 0 to 1, by what they did; sums to 1.
+        """Shares of the loading processes' time by activity; they sum to 1.
 
-        What is left is "sending" with workers, in which they wait for the loop, too, and "fields"
-        without.
+        The remaining time is "sending" with workers, which includes waiting for the loop, and
+        "fields" without.
         """
         spent = {
             name: sum(self.stage_s[stage] for stage in stages) for name, stages in STAGES.items()
@@ -145,16 +149,20 @@ class Rate:
 def measure(
     dataset: streampack.PackedDataset, workers: int, *, seconds: float, step_s: float
 ) -> Rate:
-    """Take batches of an endless dataset for so long, after the first one of each lane.
+    """Take batches of an endless dataset for a time, after the first batch of each lane.
 
-    The loop sleeps for `step_s` after each of them, of which there is one at least.
+    Args:
+        dataset: an endless dataset.
+        workers: number of worker processes.
+        seconds: time to measure; at least one batch is taken.
+        step_s: sleep after each batch.
     """
     loader = streampack.PackedLoader(dataset, num_workers=workers)
     began = time.perf_counter()
     batches = iter(loader)
     _use(next(batches), 0.0)
     first = time.perf_counter() - began
-    for _ in range(dataset.plan.config.lanes - 1):  # the others fill their windows
+    for _ in range(dataset.plan.config.lanes - 1):  # the other lanes fill their windows
         _use(next(batches), 0.0)
     before, began = loader.metrics(), time.perf_counter()
     while True:

@@ -1,4 +1,4 @@
-"""`streampack convert`: text or token files to shards that train fast."""
+"""`streampack convert`, which rewrites text or token files as shards that load fast."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def convert(
 ) -> None:
     """Rewrite a corpus as Parquet shards, tokenized or not; loss masks stay with their ids.
 
-    A run that was stopped goes on after its last finished shard when the same command is given
-    again, and ends with the same bytes.
+    If it is stopped, repeat the command to continue after the last finished shard; the result has
+    the same bytes.
     """
     opened = open_files(
         source,
@@ -91,20 +91,24 @@ def convert(
 
 
 def named_tokenizer(tokenizer: str | None, eos_id: int | None) -> Tokenizer | None:
-    """The tokenizer of shards; raises `ConfigError` for an end without one."""
+    """Return the tokenizer of shards, or None.
+
+    Raises:
+        ConfigError: `eos_id` is given without a tokenizer.
+    """
     if tokenizer is not None:
         return load_tokenizer(tokenizer, eos_id=eos_id)
     if eos_id is not None:
         raise ConfigError(
-            f"--eos-id {eos_id} was given without --tokenizer.",
-            "Leave it out, or pass --tokenizer.",
+            f"--eos-id needs --tokenizer, got --eos-id {eos_id} alone.",
+            "Omit --eos-id, or pass --tokenizer.",
             setting="eos_id",
         )
     return None
 
 
 def _documents(source: Source) -> int | None:
-    """Documents in the source where its listing says so."""
+    """Return the number of documents if the source's listing contains it, else None."""
     if isinstance(source.inner, ShardedSource):
         documents = source.inner.manifest.details.get("documents")
         return None if documents is None else int(documents.clip(0).sum())
@@ -122,15 +126,15 @@ def _words(figures: Figures) -> str:
 
 
 def parse_bytes(size: str) -> int:
-    """Bytes in "67108864", "64MiB", "64 MB" and the like.
+    """Parse a size such as "67108864", "64MiB" or "64 MB" into bytes.
 
     Raises:
-        ConfigError: it is not a size.
+        ConfigError: the text is not a size.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmg])(i?)b?|b)?\s*", size, re.IGNORECASE)
     if match is None:
         raise ConfigError(
-            f'"{size}" is not a size.',
+            f'The shard size must be a number of bytes, with or without a unit, got "{size}".',
             "Write bytes, or a number with KiB, MiB, GiB, KB, MB or GB.",
             setting="shard_bytes",
         )

@@ -1,4 +1,4 @@
-"""What commands share: options, the corpus or dataset they are about, lines on a terminal."""
+"""Options that commands share, the dataset they work on, and their output on a terminal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LossMask = Annotated[
     str | None,
     typer.Option(
         metavar="FIELD",
-        help='Field or column with loss masks or labels; "": all is learnt.',
+        help='Field or column with loss masks or labels; "": all tokens carry loss.',
         callback=lambda name: [] if name == "" else name,
     ),
 ]
@@ -67,7 +67,7 @@ ShardTokenizer = Annotated[
     str | None, typer.Option(metavar="PATH", help="tokenizer.json, to write token ids.")
 ]
 AddedEnd = Annotated[
-    int | None, typer.Option(help="End-of-document id, where the tokenizer names none.")
+    int | None, typer.Option(help="End-of-document id, if the tokenizer declares none.")
 ]
 ShardFolder = Annotated[
     str, typer.Argument(metavar="DEST", help="Empty folder or URL for the shards.")
@@ -80,20 +80,25 @@ ShardIntegers = Annotated[
     Literal["uint16", "uint32"] | None,
     typer.Option(help="Type of the ids; default: as they come."),
 ]
-OnError = Annotated[Literal["raise", "skip"], typer.Option(help="What broken documents do.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of words.")]
+OnError = Annotated[Literal["raise", "skip"], typer.Option(help="Policy for broken documents.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 def object_at(named: str) -> Any:
-    """What a user's code has under a name, or what the function of that name returns.
+    """Return the object with a name in a user's file or module; a function is called.
+
+    Args:
+        named: FILE.py:NAME or MODULE:NAME.
 
     Raises:
-        ConfigError: there is no such file, module or name.
+        ConfigError: the file, the module or the name does not exist.
     """
     place, _, name = named.rpartition(":")
     if not place or not name:
         raise ConfigError(
-            f'"{named}" names no object.', "Pass FILE.py:NAME or MODULE:NAME.", setting="source"
+            f'An object is named as FILE.py:NAME or MODULE:NAME, got "{named}".',
+            "Pass both parts, separated by a colon.",
+            setting="source",
         )
     sys.path.insert(0, str(Path(place).parent if place.endswith(".py") else Path.cwd()))
     try:
@@ -110,8 +115,8 @@ def object_at(named: str) -> Any:
         ) from error
     if name not in found:
         raise ConfigError(
-            f'{place} has no "{name}".',
-            "Name an object or a function at the top of that file.",
+            f'{place} has no object "{name}".',
+            "Name an object or a function at the top level of that file.",
             setting="source",
         )
     made = found[name]
@@ -127,19 +132,19 @@ def dataset_of(
     chat: bool = False,
     **given: Any,
 ) -> PackedDataset:
-    """The `PackedDataset` that a command is about: the user's, or one of the source that is named.
+    """Return the `PackedDataset` for a command: the user's own, or one made from a source.
 
     Args:
-        source: a path, or the name of a source or a `PackedDataset` that the user's code makes:
-            so commands read mixtures and whatever else a line of Python can name.
-        tokenizer: for a source.
-        eos_id: with a tokenizer the one that it adds, and else that of a flat file of ids.
-        seq_len: tokens per row; None is 2048, or what the user's dataset has.
-        chat: the records are conversations, as of `sources.Chat`.
-        given: arguments of `sources.open`, for a source.
+        source: a path, or FILE.py:NAME of a source or `PackedDataset`, which gives commands access
+            to mixtures and other sources made in Python.
+        tokenizer: path of the tokenizer, for a source of text.
+        eos_id: id that the tokenizer appends or, without one, that ends a document in a flat file.
+        seq_len: tokens per row; None means 2048, or the user's dataset's.
+        chat: the records are conversations, as in `sources.Chat`.
+        given: further arguments of `sources.open`.
 
     Raises:
-        ConfigError: there is no such thing, or it is text without a tokenizer.
+        ConfigError: the source does not exist, or is text without a tokenizer.
     """
     given["eos_id"] = None if tokenizer is not None else eos_id
     path = "://" in source or os.path.exists(source)
@@ -148,15 +153,15 @@ def dataset_of(
         made: Any = _chat_of(source if path else object_at(source), given)
     else:
         made = open_source(source, **given) if path else object_at(source)
-    from streampack.dataset import PackedDataset  # imports torch: wrong names need not wait
+    from streampack.dataset import PackedDataset  # late, because it imports torch
     from streampack.job.topology import Topology
     from streampack.tokenization import TokenRules
 
     if isinstance(made, PackedDataset):
         if tokenizer is not None or any(value is not None for value in given.values()):
             raise ConfigError(
-                f"{source} is a PackedDataset, and options say how documents are read.",
-                "Leave out --tokenizer, --eos-id and the names of fields, or name its source.",
+                f"{source} is a PackedDataset, which takes no options for reading documents.",
+                "Omit --tokenizer, --eos-id and the names of fields, or name its source.",
                 setting="source",
             )
         if seq_len is None:
@@ -168,7 +173,7 @@ def dataset_of(
     corpus.prepare()
     if tokenizer is None and not corpus.tokenized:
         raise ConfigError(
-            "The documents are read as text, and there is no tokenizer.",
+            "Documents of text need a tokenizer, got none.",
             "Pass --tokenizer PATH; or --tokens NAME, if a field or column holds token ids.",
             setting="tokenizer",
         )
@@ -179,15 +184,16 @@ def dataset_of(
 
 
 def _chat_of(data: Any, given: Mapping[str, Any]) -> Source:
-    """The source of the conversations in files or in records that the user's code makes."""
+    """Return the source of conversations for files, or for records from the user's code."""
     from streampack.dataset import PackedDataset
     from streampack.sources.chat.source import Chat
 
     if isinstance(data, (Source, PackedDataset)) or any(v is not None for v in given.values()):
         raise ConfigError(
-            "--chat finds the conversations in files and records by itself.",
-            "Leave out --text, --tokens, --loss-mask, --dtype and --eos-id, and name files or "
-            "records; or leave out --chat.",
+            "--chat finds conversations in files and records by itself, and takes no other option "
+            "for reading.",
+            "Omit --text, --tokens, --loss-mask, --dtype and --eos-id, and name files or records; "
+            "or omit --chat.",
             setting="chat",
         )
     return Chat(data)
@@ -196,7 +202,7 @@ def _chat_of(data: Any, given: Mapping[str, Any]) -> Source:
 def packed_by(
     dataset: PackedDataset, packer: Packer, batch_size: int | None = None, **others: Any
 ) -> PackedDataset:
-    """The documents of a dataset, packed by another packer, or in other batches."""
+    """Return a dataset of the same documents with another packer or batch size."""
     from streampack.window.config import WindowConfig
 
     config = dataset.plan.config
@@ -213,5 +219,5 @@ def packed_by(
 
 
 def say(console: Console, text: str) -> None:
-    """Print a paragraph: wrapped on a terminal, and as it is where other programs read it."""
+    """Print a paragraph, wrapped on a terminal and in one line elsewhere."""
     console.print(text, soft_wrap=not console.is_terminal, highlight=False, markup=False)

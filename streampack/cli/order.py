@@ -1,4 +1,4 @@
-"""`streampack order`: a whole corpus in an order in which related documents lie side by side."""
+"""`streampack order`, which rewrites a corpus so that related documents are next to each other."""
 
 from __future__ import annotations
 
@@ -82,17 +82,19 @@ def order(
             help="Folder for the stages' results, where DEST is a URL; all workers see it."
         ),
     ] = None,
-    address: Annotated[str | None, typer.Option(help="Of a Ray cluster; default: here.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Address of a Ray cluster; default: this machine.")
+    ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="On this machine: default one per core; 0 uses no Ray."),
+        typer.Option(min=0, help="Workers on this machine; default: one per core; 0 uses no Ray."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a corpus in an order in which related documents lie side by side.
+    """Rewrite a corpus so that related documents are next to each other.
 
-    A run that was stopped goes on where it was when the same command is given again, and ends
-    with the same shards. Near-duplicates are left out and listed in DEST/_order.
+    If it is stopped, repeat the command to continue; the result has the same shards.
+    Near-duplicates are left out and listed in DEST/_order.
     """
     job = CorpusOrder(
         source=open_source(

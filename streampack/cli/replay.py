@@ -1,4 +1,4 @@
-"""`streampack replay`: where saved states are, and a batch that the run gave next, as text."""
+"""`streampack replay`, which describes a saved state and prints a later batch as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-import streampack  # whose names are imported when they are used: torch takes a second
+import streampack  # imports its names on first use, because torch takes a second
 from streampack.arguments import type_in_words
 from streampack.cli.options import AsJson, object_at
 from streampack.errors import ConfigError, StateError
@@ -21,18 +21,18 @@ from streampack.run.state import check_state, merge_states
 
 
 def one_state(paths: Sequence[Path]) -> dict[str, Any]:
-    """The state in these files together.
+    """Read a state from one file, or merge the states of all ranks from several.
 
     Raises:
         ConfigError: a file cannot be read.
-        StateError: a file holds no state, or they do not make one.
+        StateError: a file has no state, or the states do not belong together.
     """
     states = [_read(path) for path in paths]
     return states[0] if len(states) == 1 else merge_states(states)
 
 
 def summary_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a run is, and what it is made of, by name; JSON-able."""
+    """Summarise a run's position and settings by name, as values that JSON can hold."""
     fingerprint = state["fingerprint"]
     lanes, following = fingerprint["lanes"], state["next_batch"]
     source = fingerprint["source"]
@@ -57,7 +57,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {error.strerror}.",
-            "Name files that hold what `state_dict()` returned, as JSON.",
+            "Name JSON files with a result of `state_dict()`.",
             path=str(path),
         ) from error
     except (ValueError, RecursionError) as error:
@@ -92,18 +92,22 @@ def replay(
     step: Annotated[
         int, typer.Option(min=1, metavar="N", help="Steps after the state; 1 is the next one.")
     ] = 1,
-    rank: Annotated[int, typer.Option(min=0, metavar="R", help="Whose batch of that step.")] = 0,
+    rank: Annotated[
+        int, typer.Option(min=0, metavar="R", help="Rank with the batch to print.")
+    ] = 0,
     ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="How many there were; by default as many as there are states."),
+        typer.Option(min=1, help="Number of ranks of the run; default: the number of states."),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="tokenizer.json, where the dataset has none: ids, else."),
+        typer.Option(
+            metavar="PATH", help="tokenizer.json, if the dataset has none; default: print ids."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print where a saved state is, and the batch of a rank in a step after it, as text."""
+    """Print a saved state's position, and a rank's batch in a later step as text."""
     state = one_state(states)
     if dataset is None:
         summary = summary_of(state)
@@ -112,8 +116,8 @@ def replay(
     ranks = len(states) if ranks is None else ranks
     if rank >= ranks:
         raise ConfigError(
-            f"--rank is {rank}, and there are {ranks} ranks.",
-            "Count ranks from 0, and pass --ranks for a state of all of them together.",
+            f"--rank must be below the number of ranks, {ranks}, got {rank}.",
+            "Count ranks from 0, and pass --ranks for a merged state of all ranks.",
             setting="rank",
         )
     traced = _alone(dataset).with_provenance()
@@ -134,9 +138,12 @@ def replay(
 def _batch(
     dataset: streampack.PackedDataset, state: Mapping[str, Any], step: int, rank: int, ranks: int
 ) -> tuple[int, streampack.PackedBatch | None]:
-    """Number and batch of a rank in a step after the state; None where its lane had ended.
+    """Return a rank's batch, with its number in the run, in a step after the state.
 
-    Steps in which no rank has a batch are left out of a run, and do not count.
+    Steps without a batch on any rank are left out of a run and do not count.
+
+    Returns:
+        The number and the batch, or None for the batch if the lane had ended.
     """
     loader = streampack.PackedLoader(dataset)
     first: int = state["next_batch"]
@@ -145,7 +152,7 @@ def _batch(
     except StateError as error:
         if error.setting is None:
             raise
-        remedy = "Name a dataset that is made as it was when the state was saved."
+        remedy = "Name a dataset with the settings that it had when the state was saved."
         raise StateError(error.fact, remedy) from error
     lanes: int = state["fingerprint"]["lanes"]
     found = 0
@@ -156,7 +163,7 @@ def _batch(
         return batch.step * lanes + batch.lane
 
     def ranks_own(batch: streampack.PackedBatch) -> int:
-        """The number of the rank's batch in the step of this one."""
+        """Return the number of the rank's batch in the step of a given batch."""
         if groups is not None:
             own = groups.step_of(batch)
             return own.step * lanes + own.lane
@@ -168,8 +175,8 @@ def _batch(
             own = (batch for batch in batches if number(batch) == wanted and batch.num_documents)
             return wanted, next(own, None)
     raise ConfigError(
-        f"--step is {step:,}, and the run has {found:,} steps after the state.",
-        f"Pass --step {found}, its last one, or less." if found else "Name an earlier state.",
+        f"--step must be at most {found:,}, the run's steps after the state, got {step:,}.",
+        f"Pass --step {found}, the last one, or less." if found else "Name an earlier state.",
         setting="step",
     )
 
@@ -177,7 +184,7 @@ def _batch(
 def _as_dict(
     dataset: streampack.PackedDataset, batch: streampack.PackedBatch | None, tokenizer: Any
 ) -> dict[str, Any]:
-    """The batch by name: its pieces in the order of its rows, each with place, ids and text."""
+    """Describe a batch by name: its pieces in row order, each with its origin, ids and text."""
     if batch is None:
         return {"tokens": 0, "loss_tokens": 0, "pieces": []}
     ids, labels, documents = batch.input_ids, batch.labels, batch.document_ids
@@ -197,18 +204,18 @@ def _as_dict(
 
 
 def _alone(named: str) -> streampack.PackedDataset:
-    """The dataset that a user's code makes, as that of a single rank."""
+    """Return the dataset from a user's code, and require that it is for a single rank."""
     made = object_at(named)
     if not isinstance(made, streampack.PackedDataset):
         raise ConfigError(
-            f"{named} is {type_in_words(made)}, not a PackedDataset.",
+            f"{named} must be a PackedDataset, got {type_in_words(made)}.",
             "Name a PackedDataset, or a function without arguments that returns one.",
             setting="dataset",
         )
     if made.topology.world_size != 1:
         raise ConfigError(
-            f"The dataset is that of {made.topology.world_size} ranks, a replay of one.",
-            "Leave out topology= where the dataset is made for a replay, and RANK and WORLD_SIZE "
+            f"A replay needs a dataset for one rank, got {made.topology.world_size} ranks.",
+            "Omit topology= when the dataset is made for a replay, and unset RANK and WORLD_SIZE "
             "in the environment.",
             setting="topology",
         )

@@ -1,4 +1,4 @@
-"""`streampack warm`: compile the kernels ahead, as for an image or a shared file system."""
+"""`streampack warm`, which compiles kernels ahead of time, for an image or a shared file system."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.console import Console
 from tokenizers import Tokenizer as Engine
 from tokenizers import models
 
-import streampack  # whose names are imported when they are used: torch takes a second
+import streampack  # imports its names on first use, because torch takes a second
 from streampack._jit import cache_folders
 from streampack.cli.options import say
 from streampack.documents.blocks import gather_ragged, offsets_of
@@ -41,14 +41,15 @@ EOS = 199
 
 
 def warm() -> None:
-    """Compile the kernels that runs need, so that no first batch waits for them.
+    """Compile the kernels that runs need, so that the first batch does not wait for them.
 
-    Run it where the image is built, with the same NUMBA_CACHE_DIR as the job's, or none.
+    Run it when the image is built, with the NUMBA_CACHE_DIR of the job, or without one if the job
+    has none.
     """
     console = Console(stderr=True)
     began, used = time.perf_counter(), time.process_time()
     with TemporaryDirectory(prefix="streampack-warm-") as folder:
-        for dtype in (np.uint16, np.uint32):  # of blocks that lists are made into
+        for dtype in (np.uint16, np.uint32):  # dtypes of blocks made from lists
             ids, places = np.zeros(1, dtype), np.arange(2)
             gather_ragged(ids, places[:1], places, ids.copy())
         for dataset in _datasets(Path(folder)):
@@ -59,7 +60,7 @@ def warm() -> None:
     folders = cache_folders()
     if not folders:
         raise ConfigError(
-            "The compiled kernels could not be kept.",
+            "Compiled kernels need a writable cache folder, but there is none.",
             "Set NUMBA_CACHE_DIR to a folder that can be written.",
             setting="NUMBA_CACHE_DIR",
         )
@@ -70,7 +71,7 @@ def warm() -> None:
 
 
 def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
-    """One small run of every packer, and of each format with its own kernels."""
+    """Yield a small run of every packer, and of each format with its own kernels."""
     documents = [[n % 200] * (n % 40 + 1) for n in range(300)]
     rows: tuple[type[Any], ...]
     rows = (BestFitDecreasing, FirstFitDecreasing, Concat, Pad, Seamless, BestFitCrop)
@@ -110,7 +111,7 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
 
 
 def _write_mds(folder: Path, documents: list[list[int]]) -> None:
-    """One shard of ids, as `streampack.sources.mds.index` describes it."""
+    """Write one shard of ids in the layout that `streampack.sources.mds.index` reads."""
     folder.mkdir()
     config = {
         "column_encodings": ["ndarray:uint16"],
@@ -144,7 +145,7 @@ def _dataset(source: Any, **settings: Any) -> streampack.PackedDataset:
 
 
 def _tokenizer() -> Tokenizer:
-    """One id per letter."""
+    """Make a tokenizer with one id per letter."""
     vocabulary = {letter: number for number, letter in enumerate("ab</s>")}
     engine = Engine(models.BPE(vocab=vocabulary, merges=[]))
     engine.add_special_tokens(["</s>"])
