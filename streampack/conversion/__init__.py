@@ -1,4 +1,5 @@
-"""Rewriting a corpus as shards, restartable.
+"""Restartable conversion of a corpus to shards.
 
-Knows sources, tokenizers and the writers of formats; it does not know rows, batches or training.
+This package handles sources, tokenizers and writers of formats. It is independent of rows, batches
+and training.
 """

@@ -1,12 +1,12 @@
-"""Conversion: a source rewritten as Parquet shards, restartable after the last finished shard.
+"""Conversion of a source to Parquet shards, restartable after the last finished shard.
 
-Steps: read the source in one lane, unshuffled; tokenize if asked to; cut shards by size; write
-each shard locally, put it in place, then note the place where the source continues; at the end
-remove the note.
+The source is read in one lane, unshuffled, and tokenized if requested. Shards are cut by size. Each
+is written locally and moved into place; then a progress file records the position at which the
+source continues. It is removed at the end.
 
-A killed run leaves whole shards and a whole note. The same conversion continues after them and ends
-with the same bytes, since its result depends on nothing but the source and the settings. A shard
-that is not noted is written again.
+A killed run leaves complete shards and a complete progress file. The same conversion continues
+after them and produces the same bytes, because its result depends only on the source and the
+settings. A shard that is missing from the progress file is rewritten.
 """
 
 from __future__ import annotations
@@ -38,14 +38,16 @@ _COMPRESSIONS = ("zstd", "gzip", "brotli", "snappy", "lz4")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a conversion has come: everything up to the last finished shard.
+    """Progress of a conversion up to the last finished shard.
 
     Attributes:
-        cursor: of the source, before the block in which the next shard begins.
-        inside: documents of that block that are written already.
-        shards, documents, tokens: how many are written (tokens is 0 for text).
-        skipped: broken documents left out before that block; at the end, all of them.
-        dtype: of the ids, once known; "str" for text.
+        cursor: position in the source before the block in which the next shard begins.
+        inside: number of documents of that block in finished shards.
+        shards: number of finished shards.
+        documents: number of written documents.
+        tokens: number of written tokens; 0 for text.
+        skipped: number of broken documents skipped before that block; at the end, in total.
+        dtype: dtype of the ids, or "" before it is known; "str" for text.
     """
 
     cursor: Cursor | None = None
@@ -59,18 +61,19 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What to convert, where to and how.
+    """Source, destination and settings of a conversion.
 
     Attributes:
-        source: read in one lane without shuffling.
-        destination: empty, or holding an unfinished run of the same conversion.
-        tokenizer: for a source of text; None writes the text itself.
-        shard_bytes: a shard ends before it would hold more content than this.
-        compression: of Parquet: "zstd", "gzip", "brotli", "snappy" or "lz4"; None compresses
-            nothing, which suits ids.
-        dtype: of the ids in the shards, "uint16" or "uint32"; None is the dtype of the tokenizer or
-            the source.
-        on_error: "raise" or "skip" for broken documents.
+        source: the corpus, read in one lane without shuffling.
+        destination: an empty folder, or one with an unfinished run of the same conversion.
+        tokenizer: tokenizer for a source of text; None writes the text itself.
+        shard_bytes: most content of a shard, in bytes. Larger shards mean fewer requests; smaller
+            ones shuffle better and resume sooner.
+        compression: Parquet compression: "zstd", "gzip", "brotli", "snappy" or "lz4". None does
+            not compress, which suits token ids.
+        dtype: dtype of the ids in the shards, "uint16" or "uint32"; None uses the tokenizer's or
+            the source's.
+        on_error: policy for broken documents, "raise" or "skip".
     """
 
     source: Source
@@ -88,13 +91,13 @@ class Conversion:
                 one_of(name, getattr(self, name), known)
         if self.tokenizer is not None and self.source.tokenized:
             raise ConfigError(
-                "A tokenizer was given for documents that are tokenized already.",
-                "Leave --tokenizer out, or name a column of text with --text.",
+                "A tokenizer is for documents of text, but these are tokenized already.",
+                "Omit --tokenizer, or name a column of text with --text.",
                 setting="tokenizer",
             )
 
     def settings(self) -> dict[str, Any]:
-        """What the result depends on; a run with other settings does not continue this one."""
+        """Return the settings that determine the result; only an equal run can continue it."""
         return {
             "version": 1,
             "source": self.source.describe(),
@@ -112,16 +115,16 @@ def convert_source(
     """Run a conversion to its end, or continue one that was stopped.
 
     Args:
-        conversion: what to do.
-        report: called after the start, each block and each shard.
+        conversion: the conversion.
+        report: called with the progress after the start, each block and each shard.
 
     Returns:
-        The final figures.
+        The final progress.
 
     Raises:
-        ConfigError: the destination is not empty, or holds another conversion.
-        ContentError: a broken document, with on_error="raise".
-        StorageError: reading or writing failed; run the same again to continue.
+        ConfigError: the destination is not empty, or has another conversion.
+        ContentError: a document is broken, with on_error="raise".
+        StorageError: reading or writing failed; repeat the call to continue.
     """
     destination = conversion.destination
     if destination.local is None:
@@ -158,7 +161,7 @@ def _converted(conversion: Conversion, report: Callable[[Progress], None]) -> Pr
 
 
 def _resume(conversion: Conversion) -> Progress:
-    """Where to begin; while no shard is finished, settings may change."""
+    """Return the progress to continue from; without a finished shard, settings may change."""
     destination = conversion.destination
     names = destination.names()
     if _NOTE not in names or not any(not name.startswith(f"{HIDDEN}/") for name in names):
@@ -172,7 +175,7 @@ def _resume(conversion: Conversion) -> Progress:
 def _shards(
     conversion: Conversion, progress: Progress, report: Callable[[Progress], None]
 ) -> Iterator[tuple[Progress, list[Payload]]]:
-    """Yield (progress after a shard, its documents)."""
+    """Yield shards as (progress after the shard, documents of the shard)."""
     skips = Skips(conversion.on_error)
     skips.counts.skipped = progress.skipped
     (reader,) = conversion.source.lanes(1, seed=0, epoch=0, shuffle=False)
@@ -181,7 +184,7 @@ def _shards(
     dtype = progress.dtype or conversion.dtype or ""
     gathered: list[Payload] = []
     size = 0
-    skipped = skips.counts.skipped  # before the block, which is read again
+    skipped = skips.counts.skipped  # before the block, which is re-read after a restart
 
     def progress_at(cursor: Cursor | None, inside: int) -> Progress:
         return Progress(

@@ -1,4 +1,4 @@
-"""Folders that shards are written to: by one command at a time, and errors that name them."""
+"""Exclusive access to folders of shards, and errors that name the folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOCK = "lock"
 
 @contextmanager
 def writing_to(path: Path) -> Iterator[None]:
-    """Name `path` where the operating system refuses to write there.
+    """Turn an operating-system error within the block into a `StorageError` that names `path`.
 
     Raises:
         StorageError: the disk is full, or this process may not write there.
@@ -26,11 +26,11 @@ def writing_to(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if isinstance(error, StorageError) or not is_of_system(error):
-            raise  # a StorageError, of the source or the destination, has a remedy already
+            raise  # a StorageError of the source or the destination has advice already
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise StorageError(
             f"{path} cannot be written: {os.strerror(error.errno or 0)}.",
-            "Make room and repeat the command: it continues from there."
+            "Free some space and repeat the command: it continues from there."
             if full
             else "Name a folder that this process may write to.",
             path=str(path),
@@ -42,12 +42,12 @@ def alone(folder: Path, url: str) -> Iterator[None]:
     """Keep other commands out of a destination until the block ends or this process dies.
 
     Args:
-        folder: holds the lock, and is removed at the end if it is empty then.
-        url: the destination.
+        folder: folder of the lock file, removed at the end if it is empty.
+        url: the destination, for errors.
 
     Raises:
-        ConfigError: another command writes there.
-        StorageError: the folder cannot be written.
+        ConfigError: another command is writing to the destination.
+        StorageError: the folder is not writable.
     """
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Parquet shards: what they hold of documents, how they are written, and where to."""
+"""Parquet shards: their content, their writer, and the destination they are written to."""
 
 from __future__ import annotations
 
@@ -27,29 +27,32 @@ from streampack.tokenization import Tokenizer
 
 #: Content of one document: token ids, `masked_ids`, or text.
 Payload = NDArray[np.generic] | str
-#: Bytes a document takes besides its content, for cutting shards to size.
+#: Bytes that a document takes besides its content, for cutting shards to size.
 OVERHEAD = 16
 ROW_GROUP_DOCUMENTS = 4096
-TIMEOUT_S = 60.0  # of a silent connection
+TIMEOUT_S = 60.0  # for a silent connection
 
 
 def masked_ids(ids: NDArray[np.generic], loss_mask: NDArray[np.bool_]) -> NDArray[np.generic]:
-    """(T,) ids with their loss mask, as records of both."""
+    """Combine ids (T,) and their loss mask into a structured array (T,)."""
     both = np.empty(len(ids), dtype=[("tokens", ids.dtype), ("loss_mask", np.uint8)])
     both["tokens"], both["loss_mask"] = ids, loss_mask
     return both
 
 
 def shard_name(shard: int) -> str:
-    """``part-00012.parquet``."""
+    """Return the file name of a shard, such as ``part-00012.parquet``."""
     return f"part-{shard:05}.parquet"
 
 
 def write_shard(
     folder: Path, shard: int, documents: Sequence[Payload], compression: str | None
 ) -> Path:
-    """Write ``part-00012.parquet`` with the column `text`, or `tokens` and, where there are masks,
-    `loss_mask`, in row groups of 4,096 documents; returns the file."""
+    """Write a shard and return its file.
+
+    The columns are `text`, or `tokens` and, if there are masks, `loss_mask`. Row groups have 4,096
+    documents.
+    """
     if isinstance(documents[0], str):
         table = pa.table({"text": pa.array(documents, pa.large_string())})
     else:
@@ -66,7 +69,7 @@ def write_shard(
 
 
 def no_documents() -> ConfigError:
-    """The error for a source that holds none."""
+    """Return the error for a source without documents."""
     return ConfigError(
         "The source holds no document.",
         "Check the path and the name of the column.",
@@ -83,19 +86,23 @@ def payloads_of(
     *,
     masks: bool = False,
 ) -> tuple[str, list[Payload], NDArray[np.void]]:
-    """The block's N documents as they are written, and their dtype and origins (N,).
+    """Convert a block's N documents to the content of shards.
 
     Args:
-        block: of any kind but conversations.
-        source: of the block.
-        tokenizer: for texts; None leaves them as they are.
-        dtype: of the ids so far, "uint16" or "uint32"; "" takes that of the block.
-        skips: for documents that cannot be tokenized.
-        masks: True if loss masks are written too.
+        block: a block of texts or ids.
+        source: the block's source.
+        tokenizer: tokenizer for texts; None writes texts.
+        dtype: dtype of the ids in earlier shards, "uint16" or "uint32"; "" uses the block's.
+        skips: policy for documents that cannot be tokenized.
+        masks: write loss masks too.
+
+    Returns:
+        The dtype, N payloads, and the documents' origins (N,).
 
     Raises:
-        ConfigError: the block holds what shards of ids would lose.
-        StateError: ids do not fit into `dtype`.
+        ConfigError: the block has conversations, records of several documents, or loss masks that
+            shards would lose.
+        StateError: ids do not fit `dtype`.
     """
     if len(block):
         skips.in_a_row = 0
@@ -105,14 +112,15 @@ def payloads_of(
         block = tokenizer.encode(source.short_texts(block, skips), skips, source.document_name)
     if isinstance(block, Conversations) or block.members is not None:
         raise ConfigError(
-            "The records hold conversations, or several documents each.",
-            "Pass them to PackedDataset as they are, in their files; they need no shards.",
+            "Shards hold single documents, but the records are conversations or have several "
+            "documents each.",
+            "Pass the files to PackedDataset unchanged; they need no shards.",
             setting="source",
         )
     if block.loss_mask is not None and not masks:
         raise ConfigError(
-            "The documents have loss masks.",
-            'Order ids that are all learnt: --loss-mask "", or a source made with loss_mask=[].',
+            "Documents must not have loss masks here, but these do.",
+            'Ignore the masks with --loss-mask "", or a source made with loss_mask=[].',
             setting="loss_mask",
         )
     return _ids(block, dtype)
@@ -124,9 +132,9 @@ def _ids(block: Documents, dtype: str) -> tuple[str, list[Payload], NDArray[np.v
     tokens = block.tokens[block.offsets[0] : block.offsets[-1]]
     if len(tokens) and (int(tokens.max()) > np.iinfo(dtype).max or int(tokens.min()) < 0):
         raise StateError(
-            f"Documents have token ids from {int(tokens.min())} to {int(tokens.max())}, and the "
-            f"shards so far hold {dtype}.",
-            "Convert to another destination with --dtype uint32; no id may be negative.",
+            f"Token ids must fit {dtype}, the dtype of the earlier shards, got ids from "
+            f"{int(tokens.min())} to {int(tokens.max())}.",
+            "Convert to another destination with --dtype uint32; ids must not be negative.",
         )
     ids = tokens.astype(dtype, copy=False)
     if block.loss_mask is not None:
@@ -137,7 +145,7 @@ def _ids(block: Documents, dtype: str) -> tuple[str, list[Payload], NDArray[np.v
 
 T = TypeVar("T")
 
-#: Folder of the progress files inside a destination, which is not read as long as it has some.
+#: Folder of progress files in a destination; sources refuse to read a folder that has some.
 HIDDEN = UNFINISHED
 
 
@@ -148,10 +156,10 @@ class Destination:
 
     Args:
         url: local path or URL.
-        retries: attempts after the first for remote files.
+        retries: number of retries for remote files.
 
     Raises:
-        ConfigError: it is a file, or nothing can be written there.
+        ConfigError: the URL is a file or is not writable.
     """
 
     def __init__(self, url: str, *, retries: int = 5) -> None:
@@ -172,13 +180,13 @@ class Destination:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_filesystem": self._filesystem.storage_options}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:  # its file system is of one process
+    def __setstate__(self, state: dict[str, Any]) -> None:  # file systems cannot be shared
         protocol, _ = split_url(state["url"])
         opened = open_filesystem(protocol or "file", state["_filesystem"], TIMEOUT_S)
         self.__dict__.update(state, _filesystem=opened)
 
     def names(self) -> list[str]:
-        """Paths of all files in it, relative and sorted, hidden ones too."""
+        """Return the relative paths of all files, hidden ones included, sorted."""
 
         def find() -> list[str]:
             try:
@@ -190,19 +198,22 @@ class Destination:
 
         return self._attempt("Listing", self.url, find)
 
-    def begin(self, what: str) -> None:
-        """Forget what was begun there before it left a shard.
+    def begin(self, run: str) -> None:
+        """Remove the progress files of a run that has not finished a shard.
+
+        Args:
+            run: kind of the run, for the error.
 
         Raises:
-            ConfigError: it holds files, and none of an unfinished `what`.
+            ConfigError: the destination has other files.
         """
         names = self.names()
         visible = sorted(name for name in names if not name.startswith(f"{HIDDEN}/"))
         if visible:
             raise ConfigError(
                 f"{self.url} holds {len(visible)} files ({visible[0]}, ...) and no "
-                f"unfinished {what}.",
-                "Choose another destination, or remove what is there.",
+                f"unfinished {run}.",
+                "Choose another destination, or remove these files.",
                 setting="destination",
                 path=self.url,
             )
@@ -211,24 +222,28 @@ class Destination:
                 self.remove(name)
 
     def refuse_other(
-        self, what: str, found: dict[str, Any], wanted: dict[str, Any], where: str = ""
+        self, run: str, found: dict[str, Any], wanted: dict[str, Any], where: str = ""
     ) -> None:
-        """Raise `ConfigError` if the settings of the unfinished `what` are not the wanted ones.
+        """Raise `ConfigError` if an unfinished run has other settings than this one.
 
-        It lies in the destination, or `where` else.
+        Args:
+            run: kind of the run, for the error.
+            found: settings of the unfinished run.
+            wanted: settings of this run.
+            where: folder of the unfinished run, if it is not the destination.
         """
         for name, value in json.loads(json.dumps(wanted)).items():
             if found.get(name) != value:
                 raise ConfigError(
-                    f"{where or self.url} holds an unfinished {what} with {name} "
+                    f"{where or self.url} holds an unfinished {run} with {name} "
                     f"{found.get(name)!r}; this one has {value!r}.",
-                    "Repeat the first command to continue, or remove what is there to start again.",
+                    "Repeat the first command to continue, or remove its files to start anew.",
                     setting=name,
                     path=self.url,
                 )
 
     def scratch(self) -> Path:
-        """A new local folder to write shards in before they are put; `clear` it afterwards."""
+        """Make a local folder for shards that are not in place yet; `clear` it afterwards."""
         if self.local is None:
             return Path(mkdtemp(prefix="streampack-convert-"))
         folder = self.local / HIDDEN / "part"
@@ -241,7 +256,7 @@ class Destination:
         shutil.rmtree(scratch, ignore_errors=True)
 
     def put(self, file: Path, name: str) -> None:
-        """Move a local file to the destination, with this name."""
+        """Move a local file to the destination under a name."""
         if self.local is not None:
             target = self.local / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -260,7 +275,7 @@ class Destination:
         self.put(part, name)
 
     def read(self, name: str) -> bytes:
-        """The content of a small file."""
+        """Return the content of a small file."""
         url = f"{self._root}/{name}"
         data: bytes = self._attempt("Reading", url, lambda: self._filesystem.cat_file(url))
         return data
