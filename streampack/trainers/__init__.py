@@ -1,7 +1,8 @@
-"""Trainers of other libraries: what their classes need to take packed batches and to resume.
+"""Mix-ins with which trainers of other libraries take packed batches and resume.
 
-Knows how each trainer asks for batches and saves; it does not know how batches are made. No trainer
-is imported here. `examples/torchtitan_loader.py` is the model for a trainer of your own.
+This package handles how each trainer requests batches and saves checkpoints. It is independent of
+how batches are made, and imports no trainer. `examples/torchtitan_loader.py` shows an adapter for
+another trainer.
 """
 
 from streampack.trainers.hugging_face import TrainerMixin

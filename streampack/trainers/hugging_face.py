@@ -1,12 +1,11 @@
-"""TrainerMixin: transformers' Trainer, and TRL's, on a `PackedLoader`; its evaluation.
+"""Training and evaluation with a `PackedLoader` in the trainers of transformers and TRL.
 
-Every rank puts a file with the loader's state into each checkpoint, so a run goes on after any of
-them on as many ranks or others.
+`TrainerMixin` saves the loader's state on every rank in each checkpoint, so that a run can resume
+from any of them on any number of ranks.
 
-EvaluationMixin: the Trainer's evaluate() and predict() on packed batches.
-
-The Trainer averages the losses of batches, which is not the mean over tokens where batches hold
-unequal numbers of them. Here each batch's mean is weighted by its loss tokens, over all ranks.
+`EvaluationMixin` corrects the loss of evaluate() and predict(). The Trainer averages the losses of
+batches, which is not the mean over tokens if batches have unequal numbers of loss tokens; the
+mix-in weights each batch's mean by its loss tokens, over all ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from streampack.run.state import merge_states
 
 
 class Mixin:
-    """Base of the mix-ins. A class that names one after the trainer's own class is refused."""
+    """Base of the mix-ins, which must come before the trainer in the bases of a class."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -36,28 +35,29 @@ class Mixin:
         if before and issubclass(last, Mixin):
             names = ", ".join(base.__name__ for base in before)
             raise TypeError(
-                f"{last.__name__} is the last base of {cls.__name__}, so that nothing of the "
-                f"trainer would be changed. Write class {cls.__name__}({last.__name__}, {names})."
+                f"{last.__name__} must come before the trainer in the bases of {cls.__name__}, but "
+                f"is the last. Write class {cls.__name__}({last.__name__}, {names})."
             )
 
 
 class EvaluationMixin(Mixin):
-    """Makes a Trainer take a `PackedDataset` as ``eval_dataset=``, by itself or in a dict of names.
+    """Mix-in for a Trainer with a `PackedDataset`, or a dict of them, as ``eval_dataset=``.
 
-    Each evaluation reads it from its beginning. ``eval_loss`` is the mean over all its loss tokens.
+    Each evaluation reads the dataset from the start. ``eval_loss`` is the mean over all its loss
+    tokens.
     """
 
     args: Any
     accelerator: Any
     loader: PackedLoader[Any]
     eval_dataset: Any
-    _loss: torch.Tensor | None = None  # of the evaluation that runs: sum, tokens
+    _loss: torch.Tensor | None = None  # (2,) loss sum and tokens of the running evaluation
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """As `Trainer.get_eval_dataloader`; of a `PackedDataset`, its batches.
+        """Return the loader of a `PackedDataset`, or the Trainer's for any other dataset.
 
         Raises:
-            ConfigError: it is endless, or a `PackedLoader` whose batches no Trainer takes.
+            ConfigError: the dataset is endless.
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, str):
@@ -66,13 +66,13 @@ class EvaluationMixin(Mixin):
         return packed or super().get_eval_dataloader(eval_dataset)  # type: ignore[misc]
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """As `Trainer.get_test_dataloader`; of a `PackedDataset`, its batches."""
+        """Return the loader of a `PackedDataset`, or the Trainer's for any other dataset."""
         return self._packed(test_dataset) or super().get_test_dataloader(  # type: ignore[misc]
             test_dataset
         )
 
     def evaluation_loop(self, dataloader: Any, *arguments: Any, **options: Any) -> Any:
-        """As `Trainer.evaluation_loop`; the loss of packed batches is the mean over loss tokens."""
+        """Run `Trainer.evaluation_loop`, with the loss of packed batches as mean over tokens."""
         if not isinstance(dataloader, PackedLoader):
             return super().evaluation_loop(dataloader, *arguments, **options)  # type: ignore[misc]
         wide = torch.float32 if self.args.device.type == "mps" else torch.float64
@@ -90,7 +90,7 @@ class EvaluationMixin(Mixin):
         return output
 
     def prediction_step(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """As `Trainer.prediction_step`; of packed batches the loss is counted by tokens."""
+        """Run `Trainer.prediction_step`, and sum the loss of packed batches over tokens."""
         labels = inputs.get("labels") if self._loss is not None else None
         tokens = torch.zeros(()) if labels is None else labels.ne(-100).sum()
         loss, *outputs = super().prediction_step(  # type: ignore[misc]
@@ -98,26 +98,26 @@ class EvaluationMixin(Mixin):
         )
         if self._loss is not None:
             tokens = tokens.to(self._loss)
-            # A batch without loss tokens may have the loss 0 / 0, or none; all ranks gather one.
+            # A batch without loss tokens may have the loss 0 / 0 or None, and all ranks gather one.
             loss = tokens.new_zeros(()) if loss is None or not tokens else loss.to(tokens)
             self._loss += torch.stack([loss * tokens, tokens])
             loss = loss.float()
         return loss, *outputs
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        """As `Trainer.compute_loss`; in an evaluation, the mean over the batch of this rank."""
+        """Run `Trainer.compute_loss`; an evaluation gets the mean over this rank's batch."""
         if self._loss is not None:
             options["num_items_in_batch"] = None
         return super().compute_loss(*arguments, **options)  # type: ignore[misc]
 
     def _reject_skip_prepare_without_labels(self, datasets: dict[str, Any], *rest: Any) -> None:
-        """Of TRL's `SFTTrainer`, which asks datasets for the names of their columns; not ours."""
+        """Exclude packed datasets from a check in TRL's `SFTTrainer` that reads column names."""
         kinds = (PackedDataset, PackedLoader)
         theirs = {name: data for name, data in datasets.items() if not isinstance(data, kinds)}
         super()._reject_skip_prepare_without_labels(theirs, *rest)  # type: ignore[misc]
 
     def _packed(self, dataset: Any) -> PackedLoader[Any] | None:
-        """The loader of a dataset of ours, or of ours in a loader; None for any other."""
+        """Return a loader for a `PackedDataset` or `PackedLoader`, and None for any other."""
         check_evaluated(dataset)
         if isinstance(dataset, PackedDataset):
             dataset = PackedLoader(dataset)
@@ -129,38 +129,39 @@ class EvaluationMixin(Mixin):
 
 
 def check_evaluated(dataset: Any) -> None:
-    """Raise `ConfigError` for a dataset or loader of ours that a Trainer cannot evaluate."""
+    """Raise `ConfigError` for an endless packed dataset or its loader."""
     if isinstance(dataset, PackedLoader):
         dataset = dataset.dataset
     if isinstance(dataset, PackedDataset) and dataset.plan.config.epochs is None:
         raise ConfigError(
-            "The dataset that is evaluated has epochs=None.",
+            "An evaluation needs a dataset with an end, got epochs=None.",
             "Pass PackedDataset.evaluation(source, ...).",
             setting="epochs",
         )
 
 
 class TrainerMixin(EvaluationMixin):
-    """Makes a Trainer take its batches from a `PackedLoader`, save its state, and resume from it.
+    """Mix-in for a Trainer that takes batches from a `PackedLoader` and resumes its state.
 
-    ``class PackedTrainer(TrainerMixin, Trainer): pass``, and the same for TRL's ``SFTTrainer``. Set
-    ``max_steps`` in its arguments. ``train(resume_from_checkpoint=...)`` goes on after the last
-    batch of the checkpoint, on any number of ranks that can read the files of all. Batches are not
-    skipped a second time: ``ignore_data_skip`` is set. A `PackedDataset`, such as
-    `PackedDataset.evaluation` makes, may be the ``eval_dataset``.
+    Write ``class PackedTrainer(TrainerMixin, Trainer): pass``, and likewise for TRL's
+    ``SFTTrainer``. Set ``max_steps`` in the training arguments.
+    ``train(resume_from_checkpoint=...)`` continues after the checkpoint's last batch, on any number
+    of ranks that can read the files of all. The mix-in sets ``ignore_data_skip``, so that the
+    Trainer does not skip batches as well. The ``eval_dataset`` may be a `PackedDataset`, such as
+    the result of `PackedDataset.evaluation`.
 
-    A loader without a ``transform=`` gives what `PackedBatch.hf` makes for the Trainer's model,
-    which is so checked to keep documents apart, if it is one of transformers.
+    A loader without ``transform=`` delivers the arguments of `PackedBatch.hf` for the Trainer's
+    model. A model of transformers is thereby checked to keep documents apart.
 
     Args:
-        loader: gives the arguments of the model.
-        allow: settings that may differ from those of the checkpoint that `train` resumes from; see
+        loader: loader of the model's arguments.
+        allow: settings that may differ from the checkpoint that `train` resumes from; see
             `PackedLoader.load_state_dict`.
-        arguments: of the Trainer, as are all others by name.
+        arguments: positional arguments of the Trainer; further keyword arguments are its, too.
 
     Raises:
-        ConfigError: there is no loader; what is evaluated has no end; accelerate divides sequences
-            among ranks, or ranks that hold parts of one model have different batches.
+        ConfigError: `loader` is missing; the evaluation dataset is endless; accelerate divides
+            sequences among ranks, or ranks with parts of one model have different batches.
     """
 
     def __init__(
@@ -172,14 +173,14 @@ class TrainerMixin(EvaluationMixin):
     ) -> None:
         if not isinstance(loader, PackedLoader):
             raise ConfigError(
-                f"The Trainer's loader is {'missing' if loader is None else repr(loader)[:80]}.",
+                f"loader must be a PackedLoader, got {repr(loader)[:80]}.",
                 "Pass loader=PackedLoader(dataset), and no train_dataset=.",
                 setting="loader",
             )
         self.loader = loader
         if loader.transform is None:
             loader.transform = self._arguments_of
-        loader._trains = False  # the Trainer counts loss tokens by itself
+        loader._trains = False  # the Trainer counts loss tokens itself
         self._allow = allow
         given = options.get("args", arguments[1] if len(arguments) > 1 else None)
         check_parallelism(getattr(given, "parallelism_config", None), loader)
@@ -192,32 +193,32 @@ class TrainerMixin(EvaluationMixin):
         self.add_callback(_callback(self))  # type: ignore[attr-defined]
 
     def _arguments_of(self, batch: Any) -> dict[str, Any]:
-        """What the model is called with."""
+        """Return the model's arguments for a batch."""
         trainer: Any = self
         known = is_of_transformers(trainer.model)
         arguments: dict[str, Any] = batch.hf(model=trainer.model_wrapped if known else None)
         return arguments
 
     def get_train_dataloader(self) -> Any:
-        """The loader itself: accelerate would split its batches over the ranks once more."""
+        """Return the loader itself, because accelerate would split its batches over ranks."""
         return self.loader
 
     def get_batch_samples(self, *arguments: Any) -> Any:
-        """As `Trainer.get_batch_samples`; where all ranks' lanes are dry, 0 / 1 and not 0 / 0."""
+        """Run `Trainer.get_batch_samples`, with a count of at least 1 to avoid a loss of 0 / 0."""
         samples, num_items = super().get_batch_samples(*arguments)  # type: ignore[misc]
         return samples, num_items if num_items is None else num_items.clamp(min=1)
 
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
-        """As `Trainer.train`; the loader goes on after the checkpoint, too.
+        """Run `Trainer.train`; the loader resumes from the checkpoint too.
 
         Raises:
-            ConfigError: the arguments have no ``max_steps``.
-            StateError: the checkpoint has no states of the loader, or of several runs.
+            ConfigError: the training arguments have no ``max_steps``.
+            StateError: the checkpoint has no states of the loader, or states of several runs.
         """
         if self.args.max_steps <= 0:
             accumulated = self.args.gradient_accumulation_steps
             raise ConfigError(
-                f"max_steps of the training arguments is {self.args.max_steps}.",
+                f"max_steps in the training arguments must be positive, got {self.args.max_steps}.",
                 "Pass max_steps=; for one pass, loader.estimate_steps().steps"
                 f"{f' // {accumulated}' if accumulated > 1 else ''}.",
                 setting="max_steps",
@@ -226,7 +227,7 @@ class TrainerMixin(EvaluationMixin):
             from transformers import trainer_utils
 
             last: Any = trainer_utils.get_last_checkpoint
-            resume_from_checkpoint = last(self.args.output_dir) or True  # it says what is missing
+            resume_from_checkpoint = last(self.args.output_dir) or True  # for the Trainer's error
         if isinstance(resume_from_checkpoint, (str, os.PathLike)):
             folder = Path(resume_from_checkpoint)
             state = saved_state(folder, self.loader.dataset.topology)
@@ -237,43 +238,43 @@ class TrainerMixin(EvaluationMixin):
 
 
 def check_parallelism(config: Any, loader: PackedLoader[Any]) -> None:
-    """Raise `ConfigError` if accelerate's `ParallelismConfig` does not go with a loader."""
+    """Raise `ConfigError` if accelerate's `ParallelismConfig` conflicts with a loader."""
     if config is None:
         return
     divides = [name for name in ("cp_size", "sp_size") if (getattr(config, name, 1) or 1) > 1]
     if divides:
         raise ConfigError(
-            f"{divides[0]} of the parallelism_config is {getattr(config, divides[0])}, and "
-            "accelerate's context parallelism has no masks that keep documents apart.",
-            "Leave it out, or write the loop with batch.context_parallel() (docs/balance.md).",
+            f"{divides[0]} of the parallelism_config must be 1, because accelerate's context "
+            f"parallelism does not keep documents apart, got {getattr(config, divides[0])}.",
+            "Omit it, or write the loop with batch.context_parallel() (docs/balance.md).",
             setting="parallelism_config",
         )
     ranks = loader.dataset.topology.world_size
     if ranks != config.data_parallel_size:
         raise ConfigError(
-            f"The parallelism_config has {config.data_parallel_size} data-parallel ranks, and the "
-            f"dataset {ranks}.",
-            'Pass topology=Topology.from_mesh(mesh, ("dp_replicate", "dp_shard")), of the '
+            "The dataset must have as many ranks as the parallelism_config has data-parallel ones, "
+            f"{config.data_parallel_size}, got {ranks}.",
+            'Pass topology=Topology.from_mesh(mesh, ("dp_replicate", "dp_shard")), with the '
             "dimensions that the mesh has, to the dataset.",
             setting="topology",
         )
 
 
 class Epochs:
-    """Counts passes over the corpus, as far as its size is known.
+    """Counter of passes over a corpus of known size.
 
     Args:
-        loader: of this rank.
+        loader: this rank's loader.
     """
 
     def __init__(self, loader: PackedLoader[Any]) -> None:
         self._run = loader._run
         self._pass_steps: float | None = None
-        self._before = 0  # steps of runs that have ended and were begun again
+        self._before = 0  # steps of earlier iterations of the loader
         self._taken = 0
 
     def measure(self) -> None:
-        """Estimate how many steps a pass has; costs a millisecond once the first one is known."""
+        """Estimate the steps of a pass; takes a millisecond after the first estimate."""
         plan = self._run.plan
         if plan.config.epochs is not None:
             found = self._run.estimate_steps()
@@ -288,7 +289,7 @@ class Epochs:
             self._pass_steps = max(found.steps, 1) / (plan.config.epochs or 1)
 
     def now(self) -> float | None:
-        """Passes since the beginning of the run; None where the corpus has no known size."""
+        """Return the passes since the start of the run; None if the corpus' size is unknown."""
         if self._pass_steps is None:
             return None
         taken = self._run.steps_taken
@@ -299,7 +300,7 @@ class Epochs:
 
 
 def _callback(trainer: Any) -> Any:
-    """Counts on after a resume, and saves the state of this rank."""
+    """Return a callback that keeps the epoch count across resumes and saves this rank's state."""
     from transformers import TrainerCallback
 
     loader = trainer.loader
@@ -310,7 +311,8 @@ def _callback(trainer: Any) -> Any:
             epochs.measure()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            # Without a length the Trainer divides the batches since it was started by max_steps.
+            # For a loader without length the Trainer divides the batches since its start by
+            # max_steps, which is wrong after a resume.
             if control.should_log or control.should_save or control.should_evaluate:
                 epochs.measure()
             done = epochs.now()
@@ -318,10 +320,10 @@ def _callback(trainer: Any) -> Any:
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            folder.mkdir(parents=True, exist_ok=True)  # ranks other than 0 may be first
+            folder.mkdir(parents=True, exist_ok=True)  # another rank than 0 may be first
             place = loader.dataset.topology
             path = folder / f"loader-{place.rank}-of-{place.world_size}.json"
-            mine = path.with_suffix(f".{os.getpid()}")  # ranks of one model write the same file
+            mine = path.with_suffix(f".{os.getpid()}")  # ranks of one model share the target file
             mine.write_text(json.dumps(loader.state_dict()))
             mine.replace(path)
 
@@ -329,18 +331,18 @@ def _callback(trainer: Any) -> Any:
 
 
 def saved_state(checkpoint: Path, place: Topology) -> dict[str, Any]:
-    """The loader's state in a checkpoint: of this rank if there were as many, else of all.
+    """Read the loader's state from a checkpoint: this rank's, or all if the number differs.
 
     Raises:
-        StateError: it has no states of the loader, or of several runs.
+        StateError: the checkpoint has no states of the loader, or states of several runs.
     """
     files = sorted(checkpoint.glob("loader-*-of-*.json"))
     numbers = {file.stem.rpartition("-")[2] for file in files}
     if len(numbers) != 1:
         raise StateError(
-            f"{checkpoint} has states of the loader from {len(numbers)} runs: "
+            f"{checkpoint} must have loader states of one run, got {len(numbers)}: "
             f"{', '.join(file.name for file in files[:4]) or 'no file loader-0-of-*.json'}.",
-            "Resume from a checkpoint whose save was finished by this class"
+            "Resume from a checkpoint that this class has saved completely"
             + (", and remove the files of other runs." if numbers else "."),
             path=str(checkpoint),
         )

@@ -1,8 +1,9 @@
-"""DataModuleMixin: Lightning's Trainer on a `PackedLoader`.
+"""Mix-in for Lightning's Trainer with a `PackedLoader`.
 
-Lightning takes batches one ahead of the training step, and saves the state of any loader that has
-one, which is a batch too far. So the loader is handed over as something that can only be iterated,
-and the state is that after the batch whose step began last, or that before the first one.
+Lightning fetches one batch ahead of the training step and saves the state of any stateful loader,
+which would be one batch too far. The loader is therefore wrapped in an object that can only be
+iterated, and the mix-in saves the state after the batch of the latest training step, or the state
+before the first one.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from streampack.trainers.hugging_face import Mixin
 
 
 class DataModuleMixin(Mixin):
-    """Makes a DataModule give the batches of a `PackedLoader` and keep its state in checkpoints.
+    """Mix-in for a DataModule that delivers a `PackedLoader`'s batches and checkpoints its state.
 
-    ``class PackedDataModule(DataModuleMixin, LightningDataModule): pass``, and
-    ``PackedDataModule(loader)`` for ``trainer.fit(model, datamodule=...)``. Training steps get a
-    `PackedBatch` on the model's device. A checkpoint holds the state of all ranks, for any number
-    of them. Let ``Trainer(use_distributed_sampler=False)``: there is nothing left to divide.
+    Write ``class PackedDataModule(DataModuleMixin, LightningDataModule): pass``, and pass
+    ``PackedDataModule(loader)`` to ``trainer.fit(model, datamodule=...)``. Training steps get a
+    `PackedBatch` on the model's device. A checkpoint has the states of all ranks and resumes on any
+    number of them. Set ``Trainer(use_distributed_sampler=False)``, because the loader already
+    divides the data.
 
     Args:
-        loader: of this rank.
-        allow: settings that may differ from those of the checkpoint that training goes on from;
-            see `PackedLoader.load_state_dict`.
+        loader: this rank's loader.
+        allow: settings that may differ from the checkpoint that training resumes from; see
+            `PackedLoader.load_state_dict`.
 
     Raises:
-        ConfigError: it is no `PackedLoader`.
+        ConfigError: `loader` is not a `PackedLoader`.
     """
 
     trainer: Any
@@ -41,7 +43,7 @@ class DataModuleMixin(Mixin):
         super().__init__()
         if not isinstance(loader, PackedLoader):
             raise ConfigError(
-                f"The DataModule's loader is {type_in_words(loader)}.",
+                f"loader must be a PackedLoader, got {type_in_words(loader)}.",
                 "Pass PackedLoader(dataset).",
                 setting="loader",
             )
@@ -51,13 +53,13 @@ class DataModuleMixin(Mixin):
         self._last: PackedBatch | None = None
 
     def train_dataloader(self) -> Any:
-        """The loader's batches, going on where it stands."""
+        """Return the loader's batches from its current position."""
         self._start, self._last = self.loader.state_dict(), None
         return StatelessBatches(self.loader)
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        """The step begins: the batch is the last one that counts."""
-        if not isinstance(batch, PackedBatch):  # of another DataLoader, for validation
+        """Move a batch to the device; a training batch becomes the last one in the saved state."""
+        if not isinstance(batch, PackedBatch):  # from another DataLoader, for validation
             return super().transfer_batch_to_device(  # type: ignore[misc]
                 batch, device, dataloader_idx
             )
@@ -66,23 +68,23 @@ class DataModuleMixin(Mixin):
         return batch.to(device, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint, the same on all ranks, which call it together."""
+        """Return the state for a checkpoint, equal on all ranks, which must all call this."""
         last = self._last
         state = self._start if last is None else self.loader.state_dict(after=last)
         return DistributedState(self.loader).of_all(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on after a checkpoint.
+        """Resume from a checkpoint.
 
         Raises:
-            StateError: it is of another run, or damaged.
+            StateError: the state belongs to another run, or is damaged.
         """
         DistributedState(self.loader).load_state_dict(state_dict, allow=self._allow)
         self._start, self._last = self.loader.state_dict(), None
 
 
 class StatelessBatches:
-    """A loader's batches, without its state."""
+    """Iterable of a loader's batches that hides its state."""
 
     def __init__(self, loader: PackedLoader[Any]) -> None:
         self._loader = loader
