@@ -1,6 +1,6 @@
-"""One way to compile a kernel: nogil, cached on disk where a cache directory can be written.
+"""Compilation of kernels: without the GIL, and cached on disk if a cache directory is writable.
 
-A process that compiles says so, since the first batch waits for it.
+A process that compiles logs it, because the first batch waits for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from streampack.notices import is_first
 
 logger = logging.getLogger(__name__)
 
-#: Of all kernels that one run needs, on one core of a server; docs/performance.md has the command.
+#: Time to compile a run's kernels on one core of a server; docs/performance.md has the command.
 ABOUT_S = 15
 
 #: False under NUMBA_DISABLE_JIT=1, for debuggers.
@@ -27,7 +27,7 @@ COMPILED: bool = not config.DISABLE_JIT  # type: ignore[attr-defined]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# A child that is forked while another thread compiles would wait for numba's lock for ever.
+# A child forked while another thread compiles would wait forever for numba's lock.
 os.register_at_fork(
     before=global_compiler_lock.acquire,
     after_in_parent=global_compiler_lock.release,
@@ -41,12 +41,12 @@ _kernels: list[Any] = []
 def kernel(function: F) -> F:
     """Compile `function` with numba on first call, without the GIL and never in parallel.
 
-    The machine code is cached next to the source or in numba's user-wide cache directory. On a
-    machine where neither can be written numba refuses to cache; the kernel then compiles once per
-    process instead. Under NUMBA_DISABLE_JIT=1 it stays a function of Python, many times slower.
+    The machine code is cached next to the source or in numba's user-wide cache directory. If
+    neither is writable, the kernel is compiled once per process instead. Under NUMBA_DISABLE_JIT=1
+    it remains a Python function, many times slower.
     """
     if not COMPILED:
-        return np.errstate(over="ignore")(function)  # integers wrap around, as compiled
+        return np.errstate(over="ignore")(function)  # integers wrap around, as in compiled code
     try:
         compiled = numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # "cannot cache function ...: no locator available"
@@ -56,22 +56,22 @@ def kernel(function: F) -> F:
 
 
 def cache_folders() -> list[str]:
-    """Where the machine code of the kernels that are imported is kept, sorted; [] if nowhere."""
+    """Return the cache folders of the imported kernels, sorted; [] if nothing is cached."""
     return sorted({path for found in _kernels if (path := _kept_in(found)) is not None})
 
 
 def _kept_in(compiled: Any) -> str | None:
-    # None where nothing can be written
+    # None if no cache folder is writable
     return getattr(getattr(compiled, "_cache", None), "cache_path", None)
 
 
 class _CompilationLog(event.Listener):  # type: ignore[misc]
-    """Logs that kernels are compiled; of the processes of a job, one does."""
+    """Listener that logs the first compilation, in one process of a job."""
 
     logged = False
 
     def on_start(self, started: Any) -> None:
-        """Called before a function is compiled, and not where the cache has it."""
+        """Log before a function is compiled; numba does not call this for cached functions."""
         compiled = started.data.get("dispatcher")
         function = getattr(compiled, "py_func", None)
         if self.logged or not str(getattr(function, "__module__", "")).startswith("streampack."):
@@ -91,7 +91,7 @@ class _CompilationLog(event.Listener):  # type: ignore[misc]
         )
 
     def on_end(self, ended: Any) -> None:
-        """Called afterwards."""
+        """Do nothing; numba requires the method."""
 
 
 event.register("numba:compile", _CompilationLog())  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Arguments: what counts as a number or a word, and which arguments a function takes."""
+"""Checks of arguments: numbers, choices, and the names that a function takes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ Made = TypeVar("Made", bound=Callable[..., Any])
 
 
 def is_number(value: object) -> bool:
-    """True for what a float can hold of integers, floats and fractions, numpy's too.
-
-    Not for True and False.
-    """
+    """Return True for a real number, numpy's included, that fits a float; False for a bool."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     try:
@@ -29,7 +26,7 @@ def is_number(value: object) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """True for integers, numpy's too; not for True and False, nor for 2.0."""
+    """Return True for an integer, numpy's included; False for a bool and for 2.0."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -41,30 +38,32 @@ def whole_number(
     most: int | None = None,
     otherwise: str = "",
 ) -> int:
-    """`value` as a plain int, which JSON and pickle take (numpy's integers they may not).
+    """Return an integer as an int, since JSON does not take numpy's integers.
 
     Args:
-        name: of the setting, or of a value in it, as in `epochs["web"]`.
-        least, most: bounds, both included; None is no bound.
-        otherwise: what else may be passed, as in "or None (endless)".
+        name: name of the setting, or of a value in it, as in `epochs["web"]`.
+        value: the value.
+        least: smallest allowed value; None means no bound.
+        most: largest allowed value; None means no bound.
+        otherwise: alternative to mention in the error, as in "or None (endless)".
 
     Raises:
-        ConfigError: it is no whole number within the bounds.
+        ConfigError: the value is not an integer within the bounds.
     """
     if is_whole(value) and (least is None or least <= value) and (most is None or value <= most):
         return int(value)
-    raise _refusal(name, value, f"a whole number{_bounds(least, most)}", otherwise)
+    raise _refusal(name, value, f"an integer{_bounds(least, most)}", otherwise)
 
 
 def whole_value(name: str, value: Any) -> int:
-    """`value` as an int if it equals one, as 1e9 does; for amounts that are often written so.
+    """Return a number without a fraction as an int; accepts amounts written as 1e9.
 
     Raises:
-        ConfigError: it is no number, or has a fraction.
+        ConfigError: the value is not a number, or has a fraction.
     """
     if is_number(value) and math.isfinite(value) and value == int(value):
         return int(value)
-    raise _refusal(name, value, "a whole number", "")
+    raise _refusal(name, value, "an integer", "")
 
 
 def real_number(
@@ -75,10 +74,10 @@ def real_number(
     most: float | None = None,
     otherwise: str = "",
 ) -> float:
-    """`value` as a plain float, or int if it is one; see `whole_number`.
+    """Return a number as a float, or an int if it is one; see `whole_number` for arguments.
 
     Raises:
-        ConfigError: it is no finite number within the bounds.
+        ConfigError: the value is not a finite number within the bounds.
     """
     if is_number(value) and least <= value < math.inf and (most is None or value <= most):
         return int(value) if is_whole(value) else float(value)
@@ -86,10 +85,14 @@ def real_number(
 
 
 def one_of(name: str, value: Any, known: Sequence[str]) -> None:
-    """Raise `ConfigError` unless the setting `name` is one of the words that are known."""
+    """Raise `ConfigError` unless a setting's value is one of the strings in `known`."""
     if not isinstance(value, str) or value not in known:
-        remedy = f"Use one of {', '.join(map(repr, known))}."
-        raise ConfigError(f"{name} is {value!r:.80}.", remedy, setting=name)
+        choices = ", ".join(map(repr, known))
+        raise ConfigError(
+            f"{name} must be one of {choices}, got {value!r:.80}.",
+            "Pass one of these words.",
+            setting=name,
+        )
 
 
 def _bounds(least: float | None, most: float | None) -> str:
@@ -99,31 +102,32 @@ def _bounds(least: float | None, most: float | None) -> str:
 
 
 def _refusal(name: str, value: Any, kind: str, otherwise: str) -> ConfigError:
-    remedy = f"Pass {kind}{', ' + otherwise if otherwise else ''}."
-    return ConfigError(f"{name} is {value!r}.", remedy, setting=name.partition("[")[0])
+    fact = f"{name} must be {kind}, got {value!r}."
+    remedy = f"Pass such a number{', ' + otherwise if otherwise else ''}."
+    return ConfigError(fact, remedy, setting=name.partition("[")[0])
 
 
 def type_in_words(value: object) -> str:
-    """The type of a value: "an int", "a str", "None"."""
+    """Return the type of a value with its article: "an int", "a str", "None"."""
     return "None" if value is None else with_article(type(value).__name__)
 
 
 def with_article(noun: str) -> str:
-    """A noun with its article: "an int" for "int"."""
+    """Return a noun with its article: "an int" for "int"."""
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
 
 
-#: Returns the place of an argument that belongs to another function or class; None if unknown.
+#: Function from an unknown argument to a hint at the function or class that takes it, or None.
 Elsewhere = Callable[[str], str | None]
 
 
 def explained(made: Made) -> Made:
-    """The same class or function, whose `TypeError` for a wrong argument lists those it takes."""
+    """Decorate a class or function to list its arguments in the `TypeError` for a wrong one."""
     return _explained(made, lambda argument: None)
 
 
 def explained_with(elsewhere: Elsewhere) -> Callable[[Made], Made]:
-    """Return an `explained` that also names where else an argument belongs."""
+    """Return a variant of `explained` that adds hints for arguments of other functions."""
     return functools.partial(_explained, elsewhere=elsewhere)
 
 
@@ -149,13 +153,14 @@ def check_call(
     kwargs: Mapping[str, Any],
     elsewhere: Elsewhere = lambda argument: None,
 ) -> None:
-    """Raise `TypeError`, with those it takes, for arguments that a function does not take.
+    """Raise `TypeError`, with the accepted names, for arguments that a function does not take.
 
     Args:
-        name: of what is called.
-        function: it, or the constructor of a class.
-        args, kwargs: its arguments by position, without `self`, and by name.
-        elsewhere: names where an unknown argument belongs.
+        name: name of the function or class in the error.
+        function: the function, or the constructor of the class.
+        args: positional arguments, without `self`.
+        kwargs: keyword arguments.
+        elsewhere: hint for an unknown argument, or None.
     """
     taken = _parameters(function)
     if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in taken):
@@ -181,6 +186,6 @@ def check_call(
 
 @functools.cache
 def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
-    """Those of a function, without `self`; looking them up takes longer than most calls."""
+    """Return a function's parameters without `self`; cached, because inspection is slow."""
     parameters = inspect.signature(function).parameters
     return tuple(one for name, one in parameters.items() if name not in ("self", "cls"))

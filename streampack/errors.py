@@ -1,11 +1,11 @@
-"""The errors streampack raises: each states a fact and a remedy."""
+"""Errors that streampack raises. Each states a fact and a remedy."""
 
 from __future__ import annotations
 
 from textwrap import shorten
 from typing import Literal
 
-#: What the failure of a store means; "transient" ones were tried again.
+#: Kind of a store's failure; "transient" ones have been retried.
 StoreFailure = Literal["missing", "denied", "transient", "other"]
 
 
@@ -13,13 +13,14 @@ class StreampackError(Exception):
     """Base of every error raised on purpose.
 
     Args:
-        fact: what is the case, a sentence that names the document, shard or field.
-        remedy: what the reader can do about it, a sentence.
-        setting: the name of the argument that it is about.
+        fact: a sentence with the expectation and the value, which names the document, shard or
+            field.
+        remedy: a sentence with advice for the reader.
+        setting: name of the argument to change.
         path: the file or object.
-        document: the name of the document, as in "row 7 of part-3.parquet".
+        document: name of the document, as in "row 7 of part-3.parquet".
 
-    Both are the exception's ``args``, so it survives pickling between processes.
+    `fact` and `remedy` are the exception's ``args``, so that it can be pickled between processes.
     """
 
     def __init__(
@@ -47,14 +48,16 @@ class ConfigError(StreampackError, ValueError):
 
 
 class MissingPackageError(ConfigError, ImportError):
-    """A package that is needed, and is not installed."""
+    """A required package is not installed."""
 
 
 class ContentError(StreampackError, ValueError):
-    """A document or shard whose content is wrong; `on_error="skip"` steps over it.
+    """A document or shard with broken content, which `on_error="skip"` passes over.
 
-    `shard` is the shard's number in the manifest, `index` the first affected document in it (in
-    the unit of `Documents.origin`), and `rest_of_shard` says that nothing after it can be read.
+    Attributes:
+        shard: index of the shard in the manifest.
+        index: first affected document in the shard, in the unit of `Documents.origin`.
+        rest_of_shard: the rest of the shard cannot be read either.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class ContentError(StreampackError, ValueError):
         self.rest_of_shard = rest_of_shard
 
     def of_source(self, name: str) -> ContentError:
-        """The same, naming the source of a mixture."""
+        """Return a copy that names the source of a mixture."""
         return ContentError(
             f'In source "{name}": {self.fact}',
             *self.args[1:],
@@ -91,7 +94,7 @@ class PlanError(StreampackError, ValueError):
 
 
 class RankError(StreampackError, RuntimeError):
-    """Another process of the job died, stopped answering, or runs something else."""
+    """Another process of the job died, stopped responding, or runs another program."""
 
 
 class StateError(StreampackError, ValueError):
@@ -99,21 +102,24 @@ class StateError(StreampackError, ValueError):
 
 
 class StorageError(StreampackError, OSError):
-    """Reading or writing storage failed, after the retries that were allowed.
+    """Reading or writing storage failed after all retries.
 
-    `failure` says why; the error of the file system is the cause (``__cause__``).
+    The file system's error is the ``__cause__``.
+
+    Attributes:
+        failure: kind of the failure.
     """
 
     failure: StoreFailure = "other"
 
-    def __str__(self) -> str:  # OSError formats two arguments as an errno pair otherwise
+    def __str__(self) -> str:  # OSError would format two arguments as an errno pair
         return StreampackError.__str__(self)
 
 
 class WorkerError(StreampackError, RuntimeError):
-    """A worker process died or stopped answering."""
+    """A worker process died or stopped responding."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, or as many of its words as 200 characters hold."""
+    """Return the first line of another library's error, shortened to 200 characters."""
     return shorten(str(error).strip().partition("\n")[0], 200, placeholder=" ...")

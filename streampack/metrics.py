@@ -1,4 +1,4 @@
-"""Metrics: what was delivered, and where the time went; counts that add up over lanes and ranks."""
+"""Counts of delivered data and times by stage, which can be added over lanes and ranks."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from streampack.packing.plan import Composition
 if TYPE_CHECKING:
     from streampack.packing.packer import Packer
 
-#: Bytes that this process fetched from remote stores, in any thread, and no lane has counted yet.
+#: Bytes that this process fetched from remote stores, in any thread, and that no lane has counted.
 fetched: deque[int] = deque()
 os.register_at_fork(after_in_child=fetched.clear)
 
 
 @dataclass(slots=True)
 class LaneTimes:
-    """What lanes spent: seconds by stage, and bytes. Add two with ``+``.
+    """Seconds that lanes spent by stage, and fetched bytes. Add two with ``+``.
 
     Attributes:
-        read_s: waiting for storage, or for what another thread or process decodes.
+        read_s: waiting for storage, or for another thread or process that decodes.
         decode_s: processor time in the source: decompressing, decoding and parsing.
         prepare_s: tokenizing, checks and hooks.
         order_s: ordering windows of documents by similarity.
         pack_s: filling and planning the window.
         gather_s: copying rows out of the window.
-        fetched_bytes: from remote stores; read ahead for other lanes of the process, too.
+        fetched_bytes: bytes from remote stores, including those read ahead for other lanes of the
+            process.
     """
 
     read_s: float = 0.0
@@ -51,7 +52,7 @@ class LaneTimes:
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
-        """A context that adds the time of its block to `stage`."""
+        """Add the time of the block to `stage`, the name of an attribute."""
         began = time.perf_counter()
         try:
             yield
@@ -60,7 +61,7 @@ class LaneTimes:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """A context whose time is that of reading and decoding."""
+        """Add the block's processor time to `decode_s` and its remaining time to `read_s`."""
         began = time.thread_time()
         with self.measure("read_s"):
             yield
@@ -72,12 +73,13 @@ class LaneTimes:
 
 
 class SourceCounts(NamedTuple):
-    """What was delivered of a source of a mixture.
+    """Counts of the data delivered from one source of a mixture.
 
     Attributes:
-        tokens: delivered; documents: those of which something was, with their first piece.
+        tokens: delivered tokens.
+        documents: documents with a delivered token, counted at their first piece.
         loss_tokens: labels that are not -100.
-        expected_tokens: what its weight asked for, of the tokens of all sources so far.
+        expected_tokens: the source's share, by its weight, of the tokens of all sources so far.
     """
 
     tokens: int = 0
@@ -87,7 +89,7 @@ class SourceCounts(NamedTuple):
 
 
 class SourceTotals(dict[str, SourceCounts]):
-    """`SourceCounts` by the names of the sources. Add two with ``+``."""
+    """`SourceCounts` by the name of the source. Add two with ``+``."""
 
     def __add__(self, other: SourceTotals) -> SourceTotals:
         none = SourceCounts()
@@ -97,7 +99,7 @@ class SourceTotals(dict[str, SourceCounts]):
         )
 
     def largest_deviation(self) -> float | None:
-        """The largest difference between observed and expected shares; None if there are none."""
+        """Return the largest gap between observed and expected shares, or None without tokens."""
         tokens = sum(counts.tokens for counts in self.values())
         if not tokens:
             return None
@@ -109,19 +111,22 @@ class Metrics:
     """Totals over the batches that the loop has consumed. Add two with ``+``.
 
     Attributes:
-        batches: batches consumed; empty_batches: those of them that hold padding only, from lanes
-            that ran dry before others; composition: what the rows of the rest hold; empty_slots:
-            what the empty ones have room for.
-        left: what ``end="stop"`` left in the lanes; stepped_over: what `PackedLoader.skip` did.
+        batches: number of batches, empty ones included.
+        empty_batches: number of batches of padding alone, from lanes that ended before others.
+        composition: content of the rows of the other batches.
+        empty_slots: slots of the empty batches.
+        left: content that ``end="stop"`` left in the lanes.
+        stepped_over: content that `PackedLoader.skip` passed over.
         loss_tokens: labels that are not -100.
-        empty_documents: documents without a token, left out; eos_in_texts: end-of-document ids
-            inside texts, which wrote that special token; skipped: broken documents or shards that
-            `on_error="skip"` stepped over; duplicates: near-duplicates that `order` dropped,
-            and duplicate_tokens: their tokens.
-        sources: of a mixture, `SourceCounts` by the names of the sources.
-        wait_s: seconds the loop waited in `next()` for a batch, all stages together.
-        times: seconds the lanes spent by stage, in this process or in workers; the longest of
-            them names what to speed up when `wait_s` is large.
+        empty_documents: documents without a token, which are left out.
+        eos_in_texts: end-of-document ids inside texts that contain the special token.
+        skipped: broken documents or shards passed over with `on_error="skip"`.
+        duplicates: near-duplicate documents that `order` dropped.
+        duplicate_tokens: tokens of these documents.
+        sources: `SourceCounts` by the name of the source, for a mixture.
+        wait_s: seconds that the loop waited in `next()` for a batch.
+        times: seconds that lanes spent by stage, in this process or in workers. If `wait_s` is
+            large, speed up the longest stage.
     """
 
     batches: int = 0
@@ -144,41 +149,46 @@ class Metrics:
         return Metrics(*map(add, _totals(self), _totals(other)))
 
     def __repr__(self) -> str:
-        """The counts that are not zero by their attributes, and `utilisation`."""
+        """Return the counts that are not zero, by attribute, and `utilisation`."""
         counts = zip(_COUNTS, attrgetter(*_COUNTS)(self), strict=True)
         shown = [f"{name}={value:,}" for name, value in counts if value]
         return f"Metrics({', '.join([*shown, f'utilisation={self.utilisation:.4f}'])})"
 
     @property
     def tokens(self) -> int:
-        """Tokens of documents in the batches, repeated ones included."""
+        """Number of document tokens in the batches, repeated ones included."""
         return self.composition.placed
 
     @property
     def shared_tokens(self) -> int:
-        """In trees (``layout="tree"``), tokens of sequences whose slot is another one's too."""
+        """Number of sequence tokens that share a slot, in trees (``layout="tree"``)."""
         return self.composition.shared
 
     @property
     def documents(self) -> int:
-        """Documents of which the batches hold something."""
+        """Number of documents with tokens in the batches."""
         return self.composition.documents
 
     @property
     def utilisation(self) -> float:
-        """The share of all slots that held a token, those of empty batches counted."""
+        """Share of all slots with a token, slots of empty batches included."""
         composition = self.composition
         slots = composition.slots + self.empty_slots
         return 1.0 - (composition.padding + self.empty_slots) / slots if slots else 0.0
 
     @property
     def loss_dropped_ratio(self) -> float:
-        """Labels that no row holds over all labels that came in."""
+        """Share of labels that are in no row."""
         total = self.loss_tokens + self.composition.loss_dropped
         return self.composition.loss_dropped / total if total else 0.0
 
     def lost_in_words(self, packer: Packer, of: str) -> str:
-        """The shares of tokens and loss tokens that no row holds, "of the run", and a remedy."""
+        """Describe the shares of tokens and loss tokens that are in no row, with advice.
+
+        Args:
+            packer: the packer that dropped them.
+            of: scope of the counts, such as "of the run".
+        """
         found = self.composition
         way, remedy = f'overflow="{packer.overflow}"', ' Longer rows or overflow="split" keep them.'
         if packer.overflow == "split":
@@ -195,7 +205,7 @@ class Metrics:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Flat names and numbers, for a logger; of a mixture also ``tokens/NAME`` and so on."""
+        """Return flat names and numbers for a logger, with ``tokens/NAME`` etc. for a mixture."""
         composition = self.composition
         return {
             "batches": self.batches,
@@ -226,16 +236,16 @@ class Metrics:
             "duplicates": self.duplicates,
             "duplicate_tokens": self.duplicate_tokens,
             **{
-                f"{what}/{name}": count
+                f"{kind}/{name}": count
                 for name, counts in self.sources.items()
-                for what, count in counts._asdict().items()
+                for kind, count in counts._asdict().items()
             },
             "wait_s": self.wait_s,
             **{f.name: getattr(self.times, f.name) for f in fields(LaneTimes)},
         }
 
 
-#: What `Metrics` shows of itself, as paths of attributes.
+#: Attribute paths of the counts in the repr of `Metrics`.
 _COUNTS = (
     "batches", "empty_batches", "tokens", "shared_tokens", "documents", "loss_tokens",
     "composition.dropped", "composition.documents_cropped", "composition.documents_lost",

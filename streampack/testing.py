@@ -1,4 +1,4 @@
-"""SimulatedRanks: data-parallel ranks as threads of one process."""
+"""Simulation of data-parallel ranks by threads of one process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from streampack.job.ending import OtherPlaceError, Ranks
 
 
 class SimulatedRanks:
-    """Data-parallel ranks as threads of one process: for tests, and to try other numbers of ranks.
+    """Data-parallel ranks in threads of one process, for tests and to try other numbers of ranks.
 
-    They give the same batches, end and states as so many processes. Each rank has its own dataset
-    and loader; leave ``num_workers`` at 0, since processes should not be forked beside threads.
+    Batches, ends and states equal those of separate processes. Each rank has its own dataset and
+    loader. Leave ``num_workers`` at 0, because processes should not be forked beside threads.
 
     Args:
-        number: of ranks.
-        timeout_s: how long one rank waits for the others.
+        number: number of ranks.
+        timeout_s: longest time in seconds that a rank waits for the others.
 
     Example:
         >>> from concurrent.futures import ThreadPoolExecutor
@@ -46,13 +46,13 @@ class SimulatedRanks:
         self._changed = threading.Condition()
 
     def __getitem__(self, rank: int) -> Ranks:
-        """What the loader of a rank takes as ``ranks=``."""
+        """Return the ``ranks=`` argument for the loader of a rank."""
         return self._members[rank]
 
     def _asked(
         self, question: int, value: Any, together: Callable[[list[Any]], Any]
     ) -> Callable[[], Any]:
-        """Give one rank's value for a question; the result combines those of all ranks."""
+        """Submit a rank's value; return a function that waits for and combines all values."""
         with self._changed:
             values = self._answers.setdefault(question, [])
             values.append(value)
@@ -62,13 +62,13 @@ class SimulatedRanks:
             with self._changed:
                 if not self._changed.wait_for(lambda: len(values) == self.number, self.timeout_s):
                     raise RankError(
-                        f"Of {self.number} simulated ranks {len(values)} came to this step in "
-                        f"{self.timeout_s:g} s.",
+                        f"All {self.number} simulated ranks must reach a step, but {len(values)} "
+                        f"did within {self.timeout_s:g} s.",
                         "Iterate every rank's loader in a separate thread, to the same step.",
                     )
                 if len({type(value) for value in values}) > 1:
                     raise RankError(
-                        "Simulated ranks came to different steps at once.",
+                        "Simulated ranks must be at the same step, but they are at different ones.",
                         "Iterate every rank's loader to the same step, with the same settings.",
                     )
                 self._taken[question] = self._taken.get(question, 0) + 1
@@ -86,7 +86,7 @@ def _added(values: list[tuple[int, int]]) -> int:
 
 
 class _Member:
-    """One of them."""
+    """One simulated rank; implements `Ranks`."""
 
     def __init__(self, ranks: SimulatedRanks) -> None:
         self._ranks = ranks

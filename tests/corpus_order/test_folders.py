@@ -59,10 +59,10 @@ def test_a_second_command_in_a_destination_is_refused_and_the_first_ends(
 
 
 @pytest.mark.parametrize("write", WRITE)
-def test_a_folder_that_cannot_be_written_is_named_and_room_is_no_remedy(
+def test_a_folder_that_cannot_be_written_is_named_and_space_is_no_remedy(
     corpus: Path, write: Callable[..., None]
 ) -> None:
     with pytest.raises(StorageError) as found:
         write(corpus, "/proc/streampack")
     assert str(found.value.path).startswith("/proc/streampack")
-    assert "room" not in found.value.remedy
+    assert "space" not in found.value.remedy
