@@ -1,7 +1,7 @@
-"""Ordering, pure: which documents of a window follow one another; numpy and numba only.
+"""Ordering: arranges the documents of a window by similarity; pure, numpy and numba only.
 
-Knows documents and their vectors; it does not know rows or lanes. faiss is used for large windows,
-if it is installed.
+It sees documents and their vectors, no rows or lanes. faiss is used for large windows, if it is
+installed.
 """
 
 import lazy_loader

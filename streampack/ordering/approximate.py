@@ -3,15 +3,15 @@
 Steps:
   1. An inverted file over the normalised vectors gives each document more candidates than the k
      it needs.
-  2. The candidates' cosines are computed again, exactly as `neighbours` does.
+  2. The candidates' cosines are recomputed exactly, as in `neighbours`.
   3. Near-duplicates among the candidates, also as whole documents (`alike`), are removed in
      order of arrival, and the k nearest kept candidates remain, ties by arrival.
 
 Cost: about N * sqrt(N) * D. Lost: neighbours and near-duplicates in lists that are not searched.
-What faiss finds may differ between machines, so a state stores the order.
+The results of faiss may differ between machines, so a state stores the order.
 
-Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries" searches with an
-inverted file of faiss too, and with product quantization, which a window in memory does not need.
+Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries" also searches an
+inverted file of faiss, with product quantization, which a window in memory does not need.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from streampack.ordering.neighbours import (
 )
 
 LISTS_SEARCHED = 32
-MARGIN = 3  # candidates per neighbour wanted, so that k remain where many are dropped
+MARGIN = 3  # candidates per neighbour, so that k remain if many are dropped
 
 
 def require_faiss() -> Any:
-    """The faiss module.
+    """Import faiss.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: faiss is not installed.
     """
     try:
         import faiss
@@ -60,7 +60,7 @@ def find_neighbours_approximately(
     duplicate_threshold: float = 1.0,
     wholes: Wholes | None = None,
 ) -> Neighbours:
-    """As `find_neighbours`, among candidates found by faiss."""
+    """Like `find_neighbours`, but only among candidates found by faiss."""
     faiss = require_faiss()
     norms = squared_norms(vectors)
     lengths = np.sqrt(norms)[:, None].astype(np.float32)
@@ -70,12 +70,12 @@ def find_neighbours_approximately(
     index = faiss.IndexIVFFlat(
         faiss.IndexFlatIP(dimension), dimension, lists, faiss.METRIC_INNER_PRODUCT
     )
-    index.cp.min_points_per_centroid = 1  # small windows are no reason to warn
+    index.cp.min_points_per_centroid = 1  # faiss warns about small windows
     index.train(unit)
     index.add(unit)
     index.nprobe = min(LISTS_SEARCHED, lists)
     _, candidates = index.search(unit, min(MARGIN * k + 1, count))
-    candidates = np.sort(candidates.astype(np.int64), axis=1)  # offers come in order of arrival
+    candidates = np.sort(candidates.astype(np.int64), axis=1)  # offers must be in order of arrival
     cosines = np.full(candidates.shape, NONE, dtype=np.float64)
     threshold = on_grid(duplicate_threshold)
     compute_cosines(vectors, norms, candidates, cosines)
@@ -97,7 +97,7 @@ def compute_cosines(
     candidates: NDArray[np.int64],
     cosines: NDArray[np.float64],
 ) -> None:
-    """Cosines (N, C) of the first N documents and their candidates among all."""
+    """Return the cosines (N, C) of the first N documents with their candidates among all."""
     count, width = candidates.shape
     for i in range(count):
         mine = vectors[i]
@@ -120,7 +120,7 @@ def _choose(
     made: WholeVectors,
     out: Found,
 ) -> None:
-    """Duplicates, then the k nearest kept."""
+    """Mark near-duplicates, then select the k nearest kept documents."""
     duplicate_of, ids, similarity = out
     count, width = candidates.shape
     for i in range(count):

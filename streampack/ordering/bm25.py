@@ -1,28 +1,28 @@
-"""BM25 as a similarity: an embedder whose cosines are BM25 scores of documents with each other.
+"""BM25 as a similarity: an embedder with cosines that are BM25 scores between documents.
 
 Steps, over N documents that are compared:
-  1. A term is a token id (a word, of texts). One that n of the N documents have weighs
+  1. A term is a token id (a word, for texts). A term in n of the N documents has the weight
      ``idf = log2((N + 1) / (n + 0.5))``, as in Lucene; the base of the logarithm cancels out.
-  2. In a document of length l, and `mean` on average, a term that occurs c times counts
-     ``c * (k1 + 1) / (c + k1 * (1 - b + b * l / mean))``: more with each time, but less and less.
-  3. The vector has ``sqrt(idf)`` times that for each term, added to a component chosen by the
+  2. In a document of length l, with a mean length of `mean`, a term that occurs c times counts
+     ``c * (k1 + 1) / (c + k1 * (1 - b + b * l / mean))``, which saturates as c grows.
+  3. The vector has ``sqrt(idf)`` times this count for each term, added to a component chosen by the
      term's hash, with a sign by the same hash. It is scaled to a length of 4,000 and rounded.
 
-So a product of two vectors is the BM25 score of one document with the other as the query, whose
-terms are counted by the same curve. This makes it symmetric, as a walk needs it, and the cosine
-divides it by the scores of both documents with themselves: 1 for equal ones, whatever their length,
-so that thresholds mean what they mean with other embedders.
+So the product of two vectors is the BM25 score of one document with the other as the query, with
+the same saturation for the query's terms. This makes it symmetric, as the walk requires. The cosine
+divides it by the scores of both documents with themselves: it is 1 for equal documents of any
+length, so that thresholds are comparable with other embedders.
 
 Cost: a sort of the tokens, then O(tokens). Lost: the order of tokens; and terms that share a
 component disturb each other, by about ``1 / sqrt(dimension)`` of a cosine.
 
-The same on any machine: logarithms are taken by squaring, so that everything is additions,
-multiplications, divisions and square roots of IEEE numbers in a fixed order.
+Results are the same on any machine: logarithms are computed by squaring, so that all arithmetic is
+additions, multiplications, divisions and square roots of IEEE numbers in a fixed order.
 
 Source: S. Robertson and H. Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond",
-2009. "Analysing the Impact of Sequence Composition on Language Model Pre-Training" (2024) follows
-each document by the one of highest BM25 score, with k1 = 1.2 and b = 0.75 in the released code; it
-queries one document with another, unsymmetrically, and needs no embedding model either.
+2009. "Analysing the Impact of Sequence Composition on Language Model Pre-Training" (2024) puts the
+document with the highest BM25 score next, with k1 = 1.2 and b = 0.75 in the released code. Its
+scores are asymmetric, and it needs no embedding model either.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from streampack.documents.blocks import Documents
 from streampack.packing.rng import mix
 
 LENGTH = 4000.0  # its square is below 2**24: products are exact in float32 (see `neighbours`)
-BITS = 24  # of a logarithm behind the point
+BITS = 24  # fractional bits of a logarithm
 
 
 @dataclass(frozen=True)
 class TermCounts:
-    """In how many documents terms are.
+    """Document frequencies of terms.
 
     Attributes:
         terms: (V,) ids, ascending.
-        documents: (V,) int64, how many have each.
-        total: of documents.
-        tokens: of all documents together.
+        documents: (V,) int64, number of documents with each term.
+        total: number of documents.
+        tokens: number of tokens in all documents.
     """
 
     terms: NDArray[Any]
@@ -60,29 +60,29 @@ class TermCounts:
 
     @classmethod
     def none(cls) -> TermCounts:
-        """Those of no documents."""
+        """Return the counts of an empty collection."""
         return cls.from_array(np.zeros((1, 2), dtype=np.int64))
 
     @classmethod
     def from_array(cls, saved: NDArray[np.int64]) -> TermCounts:
-        """What `as_array` made an array (V + 1, 2) of."""
+        """Rebuild counts from the array (V + 1, 2) of `as_array`."""
         return cls(saved[1:, 0], saved[1:, 1], int(saved[0, 0]), int(saved[0, 1]))
 
     def as_array(self) -> NDArray[np.int64]:
-        """(V + 1, 2) int64: the two totals, then each term and its documents."""
+        """Return (V + 1, 2) int64: the two totals, then each term with its document count."""
         terms = np.stack([self.terms.astype(np.int64), self.documents], axis=1)
         return np.concatenate([[[self.total, self.tokens]], terms])
 
     @classmethod
     def of(cls, documents: Documents) -> TermCounts:
-        """Those of these documents."""
+        """Count the terms of documents."""
         return cls.of_indexed(*_indexed(documents))
 
     @classmethod
     def of_indexed(
         cls, terms: NDArray[Any], index: NDArray[np.int64], offsets: NDArray[np.int64]
     ) -> TermCounts:
-        """The same, after `_indexed`."""
+        """Count terms from the result of `_indexed`."""
         return cls(terms, _count(index, offsets, len(terms)), len(offsets) - 1, len(index))
 
     def __add__(self, other: TermCounts) -> TermCounts:
@@ -92,7 +92,7 @@ class TermCounts:
         return TermCounts(terms, documents, self.total + other.total, self.tokens + other.tokens)
 
     def idf(self, terms: NDArray[Any]) -> NDArray[np.float64]:
-        """(T,) float64 weights of terms (T,), each once; what no document has is rarest."""
+        """Return the weights (T,) float64 of distinct terms (T,); unknown terms are the rarest."""
         documents = np.zeros(len(terms), dtype=np.int64)
         _, own, at = np.intersect1d(terms, self.terms, assume_unique=True, return_indices=True)
         documents[own] = self.documents[at]
@@ -100,7 +100,7 @@ class TermCounts:
 
 
 def log2(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(T,) of numbers from 1 to 2**63, rounded down to a multiple of 2**-24."""
+    """Return log2 of numbers (T,) from 1 to 2**63, rounded down to a multiple of 2**-24."""
     fraction, exponent = np.frexp(ratio)
     rest, found = fraction * 2, (exponent - 1).astype(np.float64)
     for bit in range(1, BITS + 1):
@@ -112,15 +112,15 @@ def log2(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True)
 class BM25:
-    """Embed documents so that cosines are BM25 scores; rare terms count most.
+    """Embeds documents so that cosines are BM25 scores; rare terms count most.
 
-    How rare a term is comes from the documents that are embedded together: those of an ordering
+    Document frequencies are counted over the documents embedded together, which are one ordering
     window.
 
     Args:
-        dimension: components of a vector; more of them collide less and cost more to compare.
-        k1: how much more a term counts that occurs again; 0 counts it once.
-        b: how much less a term counts in a long document, from 0 (not at all) to 1.
+        dimension: components per vector; more components collide less and cost more to compare.
+        k1: weight of repeated occurrences of a term; 0 counts each term once.
+        b: strength of the discount for long documents, from 0 (no discount) to 1.
 
     Raises:
         ConfigError: a value out of its range.
@@ -142,17 +142,17 @@ class BM25:
 
     @property
     def name(self) -> str:
-        """Stands for this embedder in the fingerprint."""
+        """Name of this embedder in the fingerprint."""
         return f"bm25-{self.revision}-{self.dimension}-{float(self.k1)}-{float(self.b)}"
 
     def __call__(
         self, documents: Documents, counts: TermCounts | None = None
     ) -> NDArray[np.float32]:
-        """(N, dimension) float32, whole numbers.
+        """Return vectors (N, dimension) float32 with integer values.
 
         Args:
             documents: N documents.
-            counts: of what they are compared with; None are those of these documents.
+            counts: document frequencies of the collection, by default of these documents.
         """
         terms, index, offsets = _indexed(documents)
         if counts is None:
@@ -166,7 +166,7 @@ class BM25:
 
 
 def _indexed(documents: Documents) -> tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]:
-    """Their terms (V,), ascending; which of them each token is (T,), and offsets into that."""
+    """Return the terms (V,), ascending, the index of each token's term (T,), and offsets."""
     first, stop = documents.offsets[[0, -1]]
     tokens = documents.tokens[first:stop]
     terms = np.unique(tokens)
@@ -175,7 +175,7 @@ def _indexed(documents: Documents) -> tuple[NDArray[Any], NDArray[np.int64], NDA
 
 @kernel
 def _count(index: NDArray[np.int64], offsets: NDArray[np.int64], terms: int) -> NDArray[np.int64]:
-    """(terms,) int64, in how many documents each term is."""
+    """Return the number of documents with each term, (terms,) int64."""
     found = np.zeros(terms, dtype=np.int64)
     last = np.full(terms, -1, dtype=np.int64)
     for i in range(len(offsets) - 1):

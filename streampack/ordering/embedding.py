@@ -1,12 +1,12 @@
-"""What an embedder is, and the check of what it returns.
+"""Interface of embedders, and validation of their results.
 
 An embedder is a callable that takes `Documents` (their first tokens only) and returns one vector
-per document, (N, D) float32. Two attributes may come with it:
+per document, (N, D) float32. It may have two attributes:
 
-- `name`, a string that stands for it in the fingerprint of a saved state (otherwise its qualified
-  name does);
-- `exact`, True if it gives the same bits on any machine. Then a restored run orders the documents
-  again; otherwise the state holds the order itself, two to four bytes per document.
+- `name`, a string that identifies it in the fingerprint of a saved state, by default its qualified
+  name;
+- `exact`, True if its results are bit-identical on any machine. A restored run then recomputes the
+  order; otherwise the state holds the order, two to four bytes per document.
 
 `HashedNgrams` is the default. `TokenEmbedder` names a function of token blocks, `TextEmbedder`
 feeds decoded texts to a model.
@@ -30,12 +30,12 @@ Embedder = Callable[[Documents], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class TokenEmbedder:
-    """A function of token blocks.
+    """Embedder made of a function of token blocks.
 
     Attributes:
-        name: stands for the function in the fingerprint; change it when the function changes.
+        name: name of the function in the fingerprint; change it when the function changes.
         function: `Documents` of N documents -> (N, D) numbers.
-        exact: True if it gives the same bits on any machine.
+        exact: True if its results are bit-identical on any machine.
     """
 
     name: str
@@ -43,19 +43,19 @@ class TokenEmbedder:
     exact: bool = False
 
     def __call__(self, documents: Documents) -> NDArray[np.float32]:
-        """(N, D) float32."""
+        """Return vectors (N, D) float32."""
         return np.asarray(self.function(documents), dtype=np.float32)
 
 
 @dataclass(frozen=True)
 class TextEmbedder:
-    """A function of texts, such as the `encode` of a sentence-embedding model.
+    """Embedder made of a function of texts, such as `encode` of a sentence-embedding model.
 
     Attributes:
-        name: stands for the model in the fingerprint; change it when the model changes.
+        name: name of the model in the fingerprint; change it when the model changes.
         function: N texts -> (N, D) numbers.
-        decode: lists of ids -> texts, such as the tokenizer's `decode_batch`; None for documents
-            that are texts.
+        decode: lists of ids -> texts, such as the tokenizer's `decode_batch`; None if documents are
+            texts.
     """
 
     name: str
@@ -64,14 +64,14 @@ class TextEmbedder:
     exact: bool = False
 
     def __call__(self, documents: Documents) -> NDArray[np.float32]:
-        """(N, D) float32.
+        """Return vectors (N, D) float32.
 
         Raises:
-            ConfigError: there is no `decode`.
+            ConfigError: documents are token ids, and `decode` is None.
         """
         if self.decode is None:
             raise ConfigError(
-                f'The embedder "{self.name}" reads texts, and the documents are token ids.',
+                f'The embedder "{self.name}" requires texts, got documents of token ids.',
                 "Pass TextEmbedder(..., decode=), the tokenizer's decode_batch for example.",
                 setting="embedder",
             )
@@ -80,7 +80,7 @@ class TextEmbedder:
 
 
 def embedder_name(embedder: Embedder) -> str:
-    """What stands for it in the fingerprint: its `name`, or the qualified name of the callable."""
+    """Return an embedder's name in the fingerprint: `name`, or the callable's qualified name."""
     name = getattr(embedder, "name", None)
     if isinstance(name, str) and name:
         return name
@@ -89,7 +89,7 @@ def embedder_name(embedder: Embedder) -> str:
 
 
 def heads(documents: Documents, first_tokens: int) -> Documents:
-    """The same documents cut to their first tokens, compact and without masks."""
+    """Cut documents to their first tokens, in a compact block without masks."""
     lengths = np.minimum(documents.lengths, first_tokens)
     offsets = offsets_of(lengths)
     tokens = np.empty(offsets[-1], dtype=documents.tokens.dtype)
@@ -98,7 +98,7 @@ def heads(documents: Documents, first_tokens: int) -> Documents:
 
 
 def embed(embedder: Embedder, documents: Documents, first_tokens: int) -> NDArray[np.float32]:
-    """(N, D) float32 vectors of N documents, from the first tokens of each.
+    """Compute vectors (N, D) float32 of N documents from the first tokens of each.
 
     Raises:
         ConfigError: the embedder did not return N finite vectors.
@@ -109,16 +109,16 @@ def embed(embedder: Embedder, documents: Documents, first_tokens: int) -> NDArra
 def checked(
     embedder: Embedder, found: Any, count: int, name_of: Callable[[int], str] | None = None
 ) -> NDArray[np.float32]:
-    """What an embedder found for `count` documents, as (N, D) float32.
+    """Validate an embedder's result for `count` documents and return it as (N, D) float32.
 
     Args:
-        embedder: that found it.
-        found: an array, or what numpy makes one of.
+        embedder: the embedder.
+        found: its result, an array or anything that numpy converts to one.
         count: N.
-        name_of: the name of a document, by its number among them.
+        name_of: function from the index of a document to its name.
 
     Raises:
-        ConfigError: it is not N finite vectors.
+        ConfigError: the result is not N finite vectors.
     """
     name = embedder_name(embedder)
     first = "" if name_of is None or not count else f", {name_of(0)} and those after it,"
@@ -127,7 +127,7 @@ def checked(
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f'The embedder "{name}" was given {count} documents{first} and returned a '
-            f"{type(found).__name__} that is no array of numbers.",
+            f"{type(found).__name__} that is not an array of numbers.",
             "Return one vector per document, shape (N, D).",
             setting="embedder",
         ) from error
@@ -143,7 +143,7 @@ def checked(
         which = f"document {wrong} of {count}" if name_of is None else name_of(wrong)
         raise ConfigError(
             f'The embedder "{name}" returned a vector that is not finite, for {which}.',
-            "Return zeros for what cannot be embedded.",
+            "Return zeros for documents that cannot be embedded.",
             setting="embedder",
         )
     return vectors

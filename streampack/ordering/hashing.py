@@ -3,18 +3,18 @@
 Steps, for each document:
   1. Each n-gram of its tokens, n = 1 to `ngrams`, gets a 64-bit hash: ``h = n``, then for each of
      its tokens ``h = mix(h + token)``, all modulo 2**64, where `mix` is the step of splitmix64.
-  2. Equal hashes are counted. One that occurs c times has the weight ``c.bit_length()``, so that
+  2. Equal hashes are counted. A hash that occurs c times has the weight ``c.bit_length()``, so that
      frequent tokens do not outweigh all others.
-  3. The weight is added to component ``h % dimension``, negated where the top bit of h is set, so
-     that n-grams that share a component cancel as often as they add up.
+  3. The weight is added to component ``h % dimension``, negated if the top bit of h is set, so that
+     n-grams that share a component cancel as often as they add up.
 
-Cost: O(tokens * ngrams), about 40 ns per token by default. Lost: the places of n-grams, and what
-documents have in common without sharing tokens. The components are whole numbers whose absolute
-values sum to at most `ngrams` times the document's tokens. So float32 holds them exactly, and
-products of vectors are exact in any order of summation (see `neighbours`).
+Cost: O(tokens * ngrams), about 40 ns per token by default. Lost: the positions of n-grams, and any
+similarity without common tokens. The components are integers, and their absolute values sum to at
+most `ngrams` times the document's tokens. So float32 holds them exactly, and products of vectors
+are exact in any order of summation (see `neighbours`).
 
 Source: signed feature hashing is from K. Weinberger et al., "Feature Hashing for Large Scale
-Multitask Learning", ICML 2009. `bm25` weighs tokens by how many documents have them.
+Multitask Learning", ICML 2009. `bm25` weights tokens by document frequency instead.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from streampack.packing.rng import mix
 
 @dataclass(frozen=True, kw_only=True)
 class HashedNgrams:
-    """Embed documents by the n-grams of their tokens.
+    """Embeds documents by the n-grams of their tokens.
 
     Args:
-        dimension: components of a vector; more of them collide less and cost more to compare.
-        ngrams: the longest n-gram. A tokenizer with few ids (bytes) needs 3.
+        dimension: components per vector; more components collide less and cost more to compare.
+        ngrams: length of the longest n-gram. A tokenizer with few ids (bytes) needs 3.
     """
 
     dimension: int = 1024
@@ -53,11 +53,11 @@ class HashedNgrams:
 
     @property
     def name(self) -> str:
-        """Stands for this embedder in the fingerprint."""
+        """Name of this embedder in the fingerprint."""
         return f"hashed-ngrams-{self.revision}-{self.dimension}-{self.ngrams}"
 
     def __call__(self, documents: Documents) -> NDArray[np.float32]:
-        """(N, dimension) float32, whole numbers."""
+        """Return vectors (N, dimension) float32 with integer values."""
         vectors = np.zeros((len(documents), self.dimension), dtype=np.float32)
         longest = int(documents.lengths.max(initial=0)) * self.ngrams
         slots = 1 << max(longest * 2 - 1, 1).bit_length()  # at most half full
@@ -110,23 +110,22 @@ def _hash_ngrams(
 def hash_words(
     text: NDArray[np.uint8], offsets: NDArray[np.int64]
 ) -> tuple[Documents, NDArray[np.int64]]:
-    """N texts as documents of W words, and the byte after each word.
+    """Convert N texts to documents of W hashed words, and return the end of each word.
 
     Steps, over the bytes of UTF-8:
-      1. Letters and digits of ASCII, and characters of two bytes (Latin, Greek, Cyrillic, Arabic)
-         or below U+2000, that follow one another are a word; any other character is one by itself:
-         signs, and scripts that put no spaces between words. White space separates words and is
-         none.
+      1. A word is a run of ASCII letters and digits and of characters of two bytes (Latin, Greek,
+         Cyrillic, Arabic) or below U+2000. Any other character is a word by itself: signs, and
+         scripts without spaces between words. White space only separates words.
       2. A word is hashed to 32 bits (FNV-1a).
 
-    Cost: O(bytes). Lost: capital letters stay different from small ones, and words may collide.
+    Cost: O(bytes). Limits: words are case-sensitive, and their hashes may collide.
 
     Args:
         text: (T,) uint8, UTF-8; text i is ``text[offsets[i]:offsets[i + 1]]``.
         offsets: (N + 1,) int64.
 
     Returns:
-        The documents, of uint32, and (W,) int64 places in `text`.
+        The documents, with uint32 ids, and the offset (W,) int64 in `text` after each word.
     """
     words = np.empty(offsets[-1] - offsets[0], dtype=np.uint32)
     ends = np.empty(len(words), dtype=np.int64)
@@ -144,7 +143,7 @@ def _hash_words(
     ends: NDArray[np.int64],
     bounds: NDArray[np.int64],
 ) -> int:
-    """Fill all three; returns the number of words."""
+    """Fill the three output arrays; return the number of words."""
     count = 0
     for i in range(len(offsets) - 1):
         at, stop = offsets[i], offsets[i + 1]
@@ -173,14 +172,14 @@ def _hash_words(
 
 @kernel
 def _is_letter(byte: int) -> bool:
-    """Whether a character that begins with this byte joins others to a word."""
+    """True if a character with this first byte joins its neighbours to a word."""
     small = 97 <= byte <= 122 or 65 <= byte <= 90 or 48 <= byte <= 57 or byte == 95
     return small or 0xC3 <= byte <= 0xE1
 
 
 @kernel
 def _width(byte: int) -> int:
-    """Bytes of the character that begins with this one; of a stray byte, itself."""
+    """Return the number of bytes of a character with this first byte; 1 for a stray byte."""
     if byte < 0xC0:
         return 1
     if byte < 0xE0:

@@ -2,8 +2,8 @@
 
 Steps, for documents in order of arrival, a block at a time:
   1. One matrix product compares the block with itself and all documents before it.
-  2. A document whose cosine to an earlier kept one exceeds the threshold, as vectors and as whole
-     documents (`alike`), is a near-duplicate of it and is left out of what follows.
+  2. A document is a near-duplicate of an earlier kept one if their cosine exceeds the threshold,
+     both for vectors and for whole documents (`alike`). It is left out of the following steps.
   3. A kept document and each kept one before it are offered to each other's k nearest. An offer
      must exceed the least of the k, and offers come in order of arrival, so the earlier document
      wins a tie.
@@ -11,15 +11,15 @@ Steps, for documents in order of arrival, a block at a time:
 Cost: N * N * D multiplications and additions, half of the full matrix, for duplicates and
 neighbours together; memory for one block of it. Nothing is approximate.
 
-The same on any machine: whole-number vectors with a squared length up to 2**24 have exact float32
-products, because by the inequality of Cauchy and Schwarz each partial sum is a whole number up to
+Results are the same on any machine: integer vectors with a squared length up to 2**24 have exact
+float32 products, because by the Cauchy-Schwarz inequality each partial sum is an integer up to
 2**24; other vectors are multiplied in float64 (exact up to 2**53). A cosine then takes one IEEE
 product, square root and division, which round in the same way everywhere. Cosines are rounded to
-multiples of 2**-40, so that equal ones compare as equal: for vectors that are not whole numbers,
-the last bits depend on the order of summation.
+multiples of 2**-40, so that equal ones compare as equal: for vectors that are not integers, the
+last bits depend on the order of summation.
 
-Source: the graph and the removal are those of "In-Context Pretraining: Language Modeling Beyond
-Document Boundaries"; the paper searches approximately, which `approximate` does for large windows.
+Source: the graph and the removal follow "In-Context Pretraining: Language Modeling Beyond Document
+Boundaries"; the paper searches approximately, as `approximate` does for large windows.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from streampack._jit import kernel
 from streampack.documents.blocks import Documents
 from streampack.ordering.hashing import HashedNgrams
 
-PIECE = 1 << 18  # tokens embedded at once: the memory of the hash table grows with them
+PIECE = 1 << 18  # tokens embedded at once, to which the memory of the hash table is proportional
 
 
 class WholeVectors(NamedTuple):
     """Vectors of whole documents, for kernels.
 
     Attributes:
-        row: (N,) int64, where a document's vector is; -1 before it is made. Empty if
-            candidates count as duplicates without a comparison of the whole documents.
+        row: (N,) int64, index of each document's vector, or -1 before it is computed. Empty if
+            candidates count as duplicates without a comparison of whole documents.
         vectors: (C, D) int32; norms: (C,) float64, their squared lengths.
     """
 
@@ -51,27 +51,28 @@ class WholeVectors(NamedTuple):
 
 
 class Wholes:
-    """Vectors of whole documents, made when they are candidates.
+    """Vectors of whole documents, computed once a document is a candidate.
 
     Steps:
-      1. Two documents whose heads have a cosine above the threshold are candidates: a shared
-         licence or preamble is enough for that.
-      2. Candidates are embedded whole, by hashed n-grams (`hashing`); a document longer than 2**18
-         tokens in pieces, whose vectors are added.
+      1. Two documents are candidates if the cosine of their heads is above the threshold, for which
+         a shared licence or preamble is enough.
+      2. Candidates are embedded whole, by hashed n-grams (`hashing`); vectors of a document longer
+         than 2**18 tokens are sums over its pieces.
       3. The later one is a near-duplicate if the cosine of the whole documents exceeds the same
          threshold.
 
-    Whole documents are compared by their tokens whatever embedder proposed them: models read the
-    first few hundred tokens, and topics that agree are no duplicates.
+    Whole documents are compared by their tokens with any embedder: models read only the first few
+    hundred tokens, and documents on one topic are not duplicates.
 
-    Cost: candidates are embedded once, and each pair of them takes D multiplications. Nothing else
-    is embedded whole. Vectors, products and lengths are whole numbers, so the result is exact.
+    Cost: candidates are embedded once, and each pair of them takes D multiplications. Other
+    documents are not embedded whole. Vectors, products and lengths are integers, so the result is
+    exact.
 
     Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries" removes documents
-    by the similarity of their embeddings, which are those of heads; step 3 is ours.
+    by the similarity of the embeddings of their heads; step 3 is ours.
 
     Attributes:
-        made: those made so far.
+        made: vectors computed so far.
     """
 
     def __init__(self, documents: Documents | None, embedder: HashedNgrams | None = None) -> None:
@@ -84,7 +85,7 @@ class Wholes:
         )
 
     def embed(self, wanted: NDArray[np.bool_]) -> None:
-        """Make the vectors of the documents `wanted` (N,) that have none yet."""
+        """Compute the missing vectors of the documents marked in `wanted` (N,)."""
         row, vectors, norms = self.made
         new = np.flatnonzero(wanted & (row < 0)) if len(row) else row
         if not len(new):
@@ -109,7 +110,7 @@ class Wholes:
 
 
 def whole_norms(vectors: NDArray[np.int32]) -> NDArray[np.float64]:
-    """(N,) squared lengths of the vectors (N, D) of whole documents; 1 for a zero vector."""
+    """Return the squared lengths (N,) of whole documents' vectors (N, D); 1 for a zero vector."""
     whole = vectors.astype(np.int64)
     norms: NDArray[np.int64] = np.maximum((whole * whole).sum(axis=1), 1)
     return norms.astype(np.float64)
@@ -117,7 +118,7 @@ def whole_norms(vectors: NDArray[np.int32]) -> NDArray[np.float64]:
 
 @kernel
 def alike(i: int, j: int, made: WholeVectors, threshold: float) -> bool:
-    """Whether the cosine of the whole documents exceeds the threshold; true of those not made."""
+    """True if the cosine of the whole documents exceeds the threshold, or is not available."""
     row, vectors, norms = made
     if len(row) == 0 or row[i] < 0 or row[j] < 0:
         return True
@@ -131,19 +132,19 @@ def alike(i: int, j: int, made: WholeVectors, threshold: float) -> bool:
 BLOCK = 256  # documents per matrix product: BLOCK x N products are held at a time
 EXACT_FLOAT32 = 1 << 24
 ONE = 1099511627776.0  # 2**40: cosines are multiples of its inverse
-SLACK = 1e-9  # more than what rounding does to a cosine
-NONE = -2.0  # below every cosine: no neighbour here
+SLACK = 1e-9  # above the rounding error of a cosine
+NONE = -2.0  # below every cosine: no neighbour
 
 
 class Neighbours(NamedTuple):
     """The M kept documents of N, and the nearest neighbours of each.
 
     Attributes:
-        kept: (M,) int64, ascending, which documents are no near-duplicates.
-        duplicate_of: (N,) int64, for a dropped document a kept earlier one like it; -1 if kept.
-        ids: (M, k) int64, positions in `kept`, nearest first, ties by arrival; -1 after the last
-            one where there are fewer than k others.
-        similarity: (M, k) float64, their cosines, multiples of 2**-40.
+        kept: (M,) int64, ascending, documents that are not near-duplicates.
+        duplicate_of: (N,) int64, a similar earlier kept document for a dropped one; -1 if kept.
+        ids: (M, k) int64, neighbours as positions in `kept`, nearest first, ties by arrival; padded
+            with -1 if there are fewer than k.
+        similarity: (M, k) float64, cosines of the neighbours, multiples of 2**-40.
     """
 
     kept: NDArray[np.int64]
@@ -153,7 +154,7 @@ class Neighbours(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search fills in for all N documents, numbered by arrival; see `Neighbours`."""
+    """Output of a search over all N documents, in order of arrival; see `Neighbours`."""
 
     duplicate_of: NDArray[np.int64]
     ids: NDArray[np.int64]
@@ -161,20 +162,20 @@ class Found(NamedTuple):
 
     @classmethod
     def nothing(cls, count: int, k: int) -> Found:
-        """Nothing yet, for so many documents and neighbours of each."""
+        """Allocate an empty result for `count` documents with `k` neighbours each."""
         ids = np.full((count, k), -1, dtype=np.int64)
         return cls(np.full(count, -1, dtype=np.int64), ids, np.full((count, k), NONE))
 
     def of_kept(self) -> Neighbours:
-        """The neighbours of the kept documents, by their positions among these."""
+        """Return the neighbours of the kept documents, by positions among the kept ones."""
         kept = np.flatnonzero(self.duplicate_of < 0)
-        position = np.full(len(self.duplicate_of) + 1, -1, dtype=np.int64)  # the last: "none"
+        position = np.full(len(self.duplicate_of) + 1, -1, dtype=np.int64)  # last: -1 to -1
         position[kept] = np.arange(len(kept))
         return Neighbours(kept, self.duplicate_of, position[self.ids[kept]], self.similarity[kept])
 
 
 def squared_norms(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
-    """(N,) float64 squared lengths of (N, D) vectors; 1 for a zero vector, whose products are 0."""
+    """Return squared lengths (N,) float64 of vectors (N, D); 1 for a zero vector."""
     norms = np.asarray(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64))
     norms[norms == 0] = 1.0
     return norms
@@ -186,13 +187,14 @@ def find_neighbours(
     duplicate_threshold: float = 1.0,
     wholes: Wholes | None = None,
 ) -> Neighbours:
-    """The k nearest neighbours among documents that are not near-duplicates.
+    """Find the k nearest neighbours of each document, and remove near-duplicates.
 
     Args:
         vectors: (N, D), in order of arrival; a zero vector has cosine 0 to all.
         k: neighbours of each, at least 1.
         duplicate_threshold: cosine above which the later document is dropped; 1 drops none.
-        wholes: the whole documents, which must agree as well; None compares the vectors only.
+        wholes: whole documents, for which the cosine must exceed the threshold too; None compares
+            only the vectors.
     """
     count = len(vectors)
     norms = squared_norms(vectors)
@@ -212,14 +214,14 @@ def find_neighbours(
 
 
 def on_grid(threshold: float) -> float:
-    """A threshold rounded like cosines, so that a cosine equal to it does not exceed it."""
+    """Round a threshold like cosines, so that a cosine equal to it does not exceed it."""
     return float(np.rint(threshold * ONE) / ONE)
 
 
 def _candidates(
     products: NDArray[Any], first: int, norms: NDArray[np.float64], threshold: float
 ) -> NDArray[np.bool_]:
-    """(N,) which documents `_compare` may have to compare whole: at least those, and few more."""
+    """Return (N,) bool: a superset of the documents that `_compare` has to compare whole."""
     wanted = np.zeros(len(norms), dtype=np.bool_)
     least = max(threshold - SLACK, 0.0) * np.sqrt(norms)
     for i, row in enumerate(products, start=first):
@@ -239,10 +241,10 @@ def _compare(
     out: Found,
     least: NDArray[np.float64],
 ) -> None:
-    """Compare documents `first` on, a row of `products` each, with all before them.
+    """Compare documents from `first` on, one per row of `products`, with all earlier ones.
 
-    `made` has every candidate.
-    `least` (N,) is what an offer must exceed: a document's last similarity, infinity if dropped.
+    `made` has every candidate. An offer must exceed `least` (N,): a document's lowest similarity,
+    or infinity for a dropped one.
     """
     duplicate_of, ids, similarity = out
     cosines = np.empty(first + len(products), dtype=np.float64)
@@ -271,13 +273,13 @@ def _compare(
 
 @kernel
 def cosine(product: float | np.floating[Any], mine: float, other: float) -> float:
-    """The cosine to a multiple of 2**-40, from a product and two squared lengths, neither 0."""
+    """Return a cosine, rounded to 2**-40, from a product and two squared lengths above 0."""
     return float(np.rint(np.float64(product) / np.sqrt(mine * other) * ONE) / ONE)
 
 
 @kernel
 def offer(ids: NDArray[np.int64], similarity: NDArray[np.float64], j: int, value: float) -> float:
-    """Insert j into one document's (k,) neighbours, nearest first; returns the least similarity."""
+    """Insert j into a document's (k,) neighbours, nearest first; return the least similarity."""
     at = len(ids) - 1
     if value <= similarity[at]:
         return float(similarity[at])

@@ -1,6 +1,6 @@
-"""One ordering step: a window of documents in, the order they go on in out; by key as well.
+"""Orders: arrange the documents of one ordering window, by similarity or by key.
 
-An order sees one ordering window at a time and keeps nothing between them.
+An order sees one ordering window at a time and keeps no state between them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from streampack.ordering.traversal import Limit, walk
 
 Search = Literal["auto", "exact", "faiss"]
 
-#: Above so many documents "auto" searches with faiss: an exact search compares every pair.
+#: Number of documents above which "auto" uses faiss, since an exact search compares every pair.
 EXACT_DOCUMENTS = 65_536
 
 
 class Ordered(NamedTuple):
-    """What becomes of the N documents of a window.
+    """Order of the N documents of a window.
 
     Attributes:
-        order: (M,) int64, the documents that go on, in their new order.
-        dropped: (D,) int64, the dropped ones, ascending.
-        like: (D,) int64, a document that stays and that the dropped one is like.
+        order: (M,) int64, kept documents in their new order.
+        dropped: (D,) int64, dropped documents, ascending.
+        like: (D,) int64, a kept document similar to each dropped one.
     """
 
     order: NDArray[np.int64]
@@ -48,15 +48,15 @@ class Ordered(NamedTuple):
 
 @runtime_checkable
 class DocumentOrder(Protocol):
-    """How the documents of an ordering window are ordered.
+    """Interface of an order of documents.
 
     Attributes:
-        order_window_documents: documents that it gets at a time; fewer at the end of an epoch.
+        order_window_documents: documents per ordering window; fewer at the end of an epoch.
         exact: True if it gives the same order on any machine; otherwise a state stores the order.
 
-    An order may also have `first_window_documents`. Then a lane's first window has so many
-    documents, and each later one twice as many as the one before, until they are full. Where it
-    has `duplicates_folder`, files there name what it drops.
+    An order may also have `first_window_documents`, the size of a lane's first window; later
+    windows double until they are full. With `duplicates_folder`, files in this folder list the
+    documents that it drops.
     """
 
     @property
@@ -68,57 +68,54 @@ class DocumentOrder(Protocol):
         """True if it gives the same order on any machine."""
 
     def order(self, documents: Documents, *, seed: int = 0) -> tuple[NDArray[np.int64], ...]:
-        """The new order (M,) int64 of the documents, and the dropped ones (D,), ascending.
+        """Return the new order (M,) int64 of the documents, and the dropped ones (D,), ascending.
 
-        An order that knows which other document each dropped one is like returns `Ordered`.
+        Return `Ordered` to also report the kept document that each dropped one is similar to.
 
         Args:
             documents: N documents, in order of arrival.
-            seed: of this window.
+            seed: seed of this window.
         """
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able identity for the fingerprint."""
+        """Return the JSON-compatible identity for the fingerprint."""
 
 
 @explained
 @dataclass(frozen=True, kw_only=True)
 class SimilarityOrder:
-    """Related documents one after the other, near-duplicates dropped (In-Context Pretraining).
+    """Puts related documents next to each other and drops near-duplicates (In-Context Pretraining).
 
-    What is dropped is counted (`Metrics.duplicates`, `duplicate_tokens`). A document is dropped
-    only if all of it is like an earlier one, not for a preamble that both have.
+    Dropped documents are counted (`Metrics.duplicates`, `duplicate_tokens`). A document is dropped
+    only if all of it is similar to an earlier one, not for a common preamble.
 
-    Use it with a packer that keeps the order (`Concat`) and ``attention="row"``: the point is to
+    Use it with a packer that keeps the order (`Concat`) and ``attention="row"``, so that tokens
     attend across documents. Rows are shuffled over the packing window, so a batch that is a small
-    part of the window seldom holds rows that follow one another. Larger batches need a larger
-    packing window.
+    part of the window seldom holds consecutive rows. Larger batches need a larger packing window.
 
     Args:
-        order_window_documents: documents ordered together. Among more of them neighbours are
-            closer. The whole window is held in memory (its tokens twice) and read before its first
+        order_window_documents: documents ordered together. More documents have closer neighbours,
+            but the whole window is held in memory (its tokens twice) and read before its first
             batch.
         first_window_documents: size of a lane's first window, so that its first batch comes early;
-            the later ones double until they are full. With `order_window_documents` or more, all
+            later windows double until they are full. With `order_window_documents` or more, all
             windows are full.
-        embedder: `Documents` -> (N, D) float32, see `embedding`; None hashes token n-grams, and
-            `BM25()` weighs tokens by how rare they are in the window.
+        embedder: function from `Documents` to (N, D) float32, see `embedding`. By default it hashes
+            token n-grams; `BM25()` weights tokens by their rarity in the window.
         k: neighbours of each document in the graph.
-        duplicate_threshold: a document is dropped if its cosine to an earlier kept one of its
-            window exceeds this, by the embedder and as whole documents by token n-grams; 1 drops
-            none.
-        max_similarity: the highest cosine of two documents in a row; 1 sets no limit. With one, a
-            document waits while it is more similar to one of the last `row_tokens` tokens
-            (Threshold Filtering Packing). Only the ``3 k`` most similar ones of each document are
-            kept apart, and not where nothing else is left, nor between ordering windows.
-        row_tokens: what a row holds, for `max_similarity`: the dataset's `seq_len` or more.
+        duplicate_threshold: cosine to an earlier kept document of the window above which a document
+            is dropped, both by the embedder and by token n-grams of whole documents; 1 drops none.
+        max_similarity: highest cosine of two documents in a row; 1 sets no limit. A document waits
+            while it is more similar to one of the last `row_tokens` tokens (Threshold Filtering
+            Packing). Only each document's ``3 k`` most similar ones are kept apart, unless no
+            others are left, and not across ordering windows.
+        row_tokens: tokens per row, for `max_similarity`: the dataset's `seq_len` or more.
         first_tokens: tokens of a document that the embedder sees.
         search: "exact" compares every pair, "faiss" searches approximately (extra `[ordering]`),
             "auto" is exact up to 65,536 documents.
-        duplicates_folder: where files name what was dropped, JSON lines, one file for each
-            ordering window that dropped any; None names nothing. A window that is read again after
-            a resume writes the same file again, so that nothing is named twice. Give each run its
-            own folder.
+        duplicates_folder: folder for lists of dropped documents in JSON lines, one file per
+            ordering window with any; None writes no lists. A window that is repeated after a resume
+            rewrites its file, so that no document is listed twice. Use one folder per run.
 
     Raises:
         ConfigError: a value out of its range, or faiss is needed and not installed.
@@ -147,7 +144,7 @@ class SimilarityOrder:
         one_of("search", self.search, get_args(Search))
         if self.embedder is not None and not callable(self.embedder):
             raise ConfigError(
-                f"embedder is {type_in_words(self.embedder)}.",
+                f"embedder must be a callable, got {type_in_words(self.embedder)}.",
                 "Pass a function of Documents, a TextEmbedder or a TokenEmbedder.",
                 setting="embedder",
             )
@@ -159,7 +156,7 @@ class SimilarityOrder:
 
     @property
     def embedding(self) -> Embedder:
-        """The embedder that is used."""
+        """The given embedder, or the default."""
         return self._embed
 
     @property
@@ -173,32 +170,32 @@ class SimilarityOrder:
         return bool(getattr(self._embed, "exact", False)) and not self._approximate
 
     def embed(self, documents: Documents) -> NDArray[np.float32]:
-        """(N, D) float32 vectors of N documents."""
+        """Compute vectors (N, D) float32 of N documents."""
         return embed(self._embed, documents, self.first_tokens)
 
     @property
     def num_neighbours(self) -> int:
-        """Neighbours that are looked for: k of each; with a limit 3 k, for what is above it."""
+        """Neighbours to search per document: k, or 3 k with a limit, some of them above it."""
         return self.k * (1 if self.max_similarity == 1 else MARGIN)
 
     def neighbours(self, documents: Documents, vectors: NDArray[np.float32]) -> Neighbours:
-        """The neighbours of N documents by their vectors (N, D), without near-duplicates."""
+        """Find the neighbours of N documents by their vectors (N, D), without near-duplicates."""
         find = find_neighbours_approximately if self._approximate else find_neighbours
         hashed = self._embed if isinstance(self._embed, HashedNgrams) else None
         wholes = Wholes(documents, hashed)
         return find(vectors, self.num_neighbours, self.duplicate_threshold, wholes)
 
     def limit(self, lengths: NDArray[np.int64], unit_tokens: int = 1) -> Limit | None:
-        """For a walk through documents of these lengths (M,), in units of which a token is some."""
+        """Return the limit for a walk through documents of lengths (M,), in units per token."""
         if self.max_similarity == 1:
             return None
         similarity = on_grid(self.max_similarity)
         return Limit(similarity, self.k, lengths, self.row_tokens * unit_tokens)
 
     def order(self, documents: Documents, *, seed: int = 0) -> Ordered:
-        """The walk through the kept documents, and the near-duplicates.
+        """Return the walk through the kept documents, and the near-duplicates.
 
-        Nothing is random, so the seed changes nothing.
+        Nothing is random, so the seed has no effect.
         """
         found = self.neighbours(documents, self.embed(documents))
         limit = self.limit(documents.lengths[found.kept])
@@ -206,7 +203,7 @@ class SimilarityOrder:
         return ordered(found, path)
 
     def describe(self) -> dict[str, Any]:
-        """Kind, parameters and algorithm revision; of the limit only where there is one."""
+        """Return kind, parameters and algorithm revision; the limit only if one is set."""
         limited = {"max_similarity": self.max_similarity, "row_tokens": self.row_tokens}
         return {
             "kind": type(self).__name__,
@@ -223,13 +220,13 @@ class SimilarityOrder:
 
 
 def ordered(found: Neighbours, path: NDArray[np.int64]) -> Ordered:
-    """The kept documents along a path (M,) of their positions, and the near-duplicates."""
+    """Return the kept documents along a path (M,) of positions, and the near-duplicates."""
     dropped = np.flatnonzero(found.duplicate_of >= 0)
     return Ordered(found.kept[path], dropped, found.duplicate_of[dropped])
 
 
 def require_counts(order: Any, *names: str) -> None:
-    """Raise `ConfigError` unless these attributes are positive whole numbers."""
+    """Raise `ConfigError` unless the named attributes of `order` are positive integers."""
     for name in names:
         value = whole_number(name, getattr(order, name))
         object.__setattr__(order, name, value)
@@ -238,23 +235,23 @@ def require_counts(order: Any, *names: str) -> None:
 @explained
 @dataclass(frozen=True)
 class GroupBy:
-    """Documents with the same key side by side, inside an ordering window.
+    """Puts documents with equal keys next to each other, inside an ordering window.
 
     Steps:
       1. Every document of the ordering window has a key.
-      2. Groups follow one another as their first documents arrived, and the documents of a group as
-         they arrived themselves.
+      2. Groups are in the order of their first documents' arrival, and the documents of a group in
+         the order of arrival.
 
-    Cost: one sort of the window's keys. Nothing is compared, dropped or approximate. A group that
-    is spread over several ordering windows comes in as many pieces.
+    Cost: one sort of the window's keys. No documents are compared or dropped. A group that is
+    spread over several ordering windows is delivered in as many pieces.
 
-    Use it as `SimilarityOrder`: with ``attention="row"`` and a packer that keeps the order.
+    Use it like `SimilarityOrder`: with ``attention="row"`` and a packer that keeps the order.
 
     Args:
-        key: the name of one of the dataset's `document_fields`; or a function of N `Documents`
-            that returns (N,) values, the same for the same documents on any machine, such as
-            ``lambda documents: documents.origin["shard"]``. It may have a `name`, which stands for
-            it in the fingerprint of a saved state.
+        key: name of one of the dataset's `document_fields`; or a function of N `Documents` that
+            returns (N,) values, the same for equal documents on any machine, such as
+            ``lambda documents: documents.origin["shard"]``. A `name` of the function identifies it
+            in the fingerprint of a saved state.
         order_window_documents: documents ordered together, all held in memory.
         first_window_documents: size of a lane's first window, as for `SimilarityOrder`.
 
@@ -273,7 +270,7 @@ class GroupBy:
         require_counts(self, "order_window_documents", "first_window_documents")
         if not (isinstance(self.key, str) and self.key) and not callable(self.key):
             raise ConfigError(
-                f"key is {self.key!r}.",
+                f"key must be a name or a function, got {self.key!r}.",
                 "Pass the name of a document field, or a function of Documents.",
                 setting="key",
             )
@@ -281,12 +278,12 @@ class GroupBy:
     def order(
         self, documents: Documents, *, seed: int = 0
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The documents (N,) by group; nothing is dropped, and the seed changes nothing."""
+        """Return the documents (N,) by group; nothing is dropped, and the seed has no effect."""
         _, first, group = np.unique(self._keys(documents), return_index=True, return_inverse=True)
         return np.argsort(first[group], kind="stable"), np.zeros(0, dtype=np.int64)
 
     def describe(self) -> dict[str, Any]:
-        """Kind, parameters and algorithm revision."""
+        """Return kind, parameters and algorithm revision."""
         return {
             "kind": type(self).__name__,
             "revision": self.revision,
@@ -299,8 +296,8 @@ class GroupBy:
         if isinstance(self.key, str):
             if self.key not in documents.document_fields:
                 raise ConfigError(
-                    f'GroupBy goes by the document field "{self.key}", and the documents have '
-                    f"{', '.join(documents.document_fields) or 'none'}.",
+                    f'GroupBy requires the document field "{self.key}", and the documents have '
+                    f"{', '.join(documents.document_fields) or 'no fields'}.",
                     f'Declare it: PackedDataset(document_fields={{"{self.key}": "int64"}}).',
                     setting="document_fields",
                 )
@@ -308,8 +305,8 @@ class GroupBy:
         keys = np.asarray(self.key(documents))
         if keys.shape != (len(documents),) or keys.dtype.kind not in "biufSUV":
             raise ConfigError(
-                f"The key of GroupBy was asked for {len(documents)} documents and returned "
-                f"an array of shape {keys.shape} and dtype {keys.dtype}.",
+                f"The key of GroupBy must return {len(documents)} values for {len(documents)} "
+                f"documents, got an array of shape {keys.shape} and dtype {keys.dtype}.",
                 "Return a flat array of numbers or strings, one for each document.",
                 setting="key",
             )

@@ -1,30 +1,30 @@
-"""The walk through the neighbour graph: related documents one after the other, each once.
+"""Walk through the neighbour graph, which visits every document once, next to related ones.
 
 Steps:
   1. Undirected edges join two documents if one is among the other's neighbours.
   2. Start at the unvisited document with the fewest edges, ties by arrival. Edges are counted in
-     the whole graph, so the numbers do not change as documents are visited.
+     the whole graph, so the counts do not change as documents are visited.
   3. Go to the unvisited neighbour of highest similarity, ties by arrival, until there is none;
-     then start again (2). What lies between two starts is a run.
+     then return to step 2. The documents between two starts are a run.
   4. Short runs are merged into others (`merge_runs`).
 
 With a limit of similarity (`Limit`), a document waits while it is too similar to one of the last
-ones, as many as a row holds:
-  1. Neighbours above the limit are no edges; the k nearest of the others are.
-  2. A visit to one of the two makes the other wait until a row's tokens have followed. A document
-     that waits is passed over in steps 2 and 3, unless all that are left wait.
-  3. Short runs are not merged, since that would bring documents together that had to wait.
+documents, within the tokens of a row:
+  1. Neighbours above the limit are not edges; the k nearest of the others are.
+  2. After a visit to a document, neighbours above the limit wait until a row's tokens have
+     followed. Steps 2 and 3 pass over waiting documents, unless no others are left.
+  3. Short runs are not merged, since that would join documents that had to wait.
 
-Cost: O(N * k): each edge is looked at a few times. Keeps every document. Of documents that are too
-similar only those are kept apart that are in each other's lists of neighbours.
+Cost: O(N * k): each edge is visited a few times. Keeps every document. Documents that are too
+similar are kept apart only if they are in each other's lists of neighbours.
 
 Source: Algorithm 1 of "In-Context Pretraining: Language Modeling Beyond Document Boundaries", a
 greedy path for the maximum travelling-salesman problem. Its pseudo-code takes the least similar
-neighbour, and its text the most similar; this follows the text. The paper starts again at a random
+neighbour, and its text the most similar; this follows the text. The paper restarts at a random
 document of least degree, this at the first one.
 "Threshold Filtering Packing for Supervised Fine-Tuning: Training Related Samples within Packs"
-(NAACL 2025) walks greedily too, and keeps what is too similar out of a pack by a threshold; that
-the last tokens stand for the pack is ours, since rows are cut after the walk.
+(NAACL 2025) walks greedily too, and keeps documents out of a pack by a threshold of similarity.
+Here the last tokens represent the pack, since rows are cut after the walk.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Graph(NamedTuple):
     """Undirected edges of M documents.
 
     Attributes:
-        offsets: (M + 1,) int64, where the edges of each document begin.
-        neighbour, weight: (E,) the other document of each edge, and their similarity.
+        offsets: (M + 1,) int64 offsets of the documents into the edges.
+        neighbour, weight: (E,) other document of each edge, and its similarity.
     """
 
     offsets: NDArray[np.int64]
@@ -53,13 +53,13 @@ class Graph(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """How similar documents may be that follow one another inside a row.
+    """Limit of the similarity of documents inside a row.
 
     Attributes:
-        similarity: the highest that is allowed.
-        k: neighbours of each, among those at or below it.
-        lengths: (M,) tokens of the documents.
-        row_tokens: so many tokens lie between two that are more similar.
+        similarity: highest similarity allowed.
+        k: edges per document to neighbours at or below the limit.
+        lengths: (M,) tokens per document.
+        row_tokens: tokens required between two documents above the limit.
     """
 
     similarity: float
@@ -72,33 +72,33 @@ class Limit(NamedTuple):
 def merge_runs(
     path: NDArray[np.int64], run: NDArray[np.int64], graph: Graph, shortest: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The path (M,) int64 with its short runs dissolved, and the run (M,) of each document now.
+    """Merge short runs into others; return the new path (M,) int64 and each document's run (M,).
 
-    A run is what the walk visits without starting again. Where it starts again the next document
-    has nothing to do with the one before, so many short runs tear a row into strangers.
+    A run is a stretch of the walk without a restart. The documents before and after a restart are
+    unrelated, so with many short runs a row holds few related documents.
 
     Steps:
-      1. Runs are taken in the order of the walk. One that has fewer than `SHORTEST` documents when
-         its turn comes is dissolved, document by document, in order.
-      2. Each of its documents looks for its most similar neighbour in another run, ties by arrival,
-         and is put beside it: before it if the graph says that it is more similar to the document
-         there than to the one after it, and after it if not.
-      3. A document without a neighbour in another run stays where it is.
+      1. Runs are processed in the order of the walk. A run with fewer than `SHORTEST` documents at
+         that time is dissolved, document by document, in order.
+      2. Each of its documents moves next to its most similar neighbour in another run, ties by
+         arrival: before the neighbour if the graph has a higher similarity to the document there
+         than to the one after it, else after it.
+      3. A document without a neighbour in another run stays in its position.
 
-    Cost: O(N * k): each edge is looked at three times at most. Keeps every document.
+    Cost: O(N * k): each edge is visited at most three times. Keeps every document.
 
     Source: the released code of "In-Context Pretraining: Language Modeling Beyond Document
-    Boundaries" merges clusters of fewer than 21 documents into those of their neighbours; the paper
-    does not say so. Choosing the side is ours.
+    Boundaries" merges clusters of fewer than 21 documents into their neighbours' clusters, which
+    the paper does not mention. Choosing the side is ours.
 
     Args:
-        path: (M,) a permutation of the documents.
-        run: (M,) the number of each document's run, from 0 up along the path.
-        graph: that was walked.
+        path: (M,) permutation of the documents.
+        run: (M,) index of each document's run, ascending from 0 along the path.
+        graph: the graph of the walk.
         shortest: runs of fewer documents are dissolved.
     """
     count = len(path)
-    run = np.append(run, -1)  # the last stands before the first document and after the last one
+    run = np.append(run, -1)  # the last entry is outside of the path
     before = np.empty(count + 1, dtype=np.int64)
     after = np.empty(count + 1, dtype=np.int64)
     size = np.zeros(count, dtype=np.int64)
@@ -116,7 +116,7 @@ def merge_runs(
         if size[own] >= shortest:
             continue
         i = heads[own]
-        for m in range(size[own]):  # a run lies together in the path, whatever joined it
+        for m in range(size[own]):  # a run is contiguous, also after others joined
             members[m] = i
             i = after[i]
         for i in members[: size[own]]:
@@ -138,7 +138,7 @@ def merge_runs(
 
 @kernel
 def _nearest(i: int, run: NDArray[np.int64], graph: Graph) -> int:
-    """The most similar neighbour of i in another run, -1 if there is none."""
+    """Return the most similar neighbour of i in another run, or -1."""
     offsets, neighbour, weight = graph
     best = -1
     highest = -np.inf
@@ -159,7 +159,7 @@ def _left_of(
     run: NDArray[np.int64],
     graph: Graph,
 ) -> int:
-    """Behind which document i is put so that it lies beside its target and in the same run."""
+    """Return the document after which to put i, so that it is next to its target, in its run."""
     offsets, neighbour, weight = graph
     left = before[target]
     if run[left] != run[target]:
@@ -181,14 +181,14 @@ def walk(
     shortest_run: int = SHORTEST,
     limit: Limit | None = None,
 ) -> NDArray[np.int64]:
-    """The order (M,) int64 in which M documents are visited: a permutation of range(M).
+    """Visit M documents; return the order (M,) int64, a permutation of range(M).
 
     Args:
-        ids: (M, k) neighbours of each, nearest first, -1 where there are fewer than k; more than
-            k of them with a limit, which needs to know what is above it.
-        similarity: (M, k) of each edge; must be the same from both of its ends.
-        shortest_run: runs of fewer documents are merged into others; 1 leaves all as they are.
-        limit: of similarity inside a row.
+        ids: (M, k) neighbours, nearest first, padded with -1. With a limit there are more than k,
+            since neighbours above the limit are needed too.
+        similarity: (M, k) similarity of each edge, equal from both of its ends.
+        shortest_run: runs of fewer documents are merged into others; 1 merges none.
+        limit: limit of the similarity inside a row.
     """
     return walk_runs(ids, similarity, shortest_run=shortest_run, limit=limit)[0]
 
@@ -200,7 +200,7 @@ def walk_runs(
     shortest_run: int = SHORTEST,
     limit: Limit | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """As `walk`, and where each of its R runs begins in the order, (R,) int64.
+    """Like `walk`, and return the offset (R,) int64 of each of its R runs in the order.
 
     The graph is held in the dtypes of `ids` and `similarity`: int32 and float32 halve its memory.
     """
@@ -266,21 +266,21 @@ def _follow(
     lengths: NDArray[np.int64],
     row_tokens: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Visit every document; `starts` holds them all by number of edges, ties by arrival.
+    """Visit every document; `starts` has all documents by number of edges, ties by arrival.
 
     The neighbours in `above` of a visited document wait until `row_tokens` have followed it.
 
-    Returns the path and the number of each document's run.
+    Returns the path and the index of each document's run.
     """
     offsets, neighbour, weight = graph
     count = len(starts)
     visited = np.zeros(count, dtype=np.bool_)
     path = np.empty(count, dtype=np.int64)
     run = np.empty(count, dtype=np.int64)
-    waits = np.zeros(count, dtype=np.int64)  # for this number of tokens since the first document
+    waits = np.zeros(count, dtype=np.int64)  # until this many tokens since the first document
     place = np.empty(count, dtype=np.int64)
     place[starts] = np.arange(count)
-    after = np.arange(1, count + 2)  # the unvisited, as in `starts`; the last stands for both ends
+    after = np.arange(1, count + 2)  # linked list of unvisited `starts`; the last is both ends
     before = np.arange(-1, count)
     after[count], before[0] = 0, count
     length = runs = tokens = 0
