@@ -1,7 +1,7 @@
-"""In-context order of a whole corpus: related documents side by side in new shards, on Ray.
+"""In-context order of a whole corpus: writes related documents next to each other, on Ray.
 
-Knows sources, embeddings, neighbours and the writers of shards; it does not know rows, batches or
-training. The stages are in `embed`, `search`, `duplicates` and `write`; `job` runs them.
+The stages are in `embed`, `search`, `duplicates` and `write`; `job` runs them. They use sources,
+embeddings, neighbours and the writers of shards, no rows, batches or training.
 """
 
 from streampack.corpus_order.job import order_corpus, run_job

@@ -1,4 +1,4 @@
-"""The embedded corpus in parts on the disk."""
+"""The embedded corpus, in parts on disk."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Part:
 
     Attributes:
         content: (T,) uint16 or uint32 ids, or uint8 of UTF-8.
-        offsets: (n + 1,) int64 into it.
-        is_text: which of the two.
+        offsets: (n + 1,) int64 offsets of the documents into `content`.
+        is_text: True if `content` is UTF-8.
     """
 
     content: NDArray[Any]
@@ -39,7 +39,7 @@ class Part:
 
     @classmethod
     def opened(cls, work: Work, part: int, dtype: str) -> Part:
-        """The part of this number, whose content is left on the disk; dtype "str" is text."""
+        """Open a part by its index, with its content memory-mapped; dtype "str" is text."""
         content = np.zeros(0, dtype=np.uint8 if dtype == "str" else dtype)
         offsets = work.load(f"embed/{part:05}.offsets.npy")
         if offsets[-1]:
@@ -48,7 +48,7 @@ class Part:
         return cls(content, offsets, dtype == "str")
 
     def gathered(self, chosen: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Content and offsets of the documents `chosen` (M,), in that order."""
+        """Copy content and offsets of the documents `chosen` (M,), in that order."""
         starts = self.offsets[chosen]
         offsets = offsets_of(self.offsets[chosen + 1] - starts)
         content = np.empty(offsets[-1], dtype=self.content.dtype)
@@ -56,14 +56,14 @@ class Part:
         return content, offsets
 
     def documents(self, chosen: NDArray[np.int64]) -> Documents:
-        """The documents `chosen` (M,): their ids, or the words of their texts."""
+        """Return the documents `chosen` (M,): their ids, or the hashed words of their texts."""
         content, offsets = self.gathered(chosen)
         if self.is_text:
             return hash_words(content, offsets)[0]
         return Documents(content, offsets, make_origin(0, chosen))
 
     def payload(self, i: int) -> Payload:
-        """Document i as it is written."""
+        """Return document i in the form in which it is written."""
         content = self.content[self.offsets[i] : self.offsets[i + 1]]
         return content.tobytes().decode() if self.is_text else content
 
@@ -73,8 +73,8 @@ class Corpus:
     """All parts, after the first two stages.
 
     Attributes:
-        work: where they are.
-        parts: P, how many.
+        work: work folder with the parts.
+        parts: P, the number of parts.
     """
 
     work: Work
@@ -84,20 +84,20 @@ class Corpus:
 
     @classmethod
     def gather_notes(cls, work: Work, parts: int) -> Corpus:
-        """Put the notes of all parts into one file, so that a task opens no other one."""
+        """Merge the notes of all parts into one file, so that a task opens only one."""
         notes = [work.read(f"embed/{part:05}.json") for part in range(parts)]
         work.note(NOTES, {"parts": notes})
         return cls(work, parts)
 
     @cached_property
     def notes(self) -> list[dict[str, Any]]:
-        """What these stages noted of each part."""
+        """Notes of the first two stages on each part."""
         found: list[dict[str, Any]] = self.work.read(NOTES)["parts"]
         return found
 
     @cached_property
     def first(self) -> NDArray[np.int64]:
-        """(P + 1,) number of the first document of each part."""
+        """Index of the first document of each part, (P + 1,)."""
         return offsets_of(np.array([note["documents"] for note in self.notes], dtype=np.int64))
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class Corpus:
 
     @cached_property
     def dimension(self) -> int:
-        """Of the vectors."""
+        """Dimension of the vectors."""
         return max(int(note["dimension"]) for note in self.notes)
 
     @cached_property
@@ -116,31 +116,31 @@ class Corpus:
 
     @property
     def units_per_token(self) -> int:
-        """1, or bytes of a token of text, about."""
+        """1 for ids, or the approximate bytes per token for text."""
         return BYTES_PER_TOKEN if self.dtype == "str" else 1
 
     def part(self, part: int) -> Part:
-        """The documents of a part, left on the disk."""
+        """Return the documents of a part, memory-mapped."""
         if part not in self._opened:
             self._opened[part] = Part.opened(self.work, part, self.notes[part]["dtype"])
         return self._opened[part]
 
     def part_vectors(self, part: int) -> NDArray[np.float16]:
-        """(n, D) float16 unit vectors of a part, left on the disk; 0 of what has no token."""
+        """Return a part's unit vectors (n, D) float16, memory-mapped; 0 for an empty document."""
         if part not in self._mapped:
             self._mapped[part] = self.work.load(f"embed/{part:05}.vectors.npy")
         return self._mapped[part]
 
     def vectors(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """(M, D) vectors of the documents `ids` (M,)."""
+        """Return the vectors (M, D) of the documents `ids` (M,)."""
         found = np.empty((len(ids), self.dimension), dtype=np.float32)
         for part, where in self.by_part(ids):
             halves = self.part_vectors(part)[ids[where] - self.first[part]]
-            found[where] = torch.from_numpy(halves).float()  # numpy takes many times as long
+            found[where] = torch.from_numpy(halves).float()  # numpy is many times slower
         return found
 
     def by_part(self, ids: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Each part that holds some of the documents `ids` (M,), and where in `ids` they are."""
+        """Yield each part with documents of `ids` (M,), and their positions in `ids`."""
         part = np.searchsorted(self.first, ids, side="right") - 1
         order = np.argsort(part, kind="stable")
         bounds = np.flatnonzero(np.diff(part[order], prepend=-1, append=-1))
@@ -148,12 +148,12 @@ class Corpus:
             yield int(part[order[low]]), order[low:high]
 
     def lengths(self) -> NDArray[np.int64]:
-        """(N,) tokens of the documents, or bytes of texts."""
+        """Return tokens per document, or bytes per text, (N,)."""
         parts = [np.diff(self.part(part).offsets) for part in range(self.parts)]
         return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
     def origins(self, ids: NDArray[np.int64]) -> NDArray[np.void]:
-        """(M,) origins of the documents `ids` (M,)."""
+        """Return the origins (M,) of the documents `ids` (M,)."""
         found = make_origin(0, ids)
         for part, where in self.by_part(ids):
             own = self.work.load(f"embed/{part:05}.origin.npy")
@@ -162,7 +162,7 @@ class Corpus:
 
 
 def batches(offsets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """The documents [0, N) in consecutive batches that fit into memory."""
+    """Divide the documents [0, N) into consecutive batches that fit into memory."""
     start = 0
     while start < len(offsets) - 1:
         stop = int(np.searchsorted(offsets, offsets[start] + BATCH_UNITS, side="right")) - 1

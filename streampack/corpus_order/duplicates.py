@@ -1,14 +1,16 @@
-"""Stage 5: near-duplicates, by the similarity of what the embedder saw and of whole documents.
+"""Stage 5: near-duplicates, by the similarity of embedded heads and of whole documents.
 
 Steps:
-  1. By part: pairs of documents whose vectors have a cosine above the threshold (`search`).
-  2. By part: the documents of such pairs are embedded whole (`ordering.neighbours`).
-  3. Here: a document whose cosine to an earlier kept one exceeds the threshold as a whole, too, is
-     a near-duplicate of the first such one.
-  4. A document that is like a near-duplicate is compared with the one that this was dropped for,
-     which the search may not have found among many copies; then 3 again, until nothing is new.
+  1. Per part: find pairs of documents with a cosine of their vectors above the threshold
+     (`search`).
+  2. Per part: embed the documents of these pairs whole (`ordering.neighbours`).
+  3. In one process: a document is a near-duplicate of the first earlier kept one to which its
+     cosine as a whole document also exceeds the threshold.
+  4. A document similar to a near-duplicate is compared with the document that this one was dropped
+     for, which the search may have missed among many copies. Step 3 is then repeated until it finds
+     nothing new.
 
-Cost: what the pairs take. Lost: pairs that the search does not find, and that step 4 does not.
+Cost: proportional to the pairs. Lost: pairs found neither by the search nor by step 4.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def find_pairs(job: CorpusOrder, shards: int, part: int) -> None:
 
 
 def gather_wanted(job: CorpusOrder) -> None:
-    """Write which documents are in a pair (M,), ascending."""
+    """Write the documents (M,) that are in a pair, ascending."""
     names = [f"duplicates/{part:05}.pairs.npy" for part in range(job.num_parts)]
     found = [np.unique(job.files.load(name)) for name in names]
     wanted = np.unique(np.concatenate([np.zeros(0, dtype=np.int32), *found]))
@@ -51,7 +53,7 @@ def gather_wanted(job: CorpusOrder) -> None:
 
 
 def embed_whole(job: CorpusOrder, part: int) -> None:
-    """Write the vectors int32 of the part's documents that are in a pair, as wholes."""
+    """Write the int32 vectors of the part's whole documents that are in a pair."""
     corpus = Corpus(job.files, job.num_parts)
     low, high = corpus.first[part : part + 2]
     wanted = job.files.load("duplicates/wanted.npy")
@@ -74,7 +76,7 @@ def _whole_embedder(job: CorpusOrder) -> HashedNgrams:
 
 
 def choose_duplicates(job: CorpusOrder) -> None:
-    """Write for each of the N documents the kept one that it is dropped for, -1 if it stays."""
+    """Write for each of N documents the kept one that it is dropped for, or -1."""
     corpus = Corpus(job.files, job.num_parts)
     names = [f"duplicates/{part:05}.pairs.npy" for part in range(job.num_parts)]
     found = [job.files.load(name) for name in names]
@@ -103,7 +105,7 @@ def _without(pairs: NDArray[np.int64], known: NDArray[np.int64], count: int) -> 
 
 
 def _alike_as_wholes(job: CorpusOrder, corpus: Corpus, pairs: NDArray[Any]) -> NDArray[np.bool_]:
-    """(M,) whether the pairs (M, 2) exceed the threshold as whole documents."""
+    """Return (M,) bool: pairs (M, 2) that exceed the threshold as whole documents."""
     wanted = job.files.load("duplicates/wanted.npy")
     threshold = on_grid(job.duplicate_threshold)
     first = np.searchsorted(wanted, corpus.first)
@@ -126,7 +128,7 @@ def _alike_as_wholes(job: CorpusOrder, corpus: Corpus, pairs: NDArray[Any]) -> N
 
 @kernel
 def _choose(pairs: NDArray[np.int64], duplicate_of: NDArray[np.int32]) -> None:
-    """Pairs are sorted by the later document, then by the earlier one."""
+    """Run step 3 on pairs sorted by the later document, then by the earlier one."""
     for p in range(len(pairs)):
         later, earlier = pairs[p, 0], pairs[p, 1]
         if duplicate_of[later] < 0 and duplicate_of[earlier] < 0:

@@ -1,11 +1,11 @@
-"""Stages 1 and 2, by part: documents are copied to the disk, then embedded.
+"""Stages 1 and 2, per part: copy documents to disk, then embed them.
 
-A part is a lane of the source. Its documents are read once and kept as they will be written, since
-the last stage takes them in an order that no source can be read in. Vectors are of unit length and
+A part is a lane of the source. Its documents are read once and stored in the form in which they
+will be written, since the last stage needs them in random order. Vectors are of unit length and
 float16; a document without tokens has the vector 0.
 
-BM25 weighs terms by how rare they are in the whole corpus: they are counted while documents are
-copied, in up to 256 parts that lie evenly over it (all, of up to about 270 million tokens).
+BM25 weights terms by their rarity in the whole corpus. Terms are counted while documents are
+copied, in up to 256 parts spread evenly over it (in all parts up to about 270 million tokens).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TERMS = "embed/terms.npy"
 
 
 def copy_part(job: CorpusOrder, part: int) -> None:
-    """Write the documents of a part and their names, what BM25 counts, and a note, at the end.
+    """Write a part's documents, their origins, the counts of BM25, and finally a note.
 
     Raises:
         ContentError: a broken document, with on_error="raise".
@@ -50,23 +50,23 @@ def copy_part(job: CorpusOrder, part: int) -> None:
 
 
 def counted_parts(job: CorpusOrder) -> list[int]:
-    """The parts whose terms are counted, ascending."""
+    """Return the parts in which terms are counted, ascending."""
     found = np.linspace(0, job.num_parts - 1, min(job.num_parts, COUNTED_PARTS))
     return np.unique(found.astype(np.int64)).tolist()  # type: ignore[no-any-return]
 
 
 def add_counts(job: CorpusOrder) -> None:
-    """Write the counts of all parts together."""
+    """Add up the counts of all parts and write them."""
     names = [f"embed/{part:05}.terms.npy" for part in counted_parts(job)]
     found = [TermCounts.from_array(job.files.load(name)) for name in names]
     job.files.save(TERMS, sum(found, TermCounts.none()).as_array())
 
 
 def embed_part(job: CorpusOrder, part: int) -> None:
-    """Write the vectors of a part's documents; and a note, when all is there.
+    """Write the vectors of a part's documents, and finally a note.
 
     Raises:
-        ConfigError: the embedder returned something else than one finite vector per document.
+        ConfigError: the embedder did not return one finite vector per document.
         StorageError: reading or writing failed.
     """
     name = f"embed/{part:05}"
@@ -87,7 +87,7 @@ def embed_part(job: CorpusOrder, part: int) -> None:
 
 
 def _copy(job: CorpusOrder, part: int) -> tuple[str, NDArray[np.int64], NDArray[np.void], int]:
-    """Write the content of a part; its dtype, lengths (n,), origins (n,) and what was skipped."""
+    """Write a part's content; return dtype, lengths (n,), origins (n,) and the skipped count."""
     reader = job.source.lanes(job.num_parts, seed=0, epoch=0, shuffle=False)[part]
     skips = Skips(job.on_error)
     dtype = job.dtype or ""
@@ -105,7 +105,7 @@ def _copy(job: CorpusOrder, part: int) -> tuple[str, NDArray[np.int64], NDArray[
 
 
 def _embed(job: CorpusOrder, name: str, part: Part, origin: NDArray[np.void]) -> int:
-    """Write the vectors of a part; returns their dimension, 0 if there are none."""
+    """Write the vectors of a part; return their dimension, or 0 without documents."""
     dimension = 0
     embedder = job.similarity.embedding
     if isinstance(embedder, BM25):
@@ -125,7 +125,7 @@ def _embed(job: CorpusOrder, name: str, part: Part, origin: NDArray[np.void]) ->
                     f"The embedder returned vectors of {vectors.shape[1]} numbers for "
                     f"{job.source.document_name(origin[chosen[0]])} and those after it, and of "
                     f"{dimension} for {job.source.document_name(origin[0])}.",
-                    "Return vectors of one dimension, remove the destination and start again.",
+                    "Return vectors of one dimension, remove the destination and restart the job.",
                     setting="embedder",
                 )
             file.write(vectors.tobytes())
@@ -141,7 +141,7 @@ def embed_batch(
     chosen: NDArray[np.int64],
     origin: NDArray[np.void],
 ) -> NDArray[np.float16]:
-    """(M, D) float16 vectors, of length 1 or 0, of the documents `chosen` (M,) of a part."""
+    """Return the float16 vectors (M, D), of length 1 or 0, of a part's documents `chosen` (M,)."""
     first = job.first_tokens
     if part.is_text:
         content, offsets = part.gathered(chosen)

@@ -1,6 +1,6 @@
-"""Embedders by name: a model is loaded in the process that uses it, once.
+"""Embedders by name: a model is loaded once, in the process that uses it.
 
-"bm25" is `BM25()`; "wordllama" is the static embedding that comes with that package;
+"bm25" is `BM25()`; "wordllama" the static embedding that comes with that package;
 "sentence-transformers:NAME" a model of that library, by name or path; "package.module:function" a
 function from N texts to (N, D) numbers.
 """
@@ -23,12 +23,12 @@ Decode = Callable[[Sequence[list[int]]], Sequence[str]]
 
 
 def named_embedder(name: str, decode: Decode | None) -> Embedder:
-    """The embedder of a name, for texts, or for ids that `decode` makes texts of.
+    """Return an embedder by name, for texts or for ids that `decode` converts to texts.
 
-    BM25 takes both as they are.
+    BM25 uses both unchanged.
 
     Raises:
-        ConfigError: there is no such name, or what it needs is not installed.
+        ConfigError: the name is unknown, or a package that the embedder needs is not installed.
     """
     if name == "bm25":
         return BM25()
@@ -38,7 +38,7 @@ def named_embedder(name: str, decode: Decode | None) -> Embedder:
 
 @dataclass(frozen=True)
 class _Named:
-    """Pickled by its name alone."""
+    """Embedder that is pickled as its name."""
 
     name: str
 
@@ -53,7 +53,7 @@ def _load(name: str) -> Callable[[list[str]], Any]:
         if name == "wordllama":
             root = logging.getLogger()
             before = root.level, root.handlers[:]
-            package = import_module("wordllama")  # sets up the whole process's log
+            package = import_module("wordllama")  # configures the logging of the whole process
             root.setLevel(before[0])
             root.handlers[:] = before[1]
             folder = Path(str(package.__file__)).parent
@@ -74,7 +74,7 @@ def _load(name: str) -> Callable[[list[str]], Any]:
             setting="embedder",
         ) from error
     raise ConfigError(
-        f'"{name}" names no embedder.',
+        f'The name of an embedder must be a known one or "package.module:function", got "{name}".',
         'Use "bm25", "wordllama", "sentence-transformers:NAME" or "package.module:function"; leave '
         "it out for the n-grams of tokens.",
         setting="embedder",

@@ -1,7 +1,7 @@
-"""Who runs the tasks of a stage: Ray's workers, here or on a cluster, or this process.
+"""Engines that run the tasks of a stage: Ray's workers, here or on a cluster, or this process.
 
-A task is a function of the job and its numbers; what it does lies in the work folder. So a task
-that is lost with its worker is simply done again.
+A task is a function of the job and its indices, and its results are in the work folder. So a task
+that is lost with its worker is repeated.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from streampack.errors import ConfigError, StreampackError, WorkerError, first_l
 from streampack.extras import missing_package
 
 ANSWER_S = 10.0
-RETRIES = 3  # of a task whose worker was lost
-KEEPALIVE_MS = 10_000  # a machine that vanishes is missed after about a minute, of seven by default
-OBJECT_STORE_BYTES = 128 << 20  # a job and its tasks' numbers travel, and no data
+RETRIES = 3  # of a task that lost its worker
+KEEPALIVE_MS = 10_000  # detects a lost machine in about one minute, instead of seven
+OBJECT_STORE_BYTES = 128 << 20  # holds jobs and indices of tasks, no data
 
 Report = Callable[[int], None]
 
 
-#: Calls ``function(job, *task)`` for each task, in any order, and reports how many are done.
+#: Calls ``function(job, *task)`` for each task, in any order, and reports the number finished.
 Engine = Callable[
     [Callable[..., None], CorpusOrder, Sequence[tuple[int, ...]], Report],
     None,
@@ -38,14 +38,14 @@ def run_here(
     tasks: Sequence[tuple[int, ...]],
     report: Report,
 ) -> None:
-    """One task after the other, in this process; see `Engine`."""
+    """Run the tasks one after the other in this process; see `Engine`."""
     for number, task in enumerate(tasks, start=1):
         function(job, *task)
         report(number)
 
 
 class OnRay:
-    """Tasks of Ray, two for each core at a time."""
+    """Engine that runs tasks on Ray, up to two per core at a time."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -88,21 +88,21 @@ class OnRay:
         except exceptions.RayError as error:
             raise WorkerError(
                 f"Ray lost the workers of {name}{task} {RETRIES + 1} times: {first_line(error)}",
-                "Give them more memory (fewer workers, more parts), and repeat the command: it "
-                "goes on from there.",
+                "Give them more memory (fewer workers, more parts), and repeat the command, which "
+                "continues the job.",
             ) from error
 
 
 @contextmanager
 def opened(address: str | None, workers: int | None) -> Iterator[Engine]:
-    """The engine of a job.
+    """Open the engine of a job.
 
     Args:
-        address: of a Ray cluster; None starts Ray on this machine, if this process has not.
-        workers: of Ray on this machine; None is one for each core, 0 uses no Ray.
+        address: address of a Ray cluster; None starts Ray on this machine, unless this process has.
+        workers: Ray workers on this machine, by default one per core; 0 uses no Ray.
 
     Raises:
-        ConfigError: Ray is not installed, or nothing answers at the address.
+        ConfigError: Ray is not installed, or there is no cluster at the address.
         WorkerError: Ray does not start.
     """
     if workers == 0 and address is None:
@@ -132,7 +132,7 @@ def _start(ray: Any, address: str | None, workers: int | None) -> None:
         host, _, port = address.rpartition("://")[2].rpartition(":")
         answers = False
         try:
-            if host:  # Ray itself would try for minutes
+            if host:  # Ray itself would retry for minutes
                 socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
                 answers = True
             ray.init(address=address, **quiet)
@@ -153,10 +153,10 @@ def _start(ray: Any, address: str | None, workers: int | None) -> None:
             num_cpus=workers,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",  # a machine without a network will do
+            _node_ip_address="127.0.0.1",  # works on a machine without a network
             **quiet,
         )
-    except Exception as error:  # Ray raises nothing narrower when a process of its own is slow
+    except Exception as error:  # Ray has no narrower error for a slow process of its own
         raise WorkerError(
             f"Ray did not start on this machine: {error}",
             "Repeat the command when the machine has less to do, or use this process alone "

@@ -1,7 +1,7 @@
-"""The job: stages one after the other, each going on where it was stopped.
+"""The job: runs the stages one after the other, each of which can be resumed.
 
-Results of stages lie in the work folder until the end; then the destination has the shards, and
-beside them ``_order/`` with the summary, the near-duplicates' names and where runs begin.
+Results of stages are in the work folder until the end. Then the destination has the shards, and
+beside them ``_order/`` with the summary, the names of near-duplicates and the beginnings of runs.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ def order_corpus(
     report: Report = lambda stage, done, total: None,
     **settings: Any,
 ) -> Summary:
-    """Write a corpus in an order in which related documents lie side by side.
+    """Write a corpus in an order that puts related documents next to each other.
 
-    Called again after it was stopped, it goes on, and ends with the same shards: with any number
-    of workers, on one machine. On another one faiss may find other neighbours.
+    A repeated call continues a stopped job and gives the same shards, with any number of workers on
+    one machine. On another machine faiss may find other neighbours.
 
     Args:
-        source: what `PackedDataset` takes, but no mixture; it must be readable more than once.
+        source: any source of `PackedDataset` but a mixture; it must be readable more than once.
         destination: folder or URL for the shards; empty, or holding an unfinished run of the same
             settings. Beside the shards it gets ``_order/`` with `summary.json`,
-            `duplicates.jsonl`, `documents.parquet`, the file of the source and the place in it of
-            each document in order, and `runs.npy`, the numbers of the documents with which runs
-            begin. Shards have ids or texts alone; other columns stay in the source.
-        address: of a Ray cluster, whose machines see the same files; None starts Ray here, or uses
-            what this process has started.
-        workers: of Ray on this machine; None is one for each core, 0 does it all in this process,
-            without Ray.
-        report: called with a stage, how many of its tasks are done, and how many there are.
-        settings: of `CorpusOrder`.
+            `duplicates.jsonl`, `documents.parquet`, the source file of each document in order and
+            its position there, and `runs.npy`, the indices of the documents with which runs begin.
+            Shards have only ids or texts; other columns stay in the source.
+        address: address of a Ray cluster with machines that see the same files; None uses Ray on
+            this machine and starts it if necessary.
+        workers: Ray workers on this machine, by default one per core; 0 runs all tasks in this
+            process, without Ray.
+        report: function called with a stage, the number of its finished tasks, and of all tasks.
+        settings: settings of `CorpusOrder`.
 
     Raises:
-        ConfigError: the destination is not empty, or holds another job; a setting cannot work; an
-            embedder returned what cannot be compared; Ray or faiss is not installed.
+        ConfigError: the destination is not empty, or holds another job; a setting is invalid; an
+            embedder returned invalid vectors; Ray or faiss is not installed.
         ContentError: a broken document, with on_error="raise".
-        StorageError: reading or writing failed; run the same again to go on.
-        WorkerError: Ray lost the workers of a task again and again.
+        StorageError: reading or writing failed; repeat the call to continue.
+        WorkerError: Ray repeatedly lost the workers of a task.
     """
     opened_source = source if isinstance(source, Source) else open_source(source, reading=IN_ORDER)
     job = CorpusOrder(source=opened_source, destination=Destination(destination), **settings)
@@ -80,7 +80,7 @@ def run_job(
     workers: int | None = None,
     report: Report = lambda stage, done, total: None,
 ) -> Summary:
-    """Run a job to its end, or go on with it; see `order_corpus`."""
+    """Run a job, or continue it; see `order_corpus`."""
     job.source.prepare()
     folder = job.files.folder.parent
     with alone(folder, job.destination.url), opened(address, workers) as engine:
@@ -95,7 +95,7 @@ def _begin(job: CorpusOrder) -> None:
         job.destination.refuse_other(what, found, job.settings(), str(job.work or ""))
     else:
         job.destination.begin(what)
-        job.files.clear()  # a machine that was thought dead may have left something of another job
+        job.files.clear()  # a machine assumed dead may have written files of another job
         job.files.note(SETTINGS, job.settings())
     with writing_to(job.files.folder):
         job.destination.write(NOTE, b"{}", job.files.folder)
@@ -109,7 +109,7 @@ class _Run:
         self.engine, self.report = engine, report
 
     def run(self) -> int:
-        """All stages; returns the number of shards."""
+        """Run all stages; return the number of shards."""
         job, parts = self.job, range(self.job.num_parts)
         each_part = [(p,) for p in parts]
         self._tasks("copy", embed.copy_part, each_part, "embed/{0:05}.copied.json")
@@ -151,14 +151,14 @@ class _Run:
         tasks: Sequence[tuple[int, ...]],
         result: str,
     ) -> None:
-        """Run the tasks of a stage whose last file, `result`, is not there yet."""
+        """Run the tasks of a stage, unless its last file, `result`, exists."""
         left = [task for task in tasks if not self.files.has(result.format(*task))]
         done = len(tasks) - len(left)
         self.report(stage, done, len(tasks))
         self.engine(function, self.job, left, lambda n: self.report(stage, done + n, len(tasks)))
 
     def _here(self, stage: str, function: Callable[[CorpusOrder], Any], result: str) -> None:
-        """Do it in this process, unless `result` is there."""
+        """Call `function` in this process, unless `result` exists."""
         self.report(stage, 0, 1)
         if not self.files.has(result):
             function(self.job)
@@ -166,18 +166,18 @@ class _Run:
 
 
 def _finish(job: CorpusOrder, shards: int) -> Summary:
-    """Check that nothing is lost, and leave the results only."""
+    """Check that no document is lost, write the results and remove the work files."""
     summary = summarise(job, shards)
     with writing_to(job.files.folder):
         _put_results(job, summary)
     job.destination.remove(NOTE)
-    job.files.path(SETTINGS).unlink()  # from here on there is nothing to go on with
+    job.files.path(SETTINGS).unlink()  # the job cannot be continued from here on
     job.files.clear()
     return summary
 
 
 def _put_results(job: CorpusOrder, summary: Summary) -> None:
-    """Write what lies beside the shards."""
+    """Write the files beside the shards."""
     folder = job.files.folder
     listed = folder / "duplicates.jsonl"
     with listed.open("w", encoding="utf-8") as file:

@@ -1,19 +1,20 @@
 """Stages 3 and 4: the index of a large corpus, and the nearest documents of each document.
 
 Stage 3, for large corpora; small ones are searched without an index:
-  1. A sample of the vectors trains the lists of an inverted file and a product quantizer, here.
-  2. By shard of the index, that of consecutive parts: their vectors are added to a copy.
+  1. In one process: a sample of the vectors trains the lists of an inverted file and a product
+     quantizer.
+  2. Per shard of the index, which covers consecutive parts: their vectors are added to a copy.
 
 Stage 4:
-  1. Candidates, three for each neighbour wanted, so that k remain where near-duplicates go: in a
+  1. Find candidates, three per neighbour, so that k remain after near-duplicates are removed: in a
      small corpus every pair is compared, in a large one faiss searches one shard of the index.
-  2. Their cosines are computed again from the vectors as they lie on the disk, the same for both
-     documents of a pair, and the candidates sorted by them, ties by number.
-  3. After the near-duplicates are known: a document that stays, and all of whose candidates do not,
-     is searched again among those that stay.
+  2. Recompute their cosines from the stored vectors, equal for both documents of a pair, and sort
+     the candidates by them, ties by index.
+  3. Once near-duplicates are known, repeat the search among kept documents for every kept document
+     that has lost all of its candidates.
 
-What is kept is (n, 3 k) ids int32, -1 where there are fewer, and similarities float32. Results of
-several shards of the index are put together where they are read (`candidates_of`).
+The results are ids (n, 3 k) int32, padded with -1, and similarities float32. Results of several
+shards of the index are merged by their reader (`candidates_of`).
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ TRAINED = "index/trained.faiss"
 
 
 class Shape(NamedTuple):
-    """What the rule says.
+    """Parameters of an index.
 
     Attributes:
-        lists: of the inverted file; probes: of them searched.
-        sample: vectors that train it.
-        dimension: of a vector with zeros behind it, so that the quantizer divides it.
-        code_bytes: of a vector in the index.
+        lists: number of lists of the inverted file; probes: number of lists searched.
+        sample: number of training vectors.
+        dimension: dimension of a vector, zero-padded to a multiple that the quantizer requires.
+        code_bytes: bytes per vector in the index.
     """
 
     lists: int
@@ -60,14 +61,14 @@ class Shape(NamedTuple):
 
 
 def shape_of(documents: int, dimension: int) -> Shape:
-    """The index of so many documents, with vectors of so many numbers.
+    """Choose the parameters of an index by the number of documents and their vectors' dimension.
 
-    The rule gives the paper's numbers for its 235 million documents (appendix A.2: 32,768 lists,
+    The rule gives the paper's parameters for its 235 million documents (appendix A.2: 32,768 lists,
     trained on 48 vectors for each, 64 lists searched): lists grow with the square root of the
     number of documents, and lists searched with the square root of lists, from 16 on; both are
-    powers of two. Codes have half a byte for every two numbers of a vector where the paper has a
-    byte for three: faiss scans those many times faster on a CPU, and `_search` computes the
-    similarities of what it finds again.
+    powers of two. Codes have half a byte for every two components, and the paper's a byte for
+    three: faiss scans half-byte codes many times faster on a CPU, and `_search` recomputes the
+    similarities of the candidates.
     """
     power = np.log2(PAPER_LISTS * np.sqrt(max(documents, 1) / PAPER_DOCUMENTS))
     lists = 1 << max(round(float(power)), 0)
@@ -79,38 +80,38 @@ def shape_of(documents: int, dimension: int) -> Shape:
 
 
 def padded_dimension(dimension: int) -> int:
-    """The next number that the quantizer divides."""
+    """Return the next dimension that the quantizer divides."""
     return -(-dimension // 4) * 4
 
 
 def empty_index(faiss: Any, lists: int, dimension: int) -> Any:
-    """An inverted file of product codes, not trained yet."""
+    """Return an untrained inverted file of product codes."""
     kind = f"IVF{lists},PQ{dimension // 2}x4fs"
     return faiss.index_factory(dimension, kind, faiss.METRIC_INNER_PRODUCT)
 
 
 def padded(vectors: NDArray[np.float32], dimension: int) -> NDArray[np.float32]:
-    """(M, dimension) float32, zeros behind each vector."""
+    """Pad vectors with zeros to (M, dimension) float32."""
     missing = dimension - vectors.shape[1]
     return np.pad(vectors, ((0, 0), (0, missing))) if missing else vectors
 
 
 def index_shards(corpus: Corpus) -> list[tuple[int, int]]:
-    """The parts [a, b) of each shard of the index, of about ten million documents."""
+    """Return the parts [a, b) of each shard of the index, with about ten million documents."""
     number = corpus.first[:-1] // SHARD_DOCUMENTS
     starts = np.flatnonzero(np.diff(number, prepend=-1)).tolist()
     return list(zip(starts, [*starts[1:], corpus.parts], strict=True))
 
 
 def train_index(job: CorpusOrder) -> None:
-    """Write the trained index, which holds no vector."""
+    """Train the index and write it without vectors."""
     faiss = require_faiss()
     corpus = Corpus(job.files, job.num_parts)
     shape = shape_of(len(corpus), corpus.dimension)
     chosen = np.sort(permutation(len(corpus), 0)[: shape.sample])
     index = empty_index(faiss, shape.lists, shape.dimension)
     for clustering in (index.cp, index.pq.cp):
-        clustering.min_points_per_centroid = 1  # small corpora are no reason to warn
+        clustering.min_points_per_centroid = 1  # faiss warns about small corpora
     index.cp.max_points_per_centroid = SAMPLE_PER_LIST
     index.cp.seed = index.pq.cp.seed = 1
     index.train(padded(corpus.vectors(chosen), shape.dimension))
@@ -132,24 +133,24 @@ def fill_shard(job: CorpusOrder, shard: int) -> None:
 
 
 def _save(work: Work, name: str, index: Any) -> None:
-    """Through Python, since faiss does not notice a disk that is full at the end."""
+    """Write an index through Python, since faiss does not notice a disk that is full at the end."""
     faiss = require_faiss()
     with work.writing(name) as path, path.open("wb") as file:
         faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
 
 
-#: (M, 3 k) documents and their similarities.
+#: Documents (M, 3 k) and their similarities.
 Candidates = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 BATCH = 2048  # documents searched at a time
-COMPARED = 1 << 14  # documents with which they are compared at a time
-COUNT_BITS = 22  # beside the 41 of a cosine
-PAIRS = 1 << 12  # whose vectors are in memory together
-REFINED = 256  # documents whose candidates' vectors are in memory together
+COMPARED = 1 << 14  # documents to compare with at a time
+COUNT_BITS = 22  # beside the 41 bits of a cosine
+PAIRS = 1 << 12  # pairs with vectors in memory at a time
+REFINED = 256  # documents with their candidates' vectors in memory at a time
 
 
 def search_part(job: CorpusOrder, shard: int, part: int) -> None:
-    """Write the candidates of a part's documents among those of a shard of the index."""
+    """Write the candidates of a part's documents in a shard of the index."""
     corpus = Corpus(job.files, job.num_parts)
     own = np.arange(*corpus.first[part : part + 2])
     ids, similarity = _search(job, corpus, shard, own)
@@ -158,9 +159,9 @@ def search_part(job: CorpusOrder, shard: int, part: int) -> None:
 
 
 def search_again(job: CorpusOrder, shards: int, part: int) -> None:
-    """Write candidates that stay for a part's documents that stay and have none of them.
+    """Write kept candidates for a part's kept documents that have lost all of theirs.
 
-    Which documents these are (L,), then their candidates (L, 3 k) and similarities as in step 2.
+    The files hold these documents (L,), their candidates (L, 3 k) and similarities as in step 2.
     """
     corpus = Corpus(job.files, job.num_parts)
     stays = job.files.load("duplicates/duplicate_of.npy") < 0
@@ -181,7 +182,7 @@ def _search(
     documents: NDArray[np.int64],
     stays: NDArray[np.bool_] | None = None,
 ) -> Candidates:
-    """The candidates of documents (M,), among all of the shard or those that `stays` (N,) marks."""
+    """Find candidates of documents (M,) in a shard, optionally only where `stays` (N,) is True."""
     width = MARGIN * job.k
     ids = np.full((len(documents), width), -1, dtype=np.int32)
     similarity = np.full((len(documents), width), NONE, dtype=np.float32)
@@ -192,7 +193,7 @@ def _search(
             found = _compare_all(corpus, vectors, width + 1, stays)
         else:
             found = _look_up(job, corpus, shard, vectors, width + 1, stays)
-        found[~vectors.any(axis=1)] = -1  # nothing is like a document without tokens
+        found[~vectors.any(axis=1)] = -1  # a document without tokens has no candidates
         for low in range(0, len(queries), REFINED):
             own, near = queries[low : low + REFINED], found[low : low + REFINED]
             cosines = cosines_of(corpus, own, near)
@@ -209,10 +210,10 @@ def _compare_all(
     width: int,
     stays: NDArray[np.bool_] | None,
 ) -> NDArray[np.int64]:
-    """(M, width) the nearest documents to M vectors, -1 where there are fewer.
+    """Return the nearest documents (M, width) to M vectors, padded with -1.
 
-    Products of the vectors, which are unit vectors of float16, have no rounding error in float64,
-    and ties go by number: every machine finds the same documents, with any number of threads.
+    The products of float16 unit vectors have no rounding error in float64, and ties are broken by
+    index: every machine finds the same documents, with any number of threads.
     """
     ids = np.full((len(queries), width), -1, dtype=np.int64)
     key = np.full((len(queries), width), -np.iinfo(np.int64).max)
@@ -239,9 +240,9 @@ def _look_up(
     width: int,
     stays: NDArray[np.bool_] | None,
 ) -> NDArray[np.int64]:
-    """The same, approximately, in a shard of the index."""
+    """Like `_compare_all`, but approximately, in a shard of the index."""
     faiss = require_faiss()
-    faiss.omp_set_num_threads(1)  # Ray's workers are as many as there are cores
+    faiss.omp_set_num_threads(1)  # Ray has one worker per core
     low, high = corpus.first[list(index_shards(corpus)[shard])].tolist()
     file = job.files.path(f"index/{shard:05}.faiss")
     index = _opened(str(file), file.stat().st_mtime_ns)
@@ -258,15 +259,15 @@ def _look_up(
 
 @lru_cache(maxsize=1)
 def _opened(file: str, written_ns: int) -> Any:
-    return require_faiss().read_index(file)  # kept by a worker from task to task
+    return require_faiss().read_index(file)  # cached by a worker between tasks
 
 
 def cosines_of(
     corpus: Corpus, own: NDArray[np.int64], others: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """(M, C) cosines of M documents and C others each, multiples of 2**-40.
+    """Return the cosines (M, C) of M documents with C others each, multiples of 2**-40.
 
-    NONE where `others` is -1 or the document itself.
+    Entries are NONE where `others` is -1 or the document itself.
     """
     wanted = np.unique(others[others >= 0])
     vectors = corpus.vectors(np.concatenate([own, wanted]))
@@ -280,7 +281,7 @@ def cosines_of(
 def cosines_of_pairs(
     corpus: Corpus, left: NDArray[np.int64], right: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """(M,) cosines of the documents `left` (M,) and `right` (M,)."""
+    """Return the cosines (M,) of the documents `left` (M,) and `right` (M,)."""
     found = np.zeros(len(left))
     for start in range(0, len(left), PAIRS):
         here = slice(start, start + PAIRS)
@@ -291,20 +292,20 @@ def cosines_of_pairs(
 def _first(
     ids: NDArray[Any], similarity: NDArray[Any], width: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The `width` most similar of each row (M, C), ties by number."""
+    """Return the `width` most similar entries of each row (M, C), ties by index."""
     order = np.lexsort((ids, -similarity), axis=1)[:, :width]
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(similarity, order, axis=1)
 
 
 def candidates_of(job: CorpusOrder, shards: int, part: int) -> Candidates:
-    """(n, 3 k) nearest documents of a part's documents and their similarities, of all shards."""
+    """Return the nearest documents (n, 3 k) of a part over all shards, with similarities."""
     names = [f"search/{shard:05}.{part:05}" for shard in range(shards)]
     load = job.files.load
     return _merged(job, [(load(f"{name}.ids.npy"), load(f"{name}.npy")) for name in names])
 
 
 def _merged(job: CorpusOrder, found: Sequence[Candidates]) -> Candidates:
-    """The nearest 3 k of what the shards of the index have."""
+    """Merge the results of the index's shards to the nearest 3 k."""
     ids = np.concatenate([ids for ids, _ in found], axis=1)
     similarity = np.concatenate([similarity for _, similarity in found], axis=1)
     return _first(ids, similarity, MARGIN * job.k) if len(found) > 1 else (ids, similarity)

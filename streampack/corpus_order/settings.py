@@ -1,4 +1,4 @@
-"""What is to be put in order, where to and how."""
+"""Settings of ordering a corpus: source, destination and parameters."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from streampack.ordering.embedding import Embedder
 from streampack.ordering.order import EXACT_DOCUMENTS, Search, SimilarityOrder
 from streampack.tokenization import Tokenizer
 
-PART_TOKENS = 1 << 20  # of a part, about
+PART_TOKENS = 1 << 20  # approximate tokens per part
 MOST_PARTS = 1 << 14  # a process maps up to three files of each, and Linux allows 65,530
-UNKNOWN_PARTS = 16  # where a source cannot say how large it is
+UNKNOWN_PARTS = 16  # for a source of unknown size
 
 
 @explained
 @dataclass(frozen=True, kw_only=True)
 class CorpusOrder(Conversion):
-    """What to put in order, where to and how: a conversion in another order.
+    """Settings of ordering a corpus, which is a conversion that also reorders documents.
 
     Attributes:
-        source: read in lanes without shuffling; it must be readable more than once.
-        tokenizer: for a source of text; None writes the text itself and compares its words.
-        work: folder of the stages' results, which all processes see; None is in the destination,
-            where that is a local folder.
+        source: source, read in lanes without shuffling; it must be readable more than once.
+        tokenizer: tokenizer for a source of text; None writes the text itself and compares words.
+        work: folder for the stages' results, visible to all processes; by default in the
+            destination, if this is a local folder.
         embedder: as for `SimilarityOrder`; or a name, see `named_embedder`.
         k: neighbours of each document in the graph.
         duplicate_threshold: as for `SimilarityOrder`, over the whole corpus.
@@ -43,12 +43,12 @@ class CorpusOrder(Conversion):
         first_tokens: tokens (words of a text without tokenizer) that the embedder sees.
         search: "exact" compares every pair, "faiss" searches an inverted file, "auto" is exact up
             to 65,536 documents.
-        parts: pieces in which the source is read, and what is done again after a kill; None
-            is one for every million tokens, up to 16,384.
+        parts: number of pieces in which the source is read, the unit of work repeated after a kill;
+            by default one per million tokens, up to 16,384.
         destination, shard_bytes, compression, dtype, on_error: as for `Conversion`.
 
     Raises:
-        ConfigError: a value is out of its range, or something that is needed is not installed.
+        ConfigError: a value is out of its range, or a required package is not installed.
     """
 
     work: str | None = None
@@ -61,7 +61,7 @@ class CorpusOrder(Conversion):
     search: Search = "auto"
     parts: int | None = None
 
-    #: The rules of similarity, which are those of one window that holds the corpus.
+    #: Rules of similarity, as for one ordering window that holds the corpus.
     similarity: SimilarityOrder = field(init=False, repr=False)
     files: Work = field(init=False, repr=False)
 
@@ -84,7 +84,7 @@ class CorpusOrder(Conversion):
         super().__post_init__()
         if self.source.once:
             raise ConfigError(
-                f"{self.source!r} can be read once only.",
+                f"The source must be readable more than once, got {self.source!r}.",
                 "Write the documents to files, or pass a list.",
                 setting="source",
             )
@@ -100,7 +100,8 @@ class CorpusOrder(Conversion):
         local = self.destination.local
         if self.work is not None and local is not None:
             raise ConfigError(
-                f'work="{self.work}" was given, and {self.destination.url} is a local folder.',
+                f'work requires a destination that is not a local folder, got work="{self.work}" '
+                f"and {self.destination.url}.",
                 "Leave --work out.",
                 setting="work",
             )
@@ -108,7 +109,7 @@ class CorpusOrder(Conversion):
             return local / HIDDEN / "order"
         if self.work is None:
             raise ConfigError(
-                f"{self.destination.url} is no local folder.",
+                f"{self.destination.url} is not a local folder, so the job requires work=.",
                 "Name a folder that all processes see for the stages' results: --work DIR.",
                 setting="work",
             )
@@ -116,12 +117,12 @@ class CorpusOrder(Conversion):
 
     @property
     def num_parts(self) -> int:
-        """Pieces in which the source is read."""
+        """Number of pieces in which the source is read."""
         assert self.parts is not None
         return self.parts
 
     def exact(self, documents: int) -> bool:
-        """Whether every pair of so many documents is compared."""
+        """True if every pair of this many documents is compared."""
         return self.search == "exact" or (self.search == "auto" and documents <= EXACT_DOCUMENTS)
 
     def settings(self) -> dict[str, Any]:
@@ -131,7 +132,7 @@ class CorpusOrder(Conversion):
         limited = ("max_similarity", "row_tokens")
         own = {name: described[name] for name in (*names, *limited) if name in described}
         own.update(search=self.search, parts=self.num_parts)
-        if self.work is not None:  # which does not lie in the destination
+        if self.work is not None:  # it is not in the destination
             own["destination"] = self.destination.url
         return {**super().settings(), **own}
 

@@ -1,4 +1,4 @@
-"""What came of it: counts, and how alike the documents side by side are."""
+"""Summary of a job: counts, and the similarity of adjacent documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.errors import StateError
 from streampack.packing.rng import permutation
 
-PAIRS = 20_000  # sampled
+PAIRS = 20_000  # sampled pairs of documents
 ROWS = 400
 ROW_TOKENS = 8192
 
@@ -26,14 +26,14 @@ class Summary:
     """The result of a job.
 
     Attributes:
-        documents: read; empty: those of them without a token.
-        skipped: broken documents or shards, left out.
-        written: documents in the shards; duplicates: those that are not; together all read ones.
-        without_neighbours: written ones that are like no other, so that chance placed them.
-        units, duplicate_units: tokens read, and of duplicates; bytes, of texts.
-        shards, runs: how many; a shard begins where a run does, unless the run is larger.
-        neighbours: mean cosine of documents that follow one another, within_rows: of all pairs in
-            rows of 8,192 tokens, and random_pairs: of any two documents; from samples, as embedded.
+        documents: documents read; empty: documents without a token.
+        skipped: broken documents or shards that were left out.
+        written: documents in the shards; duplicates: documents dropped. Their sum is `documents`.
+        without_neighbours: written documents without a neighbour, in arbitrary positions.
+        units, duplicate_units: tokens read and tokens of duplicates; bytes for texts.
+        shards, runs: their numbers; a shard begins with a run, unless the run is larger.
+        neighbours: mean cosine of consecutive documents; within_rows: of all pairs in rows of 8,192
+            tokens; random_pairs: of any two documents. All are sampled, by the embedder's vectors.
     """
 
     documents: int
@@ -51,15 +51,15 @@ class Summary:
     random_pairs: float
 
     def as_json(self) -> bytes:
-        """For a file."""
+        """Return the summary as JSON for a file."""
         return json.dumps(asdict(self), indent=1).encode()
 
 
 def summarise(job: CorpusOrder, shards: int) -> Summary:
-    """The figures, after all stages.
+    """Compute the summary after all stages.
 
     Raises:
-        StateError: documents are missing: the work folder was changed by others.
+        StateError: documents are missing, because the work folder was changed by others.
     """
     corpus = Corpus(job.files, job.num_parts)
     order = np.asarray(job.files.load("path/order.npy"), dtype=np.int64)
@@ -69,9 +69,10 @@ def summarise(job: CorpusOrder, shards: int) -> Summary:
     lost = not np.array_equal(np.sort(np.concatenate([order, dropped])), np.arange(len(corpus)))
     if lost or sum(written) != len(order):
         raise StateError(
-            f"{len(corpus):,} documents were read, {sum(written):,} were written, and "
-            f"{len(dropped):,} are near-duplicates.",
-            f"Remove {job.files.folder} and the shards, and start again.",
+            "Every document must be written or a near-duplicate; of "
+            f"{len(corpus):,} documents {sum(written):,} were written, and {len(dropped):,} are "
+            "near-duplicates.",
+            f"Remove {job.files.folder} and the shards, and restart the job.",
         )
     lengths = corpus.lengths()
     note = job.files.read("path/note.json")
@@ -94,7 +95,7 @@ def summarise(job: CorpusOrder, shards: int) -> Summary:
 
 
 def sampled_cosines(job: CorpusOrder) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(S,) cosines of documents side by side along the path, and of as many random pairs."""
+    """Return the cosines (S,) of adjacent documents of the path, and of as many random pairs."""
     corpus = Corpus(job.files, job.num_parts)
     order = np.asarray(job.files.load("path/order.npy"), dtype=np.int64)
     sampled = np.linspace(0, max(len(order) - 2, 0), min(PAIRS, max(len(order) - 1, 0)))
@@ -107,9 +108,9 @@ def sampled_cosines(job: CorpusOrder) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 def _within_rows(corpus: Corpus, order: NDArray[np.int64], lengths: NDArray[np.int64]) -> float:
-    """Mean cosine of all pairs of documents in rows along the path."""
+    """Return the mean cosine of all pairs of documents in rows along the path."""
     row_units = ROW_TOKENS * corpus.units_per_token
-    row = np.cumsum(lengths[order]) // row_units  # of the end of each document
+    row = np.cumsum(lengths[order]) // row_units  # row of each document's end
     starts = np.flatnonzero(np.diff(row, prepend=-1))
     total, pairs = 0.0, 0
     chosen = np.unique(np.linspace(0, max(len(starts) - 1, 0), min(ROWS, len(starts))).astype(int))
@@ -123,7 +124,7 @@ def _within_rows(corpus: Corpus, order: NDArray[np.int64], lengths: NDArray[np.i
 
 
 def duplicates_listed(job: CorpusOrder) -> Iterator[dict[str, Any]]:
-    """What was dropped: its name, its tokens or bytes, and the document that it is like."""
+    """Yield each dropped document: name, tokens or bytes, and the similar document kept."""
     corpus = Corpus(job.files, job.num_parts)
     duplicate_of = job.files.load("duplicates/duplicate_of.npy")
     unit = "bytes" if corpus.dtype == "str" else "tokens"

@@ -1,7 +1,6 @@
-"""The work folder: what stages have finished, in files that are whole or missing.
+"""The work folder: results of stages, in files that are either complete or missing.
 
-A file is written under another name and renamed, so a killed process leaves nothing that could be
-taken for a result.
+A file is written under another name and renamed, so a killed process never leaves a partial result.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from streampack.conversion.folders import writing_to
 
 @dataclass(frozen=True)
 class Work:
-    """A folder that all processes of the job see.
+    """Work folder that all processes of the job see.
 
     Attributes:
-        folder: it may not exist yet.
+        folder: path of the folder, which is created when needed.
     """
 
     folder: Path
 
     def path(self, name: str) -> Path:
-        """Of the file with this name, a relative path."""
+        """Return the path of the file `name`, a relative path."""
         return self.folder / name
 
     def has(self, name: str) -> bool:
-        """Whether the file is there, and so whole."""
+        """True if the file exists, which implies that it is complete."""
         return self.path(name).exists()
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """A path to write to; it takes its name where the block ends well.
+        """Yield a temporary path, which is renamed to `name` if the block succeeds.
 
         Raises:
             StorageError: see `writing_to`.
@@ -62,22 +61,22 @@ class Work:
             np.save(file, values, allow_pickle=False)
 
     def load(self, name: str, *, in_memory: bool = False) -> NDArray[Any]:
-        """An array; left on the disk unless it is wanted in memory."""
+        """Load an array, memory-mapped unless `in_memory`."""
         mode: Literal["r"] | None = None if in_memory else "r"
         return np.asarray(np.load(self.path(name), mmap_mode=mode, allow_pickle=False))
 
     def note(self, name: str, content: dict[str, Any]) -> None:
-        """Write a small file of JSON."""
+        """Write a note, a small file of JSON."""
         with self.writing(name) as path:
             path.write_text(json.dumps(content, sort_keys=True))
 
     def read(self, name: str) -> dict[str, Any]:
-        """What was noted; {} if nothing was."""
+        """Return a note's content, or {} if it does not exist."""
         if not self.has(name):
             return {}
         found: dict[str, Any] = json.loads(self.path(name).read_text())
         return found
 
     def clear(self) -> None:
-        """Remove it."""
+        """Remove the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)

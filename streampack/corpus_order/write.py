@@ -1,11 +1,11 @@
-"""Stages 6 and 7: the path through the neighbours, and the shards along it.
+"""Stages 6 and 7: compute the path through the neighbours, and write the shards along it.
 
 The k nearest kept documents of each kept document are a graph; `ordering.traversal` walks it and
 merges short runs, in one process. Memory: 8 bytes per neighbour for the lists and up to 16 for the
 graph, and 120 bytes per document; with a limit of similarity about 1 KB per document in all.
 
-A shard ends at the last run that it can hold whole; a run that is larger than a shard is cut. So
-a reader that shuffles shards, and no documents, keeps related ones together.
+A shard ends at the last run that fits it whole; a run larger than a shard is cut. So a reader that
+shuffles shards, but not documents, keeps related documents together.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.ordering.neighbours import NONE
 from streampack.ordering.traversal import walk_runs
 
-NAMED = 1 << 22  # documents whose names are in memory
+NAMED = 1 << 22  # documents with names in memory at a time
 
 
 def plan_shards(job: CorpusOrder) -> int:
-    """Write where shards begin along the path, and the end (S + 1,); returns S."""
+    """Write the offsets (S + 1,) of the shards along the path; return S."""
     corpus = Corpus(job.files, job.num_parts)
     dtype = corpus.dtype
     width = 1 if dtype == "str" else np.dtype(dtype).itemsize
@@ -45,15 +45,15 @@ def plan_shards(job: CorpusOrder) -> int:
 
 @kernel
 def cut_shards(sizes: NDArray[np.int64], runs: NDArray[np.int64], limit: int) -> NDArray[np.int64]:
-    """(S,) int64 where shards begin among documents of these sizes (M,).
+    """Return the offsets (S,) int64 of shards among documents with these sizes (M,).
 
     Args:
-        sizes: of the documents, along the path.
-        runs: (R + 1,) where runs begin, and M.
-        limit: a shard holds at most this, or one document.
+        sizes: sizes of the documents, along the path.
+        runs: (R + 1,) offsets of the runs, ending with M.
+        limit: largest size of a shard, unless it holds a single document.
     """
     starts = []
-    start = run = 0  # runs[run] is the first beginning of a run after the shard's
+    start = run = 0  # runs[run] is the first offset of a run above the shard's
     while start < len(sizes):
         starts.append(start)
         stop, total = start + 1, sizes[start]
@@ -69,7 +69,7 @@ def cut_shards(sizes: NDArray[np.int64], runs: NDArray[np.int64], limit: int) ->
 
 
 def write_part(job: CorpusOrder, shard: int) -> None:
-    """Write a shard, put it in place, and note what it holds."""
+    """Write a shard, move it into place, and note its content."""
     corpus = Corpus(job.files, job.num_parts)
     low, high = job.files.load("write/starts.npy")[shard : shard + 2]
     ids = np.asarray(job.files.load("path/order.npy")[low:high], dtype=np.int64)
@@ -89,7 +89,7 @@ def write_part(job: CorpusOrder, shard: int) -> None:
 
 
 def forget_missing(job: CorpusOrder, shards: int) -> None:
-    """Remove the notes of shards that the destination does not have any more."""
+    """Remove the notes of shards that are missing in the destination."""
     there = set(job.destination.names())
     for shard in range(shards):
         if shard_name(shard) not in there:
@@ -97,7 +97,7 @@ def forget_missing(job: CorpusOrder, shards: int) -> None:
 
 
 def write_documents(job: CorpusOrder, file: Path) -> None:
-    """Write a Parquet file with the place in the source of each document, along the path."""
+    """Write a Parquet file with each document's position in the source, along the path."""
     corpus = Corpus(job.files, job.num_parts)
     order = job.files.load("path/order.npy")
     kind = pa.schema([("file", pa.dictionary(pa.int32(), pa.string())), ("index", pa.int64())])
@@ -111,7 +111,7 @@ def write_documents(job: CorpusOrder, file: Path) -> None:
 
 
 def find_path(job: CorpusOrder, shards: int) -> None:
-    """Write the documents along the path (M,) int32, and where its runs begin in it (R,)."""
+    """Write the documents along the path (M,) int32, and the offsets (R,) of its runs."""
     duplicate_of = job.files.load("duplicates/duplicate_of.npy", in_memory=True)
     kept = np.flatnonzero(duplicate_of < 0).astype(np.int32)
     ids, similarity = _graph(job, shards, duplicate_of)
@@ -127,13 +127,13 @@ def find_path(job: CorpusOrder, shards: int) -> None:
 def _graph(
     job: CorpusOrder, shards: int, duplicate_of: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """(M, k) the nearest kept documents of each, by their number among the kept, and how near.
+    """Return the nearest kept documents (M, k), by index among the kept ones, and similarities.
 
-    (M, 3 k) with a limit of similarity.
+    With a limit of similarity they are (M, 3 k).
     """
     width = job.similarity.num_neighbours
     corpus = Corpus(job.files, job.num_parts)
-    stays = np.append(duplicate_of < 0, False)  # the last stands for "none"
+    stays = np.append(duplicate_of < 0, False)  # the last entry is for -1
     position = np.append(np.cumsum(stays[:-1], dtype=np.int32) - 1, -1).astype(np.int32)
     count = int(stays.sum())
     ids = np.full((count, width), -1, dtype=np.int32)
