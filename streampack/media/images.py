@@ -19,7 +19,7 @@ from streampack.arguments import type_in_words
 from streampack.errors import StorageError
 from streampack.media.attachments import Reference, Size
 from streampack.media.inline import inline_bytes
-from streampack.media.orientation import is_on_its_side
+from streampack.media.orientation import is_on_its_side, metadata_chunks
 from streampack.media.pillow import Image, ImageOps
 from streampack.sources.records import BrokenDocumentError
 from streampack.storage.storage import Storage
@@ -147,13 +147,12 @@ def _open(reference: bytes | str, storage: Storage, *, whole: bool) -> Image.Ima
 
 
 def _tail(image: Image.Image, reference: bytes | str, storage: Storage) -> bytes:
-    """Return the last 64 KiB of an image's file, as much as is read of its head."""
+    """Return a PNG's metadata; of a remote one the last 64 KiB, as much as is read of its head."""
     if isinstance(reference, bytes):
-        return reference[-_HEAD_BYTES:]
+        return metadata_chunks(io.BytesIO(reference))
     if "://" not in reference:
         with open(reference, "rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - _HEAD_BYTES, 0))
-            return file.read()
+            return metadata_chunks(file)
     size, head = storage.size(reference), getattr(image, "fp", None)
     if size <= _HEAD_BYTES and isinstance(head, io.BytesIO):
         return head.getvalue()

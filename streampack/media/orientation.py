@@ -7,6 +7,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from typing import BinaryIO
 
 from streampack.media.pillow import Image
 
@@ -20,10 +21,11 @@ def is_on_its_side(image: Image.Image, tail: Callable[[], bytes] | None) -> bool
 
     Args:
         image: image with only its head read.
-        tail: returns the last bytes of its file; None if it has no file.
+        tail: returns bytes of a PNG's file with the metadata behind its pixels; None if it has no
+            file.
     """
-    if image.format == "TIFF":  # Pillow rotates while decoding, and already reports that size
-        return False
+    if _ORIENTATION in getattr(image, "tag_v2", ()):
+        return False  # Pillow rotates a TIFF while decoding, and already reports that size
     if image.format != "PNG" or tail is None:
         orientation = image.getexif().get(_ORIENTATION)
     else:  # PNG's own getexif() would decode the pixels to look behind them
@@ -31,8 +33,21 @@ def is_on_its_side(image: Image.Image, tail: Callable[[], bytes] | None) -> bool
     return orientation in (5, 6, 7, 8)
 
 
+def metadata_chunks(file: BinaryIO) -> bytes:
+    """Return all metadata chunks of a PNG, without reading its pixels."""
+    file.seek(len(_SIGNATURE))
+    chunks = []
+    while len(head := file.read(8)) == 8 and head[4:] != b"IEND":
+        rest = int.from_bytes(head[:4], "big") + 4  # with its checksum
+        if _OF_PNG.match(head, 4):
+            chunks.append(head + file.read(rest))
+        else:
+            file.seek(rest, io.SEEK_CUR)
+    return b"".join(chunks)
+
+
 def _behind_pixels(tail: bytes) -> int | None:
-    """Return the orientation in the metadata chunks among a PNG's last bytes, or None."""
+    """Return the orientation in the metadata chunks among a PNG's bytes, or None."""
     chunks = b"".join(_chunks(tail))
     if not chunks:
         return None

@@ -35,6 +35,7 @@ from tests.support.vision_runs import assert_as_processor, dataset, documents_of
 
 EXIF = Image.Exif()
 EXIF[0x0112] = 6
+XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
 
 
 def rotated(orientation: int, form: str = "JPEG") -> bytes:
@@ -52,16 +53,21 @@ def rotated_png(kind: str, *, behind: bool, side: int = 24) -> bytes:
     """A PNG with the orientation in a chunk of some kind, before the pixels or behind them."""
     exif = EXIF.tobytes()
     profile = f"\nexif\n{len(exif):8}\n{exif.hex()}\n".encode()
-    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
     content = {
         "eXIf": exif.removeprefix(b"Exif\0\0"),
         "tEXt": b"Raw profile type exif\0" + profile,
         "zTXt": b"Raw profile type exif\0\0" + zlib.compress(profile),
-        "iTXt": b"XML:com.adobe.xmp\0\0\0\0\0" + xmp,
+        "iTXt": b"XML:com.adobe.xmp\0\0\0\0\0" + XMP,
     }[kind]
     data = png(drawn(1, 40, side))
     at = data.index(b"IEND" if behind else b"IDAT") - 4
     return data[:at] + chunk(kind.encode(), content) + data[at:]
+
+
+def rotated_far_from_the_end() -> bytes:
+    data = rotated_png("eXIf", behind=True)
+    at = data.index(b"IEND") - 4
+    return data[:at] + chunk(b"tEXt", b"Comment\0" + b"x" * 80_000) + data[at:]
 
 
 def depth_of_16_bits() -> bytes:
@@ -79,6 +85,8 @@ ODD = {
         for kind in ("eXIf", "tEXt", "zTXt", "iTXt")
         for behind in (False, True)
     },
+    "PNG rotated far from the end of its file": rotated_far_from_the_end(),
+    "TIFF rotated by XMP": png(drawn(1, 40, 24), "TIFF", tiffinfo={700: XMP}),
     "pages": png(drawn(8, 40, 30), "TIFF", save_all=True, append_images=[drawn(9, 30, 20)]),
     "garbage behind": png(drawn(2, 40, 30)) + b"garbage" * 99,
     "16 bits": depth_of_16_bits(),
