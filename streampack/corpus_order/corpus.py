@@ -92,8 +92,8 @@ class Corpus:
     @cached_property
     def notes(self) -> list[dict[str, Any]]:
         """Notes of the first two stages on each part."""
-        found: list[dict[str, Any]] = self.work.read(NOTES)["parts"]
-        return found
+        notes: list[dict[str, Any]] = self.work.read(NOTES)["parts"]
+        return notes
 
     @cached_property
     def first(self) -> NDArray[np.int64]:
@@ -111,8 +111,8 @@ class Corpus:
     @cached_property
     def dtype(self) -> str:
         """ "str", "uint32" if any part has it, or "uint16"."""
-        found = {note["dtype"] for note in self.notes if note["documents"]}
-        return min(found, key=["str", "uint32", "uint16"].index, default="uint32")
+        dtypes = {note["dtype"] for note in self.notes if note["documents"]}
+        return min(dtypes, key=["str", "uint32", "uint16"].index, default="uint32")
 
     @property
     def units_per_token(self) -> int:
@@ -133,11 +133,11 @@ class Corpus:
 
     def vectors(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Return the vectors (M, D) of the documents `ids` (M,)."""
-        found = np.empty((len(ids), self.dimension), dtype=np.float32)
+        vectors = np.empty((len(ids), self.dimension), dtype=np.float32)
         for part, where in self.by_part(ids):
             halves = self.part_vectors(part)[ids[where] - self.first[part]]
-            found[where] = torch.from_numpy(halves).float()  # numpy is many times slower
-        return found
+            vectors[where] = torch.from_numpy(halves).float()  # numpy is many times slower
+        return vectors
 
     def by_part(self, ids: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield each part with documents of `ids` (M,), and their positions in `ids`."""
@@ -154,11 +154,11 @@ class Corpus:
 
     def origins(self, ids: NDArray[np.int64]) -> NDArray[np.void]:
         """Return the origins (M,) of the documents `ids` (M,)."""
-        found = make_origin(0, ids)
+        origins = make_origin(0, ids)
         for part, where in self.by_part(ids):
-            own = self.work.load(f"embed/{part:05}.origin.npy")
-            found[where] = own[ids[where] - self.first[part]]
-        return found
+            part_origins = self.work.load(f"embed/{part:05}.origin.npy")
+            origins[where] = part_origins[ids[where] - self.first[part]]
+        return origins
 
 
 def batches(offsets: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

@@ -47,8 +47,8 @@ def find_pairs(job: CorpusOrder, shards: int, part: int) -> None:
 def gather_wanted(job: CorpusOrder) -> None:
     """Write the documents (M,) that are in a pair, ascending."""
     names = [f"duplicates/{part:05}.pairs.npy" for part in range(job.num_parts)]
-    found = [np.unique(job.files.load(name)) for name in names]
-    wanted = np.unique(np.concatenate([np.zeros(0, dtype=np.int32), *found]))
+    documents = [np.unique(job.files.load(name)) for name in names]
+    wanted = np.unique(np.concatenate([np.zeros(0, dtype=np.int32), *documents]))
     job.files.save("duplicates/wanted.npy", wanted)
 
 
@@ -57,13 +57,13 @@ def embed_whole(job: CorpusOrder, part: int) -> None:
     corpus = Corpus(job.files, job.num_parts)
     low, high = corpus.first[part : part + 2]
     wanted = job.files.load("duplicates/wanted.npy")
-    own = wanted[np.searchsorted(wanted, low) : np.searchsorted(wanted, high)] - low
+    in_pairs = wanted[np.searchsorted(wanted, low) : np.searchsorted(wanted, high)] - low
     embedder = _whole_embedder(job)
     content = corpus.part(part)
     vectors = [np.zeros((0, embedder.dimension), dtype=np.int32)]
-    lengths = np.diff(content.offsets)[own]
+    lengths = np.diff(content.offsets)[in_pairs]
     for chosen in batches(np.append(0, np.cumsum(lengths))):
-        documents = content.documents(own[chosen])
+        documents = content.documents(in_pairs[chosen])
         wholes = Wholes(documents, embedder)
         wholes.embed(np.ones(len(documents), dtype=np.bool_))
         vectors.append(wholes.made.vectors)

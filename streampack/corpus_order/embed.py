@@ -51,15 +51,15 @@ def copy_part(job: CorpusOrder, part: int) -> None:
 
 def counted_parts(job: CorpusOrder) -> list[int]:
     """Return the parts in which terms are counted, ascending."""
-    found = np.linspace(0, job.num_parts - 1, min(job.num_parts, COUNTED_PARTS))
-    return np.unique(found.astype(np.int64)).tolist()  # type: ignore[no-any-return]
+    parts = np.linspace(0, job.num_parts - 1, min(job.num_parts, COUNTED_PARTS))
+    return np.unique(parts.astype(np.int64)).tolist()  # type: ignore[no-any-return]
 
 
 def add_counts(job: CorpusOrder) -> None:
     """Add up the counts of all parts and write them."""
     names = [f"embed/{part:05}.terms.npy" for part in counted_parts(job)]
-    found = [TermCounts.from_array(job.files.load(name)) for name in names]
-    job.files.save(TERMS, sum(found, TermCounts.none()).as_array())
+    counts = [TermCounts.from_array(job.files.load(name)) for name in names]
+    job.files.save(TERMS, sum(counts, TermCounts.none()).as_array())
 
 
 def embed_part(job: CorpusOrder, part: int) -> None:

@@ -152,8 +152,8 @@ REFINED = 256  # documents with their candidates' vectors in memory at a time
 def search_part(job: CorpusOrder, shard: int, part: int) -> None:
     """Write the candidates of a part's documents in a shard of the index."""
     corpus = Corpus(job.files, job.num_parts)
-    own = np.arange(*corpus.first[part : part + 2])
-    ids, similarity = _search(job, corpus, shard, own)
+    documents = np.arange(*corpus.first[part : part + 2])
+    ids, similarity = _search(job, corpus, shard, documents)
     job.files.save(f"search/{shard:05}.{part:05}.ids.npy", ids)
     job.files.save(f"search/{shard:05}.{part:05}.npy", similarity)
 
@@ -168,11 +168,13 @@ def search_again(job: CorpusOrder, shards: int, part: int) -> None:
     low, high = corpus.first[part : part + 2]
     ids, _ = candidates_of(job, shards, part)
     without = (ids >= 0).any(axis=1) & ~(stays[ids] & (ids >= 0)).any(axis=1)
-    own = low + np.flatnonzero(stays[low:high] & without)
-    ids, similarity = _merged(job, [_search(job, corpus, s, own, stays) for s in range(shards)])
+    documents = low + np.flatnonzero(stays[low:high] & without)
+    ids, similarity = _merged(
+        job, [_search(job, corpus, s, documents, stays) for s in range(shards)]
+    )
     job.files.save(f"path/{part:05}.again.ids.npy", ids)
     job.files.save(f"path/{part:05}.again.similarity.npy", similarity)
-    job.files.save(f"path/{part:05}.again.npy", own)
+    job.files.save(f"path/{part:05}.again.npy", documents)
 
 
 def _search(
@@ -282,11 +284,11 @@ def cosines_of_pairs(
     corpus: Corpus, left: NDArray[np.int64], right: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the cosines (M,) of the documents `left` (M,) and `right` (M,)."""
-    found = np.zeros(len(left))
+    cosines = np.zeros(len(left))
     for start in range(0, len(left), PAIRS):
         here = slice(start, start + PAIRS)
-        found[here] = cosines_of(corpus, left[here], right[here, None])[:, 0]
-    return found
+        cosines[here] = cosines_of(corpus, left[here], right[here, None])[:, 0]
+    return cosines
 
 
 def _first(

@@ -130,11 +130,11 @@ class CorpusOrder(Conversion):
         described = self.similarity.describe()
         names = ("embedder", "k", "duplicate_threshold", "first_tokens", "revision")
         limited = ("max_similarity", "row_tokens")
-        own = {name: described[name] for name in (*names, *limited) if name in described}
-        own.update(search=self.search, parts=self.num_parts)
+        result = {name: described[name] for name in (*names, *limited) if name in described}
+        result.update(search=self.search, parts=self.num_parts)
         if self.work is not None:  # it is not in the destination
-            own["destination"] = self.destination.url
-        return {**super().settings(), **own}
+            result["destination"] = self.destination.url
+        return {**super().settings(), **result}
 
 
 def _decoded(tokenizer: Tokenizer, documents: Sequence[list[int]]) -> list[str]:

@@ -90,9 +90,9 @@ def write_part(job: CorpusOrder, shard: int) -> None:
 
 def forget_missing(job: CorpusOrder, shards: int) -> None:
     """Remove the notes of shards that are missing in the destination."""
-    there = set(job.destination.names())
+    existing = set(job.destination.names())
     for shard in range(shards):
-        if shard_name(shard) not in there:
+        if shard_name(shard) not in existing:
             job.files.path(f"write/{shard:05}.json").unlink(missing_ok=True)
 
 

@@ -83,8 +83,8 @@ class ReportExchange(ABC):
 
     def merge(self, deal: int, entries: NDArray[np.int64]) -> None:
         """Merge the entries (lanes, lines, 3) of another rank for a deal."""
-        own = self.entries(deal)
-        np.maximum(own, entries, out=own)
+        known = self.entries(deal)
+        np.maximum(known, entries, out=known)
 
     def row(self, deal: int) -> list[NDArray[np.int64] | None]:
         """Return per line the lanes' `Report`s as (3, lanes), or None if the deal gave nothing.
@@ -106,8 +106,8 @@ class ReportExchange(ABC):
 
     def missing(self, deal: int) -> list[int]:
         """Return the lanes without known entries for a deal."""
-        found: list[int] = np.flatnonzero((self.filled(deal) == 0).any(axis=(1, 2))).tolist()
-        return found
+        lanes: list[int] = np.flatnonzero((self.filled(deal) == 0).any(axis=(1, 2))).tolist()
+        return lanes
 
     def needed(self, deal: int) -> list[int]:
         """Return the missing lanes that block the deal."""
@@ -169,11 +169,11 @@ class SharedExchange(ReportExchange):
 
     def row(self, deal: int) -> list[NDArray[np.int64] | None]:
         """See `ReportExchange`."""
-        found = super().row(deal)
+        reports = super().row(deal)
         if self._removes and not self.missing(deal):
             self._path.unlink(missing_ok=True)
             self._removes = False
-        return found
+        return reports
 
     def wait(self, deal: int) -> None:
         """Wait a millisecond; raise `WorkerError` if the loop's process has ended."""
@@ -223,17 +223,17 @@ def _open_held(path: Path) -> int:
             file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             fcntl.flock(file, fcntl.LOCK_SH)
             return file
-        own = path.with_name(f"{path.name}.{os.getpid()}")
-        file = os.open(own, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        file = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(file, fcntl.LOCK_SH)
         try:
-            os.link(own, path)
+            os.link(temporary, path)
         except OSError:  # another process created it first
             os.close(file)
         else:
             return file
         finally:
-            own.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def _short(number: int) -> int:

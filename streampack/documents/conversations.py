@@ -25,8 +25,8 @@ THOUGHTS = ("keep", "mask", "strip-history")
 
 def thoughts_in_fields(message: Mapping[str, Any]) -> list[str]:
     """Return the names of a message's fields that hold thoughts."""
-    there = [name for name in THOUGHT_FIELDS if name in message]
-    return [name for name in there if isinstance(message[name], str) and message[name].strip()]
+    names = [name for name in THOUGHT_FIELDS if name in message]
+    return [name for name in names if isinstance(message[name], str) and message[name].strip()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class TurnRules:
     def describe(self) -> dict[str, Any]:
         """Return the settings that differ from the defaults, JSON-compatible."""
         default = TurnRules()
-        own = {name: getattr(self, name) for name in self.__slots__}
-        return {name: value for name, value in own.items() if value != getattr(default, name)}
+        settings = {name: getattr(self, name) for name in self.__slots__}
+        return {name: value for name, value in settings.items() if value != getattr(default, name)}
 
 
 @dataclass(frozen=True, slots=True)

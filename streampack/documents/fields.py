@@ -48,18 +48,23 @@ class FieldTypes:
             ConfigError: an argument is not a mapping, a name is invalid or used twice, or a dtype
                 is not in `DTYPES`.
         """
-        made: list[dict[str, np.dtype[Any]]] = []
-        for what, given in (("token_fields", token_fields), ("document_fields", document_fields)):
+        parsed: list[dict[str, np.dtype[Any]]] = []
+        for argument, given in (
+            ("token_fields", token_fields),
+            ("document_fields", document_fields),
+        ):
             if given is not None and not isinstance(given, Mapping):
                 name = next(iter(given), "r") if isinstance(given, (list, tuple, set)) else "r"
                 raise ConfigError(
-                    f"{what} must map names to dtypes, got {given!r:.100}.",
-                    f'Pass a dict, for example {what}={{"{name}": "float32"}}.',
-                    setting=what,
+                    f"{argument} must map names to dtypes, got {given!r:.100}.",
+                    f'Pass a dict, for example {argument}={{"{name}": "float32"}}.',
+                    setting=argument,
                 )
             pairs = (given or {}).items()
-            made.append({_checked(what, name): _dtype(what, name, dtype) for name, dtype in pairs})
-        token, document = made
+            parsed.append(
+                {_checked(argument, name): _dtype(argument, name, dtype) for name, dtype in pairs}
+            )
+        token, document = parsed
         twice = sorted({*token} & {*document})
         if twice:
             raise ConfigError(
@@ -146,14 +151,14 @@ def cast_values(
     if values.dtype.kind not in "biuf":
         return np.zeros(len(values), dtype=dtype), np.arange(len(values[part])) + start
     with np.errstate(invalid="ignore", over="ignore"):
-        made = values.astype(dtype, copy=False)
-    given, cast = values[part], made[part]
-    wrong = np.isnan(given) if given.dtype.kind == "f" else np.zeros(len(given), dtype=np.bool_)
+        converted = values.astype(dtype, copy=False)
+    raw, cast = values[part], converted[part]
+    wrong = np.isnan(raw) if raw.dtype.kind == "f" else np.zeros(len(raw), dtype=np.bool_)
     if dtype.kind == "f":
-        wrong |= np.isinf(cast) & ~np.isinf(given)
+        wrong |= np.isinf(cast) & ~np.isinf(raw)
     elif dtype != values.dtype:
-        wrong |= cast != given
-    return made, np.flatnonzero(wrong) + start
+        wrong |= cast != raw
+    return converted, np.flatnonzero(wrong) + start
 
 
 def _checked(setting: str, name: Any) -> str:
@@ -164,19 +169,19 @@ def _checked(setting: str, name: Any) -> str:
 
 
 def _dtype(setting: str, name: str, dtype: Any) -> np.dtype[Any]:
-    found = None
+    parsed = None
     try:
         if dtype is not None:  # numpy reads None as float64
-            found = np.dtype(str(dtype).partition("torch.")[2] or dtype)
+            parsed = np.dtype(str(dtype).partition("torch.")[2] or dtype)
     except TypeError:
         pass
-    if found is None or found.name not in DTYPES:
+    if parsed is None or parsed.name not in DTYPES:
         raise ConfigError(
             f'The dtype of the field "{name}" must be a supported one, got {dtype!r}.',
             f"Use one of {', '.join(DTYPES)}; {TEXT_REMEDY}.",
             setting=setting,
         )
-    return found.newbyteorder("=")
+    return parsed.newbyteorder("=")
 
 
 def _listed(names: list[str]) -> str:

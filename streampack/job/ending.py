@@ -122,13 +122,13 @@ class Ending:
         self._ranks = ranks
         self._end = end
         self._leaves_out = leaves_out
-        own = topology.lanes(start, lanes)
-        numbers = [topology.batch(start, turn) for turn in range(len(own))]
+        rank_lanes = topology.lanes(start, lanes)
+        numbers = [topology.batch(start, turn) for turn in range(len(rank_lanes))]
         self._first = {number % lanes: number for number in numbers}
         self._unseen = deque(self._first)  # lanes without a first item so far, in order
         # The last step that a lane is known to have. Delivered steps count, so that a run stopped
         # inside its last rotation continues to the end of the rotation.
-        self._last = {lane: known.get(lane, 0) - 1 for lane in own}
+        self._last = {lane: known.get(lane, 0) - 1 for lane in rank_lanes}
         self._dry: set[int] = set()  # lanes known to end with that step
         self._ahead: deque[tuple[int, Any]] = deque()  # (index, item)
         self._answers: deque[Callable[[], int]] = deque()  # pending results for coming steps

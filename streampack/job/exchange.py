@@ -47,14 +47,14 @@ class ProcessRanks:
         self._timeout_s = timeout_s
         self._group = _group(timeout_s)
         processes = dist.get_world_size()
-        found = torch.zeros(processes, 2, dtype=torch.int64)
-        found[dist.get_rank()] = torch.tensor([topology.rank, topology.world_size])
-        self._start(found, dist.ReduceOp.SUM)()
-        counts = torch.bincount(found[:, 0], minlength=topology.world_size)
-        if len({*counts.tolist()}) > 1 or len({*found[:, 1].tolist()}) > 1:
+        topologies = torch.zeros(processes, 2, dtype=torch.int64)
+        topologies[dist.get_rank()] = torch.tensor([topology.rank, topology.world_size])
+        self._start(topologies, dist.ReduceOp.SUM)()
+        counts = torch.bincount(topologies[:, 0], minlength=topology.world_size)
+        if len({*counts.tolist()}) > 1 or len({*topologies[:, 1].tolist()}) > 1:
             raise ConfigError(
                 f"Every data-parallel rank must occur equally often in the job's {processes} "
-                f"processes, got ranks {found[:, 0].tolist()} of {found[:, 1].tolist()}.",
+                f"processes, got ranks {topologies[:, 0].tolist()} of {topologies[:, 1].tolist()}.",
                 "Pass topology=Topology.from_mesh(mesh, dims), or Topology(rank, world_size) with "
                 "the same world_size everywhere.",
                 setting="topology",

@@ -85,9 +85,9 @@ def find_neighbours_approximately(
         wanted = over.any(axis=1)
         wanted[candidates[over]] = True
         wholes.embed(wanted)
-    found = Found.nothing(count, k)
-    _choose(candidates, cosines, threshold, wholes.made, found)
-    return found.of_kept()
+    result = Found.nothing(count, k)
+    _choose(candidates, cosines, threshold, wholes.made, result)
+    return result.of_kept()
 
 
 @kernel

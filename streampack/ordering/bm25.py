@@ -102,12 +102,12 @@ class TermCounts:
 def log2(ratio: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return log2 of numbers (T,) from 1 to 2**63, rounded down to a multiple of 2**-24."""
     fraction, exponent = np.frexp(ratio)
-    rest, found = fraction * 2, (exponent - 1).astype(np.float64)
+    mantissa, result = fraction * 2, (exponent - 1).astype(np.float64)
     for bit in range(1, BITS + 1):
-        rest = rest * rest
-        found += (rest >= 2) * 2.0**-bit
-        rest = np.where(rest >= 2, rest / 2, rest)
-    return found
+        mantissa = mantissa * mantissa
+        result += (mantissa >= 2) * 2.0**-bit
+        mantissa = np.where(mantissa >= 2, mantissa / 2, mantissa)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,13 +176,13 @@ def _indexed(documents: Documents) -> tuple[NDArray[Any], NDArray[np.int64], NDA
 @kernel
 def _count(index: NDArray[np.int64], offsets: NDArray[np.int64], terms: int) -> NDArray[np.int64]:
     """Return the number of documents with each term, (terms,) int64."""
-    found = np.zeros(terms, dtype=np.int64)
+    counts = np.zeros(terms, dtype=np.int64)
     last = np.full(terms, -1, dtype=np.int64)
     for i in range(len(offsets) - 1):
         for t in index[offsets[i] : offsets[i + 1]]:
-            found[t] += last[t] != i
+            counts[t] += last[t] != i
             last[t] = i
-    return found
+    return counts
 
 
 @kernel
@@ -200,12 +200,12 @@ def _embed(
     counts = np.zeros(len(terms), dtype=np.int64)
     vector = np.empty(vectors.shape[1], dtype=np.float64)
     for i in range(len(offsets) - 1):
-        own = index[offsets[i] : offsets[i + 1]]
-        for t in own:
+        document_terms = index[offsets[i] : offsets[i + 1]]
+        for t in document_terms:
             counts[t] += 1
         vector[:] = 0.0
-        slower = k1 * (1 - b + b * len(own) / mean)
-        for t in own:
+        slower = k1 * (1 - b + b * len(document_terms) / mean)
+        for t in document_terms:
             if counts[t] > 0:
                 h = mix(np.uint64(terms[t]) + np.uint64(0x9E3779B97F4A7C15))
                 weight = weights[t] * (counts[t] * (k1 + 1) / (counts[t] + slower))

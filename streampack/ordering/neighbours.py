@@ -202,15 +202,15 @@ def find_neighbours(
     factors: NDArray[Any] = vectors.astype(np.float32 if exact else np.float64, copy=False)
     threshold = on_grid(duplicate_threshold)
     wholes = Wholes(None) if wholes is None else wholes
-    found = Found.nothing(count, k)
+    result = Found.nothing(count, k)
     least = np.full(count, NONE, dtype=np.float64)
     for first in range(0, count, BLOCK):
         stop = min(first + BLOCK, count)
         products = factors[first:stop] @ factors[:stop].T
         if threshold < 1 and len(wholes.made.row):
             wholes.embed(_candidates(products, first, norms, threshold))
-        _compare(products, first, norms, threshold, wholes.made, found, least)
-    return found.of_kept()
+        _compare(products, first, norms, threshold, wholes.made, result, least)
+    return result.of_kept()
 
 
 def on_grid(threshold: float) -> float:
@@ -252,23 +252,23 @@ def _compare(
         i = first + r
         row = products[r, :i]
         before = norms[:i]
-        found = cosines[:i]
+        similarities = cosines[:i]
         wanted = least[:i]
         mine = norms[i]
         for j in range(i):
-            found[j] = cosine(row[j], mine, before[j])
+            similarities[j] = cosine(row[j], mine, before[j])
         for j in range(i):
-            if found[j] > threshold and duplicate_of[j] < 0 and alike(i, j, made, threshold):
+            if similarities[j] > threshold and duplicate_of[j] < 0 and alike(i, j, made, threshold):
                 duplicate_of[i] = j
                 least[i] = np.inf
                 break
         if duplicate_of[i] >= 0:
             continue
         for j in range(i):
-            if found[j] > wanted[j]:
-                wanted[j] = offer(ids[j], similarity[j], i, found[j])
-            if found[j] > least[i] and duplicate_of[j] < 0:
-                least[i] = offer(ids[i], similarity[i], j, found[j])
+            if similarities[j] > wanted[j]:
+                wanted[j] = offer(ids[j], similarity[j], i, similarities[j])
+            if similarities[j] > least[i] and duplicate_of[j] < 0:
+                least[i] = offer(ids[i], similarity[i], j, similarities[j])
 
 
 @kernel

@@ -224,8 +224,8 @@ def _choose(
             continue
         high = np.searchsorted(costlier, wanted[i])
         low = high - 1
-        found = np.int64(-1)
-        while found < 0 and (low >= 0 or high < len(rows)):
+        nearest = np.int64(-1)
+        while nearest < 0 and (low >= 0 or high < len(rows)):
             up = high < len(rows)
             if up and low >= 0:
                 up = costlier[high] - wanted[i] < wanted[i] - costlier[low]
@@ -240,11 +240,11 @@ def _choose(
             for k in range(before_offsets[row], before_offsets[row + 1]):
                 ready = ready and (before[k] == row or goes[before[k]])
             if ready:
-                found = row
-        if found < 0:
+                nearest = row
+        if nearest < 0:
             break
-        goes[found] = True
-        chosen[count] = found
+        goes[nearest] = True
+        chosen[count] = nearest
         count += 1
     return chosen[:count]
 

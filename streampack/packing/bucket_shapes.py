@@ -117,8 +117,8 @@ def levels_of(turns: NDArray[np.int8], rows: NDArray[np.int64], first: int) -> N
     """
     before = np.zeros(len(turns), dtype=np.int64)
     for b in range(len(rows)):
-        own = turns == b
-        before[own] = np.arange(int(own.sum())) * rows[b]
+        in_bucket = turns == b
+        before[in_bucket] = np.arange(int(in_bucket.sum())) * rows[b]
     each = rows[turns[first:]]
     number = np.repeat(before[first:], each) + ranges_of(np.zeros_like(each), each)
     return (number * 2654435769 & 0xFFFFFFFF).astype(np.uint32)

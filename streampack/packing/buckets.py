@@ -243,14 +243,14 @@ class Buckets(Packer):
             count = int(ends.searchsorted(total if all_go else least_tokens)) + 1
             if not all_go:
                 count = max(min(count, int(ends.searchsorted(total, side="right"))), 1)
-            found = fill_batches(waiting, shapes, buckets, count, threshold, request.final, levels)
-            if found.complete:
+            filled = fill_batches(waiting, shapes, buckets, count, threshold, request.final, levels)
+            if filled.complete:
                 break
             at_most *= 2
         plan = self._plan_of(
-            found.row_offsets, found.seq_len, found.document, found.start, found.stop, lengths
+            filled.row_offsets, filled.seq_len, filled.document, filled.start, filled.stop, lengths
         )
-        return Selection(plan, np.arange(plan.num_rows, dtype=np.int64), found.batches)
+        return Selection(plan, np.arange(plan.num_rows, dtype=np.int64), filled.batches)
 
     def _plan_of(
         self,

@@ -127,9 +127,9 @@ def _crop(
 
     Returns row offsets, and document, start and stop per segment.
     """
-    rest = lengths % seq_len
+    remainders = lengths % seq_len
     # Every row but the last is full, and every segment ends a document or fills a row.
-    bound = rest.sum() // seq_len + 1
+    bound = remainders.sum() // seq_len + 1
     row_offsets = np.zeros(bound + 1, dtype=np.int64)
     document = np.empty(len(lengths) + bound, dtype=np.int64)
     start = np.empty(len(document), dtype=np.int64)
@@ -142,8 +142,8 @@ def _crop(
         new_bitmap(seq_len),
     )
     for i in range(len(lengths)):
-        if rest[i]:
-            _enqueue(queues, rest[i], i)
+        if remainders[i]:
+            _enqueue(queues, remainders[i], i)
     room = seq_len
     closing = 0  # the length of a document that was chosen together with the one before
     while True:

@@ -89,9 +89,9 @@ def _fit(
             room = next_set(in_use, need)
             chosen = count if room < 0 else int(head[room])
         else:
-            found = _earliest(head, lowest, need)
-            chosen = count if found == _NONE else int(found)
-            room = -1 if found == _NONE else int(rooms[chosen])
+            earliest = _earliest(head, lowest, need)
+            chosen = count if earliest == _NONE else int(earliest)
+            room = -1 if earliest == _NONE else int(rooms[chosen])
         if room < 0:
             count += 1
             room = capacity

@@ -111,12 +111,12 @@ def plan_within(
             'Filter such documents out, or use overflow="drop".',
             setting="overflow",
         )
-    own = np.flatnonzero(fits & (lengths > 0))
-    sizes = np.stack([-(-lengths // align) * align, *weights.values()])[:, own]
-    order, bins = np.empty((2, len(own)), dtype=np.int64)
+    packable = np.flatnonzero(fits & (lengths > 0))
+    sizes = np.stack([-(-lengths // align) * align, *weights.values()])[:, packable]
+    order, bins = np.empty((2, len(packable)), dtype=np.int64)
     rows = fit_within(sizes, np.array([seq_len, *capacity.values()]), best, order, bins)
     by_row = np.argsort(bins, kind="stable")
-    document = own[order[by_row]]
+    document = packable[order[by_row]]
     plan = Plan.plain(
         offsets_of(np.bincount(bins, minlength=rows)), seq_len, document,
         np.zeros_like(document), lengths[document], np.where(fits, 0, lengths),

@@ -301,13 +301,13 @@ def _rows_of_ranks(
 ) -> NDArray[np.int64] | None:
     rows = np.empty(len(rank), dtype=np.int64)
     for r in range(ranks):
-        own = np.flatnonzero(rank == r)
-        if not len(own):
+        members = np.flatnonzero(rank == r)
+        if not len(members):
             continue
-        row = equal_bins(units.sizes[own], units.costs[own], count, seq_len)
+        row = equal_bins(units.sizes[members], units.costs[members], count, seq_len)
         if row is None:
             return None
-        rows[own] = r * count + _dealt(row, units.costs[own], 1, count)
+        rows[members] = r * count + _dealt(row, units.costs[members], 1, count)
     return rows
 
 

@@ -29,16 +29,16 @@ def as_array(given: Any) -> NDArray[Any]:
 
 def checked_lengths(lengths: ArrayLike) -> NDArray[np.int64]:
     """Return `lengths` as a contiguous int64 array; raise `PlanError` for an invalid length."""
-    given = as_array(lengths)
-    fits = given.ndim == 1 and (not len(given) or given.dtype.kind in "iu")
-    if not fits or (len(given) and (given.min() < 0 or given.max() > np.iinfo(np.int64).max)):
+    values = as_array(lengths)
+    fits = values.ndim == 1 and (not len(values) or values.dtype.kind in "iu")
+    if not fits or (len(values) and (values.min() < 0 or values.max() > np.iinfo(np.int64).max)):
         raise PlanError(
             "Document lengths must be one whole number per document, at least 0 and in 64 bits, "
-            f"got shape {given.shape} and dtype {given.dtype}.",
+            f"got shape {values.shape} and dtype {values.dtype}.",
             "Pass for example [len(ids) for ids in documents].",
             setting="lengths",
         )
-    return np.ascontiguousarray(given, dtype=np.int64)
+    return np.ascontiguousarray(values, dtype=np.int64)
 
 
 def limit_lengths(

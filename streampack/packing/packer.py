@@ -97,8 +97,8 @@ class Packer(ABC):
         plans everything and selects with `fullest_rows`.
         """
         request = full_rows_first(request)
-        given = {"weights": request.weights} if self.weights else {}
-        plan = self.plan(request.lengths, final=request.final, seed=request.seed, **given)
+        weights = {"weights": request.weights} if self.weights else {}
+        plan = self.plan(request.lengths, final=request.final, seed=request.seed, **weights)
         if not isinstance(plan, Plan):
             raise PlanError(
                 f"{type(self).__name__}.plan must return a Plan, got {plan!r:.80}.",

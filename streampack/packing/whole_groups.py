@@ -156,9 +156,9 @@ def _fit(
     row_of = np.empty(len(sizes), dtype=np.int64)
     room = np.empty(rows, dtype=np.int64)
     for g in range(len(out)):
-        own = sizes[offsets[g] : offsets[g + 1]]
+        members = sizes[offsets[g] : offsets[g + 1]]
         room[:] = seq_len
-        out[g] = _put(own, _longest_first(own), room, row_of[offsets[g] : offsets[g + 1]])
+        out[g] = _put(members, _longest_first(members), room, row_of[offsets[g] : offsets[g + 1]])
 
 
 @kernel
@@ -191,18 +191,21 @@ def _place(
     for g in turn:
         if lengths[g] == 0:
             continue
-        own, found = sizes[offsets[g] : offsets[g + 1]], row_of[offsets[g] : offsets[g + 1]]
-        order = _longest_first(own)
+        members, member_rows = (
+            sizes[offsets[g] : offsets[g + 1]],
+            row_of[offsets[g] : offsets[g + 1]],
+        )
+        order = _longest_first(members)
         tried = -1
         while batch_of[g] < 0:
             b = _most_room(left[:count], lengths[g], tried)
             if b < 0:
                 break
-            if _put(own, order, rooms[b], found):
+            if _put(members, order, rooms[b], member_rows):
                 batch_of[g] = b
             tried = b
         if batch_of[g] < 0:
-            if not _put(own, order, rooms[count], found):
+            if not _put(members, order, rooms[count], member_rows):
                 return -1 - int(g)
             batch_of[g] = count
             count += 1

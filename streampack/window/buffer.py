@@ -92,8 +92,8 @@ class TokenBuffer:
         into = _Columns(self.tokens, _NO_MASK, self._numbers, _words(self._origin))
         self.used = _append(block, first, held, serial, round, into, self.used, self.count)
         last = first + len(held)
-        rest = labels_of(documents[first:last], held, documents.lengths[first:last])
-        self._numbers[_LEARNT_AFTER, self.count : self.count + len(held)] = rest
+        labels_after = labels_of(documents[first:last], held, documents.lengths[first:last])
+        self._numbers[_LEARNT_AFTER, self.count : self.count + len(held)] = labels_after
         self.count += len(held)
         self.fields.add(documents, first, range(serial, serial + len(held)))
 
@@ -234,11 +234,11 @@ def _count_true(
     mask: NDArray[np.bool_], start: NDArray[np.int64], stop: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Count the True values in mask[start:stop] for N slices; (N,) int64."""
-    found = np.zeros(len(start), dtype=np.int64)
+    counts = np.zeros(len(start), dtype=np.int64)
     for i in range(len(start)):
         for k in range(start[i], stop[i]):
-            found[i] += mask[k]
-    return found
+            counts[i] += mask[k]
+    return counts
 
 
 def _words(origin: NDArray[np.void]) -> NDArray[np.int64]:

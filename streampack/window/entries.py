@@ -245,10 +245,10 @@ class FieldStore:
         """Return the member lengths of these groups (D,), or None if there are no groups."""
         if not self._places:
             return None
-        found = []
+        groups = []
         for serial in serials.tolist():
             block, i = self._places[serial]
-            found.append(lengths_of_members(block[i : i + 1]).lengths)
-        counts = np.array([len(lengths) for lengths in found], dtype=np.int64)
-        lengths = np.concatenate([np.zeros(0, dtype=np.int64), *found])
+            groups.append(lengths_of_members(block[i : i + 1]).lengths)
+        counts = np.array([len(lengths) for lengths in groups], dtype=np.int64)
+        lengths = np.concatenate([np.zeros(0, dtype=np.int64), *groups])
         return MemberLengths(lengths, offsets_of(counts))

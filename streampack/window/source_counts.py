@@ -67,7 +67,7 @@ def with_passes(rows: PackedRows, passes: list[int]) -> PackedRows:
     """Return the batch with the number of epochs of each source that its lane has read."""
     counts = rows.by_source
     assert counts is not None
-    own = np.zeros(len(counts), dtype=np.int64)
-    known = passes[: len(own)]  # after a change of settings a lane continues with its old mixture
-    own[: len(known)] = known
-    return rows._replace(by_source=np.column_stack((counts, own)))
+    epochs = np.zeros(len(counts), dtype=np.int64)
+    known = passes[: len(epochs)]  # a continued lane may have the counts of its old mixture
+    epochs[: len(known)] = known
+    return rows._replace(by_source=np.column_stack((counts, epochs)))

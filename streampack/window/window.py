@@ -176,15 +176,15 @@ class Window:
         """Hold more of the partly held document; return True once it is held to its end."""
         start, held, length = self.entries.numbers[[START, HELD, LENGTH], -1].tolist()
         done = start + held
-        rest = length - done
-        more = min(rest, self._window_tokens - self.buffer.used)
-        if more < rest:  # until its end a document is held in whole rows
+        unread = length - done
+        more = min(unread, self._window_tokens - self.buffer.used)
+        if more < unread:  # until its end a document is held in whole rows
             more = max((held + more) // self._longest * self._longest - held, 0)
         if more > 0:
             begin = int(documents.offsets[0]) + done
             self.buffer.extend_last(documents, begin, more, round=self.round)
-        self._continued = bool(more < rest)
-        return bool(more == rest)
+        self._continued = bool(more < unread)
+        return bool(more == unread)
 
     # ------------------------------------------------------------------ planning
 
@@ -286,9 +286,9 @@ class Window:
         if packer.capacity:
             from streampack.packing.limits import excess
 
-            found = excess(packer.capacity, sizes.weights, i)
-            if found is not None:
-                return found
+            fault = excess(packer.capacity, sizes.weights, i)
+            if fault is not None:
+                return fault
         many = f"a batch has {self._batch_tokens // longest} rows of"
         where = many if packer.packs_members else "a row has"
         return f"has {sizes.lengths[i]} {'slots' if slots else 'tokens'}, {where} {longest}"
