@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from streampack.batch.attention import segment_ids
 from streampack.batch.hf_ways import adds_router_loss, arguments_by
+from streampack.batch.router_isolation import padding_in_router_loss, router_loss, with_padding
 from streampack.errors import ConfigError
 
 #: Largest movement that counts as rounding, as a share of a token's effect on later tokens of its
@@ -48,17 +49,20 @@ class Isolation:
         context: largest effect of a document's first token on the outputs after it.
         layer: name of the first module that leaks, as in ``model.named_modules()``; "" is the model
             itself. None without a leak, or if `model` was a function.
+        padding_in_router_loss: effect of padding on the auxiliary loss of routers; 1 is the effect
+            of all tokens. 0 without such a loss, and for rounding.
     """
 
     documents: int
     leaks: tuple[Leak, ...]
     context: float
     layer: str | None = None
+    padding_in_router_loss: float = 0.0
 
     @property
     def isolated(self) -> bool:
-        """True if no document changes the outputs of another one."""
-        return not self.leaks
+        """True if no document changes the outputs of another one, nor padding the loss."""
+        return not self.leaks and not self.padding_in_router_loss
 
     def __bool__(self) -> bool:
         return self.isolated
@@ -68,10 +72,12 @@ class Isolation:
             return f"Isolation(isolated=True, documents={self.documents})"
         shown = ", ".join(f"{leak.changed} moves {leak.moved}" for leak in self.leaks[:3])
         more = f" and {len(self.leaks) - 3} more" if len(self.leaks) > 3 else ""
-        layer = "" if self.layer is None else f", layer={self.layer!r}"
-        return (
-            f"Isolation(isolated=False, documents={self.documents}, leaks=({shown}{more}){layer})"
-        )
+        parts = ["isolated=False", f"documents={self.documents}", f"leaks=({shown}{more})"]
+        if self.layer is not None:
+            parts.append(f"layer={self.layer!r}")
+        if self.padding_in_router_loss:
+            parts.append(f"padding_in_router_loss={self.padding_in_router_loss:.3g}")
+        return f"Isolation({', '.join(parts)})"
 
 
 def check_isolation(
@@ -93,6 +99,9 @@ def check_isolation(
     with an earlier one are changed, and all slots that do not see them must stay. In documents with
     images the pixels are changed.
 
+    If the outputs have an `aux_loss`, as those of mixtures of experts of transformers with
+    ``output_router_logits=True``, padding is changed too, and this loss must stay.
+
     Args:
         model: a module, or a function of a batch. A model of transformers, or another module with
             input embeddings, is called as ``model(**batch.hf())`` without labels; others as
@@ -102,7 +111,7 @@ def check_isolation(
         call: function from a batch to outputs, for a model with another signature, for example
             ``lambda batch: model(batch.input_ids, batch.cu_seqlens)``. The outputs are a tensor of
             shape (rows, seq_len, ...), (1, T, ...) or (T, ...), or an object with such a tensor as
-            `logits` or as its first element.
+            `logits` or as its first element. The outputs for ``batch.hf(model=model)`` also work.
         tolerance: largest movement that counts as rounding, as a share of the effect of a
             document's first token on later ones. None means 0.001, or 0.1 for outputs in half
             precision. Most models that keep documents apart move by exactly 0; mixtures of experts
@@ -122,7 +131,7 @@ def check_isolation(
     first = int((segment == longest).nonzero()[0])
     module = model if isinstance(model, nn.Module) else None
 
-    def outputs(where: Tensor) -> Tensor:
+    def called(where: Tensor) -> Any:
         torch.manual_seed(0)
         other = torch.where(where, changed_ids, ids).view(batch.input_ids.shape)
         changed = batch._with_input_ids(other)
@@ -130,11 +139,15 @@ def check_isolation(
             from streampack.batch.media_arguments import with_changed_images
 
             changed = with_changed_images(changed, where)
-        return of_slots(call(changed), len(ids))
+        return call(changed)
+
+    def outputs(where: Tensor) -> Tensor:
+        return of_slots(called(where), len(ids), batch)
 
     with torch.no_grad(), put_back(module, ids.device):
         nothing = torch.zeros_like(segment, dtype=torch.bool)
-        base = outputs(nothing)
+        first_outputs = called(nothing)
+        base = of_slots(first_outputs, len(ids), batch)
         if tolerance is None:
             tolerance = _TOLERANCE_HALF if base.element_size() == 2 else _TOLERANCE
         at_first = torch.arange(len(ids), device=ids.device) == first
@@ -158,8 +171,13 @@ def check_isolation(
         if leaks and module is not None:
             mine = segment == leaks[0].changed
             others = (segment >= 0) & ~mine & ~below(mine)
-            layer = _first_to_move(module, outputs, mine, others, tolerance)
-    return Isolation(len(numbers), tuple(leaks), scale, layer)
+            from streampack.batch.leaking_layer import first_to_move
+
+            layer = first_to_move(module, outputs, mine, others, tolerance)
+        routers = 0.0
+        if router_loss(first_outputs) is not None:
+            routers = padding_in_router_loss(called, segment < 0, tolerance)
+    return Isolation(len(numbers), tuple(leaks), scale, layer, routers)
 
 
 def _caller(model: Any, batch: Any) -> Callable[[Any], Any]:
@@ -168,7 +186,7 @@ def _caller(model: Any, batch: Any) -> Callable[[Any], Any]:
 
     if _is_tree(batch):
         return lambda batch: model(**without_loss(arguments_by(model, batch, "mask"), model))
-    return lambda batch: model(**without_loss(batch.hf(), model))
+    return lambda batch: model(**without_loss(batch.hf()))
 
 
 def _is_tree(batch: Any) -> bool:
@@ -252,8 +270,8 @@ def _next_ones(ids: Tensor) -> Tensor:
     return changed
 
 
-def of_slots(outputs: Any, slots: int) -> Tensor:
-    """Return a model's outputs as a (T, n) tensor.
+def of_slots(outputs: Any, slots: int, batch: Any = None) -> Tensor:
+    """Return a model's outputs as a (T, n) tensor; those without padding need the `batch`.
 
     Raises:
         ConfigError: there is no floating-point tensor with an entry per slot.
@@ -263,7 +281,9 @@ def of_slots(outputs: Any, slots: int) -> Tensor:
         found = outputs.get("logits", next(iter(outputs.values()), None))
     if found is None:
         found = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
-    flat = _flat(found, slots)
+    flat = flat_view(found, slots)
+    if flat is None and batch is not None:
+        flat = with_padding(found, batch)
     if flat is None:
         shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise ConfigError(
@@ -276,7 +296,7 @@ def of_slots(outputs: Any, slots: int) -> Tensor:
     return flat
 
 
-def _flat(found: Any, slots: int) -> Tensor | None:
+def flat_view(found: Any, slots: int) -> Tensor | None:
     """Return a (T, n) view of a floating-point tensor with an entry per slot, else None."""
     if not isinstance(found, Tensor) or not found.is_floating_point():
         return None
@@ -286,7 +306,7 @@ def _flat(found: Any, slots: int) -> Tensor | None:
     return None
 
 
-def _parts(values: Tensor) -> list[Tensor]:
+def parts_of(values: Tensor) -> list[Tensor]:
     """Split into 1,024 slots at a time: a copy of the logits of a large vocabulary is large."""
     return [values[first : first + 1024] for first in range(0, len(values), 1024)]
 
@@ -297,7 +317,7 @@ def largest_movement(base: Tensor, changed: Tensor) -> Tensor:
     Raises:
         ConfigError: an output is not finite.
     """
-    pairs = zip(_parts(base), _parts(changed), strict=True)
+    pairs = zip(parts_of(base), parts_of(changed), strict=True)
     moved = torch.cat([(one.float() - other.float()).abs().amax(dim=1) for one, other in pairs])
     if not moved.isfinite().all():
         raise ConfigError(
@@ -354,65 +374,3 @@ def put_back(module: nn.Module | None, device: torch.device) -> Iterator[None]:
                 part._buffers.clear()
                 part._buffers.update(held)
                 vars(part).update(numbers)
-
-
-def _first_to_move(
-    module: nn.Module,
-    outputs: Callable[[Tensor], Tensor],
-    mine: Tensor,
-    others: Tensor,
-    tolerance: float,
-) -> str | None:
-    """Return the name of the first module that changes outputs of other documents.
-
-    Modules may call functions between their children, so inputs count too: if the input of a
-    module moves and nothing before it did, its parent is the cause.
-    """
-    nothing = torch.zeros_like(mine)
-    base = list(_traced(module, outputs, nothing))
-    for before, after in zip(base, _traced(module, outputs, mine), strict=False):
-        if before[0] != after[0]:  # the control flow depends on tokens
-            break
-        moved = (before[1] - after[1]).abs()
-        if moved[others].max() > tolerance * moved[mine].max():
-            return before[0]
-    return None
-
-
-def _traced(
-    module: nn.Module, outputs: Callable[[Tensor], Tensor], where: Tensor
-) -> list[tuple[str, Tensor]]:
-    """Record the inputs and outputs of all modules in order, as a number for each slot."""
-    seen: list[tuple[str, Tensor]] = []
-
-    def note(name: str, found: Any) -> None:
-        for value in found if isinstance(found, (tuple, list)) else (found,):
-            flat = _flat(value, len(where))
-            if flat is not None:
-                mixed = torch.arange(flat.shape[1], device=flat.device, dtype=torch.float64).cos()
-                parts = [part.double() @ mixed for part in _parts(flat)]
-                seen.append((name, torch.cat(parts)))
-
-    def watch(name: str, watched: nn.Module) -> list[Any]:
-        parent = name.rpartition(".")[0]
-        while isinstance(module.get_submodule(parent), (nn.ModuleList, nn.ModuleDict)):
-            parent = parent.rpartition(".")[0]
-
-        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
-            note(parent, (*args, *kwargs.values()))
-
-        def after(_: nn.Module, args: Any, output: Any) -> None:
-            note(name, list(output.values()) if isinstance(output, dict) else output)
-
-        return [
-            watched.register_forward_pre_hook(before, with_kwargs=True),
-            watched.register_forward_hook(after),
-        ]
-
-    hooks = [hook for name, each in module.named_modules() for hook in watch(name, each)]
-    try:
-        outputs(where)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen

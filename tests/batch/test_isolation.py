@@ -164,3 +164,28 @@ def test_a_model_with_random_numbers_of_its_own_is_not_said_to_leak() -> None:
 
     with pytest.raises(ConfigError):
         check_isolation(Model(set()), packed([9, 11]))
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_padding_that_moves_the_auxiliary_loss_of_routers_is_found(masked: bool) -> None:
+    class Experts(Mixer):
+        def forward(self, batch: PackedBatch) -> Any:
+            chances = self.embedding(batch.input_ids.view(-1)).softmax(-1)
+            counted = ~batch.padding_mask.view(-1) if masked else torch.ones(len(chances)) > 0
+            return {
+                "logits": super().forward(batch),
+                "aux_loss": (chances[counted].mean(0) ** 2).sum(),
+            }
+
+    padded = packed([9, 6])
+    (full,) = packed_batches(
+        random_documents([11, 13]), BestFitDecreasing(seq_len=SEQ_LEN), batch_size=1
+    )
+    found = check_isolation(Experts(set()), padded)
+    assert bool(found) is masked
+    assert not found.leaks
+    assert ("padding_in_router_loss=" in repr(found)) is not masked
+    assert check_isolation(Experts(set()), full)
+    assert {
+        (leak.changed, leak.moved) for leak in check_isolation(Experts({(0, 1)}), padded).leaks
+    } == {(0, 1)}

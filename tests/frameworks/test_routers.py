@@ -16,6 +16,7 @@ from streampack import (
     Pad,
     TokenRules,
     Topology,
+    check_isolation,
     pack,
 )
 from streampack.errors import ConfigError
@@ -122,7 +123,7 @@ def test_a_model_that_gives_nan_where_only_padding_is_in_its_window_is_refused()
         pytest.skip("it gives finite numbers there")
     with pytest.raises(ConfigError) as caught:
         batch_of(Pad(seq_len=15), rows=8).hf(model=model_of("phimoe"))
-    assert "not finite" in caught.value.fact
+    assert "NaN" in caught.value.fact
 
 
 @pytest.mark.parametrize("packer", [BestFitDecreasing(seq_len=23), Pad(seq_len=15)])
@@ -162,3 +163,22 @@ def test_of_trees_a_model_with_an_auxiliary_loss_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         batch.hf(model=model_of("mixtral"))
     assert "output_router_logits=True" in caught.value.fact
+
+
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - BY_MASK))
+def test_check_isolation_finds_padding_in_the_auxiliary_loss(family: str) -> None:
+    model, batch = model_of(family), batch_of(BestFitDecreasing(seq_len=23))
+    _, auxiliary = expected_loss(model, batch)
+    assert float(model(**batch.hf()).aux_loss) != pytest.approx(float(auxiliary), rel=1e-4)
+    found = check_isolation(model, batch)
+    assert not found
+    assert not found.leaks
+    assert 0.05 < found.padding_in_router_loss < float("inf")
+    assert check_isolation(model, batch, call=lambda batch: model(**batch.hf(model=model)))
+    model.config.output_router_logits = False
+    assert check_isolation(model, batch)
+
+
+def test_of_rows_of_one_segment_padding_enters_no_auxiliary_loss() -> None:
+    model, batch = model_of("olmoe"), batch_of(Pad(seq_len=15), rows=8)
+    assert check_isolation(model, batch, call=lambda batch: model(**batch.hf(model=model)))

@@ -1,0 +1,52 @@
+"""Test whether padding enters the auxiliary loss of a model's routers of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from streampack.batch.hf_routers import slots_of
+
+
+def router_loss(outputs: Any) -> float | None:
+    """Return the auxiliary loss in a model's outputs, their `aux_loss`, or None."""
+    found = getattr(outputs, "aux_loss", None)
+    if found is None and isinstance(outputs, dict):
+        found = outputs.get("aux_loss")
+    return float(found) if isinstance(found, Tensor) and found.numel() == 1 else None
+
+
+def padding_in_router_loss(
+    called: Callable[[Tensor], Any], padding: Tensor, tolerance: float
+) -> float:
+    """Return the effect of padding on the auxiliary loss, as a share of the effect of all tokens.
+
+    Args:
+        called: function from the slots to change, (T,) bool, to the outputs of a model.
+        padding: (T,) bool, true on padding.
+        tolerance: largest share that counts as rounding; it becomes 0.
+    """
+    changed = (torch.zeros_like(padding), ~padding, padding)
+    base, tokens, others = (router_loss(called(where)) or 0.0 for where in changed)
+    moved = abs(others - base)
+    if moved <= tolerance * abs(tokens - base):
+        return 0.0
+    return moved / abs(tokens - base) if tokens != base else float("inf")
+
+
+def with_padding(found: Any, batch: Any) -> Tensor | None:
+    """Return outputs (1, num_tokens, ...) of a batch without padding as (T, n), 0 on padding.
+
+    None if they are not of the shape that `without_padding` gives.
+    """
+    if not isinstance(found, Tensor) or found.dim() < 2 or not found.is_floating_point():
+        return None
+    slots = slots_of(batch, tuple(found.shape[:-1]))
+    if slots is None:
+        return None
+    full = found.new_zeros(batch.document_ids.numel(), found.shape[-1])
+    full[slots.view(-1)] = found.reshape(-1, found.shape[-1])
+    return full
