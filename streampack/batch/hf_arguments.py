@@ -37,11 +37,10 @@ from streampack.batch.hf_ways import (
 from streampack.batch.isolation import (
     check_isolation,
     has_images,
-    largest_movement,
-    of_slots,
     put_back,
     without_loss,
 )
+from streampack.batch.slot_outputs import largest_movement, of_slots
 from streampack.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from streampack.batch.attention import segment_ids
 from streampack.batch.hf_ways import adds_router_loss, arguments_by
-from streampack.batch.router_isolation import padding_in_router_loss, router_loss, with_padding
+from streampack.batch.leaking_layer import first_to_move
+from streampack.batch.router_isolation import padding_in_router_loss, router_loss
+from streampack.batch.slot_outputs import largest_movement, of_slots
 from streampack.errors import ConfigError
 
 #: Largest movement that counts as rounding, as a share of a token's effect on later tokens of its
@@ -171,8 +173,6 @@ def check_isolation(
         if leaks and module is not None:
             mine = segment == leaks[0].changed
             others = (segment >= 0) & ~mine & ~below(mine)
-            from streampack.batch.leaking_layer import first_to_move
-
             layer = first_to_move(module, outputs, mine, others, tolerance)
         routers = 0.0
         if router_loss(first_outputs) is not None:
@@ -268,65 +268,6 @@ def _next_ones(ids: Tensor) -> Tensor:
         )
     changed: Tensor = used[(place + 1) % len(used)]
     return changed
-
-
-def of_slots(outputs: Any, slots: int, batch: Any = None) -> Tensor:
-    """Return a model's outputs as a (T, n) tensor; those without padding need the `batch`.
-
-    Raises:
-        ConfigError: there is no floating-point tensor with an entry per slot.
-    """
-    found = getattr(outputs, "logits", None)
-    if found is None and isinstance(outputs, dict):
-        found = outputs.get("logits", next(iter(outputs.values()), None))
-    if found is None:
-        found = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
-    flat = flat_view(found, slots)
-    if flat is None and batch is not None:
-        flat = with_padding(found, batch)
-    if flat is None:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise ConfigError(
-            f"The model must return floating-point outputs for all {slots} slots of the batch, got "
-            f"{shape}.",
-            "Pass call=, a function of the batch that returns floating-point outputs of every "
-            "slot: (rows, seq_len, ...), (1, T, ...) or (T, ...).",
-            setting="call",
-        )
-    return flat
-
-
-def flat_view(found: Any, slots: int) -> Tensor | None:
-    """Return a (T, n) view of a floating-point tensor with an entry per slot, else None."""
-    if not isinstance(found, Tensor) or not found.is_floating_point():
-        return None
-    for leading in (1, 2):
-        if found.dim() >= leading and found.shape[:leading].numel() == slots and found.numel():
-            return found.reshape(slots, -1)
-    return None
-
-
-def parts_of(values: Tensor) -> list[Tensor]:
-    """Split into 1,024 slots at a time: a copy of the logits of a large vocabulary is large."""
-    return [values[first : first + 1024] for first in range(0, len(values), 1024)]
-
-
-def largest_movement(base: Tensor, changed: Tensor) -> Tensor:
-    """Return the largest absolute difference in each slot, (T,).
-
-    Raises:
-        ConfigError: an output is not finite.
-    """
-    pairs = zip(parts_of(base), parts_of(changed), strict=True)
-    moved = torch.cat([(one.float() - other.float()).abs().amax(dim=1) for one, other in pairs])
-    if not moved.isfinite().all():
-        raise ConfigError(
-            "The model must return finite outputs, but some are NaN or infinite.",
-            "Look for slots with an attention mask that hides everything, or pass call= with "
-            "finite outputs.",
-            setting="model",
-        )
-    return moved
 
 
 def _check_context(scale: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from streampack.batch.isolation import flat_view, parts_of
+from streampack.batch.slot_outputs import flat_view, parts_of
 
 
 def first_to_move(

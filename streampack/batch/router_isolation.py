@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from streampack.batch.hf_routers import slots_of
-
 
 def router_loss(outputs: Any) -> float | None:
     """Return the auxiliary loss in a model's outputs, their `aux_loss`, or None."""
@@ -35,18 +33,3 @@ def padding_in_router_loss(
     if moved <= tolerance * abs(tokens - base):
         return 0.0
     return moved / abs(tokens - base) if tokens != base else float("inf")
-
-
-def with_padding(found: Any, batch: Any) -> Tensor | None:
-    """Return outputs (1, num_tokens, ...) of a batch without padding as (T, n), 0 on padding.
-
-    None if they are not of the shape that `without_padding` gives.
-    """
-    if not isinstance(found, Tensor) or found.dim() < 2 or not found.is_floating_point():
-        return None
-    slots = slots_of(batch, tuple(found.shape[:-1]))
-    if slots is None:
-        return None
-    full = found.new_zeros(batch.document_ids.numel(), found.shape[-1])
-    full[slots.view(-1)] = found.reshape(-1, found.shape[-1])
-    return full

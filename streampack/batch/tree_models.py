@@ -30,7 +30,8 @@ from streampack.batch.hf_ways import (
     unwrapped,
     usual_ids,
 )
-from streampack.batch.isolation import check_isolation, largest_movement, of_slots, without_loss
+from streampack.batch.isolation import check_isolation, without_loss
+from streampack.batch.slot_outputs import largest_movement, of_slots
 from streampack.errors import ConfigError
 from streampack.window.packed_rows import PackedRows, TreeColumns
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from streampack import BestFitDecreasing, PackedBatch, check_isolation
+from streampack import BestFitDecreasing, PackedBatch, check_isolation, pack
 from streampack.batch.attention import segment_ids
 from streampack.errors import ConfigError
 from tests.support.packed_batches import VOCAB, packed_batches, random_documents
@@ -189,3 +189,15 @@ def test_padding_that_moves_the_auxiliary_loss_of_routers_is_found(masked: bool)
     assert {
         (leak.changed, leak.moved) for leak in check_isolation(Experts({(0, 1)}), padded).leaks
     } == {(0, 1)}
+
+
+@pytest.mark.parametrize("layout", ["documents", "tree"])
+def test_outputs_without_an_entry_per_slot_are_refused(
+    layout: Literal["documents", "tree"],
+) -> None:
+    ids = [[1, 2, 3, 4], [1, 2, 5, 6], [7, 8, 9]]
+    trees: dict[str, Any] = {"ids": ids, "groups": [0, 0, 1]} if layout == "tree" else {}
+    (batch,) = pack([4, 4, 3], seq_len=24, layout=layout, **trees).batches(ids)
+    with pytest.raises(ConfigError) as caught:
+        check_isolation(lambda batch: torch.zeros(1, 5, 3), batch)
+    assert caught.value.setting == "call"
