@@ -180,16 +180,16 @@ def whats_wrong(
     implementation = getattr(config_of(model), "_attn_implementation", None)
     shape = batch.rows, batch.seq_len, getattr(batch, "_places", None) is not None
     key = (tried, way, model.training, device, implementation, *shape)
-    known = _found.setdefault(model, {})
-    if key not in known:
+    reasons = _found.setdefault(model, {})
+    if key not in reasons:
         try:
-            known[key] = tried(model, batch, way, device)
+            reasons[key] = tried(model, batch, way, device)
         except torch.cuda.OutOfMemoryError as error:  # not cached: memory may be free next time
             return f"out of memory: {error}"[:120]
         except Exception as error:  # models raise anything at arguments that they do not take
             message = f"{error}".strip().split("\n")[0]
-            known[key] = f"{type(error).__name__}: {message[:120]}"
-    return known[key]
+            reasons[key] = f"{type(error).__name__}: {message[:120]}"
+    return reasons[key]
 
 
 def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str | None:
@@ -209,17 +209,17 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
 
     first, last = first_and_last_row(seq_len, whole_rows=way == "rows")
     two = of_rows([first, last] if way == "rows" or batch.rows > 1 else [first])
-    found = check_isolation(model, two, call=call)
-    if not found:
-        where = f" in {found.layer}" if found.layer else ""
+    isolation = check_isolation(model, two, call=call)
+    if not isolation:
+        where = f" in {isolation.layer}" if isolation.layer else ""
         return f"documents move one another{where}"
     with evaluated(model, device):
         longer = () if way == "rows" else with_longer_ones(model, seq_len, two.rows)
         for reason, lengths in longer:
-            if _first_moves(call, [of_rows(each) for each in lengths], found.context):
+            if _first_moves(call, [of_rows(each) for each in lengths], isolation.context):
                 return reason
         alone = _in_other_padding if way == "rows" else by_itself
-        if not _as_alone(model, two, call, alone, found.context):
+        if not _as_alone(model, two, call, alone, isolation.context):
             return "documents are not as they are by themselves (as if at other positions)"
     if batch.rows > 2:  # raises if the whole batch is too long for the model
         with torch.no_grad(), put_back(model, device):
@@ -239,14 +239,14 @@ def _of_images(model: Any, batch: Any, way: str) -> str | None:
         return None
     from streampack.batch.media_isolation import documents_moved
 
-    known = _found.setdefault(model, {})
+    reasons = _found.setdefault(model, {})
     key = ("images", way, model.training, getattr(config_of(model), "_attn_implementation", None))
-    if key not in known:
+    if key not in reasons:
         with evaluated(model, batch.device):
             tolerance = TOLERANCE_HALF if dtype_of(model).itemsize == 2 else TOLERANCE
             call = partial(arguments_by, model, way=way)
-            known[key] = documents_moved(model, batch, lambda one: call(batch=one), tolerance)
-    return known[key]
+            reasons[key] = documents_moved(model, batch, lambda one: call(batch=one), tolerance)
+    return reasons[key]
 
 
 @contextmanager

@@ -196,10 +196,10 @@ def _is_tree(batch: Any) -> bool:
 def without_loss(arguments: dict[str, Any], model: Any = None) -> dict[str, Any]:
     """Remove the arguments with which a model of transformers computes losses."""
     loss = ("labels", "num_items_in_batch")
-    made = {name: value for name, value in arguments.items() if name not in loss}
+    remaining = {name: value for name, value in arguments.items() if name not in loss}
     if model is not None and adds_router_loss(model):
-        made["output_router_logits"] = False
-    return made
+        remaining["output_router_logits"] = False
+    return remaining
 
 
 def _segments(batch: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

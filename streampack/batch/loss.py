@@ -165,8 +165,8 @@ def pairs(batch: PackedBatch, chosen: str = "chosen") -> tuple[Tensor, Tensor]:
     Raises:
         ConfigError: the batch has no groups or no such field, or a group is not such a pair.
     """
-    found = _pairs_of(batch._host_fields, chosen)
-    better, worse = (torch.from_numpy(pieces).to(batch.device) for pieces in found)
+    sides = _pairs_of(batch._host_fields, chosen)
+    better, worse = (torch.from_numpy(pieces).to(batch.device) for pieces in sides)
     return better, worse
 
 

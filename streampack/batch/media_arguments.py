@@ -24,18 +24,20 @@ def with_media(arguments: dict[str, Any], batch: Any) -> dict[str, Any]:
     if len(places.blank):
         ids = ids.clone()
         ids[0, torch.from_numpy(places.blank).to(ids.device)] = places.image_id
-    made = {**arguments, "input_ids": ids, **of_images(batch.media, ids, places)}
+    result = {**arguments, "input_ids": ids, **of_images(batch.media, ids, places)}
     if places.form.axes:
-        made["position_ids"] = _with_axes(arguments["position_ids"], batch)
-    return made
+        result["position_ids"] = _with_axes(arguments["position_ids"], batch)
+    return result
 
 
 def of_images(media: dict[str, Tensor], ids: Tensor, places: Any) -> dict[str, Tensor]:
     """Return the family's arguments for images and ids (1, T)."""
-    made = {name: own[None] for name, own in media.items()} if places.form.batched else dict(media)
+    result = (
+        {name: value[None] for name, value in media.items()} if places.form.batched else dict(media)
+    )
     if places.form.types:
-        made["token_type_ids"] = (ids == places.image_id).long()
-    return made
+        result["token_type_ids"] = (ids == places.image_id).long()
+    return result
 
 
 def _with_axes(positions: Tensor, batch: Any) -> Tensor:
@@ -46,9 +48,9 @@ def _with_axes(positions: Tensor, batch: Any) -> Tensor:
     axes = np.empty((3, int(boundaries[-1])), dtype=np.int64)
     first = np.searchsorted(spans[:, 0], boundaries)
     for run, (start, stop) in enumerate(pairwise(boundaries.tolist())):
-        own = slice(first[run], first[run + 1])
-        places = [(int(a - start), int(b - start)) for a, b in spans[own]]
-        axes[:, start:stop] = axes_of(places, grids[own], int(stop - start))
+        images = slice(first[run], first[run + 1])
+        places = [(int(a - start), int(b - start)) for a, b in spans[images]]
+        axes[:, start:stop] = axes_of(places, grids[images], int(stop - start))
     return torch.cat([positions[None], torch.from_numpy(axes)[:, None].to(positions.device)])
 
 

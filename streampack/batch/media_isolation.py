@@ -45,16 +45,16 @@ def documents_moved(
 def _alone(model: Any, batch: Any, number: int) -> dict[str, Any]:
     """Return a model's arguments for one document alone, without positions."""
     places = batch._places
-    own = torch.from_numpy(places.pieces == number).to(batch.device)
-    rows = own.repeat_interleave(torch.from_numpy(places.entries).to(batch.device))
+    is_own = torch.from_numpy(places.pieces == number).to(batch.device)
+    rows = is_own.repeat_interleave(torch.from_numpy(places.entries).to(batch.device))
     ids = batch.input_ids.view(-1)[batch.document_ids.view(-1) == number][None]
     media = {
-        name: values[own if len(values) == len(own) else rows]
+        name: values[is_own if len(values) == len(is_own) else rows]
         for name, values in batch.media.items()
     }
     # Without a mask some models derive document boundaries from the positions of images.
     mask = torch.ones_like(ids)
-    made = of_images(media, ids, places)
+    extra = of_images(media, ids, places)
     if takes(model, "mm_token_type_ids"):  # transformers 5 locates images by it
-        made["mm_token_type_ids"] = (ids == places.image_id).int()
-    return {"input_ids": ids, "attention_mask": mask, **made, "use_cache": False}
+        extra["mm_token_type_ids"] = (ids == places.image_id).int()
+    return {"input_ids": ids, "attention_mask": mask, **extra, "use_cache": False}

@@ -30,9 +30,9 @@ class ShownText(str):
 
     def __new__(cls, text: str, html: Callable[[], str]) -> ShownText:
         """Make the text; `html` returns its HTML form and is called on demand."""
-        made = super().__new__(cls, text)
-        made._html = html
-        return made
+        shown = super().__new__(cls, text)
+        shown._html = html
+        return shown
 
     def __reduce__(self) -> Any:
         return str, (str(self),)

@@ -236,7 +236,7 @@ class TreeBatch(PackedBatch):
         source = self.source
         wanted = self.input_ids.view(-1)[self.slot]
         try:
-            found = flat[source, wanted] - flat.logsumexp(dim=1)[source]
+            log_probs = flat[source, wanted] - flat.logsumexp(dim=1)[source]
         except IndexError as error:  # on an accelerator it is a device-side assertion
             raise ConfigError(
                 f"Tokens must be below the logits' vocabulary of {flat.shape[1]:,} ids, got "
@@ -244,7 +244,7 @@ class TreeBatch(PackedBatch):
                 "Pass logits for all ids of the tokenizer.",
                 setting="logits",
             ) from error
-        return torch.where(source < 0, 0, found)
+        return torch.where(source < 0, 0, log_probs)
 
     def loss(self, logits: Tensor, *, weights: Tensor | None = None) -> Tensor:
         """Compute the mean next-token loss over all sequences, as if each were a row by itself.
@@ -291,8 +291,8 @@ class TreeBatch(PackedBatch):
                 "Pass a value of `sequence_ids`.",
                 setting="number",
             )
-        own = self.slot[self.sequence_ids == number]
-        return decoder(tokenizer)(self.input_ids.view(-1)[own].cpu().numpy())
+        slots = self.slot[self.sequence_ids == number]
+        return decoder(tokenizer)(self.input_ids.view(-1)[slots].cpu().numpy())
 
     def show(self, tokenizer: Any = None, **options: Any) -> str:
         """Return the trees as text: a line for every sequence, without its shared prefix."""
@@ -301,15 +301,15 @@ class TreeBatch(PackedBatch):
         text, lines, tree = decoder(tokenizer), [], -1
         shown = torch.zeros(len(ids), dtype=torch.bool)
         for number in range(self.num_documents):
-            own = slot[sequence == number]
-            new = own[~shown[own]]
-            shown[own] = True
-            if int(trees[own[0]]) != tree:
-                tree = int(trees[own[0]])
-                lines.append(f"row {int(own[0]) // self.seq_len}, tree {tree}")
-            shared = f"{len(own) - len(new)} shared, " if len(own) > len(new) else ""
+            slots = slot[sequence == number]
+            new = slots[~shown[slots]]
+            shown[slots] = True
+            if int(trees[slots[0]]) != tree:
+                tree = int(trees[slots[0]])
+                lines.append(f"row {int(slots[0]) // self.seq_len}, tree {tree}")
+            shared = f"{len(slots) - len(new)} shared, " if len(slots) > len(new) else ""
             lines.append(
-                f"  sequence {number}, {len(own)} tokens: {shared}{text(ids[new].numpy())}"
+                f"  sequence {number}, {len(slots)} tokens: {shared}{text(ids[new].numpy())}"
             )
         return "\n".join(lines)
 

@@ -74,17 +74,20 @@ def _tried(model: nn.Module, batch: TreeBatch, way: str, device: torch.device) -
     def call(batch: Any) -> Any:
         return model(**without_loss(arguments_by(model, batch, way), model))
 
-    found = check_isolation(model, two, call=call)
-    if not found:
-        where = f" in {found.layer}" if found.layer else ""
+    isolation = check_isolation(model, two, call=call)
+    if not isolation:
+        where = f" in {isolation.layer}" if isolation.layer else ""
         return f"branches move one another{where}"
     tolerance = TOLERANCE_HALF if dtype_of(model).itemsize == 2 else TOLERANCE
     with evaluated(model, device):
         outputs = of_slots(call(two), two.input_ids.numel())
         for number in range(two.num_documents):
-            own = two.slot[two.sequence_ids == number]
-            alone = by_itself(model, two.input_ids.view(-1)[own], batch.seq_len)
-            if not float(largest_movement(outputs[own], alone).max()) <= tolerance * found.context:
+            slots = two.slot[two.sequence_ids == number]
+            alone = by_itself(model, two.input_ids.view(-1)[slots], batch.seq_len)
+            if (
+                not float(largest_movement(outputs[slots], alone).max())
+                <= tolerance * isolation.context
+            ):
                 return "sequences are not as they are by themselves"
         if batch.rows > 2:  # raises if the whole batch is too large for the model
             call(type(batch)(trees(batch.rows)).to(device))
@@ -97,7 +100,7 @@ def _trees(seq_len: int, ids: Any, rows: int) -> PackedRows:
     starts = np.cumsum([0, *sizes])
     runs = [np.arange(a, b) for a, b in pairwise(starts.tolist())]
     one = [np.concatenate([runs[i] for i in sequence]) for sequence in _SEQUENCES]
-    sequences = [own + row * seq_len for row in range(rows) for own in one]
+    sequences = [slots + row * seq_len for row in range(rows) for slots in one]
     ends = np.cumsum([0, *map(len, sequences)]).astype(np.int32)
     counted = np.ones(int(ends[-1]), dtype=np.bool_)
     counted[ends[:-1]] = False

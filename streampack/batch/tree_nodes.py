@@ -64,6 +64,6 @@ def nodes_of(batch: TreeBatch) -> TreeNodes:
     first = at[stop - 1] + 1 - size
     offset = (first - ends[:-1]).repeat_interleave(size)
     kv_index = passing[offset + torch.arange(len(offset), device=slot.device)]
-    own = torch.cat([start, stop[-1:]])
+    bounds = torch.cat([start, stop[-1:]])
     longest = (stop - start).max(), size.max()
-    return TreeNodes(own.int(), ends.int(), kv_index, parents, *map(int, longest))
+    return TreeNodes(bounds.int(), ends.int(), kv_index, parents, *map(int, longest))

@@ -48,8 +48,8 @@ def explain(
         source, tokenizer, eos_id, seq_len, text=text, tokens=tokens,
         dtype=dtype, loss_mask=loss_mask, chat=chat,
     )  # fmt: skip
-    found = dataset.explain(documents=documents)
-    print(json.dumps(found.as_dict()) if as_json else found)
+    report = dataset.explain(documents=documents)
+    print(json.dumps(report.as_dict()) if as_json else report)
 
 
 app = typer.Typer(

@@ -83,17 +83,17 @@ def bench(
 
         warm_up(dataset.plan.config)
     lanes = dataset.plan.config.lanes
-    found = []
+    rates = []
     for number in dict.fromkeys(min(number, lanes) for number in workers):  # one lane per worker
         with console.status(f"{number} workers"):
-            found.append(measure(dataset, number, seconds=seconds, step_s=step_ms / 1000))
+            rates.append(measure(dataset, number, seconds=seconds, step_s=step_ms / 1000))
     layout = dataset.plan.config.source.slow_layout()
     if as_json:
         head = {"lanes": lanes, "step_s": step_ms / 1000}
-        runs = [{**asdict(own), "shares": own.shares} for own in found]
+        runs = [{**asdict(own), "shares": own.shares} for own in rates]
         print(json.dumps({**head, "layout": layout, "runs": runs}))
         return
-    _say(Console(), found, step_ms, layout)
+    _say(Console(), rates, step_ms, layout)
     if max(workers) > lanes:
         say(
             Console(),
@@ -198,11 +198,11 @@ def _use(batch: streampack.PackedBatch, step_s: float) -> None:
         time.sleep(step_s)
 
 
-def _say(console: Console, found: list[Rate], step_ms: float, layout: str) -> None:
+def _say(console: Console, rates: list[Rate], step_ms: float, layout: str) -> None:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
     for name in ("workers", "first batch", "batches/s", "tokens/s", *["loop waits"][: step_ms > 0]):
         table.add_column(name, justify="right", no_wrap=True)
-    for own in found:
+    for own in rates:
         table.add_row(
             str(own.workers),
             f"{own.first_batch_s:.2f} s",
@@ -211,7 +211,7 @@ def _say(console: Console, found: list[Rate], step_ms: float, layout: str) -> No
             *[f"{own.waiting:.1%}"][: step_ms > 0],
         )
     console.print(table)
-    best = max(found, key=lambda own: own.tokens_per_s)
+    best = max(rates, key=lambda own: own.tokens_per_s)
     size = best.tokens / max(best.batches, 1)
     with_them = f"{best.workers} worker{'s' if best.workers != 1 else ''}"
     if not step_ms:

@@ -102,7 +102,7 @@ def object_at(named: str) -> Any:
         )
     sys.path.insert(0, str(Path(place).parent if place.endswith(".py") else Path.cwd()))
     try:
-        found = (
+        names = (
             runpy.run_path(place, run_name=Path(place).stem)
             if place.endswith(".py")
             else vars(importlib.import_module(place))
@@ -113,14 +113,14 @@ def object_at(named: str) -> Any:
             "Name a file that exists, or a module that can be imported from here.",
             setting="source",
         ) from error
-    if name not in found:
+    if name not in names:
         raise ConfigError(
             f'{place} has no object "{name}".',
             "Name an object or a function at the top level of that file.",
             setting="source",
         )
-    made = found[name]
-    return made() if callable(made) and not isinstance(made, type) else made
+    target = names[name]
+    return target() if callable(target) and not isinstance(target, type) else target
 
 
 def dataset_of(

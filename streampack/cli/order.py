@@ -145,12 +145,15 @@ def order(
         say(console, line)
 
 
-def _words(found: Summary, destination: str) -> list[str]:
-    skipped = f"; broken documents or shards skipped: {found.skipped:,}" if found.skipped else ""
+def _words(summary: Summary, destination: str) -> list[str]:
+    skipped = (
+        f"; broken documents or shards skipped: {summary.skipped:,}" if summary.skipped else ""
+    )
     return [
-        f"{found.documents:,} documents = {found.written:,} in {found.shards:,} shards + "
-        f"{found.duplicates:,} near-duplicates{skipped}, in {destination}",
-        f"Mean cosine: {found.neighbours:.3f} of documents side by side, {found.within_rows:.3f} "
-        f"within rows, {found.random_pairs:.3f} in random order. {found.runs:,} runs; "
-        f"{found.without_neighbours:,} documents are like no other, {found.empty:,} are empty.",
+        f"{summary.documents:,} documents = {summary.written:,} in {summary.shards:,} shards + "
+        f"{summary.duplicates:,} near-duplicates{skipped}, in {destination}",
+        f"Mean cosine: {summary.neighbours:.3f} of documents side by side, "
+        f"{summary.within_rows:.3f} within rows, {summary.random_pairs:.3f} in random "
+        f"order. {summary.runs:,} runs; "
+        f"{summary.without_neighbours:,} documents are like no other, {summary.empty:,} are empty.",
     ]

@@ -37,11 +37,12 @@ def summary_of(state: Mapping[str, Any]) -> dict[str, Any]:
     lanes, following = fingerprint["lanes"], state["next_batch"]
     source = fingerprint["source"]
     members = source["sources"].values() if "sources" in source else [source]
-    held = state["lanes"].values()
+    lane_states = state["lanes"].values()
+    waiting = sum(each is None for each in lane_states)
     return {
         "next batch": following,
         "its lane": following % lanes,
-        "lanes": f"{len(held)} of {lanes}, {sum(own is None for own in held)} not begun",
+        "lanes": f"{len(lane_states)} of {lanes}, {waiting} not begun",
         "sources": ", ".join(str(member["kind"]) for member in members),
         "packer": fingerprint["packer"]["kind"],
         "batch tokens": fingerprint["batch_tokens"],
@@ -155,7 +156,7 @@ def _batch(
         remedy = "Name a dataset with the settings that it had when the state was saved."
         raise StateError(error.fact, remedy) from error
     lanes: int = state["fingerprint"]["lanes"]
-    found = 0
+    steps = 0
 
     groups = CpGroups.of(dataset.plan.config, Topology(rank, ranks))
 
@@ -170,13 +171,13 @@ def _batch(
         return number(batch) - (number(batch) - first) % ranks + rank
 
     for wanted, batches in groupby(loader, ranks_own):
-        found += 1
-        if found == step:
+        steps += 1
+        if steps == step:
             own = (batch for batch in batches if number(batch) == wanted and batch.num_documents)
             return wanted, next(own, None)
     raise ConfigError(
-        f"--step must be at most {found:,}, the run's steps after the state, got {step:,}.",
-        f"Pass --step {found}, the last one, or less." if found else "Name an earlier state.",
+        f"--step must be at most {steps:,}, the run's steps after the state, got {step:,}.",
+        f"Pass --step {steps}, the last one, or less." if steps else "Name an earlier state.",
         setting="step",
     )
 
@@ -205,18 +206,18 @@ def _as_dict(
 
 def _alone(named: str) -> streampack.PackedDataset:
     """Return the dataset from a user's code, and require that it is for a single rank."""
-    made = object_at(named)
-    if not isinstance(made, streampack.PackedDataset):
+    dataset = object_at(named)
+    if not isinstance(dataset, streampack.PackedDataset):
         raise ConfigError(
-            f"{named} must be a PackedDataset, got {type_in_words(made)}.",
+            f"{named} must be a PackedDataset, got {type_in_words(dataset)}.",
             "Name a PackedDataset, or a function without arguments that returns one.",
             setting="dataset",
         )
-    if made.topology.world_size != 1:
+    if dataset.topology.world_size != 1:
         raise ConfigError(
-            f"A replay needs a dataset for one rank, got {made.topology.world_size} ranks.",
+            f"A replay needs a dataset for one rank, got {dataset.topology.world_size} ranks.",
             "Omit topology= when the dataset is made for a replay, and unset RANK and WORLD_SIZE "
             "in the environment.",
             setting="topology",
         )
-    return made
+    return dataset

@@ -167,9 +167,9 @@ def _resume(conversion: Conversion) -> Progress:
     if _NOTE not in names or not any(not name.startswith(f"{HIDDEN}/") for name in names):
         destination.begin("conversion")
         return Progress()
-    found = json.loads(destination.read(_NOTE))
-    destination.refuse_other("conversion", found["settings"], conversion.settings())
-    return Progress(**found["progress"])
+    saved = json.loads(destination.read(_NOTE))
+    destination.refuse_other("conversion", saved["settings"], conversion.settings())
+    return Progress(**saved["progress"])
 
 
 def _shards(

@@ -159,16 +159,16 @@ def _costs(
             "Pass a Cost, another function, or None.",
             setting="cost",
         )
-    given = as_array(cost(sizes.copy()))
-    fits = given.shape == sizes.shape and given.dtype.kind in "biuf"
-    if not fits or not np.isfinite(given).all() or (given < 0).any():
+    costs = as_array(cost(sizes.copy()))
+    fits = costs.shape == sizes.shape and costs.dtype.kind in "biuf"
+    if not fits or not np.isfinite(costs).all() or (costs < 0).any():
         raise ConfigError(
             f"cost must return {len(sizes)} finite numbers >= 0, one per length, got shape "
-            f"{given.shape} and dtype {given.dtype}, or a number that is negative or not finite.",
+            f"{costs.shape} and dtype {costs.dtype}, or a number that is negative or not finite.",
             "Return one cost for each length, or pass a Cost.",
             setting="cost",
         )
-    return given.astype(np.float64)
+    return costs.astype(np.float64)
 
 
 def _numbered(
@@ -177,13 +177,13 @@ def _numbered(
     """Return the documents' group indices, (N,) int64 or None, and the groups' names."""
     if groups is None:
         return None, ()
-    given = as_array(groups)
-    if given.shape != (count,) or (count and given.dtype.kind not in "iubUS"):
+    values = as_array(groups)
+    if values.shape != (count,) or (count and values.dtype.kind not in "iubUS"):
         raise ConfigError(
             f"groups must have an integer or a name for each of the {count} documents, got shape "
-            f"{given.shape} and dtype {given.dtype}.",
+            f"{values.shape} and dtype {values.dtype}.",
             "Pass one value for each document.",
             setting="groups",
         )
-    names, number = np.unique(given, return_inverse=True)
+    names, number = np.unique(values, return_inverse=True)
     return number.astype(np.int64), names.tolist()

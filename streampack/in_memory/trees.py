@@ -103,16 +103,16 @@ def shared_tokens(
     begins = np.append(True, group[order][1:] != group[order][:-1])[:count]
     shared = np.zeros(count, dtype=np.int64)
     if prefix is not None:
-        given = as_array(prefix)
-        fits = given.shape in ((), (count,)) and given.dtype.kind in "iu"
-        if not fits or (given < 0).any() or (given > lengths).any():
+        prefixes = as_array(prefix)
+        fits = prefixes.shape in ((), (count,)) and prefixes.dtype.kind in "iu"
+        if not fits or (prefixes < 0).any() or (prefixes > lengths).any():
             raise ConfigError(
                 f"prefix must have integers from 0 to the document's length, got shape "
-                f"{given.shape} and dtype {given.dtype}, or a number out of range.",
+                f"{prefixes.shape} and dtype {prefixes.dtype}, or a number out of range.",
                 "Pass one integer, or one for each document.",
                 setting="prefix",
             )
-        shared[order] = np.where(begins, 0, np.broadcast_to(given, count)[order])
+        shared[order] = np.where(begins, 0, np.broadcast_to(prefixes, count)[order])
         return shared
     assert ids is not None
     arrays = [np.asarray(ids[i]).astype(np.uint32) for i in order.tolist()]

@@ -32,17 +32,17 @@ def with_marks(
             without image parts.
         folder: base of relative paths.
     """
-    found: list[Reference] = []
+    images: list[Reference] = []
     if placeholder is None and not _has_parts(record):
         placeholder = USUAL
-    made = dict(record)
+    marked = dict(record)
     for name in RECORD_FIELDS:
         value = record.get(name)
         if isinstance(value, (list, tuple)):
-            made[name] = [_marked(each, placeholder, folder, found) for each in value]
+            marked[name] = [_marked(each, placeholder, folder, images) for each in value]
         elif isinstance(value, str) and placeholder:
-            made[name] = value.replace(placeholder, IMAGE_PART)
-    return made, found
+            marked[name] = value.replace(placeholder, IMAGE_PART)
+    return marked, images
 
 
 def _marked(

@@ -162,8 +162,8 @@ class ImagePlanner:
         return getattr(getattr(self.processor, of) if of else self.processor, name)
 
     def _id(self, text: str) -> int:
-        found = self.processor.tokenizer.convert_tokens_to_ids(text)
-        return -1 if found is None else int(found)
+        token_id = self.processor.tokenizer.convert_tokens_to_ids(text)
+        return -1 if token_id is None else int(token_id)
 
     def describe(self) -> dict[str, Any]:
         """Return all settings that tokens and pixels depend on, as values that JSON can hold."""
@@ -205,15 +205,15 @@ class ImagePlanner:
             merged = self.processor.image_processor.merge_size**2
             ids = [np.full(count // merged, self.image_id, np.int64) for count in counts]
             return ids, np.array(counts, np.int64)
-        found = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
-        patches = found.num_image_patches
+        planned = self.processor._get_num_multimodal_tokens(image_sizes=[list(s) for s in sizes])
+        patches = planned.num_image_patches
         if self.family.tiled:
             patches = [self._tiles(size) for size in sizes]
         # InternVL's count includes the tokens around an image; Gemma 3's does not.
         counted = len(self._before) + len(self._after) if self.name == "InternVLProcessor" else 0
         ids = [
             np.array([*self._before, *[self.image_id] * (count - counted), *self._after], np.int64)
-            for count in found.num_image_tokens
+            for count in planned.num_image_tokens
         ]
         return ids, np.array(patches, dtype=np.int64)
 
@@ -222,13 +222,13 @@ class ImagePlanner:
         pixels = self.processor.image_processor
         settings = {"size": pixels.size}  # GLM-4V ignores its own setting and needs it passed
         limits = {name: getattr(pixels, name, None) for name in ("min_pixels", "max_pixels")}
-        given = {name: limit for name, limit in limits.items() if limit is not None}
-        if given.keys() == limits.keys() or self._limits_alone:
-            settings |= given
-        found = int(self._patches(*size, settings))
+        known_limits = {name: limit for name, limit in limits.items() if limit is not None}
+        if known_limits.keys() == limits.keys() or self._limits_alone:
+            settings |= known_limits
+        count = int(self._patches(*size, settings))
         if len(self._counts) < _KEPT_SIZES:
-            self._counts[size] = found
-        return found
+            self._counts[size] = count
+        return count
 
     def _tiles(self, size: Size) -> int:
         """Return the number of tiles at the best resolution, plus one for the whole image."""
@@ -253,8 +253,8 @@ class ImagePlanner:
                 rows = columns = 0
             if (rows, columns) not in self._prompts:
                 text = _prompt_of_tiles(processor, rows, columns)
-                made = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-                self._prompts[rows, columns] = np.array(made, dtype=np.int64)
+                token_ids = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+                self._prompts[rows, columns] = np.array(token_ids, dtype=np.int64)
             ids.append(self._prompts[rows, columns])
             patches.append(count)
         return ids, np.array(patches, dtype=np.int64)
@@ -263,14 +263,16 @@ class ImagePlanner:
         """Return the model's arrays for one Pillow image."""
         # The data format is passed because processors cannot infer the colour dimension of an image
         # with 3 or fewer pixels a side. Fast ones ask after they have moved colours to the front.
-        made = self.processor.image_processor(
+        processed = self.processor.image_processor(
             images=[[image]] if self.family.nested else [image],
             return_tensors="pt",  # the only kind that all image processors return
             input_data_format="channels_first" if self._fast else "channels_last",
             **self.family.settings,
         )
-        arrays = {name: np.asarray(made[name]) for name in self.family.names if name in made}
-        return {name: own[0] for name, own in arrays.items()} if self.family.nested else arrays
+        arrays = {
+            name: np.asarray(processed[name]) for name in self.family.names if name in processed
+        }
+        return {name: array[0] for name, array in arrays.items()} if self.family.nested else arrays
 
     @cached_property
     def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:

@@ -59,8 +59,8 @@ def reference_of(value: Any, where: str, folder: str | None = None) -> Reference
         BrokenDocumentError: the value is of another type.
     """
     if isinstance(value, Mapping):
-        held = (value.get(name) for name in ("bytes", "path", "url"))
-        value = next((each for each in held if each is not None and each != ""), None)
+        candidates = (value.get(name) for name in ("bytes", "path", "url"))
+        value = next((each for each in candidates if each is not None and each != ""), None)
     if value is None or (isinstance(value, str) and not value):
         return None
     if isinstance(value, Image.Image):
@@ -196,11 +196,13 @@ def decoded(reference: Reference, size: Size, storage: Storage | None = None) ->
         StorageError: as in `size_of`.
     """
     with _opened(reference, storage or Storage(), whole=True) as image:
-        made = ImageOps.exif_transpose(image)
-        if (made.height, made.width) != size:
+        upright = ImageOps.exif_transpose(image)
+        if (upright.height, upright.width) != size:
             height, width = size
-            raise BrokenImageError(f"{made.width} x {made.height} pixels, not {width} x {height}")
-        return made if made.mode == "RGB" else made.convert("RGB")
+            raise BrokenImageError(
+                f"{upright.width} x {upright.height} pixels, not {width} x {height}"
+            )
+        return upright if upright.mode == "RGB" else upright.convert("RGB")
 
 
 def blank(size: Size) -> Image.Image:

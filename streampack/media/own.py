@@ -94,13 +94,13 @@ class OwnPlanner(ImagePlanner):
 
     def plan(self, sizes: Sequence[Size]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
         """Return the token ids of A images, and their numbers of patches, (A,)."""
-        found = [self.processor.plan(*size) for size in sizes]
-        ids = [np.full(tokens, self.image_id, dtype=np.int64) for tokens, _ in found]
-        return ids, np.array([patches for _, patches in found], dtype=np.int64)
+        planned = [self.processor.plan(*size) for size in sizes]
+        ids = [np.full(tokens, self.image_id, dtype=np.int64) for tokens, _ in planned]
+        return ids, np.array([patches for _, patches in planned], dtype=np.int64)
 
     def arrays(self, image: Any) -> dict[str, NDArray[Any]]:
         """Return the model's arrays for one Pillow image."""
-        return {name: np.asarray(own) for name, own in self.processor.arrays(image).items()}
+        return {name: np.asarray(array) for name, array in self.processor.arrays(image).items()}
 
     @cached_property
     def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:

@@ -237,8 +237,8 @@ class MediaProcessing:
             raise
         except Exception as error:  # processors raise errors of any class at odd images
             return BrokenImageError(f"{type(error).__name__}: {error}"[:200])
-        if (found := self.planner.count(arrays)) != patches:
-            return BrokenImageError(f"{found} patches, planned {patches}")
+        if (count := self.planner.count(arrays)) != patches:
+            return BrokenImageError(f"{count} patches, planned {patches}")
         return arrays
 
     def _blank(self, rows: PackedRows) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:

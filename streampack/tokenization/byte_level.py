@@ -52,13 +52,13 @@ def patterns(described: Mapping[str, Any]) -> list[str] | None:
     if not steps or steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
         return None
     *splits, last = steps
-    found = []
+    expressions = []
     for step in splits:
         known = step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]
         if not known or "Regex" not in step["pattern"]:
             return None
-        found.append(step["pattern"]["Regex"])
-    return [*found, GPT2] if last.get("use_regex", True) else found
+        expressions.append(step["pattern"]["Regex"])
+    return [*expressions, GPT2] if last.get("use_regex", True) else expressions
 
 
 def _steps(described: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def joined_white_space(vocabulary: Mapping[str, int]) -> set[str]:
         whole = character.encode()
         for start in range(len(whole)):
             ends.setdefault(whole[start:], set()).add(character)
-    found: set[str] = set()
+    joined: set[str] = set()
     for token in vocabulary:
         if not all(letter in _BYTE_OF for letter in token[:4]):
             continue  # an added token
@@ -83,8 +83,8 @@ def joined_white_space(vocabulary: Mapping[str, int]) -> set[str]:
         for cut in range(1, len(head)):
             whole_before = head[:cut] in ends and head[cut] & 0xC0 != 0x80
             if whole_before and not _bytes_of(token)[cut:].decode(errors="replace").isspace():
-                found |= ends[head[:cut]]
-    return found
+                joined |= ends[head[:cut]]
+    return joined
 
 
 def _bytes_of(token: str) -> bytes:

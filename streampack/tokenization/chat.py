@@ -84,8 +84,8 @@ class ChatTokenizer:
         self._all_rendered = template is not None
         source = tokenizer.chat_template if template is None else template
         with_tools = tokenizer.tool_template if template is None else None
-        found = _MARKER.findall(f"{source} {with_tools}")
-        self._split_markers = frozenset(text for text in found if not tokenizer.knows(text))
+        markers = _MARKER.findall(f"{source} {with_tools}")
+        self._split_markers = frozenset(text for text in markers if not tokenizer.knows(text))
         ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "pad": tokenizer.pad_id}
         named = {f"{kind}_token": tokenizer.token(number) for kind, number in ids.items()}
         known = {key: text for key, text in named.items() if text is not None}
@@ -114,8 +114,8 @@ class ChatTokenizer:
         record: list[int] = []  # index of each text's conversation
         for i, conversation in enumerate(block.conversations):
             try:
-                made = self._rendered(conversation)
-                for one in made:
+                sides = self._rendered(conversation)
+                for one in sides:
                     self._check_length(one.text)
             except RenderError as error:
                 origin = block.origin[i]
@@ -131,8 +131,8 @@ class ChatTokenizer:
                     )
                 )
             else:
-                rendered += made
-                record += [i] * len(made)
+                rendered += sides
+                record += [i] * len(sides)
         if rendered and self._split_markers:
             self._say_split_markers(rendered[0].text)
         of = np.array(record, dtype=np.int64)
@@ -181,14 +181,14 @@ class ChatTokenizer:
         """Return a conversation's texts; for a preference pair the chosen and the rejected one."""
         if conversation.rejected is None:
             return self._sides(conversation)
-        made = [*self._sides(conversation), *self._sides(conversation.rejected)]
-        if len(made) != 2:
+        texts = [*self._sides(conversation), *self._sides(conversation.rejected)]
+        if len(texts) != 2:
             raise RenderError(
-                f"is a preference pair and makes {len(made)} documents instead of two, as more "
+                f"is a preference pair and makes {len(texts)} documents instead of two, as more "
                 "than one turn of a side is learnt",
                 'Pass turns="whole" for pairs, or pairs with one answer on each side.',
             )
-        return made
+        return texts
 
     def _sides(self, conversation: Conversation) -> list[Rendered]:
         if self._is_plain(conversation):

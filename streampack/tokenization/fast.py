@@ -254,5 +254,5 @@ def _encode_all(described: bytes, patterns: tuple[str, ...], texts: list[str]) -
         ]
         opened.set_config({**opened.config(), "split": split})
         _opened[key] = opened
-    found: list[list[int]] = _opened[key].encode_all(texts, True)
-    return found
+    ids: list[list[int]] = _opened[key].encode_all(texts, True)
+    return ids

@@ -26,12 +26,12 @@ def parts_of(message: Message) -> set[str]:
     """Return the `PARTS` that the message has."""
     content = message.get("content")
     thinks = bool(content and _CLOSE in content)  # rarely true, and cheaper than to split
-    found = {"content"} if (answer_of(message) if thinks else content or "").strip() else set()
+    parts = {"content"} if (answer_of(message) if thinks else content or "").strip() else set()
     if thoughts_in_fields(message) or (thinks and _thoughts_in_content(message)):
-        found.add("thinking")
+        parts.add("thinking")
     if message.get("tool_calls"):
-        found.add("tool_calls")
-    return found
+        parts.add("tool_calls")
+    return parts
 
 
 def answer_of(message: Message) -> str:
@@ -162,10 +162,10 @@ def _as_object(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = parse_json(arguments.encode())
+        parsed = parse_json(arguments.encode())
     except ValueError:  # not JSON: the text itself
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return parsed if isinstance(parsed, dict) else arguments
 
 
 def _as_text(arguments: Any) -> Any:

@@ -59,8 +59,8 @@ class Script:
 
     def text(self, messages: Messages, prompt: bool = False) -> str:
         """Render messages, either with the generation prompt or without any header after them."""
-        made, _ = self.render(messages, prompt)
-        return made if prompt else self.turns_in(made)
+        rendering, _ = self.render(messages, prompt)
+        return rendering if prompt else self.turns_in(rendering)
 
     def turns_in(self, text: str) -> str:
         """Remove the header after the last turn from a text."""

@@ -40,8 +40,8 @@ class Encoded:
         tokenizer = self.tokenizer
         if tokenizer.eos_id is None or tokenizer.splits_special_tokens:
             return
-        found = np.flatnonzero(documents.tokens == tokenizer.eos_id)
-        inside = found[~np.isin(found + 1, documents.offsets)]
+        positions = np.flatnonzero(documents.tokens == tokenizer.eos_id)
+        inside = positions[~np.isin(positions + 1, documents.offsets)]
         if len(inside) == 0:
             return
         if place.skips.counts.eos_in_texts == 0:

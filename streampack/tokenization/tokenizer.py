@@ -190,17 +190,17 @@ class Tokenizer:
                 is refused by the tokenizer; the rest of the block is encoded.
             name: function from a text's origin to its name, for errors.
         """
-        found: Iterable[list[int] | None] | None = self._by_fast_engine(texts.texts)
-        if found is None:
+        encoded: Iterable[list[int] | None] | None = self._by_fast_engine(texts.texts)
+        if encoded is None:
             encodings = (self._encoding(texts, i, skips, name) for i in range(len(texts.texts)))
-            found = (None if encoding is None else encoding.ids for encoding in encodings)
+            encoded = (None if encoding is None else encoding.ids for encoding in encodings)
         kept: list[int] = []
-        made: list[array[int]] = []
-        for i, ids in enumerate(found):
+        arrays: list[array[int]] = []
+        for i, ids in enumerate(encoded):
             if ids is not None:
                 kept.append(i)
-                made.append(array("I", ids))
-        documents = self._documents(texts.origin[kept], made)
+                arrays.append(array("I", ids))
+        documents = self._documents(texts.origin[kept], arrays)
         if self.bos:
             documents = apply_bos(documents, self.bos_id)
         return apply_eos(documents, self.eos, self.eos_id)
@@ -224,20 +224,20 @@ class Tokenizer:
         Returns:
             The M documents, and the indices (M,) of their texts; skipped texts are missing.
         """
-        found = self._by_fast_engine(texts.texts)
-        kept, made, masks = [], [], [np.zeros(0, dtype=np.bool_)]
+        encoded = self._by_fast_engine(texts.texts)
+        kept, arrays, masks = [], [], [np.zeros(0, dtype=np.bool_)]
         for i, text in enumerate(texts.texts):
-            ids = [] if found is None else found[i]
-            mask = self._fast.mask(text, ids, spans[i]) if self._fast and found else None
+            ids = [] if encoded is None else encoded[i]
+            mask = self._fast.mask(text, ids, spans[i]) if self._fast and encoded else None
             if mask is None:  # the fast engine cannot derive offsets
                 encoding = self._encoding(texts, i, skips, name, places=True)
                 if encoding is None:
                     continue
                 ids, mask = encoding.ids, _mask(encoding, spans[i], len(text))
             kept.append(i)
-            made.append(array("I", ids))
+            arrays.append(array("I", ids))
             masks.append(mask)
-        documents = self._documents(texts.origin[kept], made)
+        documents = self._documents(texts.origin[kept], arrays)
         return replace(documents, loss_mask=np.concatenate(masks)), np.array(kept, dtype=np.int64)
 
     @property
@@ -266,12 +266,12 @@ class Tokenizer:
         if self._fast is None:
             return None
         try:
-            found = self._fast.encode(texts)
+            ids = self._fast.encode(texts)
         except (TypeError, UnicodeEncodeError):
             return None
-        if found is None:
+        if ids is None:
             self._fast = None
-        return found
+        return ids
 
     def _documents(self, origin: NDArray[np.void], made: Sequence[array[int]]) -> Documents:
         ids = np.frombuffer(b"".join(made), dtype=np.uint32).astype(self.dtype, copy=False)
@@ -287,7 +287,7 @@ class Tokenizer:
         try:
             if not isinstance(text, str):
                 raise TypeError  # the library would accept a pair of texts and join it
-            (found,) = encode([text], add_special_tokens=False)
+            (encoding,) = encode([text], add_special_tokens=False)
         except Exception as error:  # the library raises plain Exception
             origin = texts.origin[i]
             document = name(origin)
@@ -302,7 +302,7 @@ class Tokenizer:
                 )
             )
             return None
-        return found
+        return encoding
 
 
 def _use_one_thread() -> None:

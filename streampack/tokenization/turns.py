@@ -106,16 +106,16 @@ def _alone(script: Script, conversation: Conversation, i: int, rules: TurnRules)
     text, marks = script.render(messages, False)
     if script.prompted and not script.marked:
         text = _as_generated(script, messages, script.turns_in(text))
-    made = _with_spans(script, part, text, marks, rules, alone=True)
+    turn = _with_spans(script, part, text, marks, rules, alone=True)
     following_role = [message["role"] for message in conversation.messages[i + 1 : i + 2]]
-    if made.closed or following_role in ([], ["assistant"]):
-        return made
+    if turn.closed or following_role in ([], ["assistant"]):
+        return turn
     # The first token of the next turn closes this one, since the model stops at it.
     following, _ = script.render([*messages, conversation.messages[i + 1]], False)
-    stop = script.special.end(following, len(made.text))
-    if stop is None or not following.startswith(made.text):
-        return made
-    spans = [*made.spans[:-1], (made.spans[-1][0], stop)]
+    stop = script.special.end(following, len(turn.text))
+    if stop is None or not following.startswith(turn.text):
+        return turn
+    spans = [*turn.spans[:-1], (turn.spans[-1][0], stop)]
     return Rendered(following[:stop], spans, closed=True)
 
 
@@ -275,21 +275,21 @@ class _Turns:
         text, prompted = self.text, self.script.prompted
         messages = self.messages[:i]
         before = "" if i == 0 and not prompted else self.script.text(messages, prompted)
-        found: int | None = None
+        start: int | None = None
         if text.startswith(before):
             written = prompted and self._is_prompted(i, before)
-            found = len(before) if written else self.after_header(i, len(before))
+            start = len(before) if written else self.after_header(i, len(before))
         elif prompted:
             history = self.script.text(messages)
             if text.startswith(history):
                 if self.alone:
                     raise _not_as_prompted(i, before.removeprefix(history))
                 place = place_of_content(self.script, self.messages, text, i)
-                found = self.after_header(i, len(history)) if place else None
-                found = min(found, place[0]) if found is not None and place else None
-        if found is None:
+                start = self.after_header(i, len(history)) if place else None
+                start = min(start, place[0]) if start is not None and place else None
+        if start is None:
             raise _rewritten(f"the text before message {i}", self.alone)
-        return found
+        return start
 
     def _is_prompted(self, i: int, before: str) -> bool:
         """Return True if `before` ends with a generation prompt, which may lack after an answer."""
@@ -304,14 +304,14 @@ class _Turns:
         after = self.script.text(messages[: i + 1])
         if text.startswith(after) and len(after) >= start:
             return len(after)
-        here = place_of_content(self.script, messages, text, i)
-        if here is not None and here[0] >= start:
-            there = place_of_content(self.script, messages[: i + 1], after, i)
-            if there is not None and text.startswith(after[there[1] :], here[1]):
-                return here[1] + len(after) - there[1]
-            closing = special.end(text, after_space(text, here[1]))
+        place = place_of_content(self.script, messages, text, i)
+        if place is not None and place[0] >= start:
+            last_place = place_of_content(self.script, messages[: i + 1], after, i)
+            if last_place is not None and text.startswith(after[last_place[1] :], place[1]):
+                return place[1] + len(after) - last_place[1]
+            closing = special.end(text, after_space(text, place[1]))
             if closing is not None and not messages[i].get("tool_calls"):
-                return here[1] if self.opens_answer(i, start, here[1]) else closing
+                return place[1] if self.opens_answer(i, start, place[1]) else closing
         raise _rewritten(f"message {i}", self.alone)
 
 

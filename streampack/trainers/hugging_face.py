@@ -277,16 +277,16 @@ class Epochs:
         """Estimate the steps of a pass; takes a millisecond after the first estimate."""
         plan = self._run.plan
         if plan.config.epochs is not None:
-            found = self._run.estimate_steps()
+            estimate = self._run.estimate_steps()
         elif self._pass_steps is None:
             from streampack.run.estimation import forecast
 
             once = forecast(plan.config, plan.topology)
-            found = None if once is None else once.steps
+            estimate = None if once is None else once.steps
         else:
             return
-        if found is not None:
-            self._pass_steps = max(found.steps, 1) / (plan.config.epochs or 1)
+        if estimate is not None:
+            self._pass_steps = max(estimate.steps, 1) / (plan.config.epochs or 1)
 
     def now(self) -> float | None:
         """Return the passes since the start of the run; None if the corpus' size is unknown."""
@@ -346,6 +346,6 @@ def saved_state(checkpoint: Path, place: Topology) -> dict[str, Any]:
             + (", and remove the files of other runs." if numbers else "."),
             path=str(checkpoint),
         )
-    own = checkpoint / f"loader-{place.rank}-of-{place.world_size}.json"
-    states = [json.loads(file.read_text()) for file in ([own] if own in files else files)]
-    return states[0] if own in files else merge_states(states)
+    mine = checkpoint / f"loader-{place.rank}-of-{place.world_size}.json"
+    states = [json.loads(file.read_text()) for file in ([mine] if mine in files else files)]
+    return states[0] if mine in files else merge_states(states)
