@@ -126,7 +126,10 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
                 setting="pin_memory",
             )
         self.transform = transform
-        if num_workers and prefetch_factor is None:
+        num_workers = whole_number("num_workers", num_workers, least=0)
+        if prefetch_factor is not None:
+            prefetch_factor = whole_number("prefetch_factor", prefetch_factor)
+        elif num_workers:
             prefetch_factor = 16
         super().__init__(
             dataset,

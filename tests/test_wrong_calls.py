@@ -112,6 +112,8 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     **each(
         loader,
+        num_workers=[1.5, 2.0, True, "2", -1, None],
+        prefetch_factor=[1.5, True, "2", 0],
         rank_timeout_s=[0, -1, float("nan"), float("inf"), "60", None],
     ),
     **each(
