@@ -1,6 +1,6 @@
 """FileSource: a source whose shards are files, local or remote.
 
-A format adds how to list its files and how to read a piece of one.
+A format adds the listing of its files and the reading of a part of one.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from streampack.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
-_MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # of which opening them may take longer than reading
+_MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # opening such files may take longer than reading them
 
 
 class FileSource(ShardedSource):
     """A source whose shards are files.
 
     Subclasses implement `list_shards` and `read_shard`, set `fields` or `tokenized`, and `endings`;
-    those whose listing is worth sharing set `listing_fields`.
+    formats with a costly listing also set `listing_fields`.
 
     Args:
-        reading: how a lane reads the shards; None is the default `Reading`.
-        storage: how files are reached and cached; None is the default `Storage`.
+        reading: limits of blocks and open shards; None is the default `Reading`.
+        storage: access to files and their cache; None is the default `Storage`.
     """
 
-    #: How the names of its files end, in lower case; see `has_ending`. From a directory, files
-    #: with such names are taken.
+    #: Endings of its file names, in lower case; see `has_ending`. A directory is listed for files
+    #: with these endings.
     endings: tuple[str, ...] = ()
     #: Attributes that `list_shards` depends on, besides the storage. If there are any, one process
-    #: of a torch.distributed job lists, and the others receive what it found.
+    #: of a torch.distributed job lists, and the others receive its listing.
     listing_fields: tuple[str, ...] = ()
 
     def __init__(self, *, reading: Reading | None = None, storage: Storage | None = None) -> None:
@@ -51,7 +51,7 @@ class FileSource(ShardedSource):
 
     @property
     def storage(self) -> Storage:
-        """How files are reached."""
+        """Access to files and their cache."""
         if self._storage is None:
             self._storage = Storage()
         return self._storage
@@ -71,29 +71,29 @@ class FileSource(ShardedSource):
     whole_files = False
 
     def will_read(self, shards: Sequence[int]) -> None:
-        """Hint that these shards are next, so that the beginning of remote ones is there."""
+        """Fetch the beginnings of remote shards ahead; a hint that these shards are next."""
         self.storage.prefetch(map(self.listed_shard, shards), self.first_bytes)
 
     def listed_shard(self, shard: int) -> FileInfo:
-        """A shard as it was listed."""
+        """Return a shard's entry of the listing."""
         manifest = self.manifest
         version = manifest.versions[shard] if len(manifest.versions) else ""
         return FileInfo(manifest.paths[shard], int(manifest.num_bytes[shard]), version)
 
     @contextmanager
     def open_shard(self, shard: int) -> Iterator[StoredFile]:
-        """A shard, open inside the context.
+        """Open a shard inside the context.
 
         Raises:
-            StateError: it is not what it was when the shards were listed.
-            StorageError: it cannot be read, after all retries.
+            StateError: the shard has changed since the shards were listed.
+            StorageError: the shard cannot be read, after all retries.
         """
         with self.open_listed(self.listed_shard(shard)) as file:
             yield file
 
     @contextmanager
     def open_listed(self, listed: FileInfo) -> Iterator[StoredFile]:
-        """The same for any file that was listed: a shard, or the index that goes with one."""
+        """Open any listed file, a shard or its index; raises like `open_shard`."""
         with self.storage.open(listed, whole=self.whole_files) as file:
             if file.num_bytes != listed.num_bytes:
                 raise StateError(
@@ -105,7 +105,7 @@ class FileSource(ShardedSource):
             yield file
 
     def forget(self, shard: int) -> bool:
-        """Drop what the cache holds of a shard; True if there was something."""
+        """Drop a shard from the cache; return True if the cache held any of it."""
         return self._storage is not None and self._storage.forget(self.listed_shard(shard))
 
     def broken_shard(
@@ -115,13 +115,13 @@ class FileSource(ShardedSource):
         index: int = 0,
         remedy: str = "Write or download the shard again",
     ) -> ContentError:
-        """The error for a shard that cannot be read.
+        """Return the error for a shard that cannot be read.
 
         Args:
-            shard: its number.
-            what: a clause that says what is wrong: "it has 7 bytes and its index says 9".
-            index: of the first document that cannot be read.
-            remedy: begins the sentence that ends with the way to skip it.
+            shard: index of the shard.
+            what: a clause with the fault: "it has 7 bytes and its index says 9".
+            index: index of the first document that cannot be read.
+            remedy: the beginning of the advice, before the clause on skipping.
         """
         return ContentError(
             f"{shown(self.manifest.paths[shard])} is broken: {what}.",
@@ -133,7 +133,7 @@ class FileSource(ShardedSource):
         )
 
     def listed(self) -> Manifest:
-        """What `list_shards` returns, here or in another process of the job."""
+        """Return the manifest from `list_shards`, called here or in another process of the job."""
         if not self.listing_fields:
             return self.list_shards()
         described = {name: getattr(self, name) for name in self.listing_fields}
@@ -142,7 +142,7 @@ class FileSource(ShardedSource):
 
         def listing() -> Manifest:
             manifest = self.list_shards()
-            _ = manifest.digest  # worked out once, and sent with the manifest
+            _ = manifest.digest  # computed once, and sent with the manifest
             empty = np.flatnonzero((manifest.num_bytes == 0) & (manifest.weights == 0))
             if 0 < len(empty) < len(manifest):
                 logger.warning(

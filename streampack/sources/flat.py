@@ -1,4 +1,4 @@
-"""Documents that lie end to end in one array of integers: a format adds where each begins."""
+"""Documents end to end in one array of integers; a format adds their boundaries."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Integers:
     """The integers of a part of a file; slices of it are arrays.
 
     Args:
-        file: that they are in.
-        begin: the byte of the first one.
-        count: how many there are.
-        dtype: of them.
+        file: the file.
+        begin: byte offset of the first integer.
+        count: number of integers.
+        dtype: dtype of the integers.
     """
 
     def __init__(self, file: StoredFile, begin: int, count: int, dtype: str | np.dtype[Any]):
@@ -43,7 +43,7 @@ class Integers:
         return int(self.part(number, number + 1)[0])
 
     def part(self, low: int, high: int, until: int = 0) -> NDArray[Any]:
-        """(high - low,) of them, fewer at the end; reading goes on to number `until`."""
+        """Return integers [low, high), fewer at the end; read ahead up to integer `until`."""
         size = self._dtype.itemsize
         high = min(high, self._count)
         bounds = [self._begin + number * size for number in (low, max(high, low), until)]
@@ -52,42 +52,43 @@ class Integers:
 
 
 class Boundaries(Protocol):
-    """Where the documents of a file begin. Positions are numbers of the format's own choice."""
+    """The beginnings of a file's documents. Positions are integers in the format's own unit."""
 
     @property
     def end(self) -> int:
         """The position after the last document."""
 
     def first(self, token: int) -> int:
-        """The position of the first document that begins at a token of the file or after it."""
+        """Return the position of the first document that begins at `token` or after it."""
 
     def ahead(
         self, start: int, stop: int, most: int, most_tokens: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The next documents, at least one, of those in the positions [start, stop).
+        """Return the next documents, at least one, in the positions [start, stop).
 
         Args:
             start, stop: positions at which documents begin, or `end`.
-            most: documents that are wanted.
-            most_tokens: no document that begins so many tokens further on is wanted.
+            most: the largest number of documents.
+            most_tokens: exclude documents that begin this many tokens further on, or more.
 
         Returns:
-            (N + 1,) their positions and (N + 1,) the tokens that they begin at, the last one of
-            each being that of what follows. All tokens are inside the file.
+            (N + 1,) positions of the documents and (N + 1,) tokens at which they begin; the last
+            entry of each is the end of the last document. All tokens are inside the file.
 
         Raises:
-            DamagedFileError: the file does not say.
+            DamagedFileError: the file or its index does not give valid boundaries.
         """
 
 
 class ByIndex:
-    """Documents whose beginnings an index says. Their positions are their numbers.
+    """Boundaries from an index. The position of a document is its index in the file.
 
     Args:
-        count: how many there are.
-        begins: called with (low, high); (high - low,) int64 tokens at which documents [low, high)
-            begin, and number `count` where the file ends. Raises `DamagedFileError`.
-        tokens: in the file.
+        count: number of documents.
+        begins: called with (low, high); returns (high - low,) int64 tokens at which documents
+            [low, high) begin; document `count` begins at the end of the file. Raises
+            `DamagedFileError`.
+        tokens: number of tokens in the file.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class ByIndex:
         self._tokens = tokens
 
     def first(self, token: int) -> int:
-        # All of a damaged file is in some part, so what is wrong with it is found.
+        # The parts cover all of a damaged file, so one of them finds the damage.
         def begin(number: int) -> int:
             return int(self._begins(number, number + 1)[0])
 
@@ -119,10 +120,10 @@ class FlatFile:
     """An open file.
 
     Attributes:
-        stored: its bytes.
-        kind: the dtype of its tokens, as in `INTEGER_DTYPES`.
-        begin: the byte of the first token.
-        boundaries: where documents begin.
+        stored: the file's bytes.
+        kind: dtype of the tokens, as a key of `INTEGER_DTYPES`.
+        begin: byte offset of the first token.
+        boundaries: the beginnings of documents.
     """
 
     stored: StoredFile
@@ -132,9 +133,9 @@ class FlatFile:
 
 
 class FlatSource(FileSource):
-    """A source of such files. A shard weighs its bytes, and is cut at any of them.
+    """A source of flat files. The weight of a shard is its bytes; it can be cut at any byte.
 
-    Of a file that has an index, `Manifest.details` holds that under "indexes", as it was listed.
+    `Manifest.details` holds the listed index files under "indexes".
     """
 
     tokenized = True
@@ -143,10 +144,10 @@ class FlatSource(FileSource):
 
     @abstractmethod
     def open_flat(self, shard: int) -> AbstractContextManager[FlatFile]:
-        """A shard, opened inside the context; raises `DamagedFileError` if that cannot be."""
+        """Open a shard inside the context; raise `DamagedFileError` if it is damaged."""
 
     def index_of(self, shard: int) -> FileInfo | None:
-        """The index of a shard."""
+        """Return the index file of a shard, None if it has none."""
         indexes: Sequence[FileInfo | None] = self.manifest.details["indexes"]
         return indexes[shard]
 
@@ -181,9 +182,9 @@ class FlatSource(FileSource):
     def _block(
         self, shard: int, file: FlatFile, start: int, stop: int, until: int, skips: Skips
     ) -> tuple[Block | Spans, int, int]:
-        """The documents from a position on, and the position and the token after them.
+        """Return the documents from `start` on, and the position and the token after them.
 
-        Reading goes on to byte `until`.
+        Read ahead up to byte `until`.
         """
         reading, size = self.reading, INTEGER_DTYPES[file.kind].itemsize
         held_bytes = 2 if file.kind == 2 else 4  # per id of a block, see `integer_block`

@@ -1,6 +1,6 @@
 """JSON records, with a limit on how deep they are nested.
 
-Without one it depends on how deep the caller's stack is whether a record can be parsed.
+Without a limit, the depth of the caller's stack would decide which records can be parsed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 from streampack.arguments import type_in_words
 from streampack.sources.records import BrokenDocumentError
 
-#: Lists and objects in one another. Arrow allows as many in the schema of a Parquet file.
+#: Levels of nested lists and objects; Arrow allows as many in the schema of a Parquet file.
 MOST_NESTED = 100
 
 
 def parse_json(data: bytes) -> Any:
-    """The value in `data`, UTF-8.
+    """Parse the JSON value in `data`, which is UTF-8.
 
     Raises:
-        ValueError: it is not JSON, or nested more than `MOST_NESTED` deep.
+        ValueError: `data` is not JSON, or nested more than `MOST_NESTED` deep.
     """
     # Nearly all records have fewer brackets, and a look at every byte takes longer than counting.
     if data.count(b"[") + data.count(b"{") > MOST_NESTED:
@@ -44,12 +44,12 @@ _ONE_VALUE = (
 
 
 def too_deep() -> BrokenDocumentError:
-    """What is wrong with a value in memory that is nested deeper than JSON may be."""
+    """Return the error for a value in memory that is nested more than `MOST_NESTED` deep."""
     return BrokenDocumentError(f"is nested more than {MOST_NESTED} deep")
 
 
 def record_of(data: bytes) -> dict[str, Any]:
-    """The JSON object in `data`, UTF-8 with or without a byte order mark."""
+    """Parse the JSON object in `data`, which is UTF-8 with or without a byte order mark."""
     try:
         value = parse_json(data.removeprefix(_BOM))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The source of files, by their names and what they hold."""
+"""Choose the source of files, by their names and content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streampack.storage.listing import has_ending, refuse_pipes
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage as Storage
 
-#: Arguments that a format may need, as `sources.open` names them.
+#: Arguments of `sources.open` that a format may need.
 _NAMED = ("text", "tokens", "loss_mask", "dtype", "eos_id")
 
 _LONGEST_PATH = 4096
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[^\s<>\"|]*(/|\\|\.\w{1,8}$)[^\s<>\"|]*")  # no marks, as o
 
 
 def seems_path(text: str) -> bool:
-    """True if a string can be meant as a path, URL or pattern: by its ending, or without blanks."""
+    """Return True if a string may be a path, URL or pattern: by its ending, or without blanks."""
     if not text or len(text) > _LONGEST_PATH or not text.isprintable():
         return False
     known = _format_of(text) is not None or _NAME.fullmatch(text) is not None
@@ -33,7 +33,7 @@ def seems_path(text: str) -> bool:
 
 
 def is_there(path: str) -> bool:
-    """True for a local file or folder, or the prefix of an indexed dataset."""
+    """Return True for a local file or folder, or the prefix of an indexed dataset."""
     return os.path.exists(path) or os.path.exists(f"{path}.idx")
 
 
@@ -45,19 +45,19 @@ def open_files(
     formats: Sequence[str] = tuple(FORMATS),
     **given: Any,
 ) -> Source:
-    """The source of files of any format, by their names and what they hold.
+    """Open files of any format as a source, by their names and content.
 
-    One process of a job looks at them, and the others take what it found.
+    One process of a job inspects them, and the others receive its result.
 
     Args:
         paths: a file, folder, glob or URL, or several of one format.
-        reading, storage: how the files are read and reached.
-        formats: names of the formats that are wanted.
-        given: arguments of `sources.open`; None is as if it were left out.
+        reading, storage: limits of blocks and open shards; access to files and their cache.
+        formats: names of the accepted formats.
+        given: arguments of `sources.open`; None counts as left out.
 
     Raises:
-        ConfigError: no file is there, they have several formats or none that is known, or an
-            argument is missing or does not go with the format.
+        ConfigError: there is no file, the files have several formats or an unknown one, or an
+            argument is missing or not accepted by the format.
     """
     storage = Storage() if storage is None else storage
     several = [paths] if isinstance(paths, str) else list(paths)
@@ -77,7 +77,7 @@ def open_files(
 def _look(
     paths: list[str], storage: Storage, formats: Sequence[str], given: dict[str, Any]
 ) -> Format:
-    """The format of files, which takes what is given."""
+    """Return the format of the files; raise `ConfigError` unless it takes the given arguments."""
     known = _one_format(paths, storage, [FORMATS[name] for name in formats])
     takes = inspect.signature(known.load()).parameters if given else {}
     for name, value in given.items():
@@ -92,12 +92,12 @@ def _look(
 
 
 def _format_of(path: str) -> Format | None:
-    """The format whose files have names that end as this path does; None if there is none."""
+    """Return the format with the ending of this path; None if there is none."""
     return next((known for known in FORMATS.values() if has_ending(path, known.endings)), None)
 
 
 def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) -> Format:
-    """The format of the files at paths, by their names or else by what is listed there."""
+    """Return the format of the files at `paths`, by their names or else by a listing."""
     first: dict[Format, str] = {}
     indexed_format, mds = FORMATS["MegatronIndexed"], FORMATS["MDS"]
     for path in paths:
@@ -158,7 +158,7 @@ def _files(path: str, storage: Storage) -> list[FileInfo]:
 
 
 def _loaded_by_datasets(path: str) -> str:
-    """How to read a file of a kind that `datasets` reads; "" for others."""
+    """Return advice for reading a file with `datasets`; "" if `datasets` has no reader for it."""
     for ending, more in ((".csv", ""), (".tsv", ', sep="\\t"')):
         if has_ending(path, (ending, f"{ending}.gz")):
             return f'Pass datasets.load_dataset("csv", data_files={path!r}, split="train"{more}).'
@@ -166,7 +166,7 @@ def _loaded_by_datasets(path: str) -> str:
 
 
 def _is_indexed(path: str, storage: Storage) -> bool:
-    """True for a `.bin` with a `.idx` beside it, and for the prefix of both."""
+    """Return True for a `.bin` with a `.idx` beside it, and for the prefix of both."""
     if has_ending(path, (".bin",)):
         try:
             return bool(storage.list(f"{path[:-4]}.idx"))

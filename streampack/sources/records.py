@@ -1,6 +1,6 @@
-"""What a record holds, JSON, a row or an object in memory: text, or ids and a mask; in blocks.
+"""Records (JSON, rows, objects in memory) as blocks of texts, or of token ids with masks.
 
-A record that is no document raises `BrokenDocumentError`.
+A record without a valid document raises `BrokenDocumentError`.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from streampack.sources.fields import ATTENTION_MASK, LABELS, LOSS_FIELDS, Field
 if TYPE_CHECKING:
     from streampack.documents.conversations import Conversations
 
-#: What is wrong with a document that has such an id.
+#: Reason for rejecting a document with an id outside of the range of token ids.
 BAD_ID = "has an id that is negative or does not fit into 32 bits"
 
 
 class BrokenDocumentError(ValueError):
-    """Something that is no document.
+    """A record, row or file without a valid document.
 
     The message ends a sentence that begins with its name: "Row 7 of a.parquet is null".
     """
 
 
 class DamagedFileError(Exception):
-    """A file contradicts itself; the message is a clause that says how."""
+    """A file contradicts itself; the message is a clause that names the contradiction."""
 
 
 def too_long(num_bytes: int, limit_bytes: int) -> str:
-    """What is wrong with a document above the limit of `Reading`."""
+    """Return the reason for rejecting a document above the limit of `Reading`."""
     return f"has {num_bytes} bytes and is longer than max_document_bytes={limit_bytes} of Reading"
 
 
@@ -55,15 +55,15 @@ def require_field(record: Mapping[str, Any], name: str) -> None:
 
 
 def is_several(value: Any) -> bool:
-    """True for a list of lists or arrays: the ids of several documents."""
+    """Return True for a list of lists or arrays: the ids of several documents."""
     kinds = (list, tuple, np.ndarray)
     return isinstance(value, kinds) and len(value) > 0 and isinstance(value[0], kinds)
 
 
 def kind_of(value: Any) -> str:
-    """What a value of a record may be: "tokens", "mask" (of booleans), "text" or "".
+    """Return the kind of a record's value: "tokens", "mask" (of booleans), "text" or "".
 
-    A list of lists of ids is "several": documents that are a group.
+    A list of lists of ids is "several": documents that form a group.
     """
     if isinstance(value, str):
         return "text"
@@ -81,13 +81,13 @@ def kind_of(value: Any) -> str:
 
 
 def document_in(record: Any, field: str | None, tokenized: bool, data: bytes = b"") -> Read:
-    """A record, and its document: a text, ids, or a list of the ids of several documents.
+    """Return a record and its document: a text, ids, or a list of the ids of several documents.
 
     Args:
-        record: a mapping with the document in `field`; None says that it is itself the document.
-        field: its name.
-        tokenized: ids are wanted.
-        data: the JSON of the record, if it was JSON.
+        record: a mapping with the document in `field`, or the document itself.
+        field: name of the document's field; None if the record is itself the document.
+        tokenized: True to expect token ids, False to expect text.
+        data: the JSON text of the record, if it was parsed from JSON.
     """
     value, where = record, ""
     if field is not None:
@@ -111,15 +111,15 @@ def document_in(record: Any, field: str | None, tokenized: bool, data: bytes = b
 
 
 def ids_of(value: Any, where: str = "", data: bytes = b"") -> NDArray[Any]:
-    """(T,) the token ids in a list or array, as integers that fit into uint32.
+    """Return the (T,) token ids of a list or array, as integers that fit into uint32.
 
     Args:
         value: the list or array.
-        where: it was, for messages.
-        data: the JSON that it is a part of, if it was JSON.
+        where: position of the value in its record, for messages.
+        data: the JSON text with the value, if it was parsed from JSON.
     """
     if isinstance(value, list | tuple):
-        # A look at every id takes as long as parsing it, and most records have no such words.
+        # Checking every id takes as long as parsing it, and most records have no booleans.
         may_be_bools = not data or b"true" in data or b"false" in data
         if may_be_bools and bool in map(type, value):
             raise BrokenDocumentError(f"has true or false{where} where ids were expected")
@@ -148,7 +148,7 @@ Item = TypeVar("Item")
 
 _UNLEARNT = "has no token that carries loss"
 
-#: A record, and what it holds: ids, a list of the ids of several documents, a text, a conversation.
+#: A record and its content: ids, a list of the ids of several documents, a text, a conversation.
 Read = tuple[Any, Any]
 
 
@@ -159,11 +159,11 @@ def block_of(
     types: FieldTypes,
     parse: Callable[[Any], Any] | None = None,
 ) -> tuple[Documents | Texts | Conversations, dict[int, str]]:
-    """A block of the good ones of N items, and what is wrong with the others, by number.
+    """Make a block of the valid items among N, and a dict from index to reason for the others.
 
     Args:
-        items: N records, documents, or what `parse` makes a record of: bytes are its JSON.
-        fields: that are read of a record.
+        items: N records, documents, or inputs of `parse`; an item of bytes is a record's JSON.
+        fields: the fields to read of each record.
         origin, types: as for `record_block`.
     """
     if fields.records is not None:
@@ -187,18 +187,19 @@ def record_block(
     masks: Collection[str] | None = (),
     unread: Collection[str] = (),
 ) -> tuple[Documents | Texts | Conversations, dict[int, str]]:
-    """A block of the good ones of N items, and what is wrong with the others, by number.
+    """Make a block of the valid items among N, and a dict from index to reason for the others.
 
     Args:
-        items: N of them.
-        read: what an item holds; raises `BrokenDocumentError` where that is no document.
+        items: N items that `read` accepts.
+        read: returns an item's record and content; raises `BrokenDocumentError` where an item has
+            no valid document.
         kind: `Documents`, `Texts` or `Conversations`. Ids of several dtypes, or of one that is
             no token dtype, become uint32.
         origin: (N,) of dtype `ORIGIN`.
-        types: the fields that are read besides.
-        masks: the fields with loss masks or labels of ids. None is whichever of `LOSS_FIELDS` a
-            record has; one has to be there, and a token that carries loss.
-        unread: fields that a record of ids may not have; see `Fields`.
+        types: the fields to read beside the document.
+        masks: the fields with loss masks or labels of ids. None reads every field of `LOSS_FIELDS`
+            that a record has; a record needs at least one, and a token that carries loss.
+        unread: fields that a record of ids must not have; see `Fields`.
     """
     fields: list[tuple[dict[str, NDArray[Any]], dict[str, Any]]] = []
     beside: list[dict[str, NDArray[Any]]] = []
@@ -234,7 +235,7 @@ def record_block(
     block = Documents.from_arrays(found, origin[good], None, of_tokens, of_documents)
     for name in {name: None for arrays in beside for name in arrays}:
         for arrays, ids in zip(beside, found, strict=True):
-            if name not in arrays:  # nothing is padding, and all is learnt
+            if name not in arrays:  # without a mask, no token is padding and all are learnt
                 arrays[name] = ids if name == LABELS else np.ones(len(ids), dtype=np.bool_)
     block, wrong = with_masks(block, _joined(beside, np.concatenate))
     if masks is None:
@@ -248,14 +249,14 @@ def record_block(
 
 
 def _unlearnt(block: Documents) -> list[int]:
-    """Numbers of the documents of which no token carries loss."""
+    """Return the indices of documents in which no token carries loss."""
     learnt = offsets_of(block.loss_mask_or_ones.astype(np.int64))
     found: list[int] = np.flatnonzero(np.diff(learnt[block.offsets]) == 0).tolist()
     return found
 
 
 def _documents_in(record: Any, held: Any) -> list[Read]:
-    """The documents of a record, each with its own part of what the record has a list of."""
+    """Split a record into its documents, each with its own element of the record's lists."""
     if not isinstance(held, list):
         return [(record, held)]
     count = len(held)
@@ -271,7 +272,7 @@ def _documents_in(record: Any, held: Any) -> list[Read]:
 
 
 def _in_groups(block: Documents, rows: NDArray[np.int64]) -> Documents:
-    """The block of documents of these records (N,), as groups if a record has several."""
+    """Return the block as groups if a record has several documents; `rows` (N,) are records."""
     begins = np.flatnonzero(rows[1:] != rows[:-1]) + 1
     if len(begins) + 1 >= len(rows):
         return block
@@ -281,9 +282,9 @@ def _in_groups(block: Documents, rows: NDArray[np.int64]) -> Documents:
 def _masks_in(
     record: Any, num_tokens: int, masks: Collection[str] | None, unread: Collection[str] = ()
 ) -> dict[str, NDArray[Any]]:
-    """By name, the masks and labels in a record of so many token ids; see `record_block`.
+    """Return a record's masks and labels by name, checked against `num_tokens` ids.
 
-    An attention mask is among them if there is one that says that a token is padding.
+    An attention mask is included if it marks a token as padding. See `record_block`.
     """
     given = record if isinstance(record, Mapping) else {}
     for name in unread:
@@ -302,7 +303,7 @@ def _masks_in(
     names = [*masks]
     if ATTENTION_MASK in given:
         attended = given[ATTENTION_MASK]
-        # An array is made in ten times that time.
+        # Counting a list takes a tenth of the time of converting it to an array.
         whole = isinstance(attended, list) and attended.count(1) == len(attended) == num_tokens
         names += [] if whole else [ATTENTION_MASK]
     found = {name: _numbers(given[name], name, num_tokens) for name in names}
@@ -315,9 +316,9 @@ def _masks_in(
 def _fields_in(
     record: Any, num_tokens: int | None, types: FieldTypes
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """By name, the fields of tokens and of the document in a record of so many token ids.
+    """Return the token fields and document fields of a record with `num_tokens` ids, by name.
 
-    Those of tokens are read from records of token ids alone: None is a record of text.
+    Token fields are read only from records of token ids; `num_tokens` is None for text.
     """
     if not types:
         return {}, {}
@@ -328,7 +329,7 @@ def _fields_in(
             require_field(given, name)
     arrays = {name: _numbers(given[name], name, num_tokens) for name in token if name in given}
     values = {name: _number(given[name], name) for name in types.document if name in given}
-    if not types.optional:  # or a map may have them in another dtype
+    if not types.optional:  # the output of a map may have other dtypes
         arrays = {name: _whole(array, name, token[name]) for name, array in arrays.items()}
         values = {
             name: _whole(np.array([value]), name, types.document[name])[0]
@@ -340,7 +341,7 @@ def _fields_in(
 def _joined(
     records: list[dict[str, Any]], join: Callable[[list[Any]], NDArray[Any]]
 ) -> dict[str, Any]:
-    """By name, the values of all records together, of the fields that every one has."""
+    """Join the values of the fields that all records have; return arrays by field name."""
     if not records:
         return {}
     names = [name for name in records[0] if all(name in record for record in records[1:])]
@@ -373,9 +374,9 @@ def _number(value: Any, name: str) -> Any:
 
 
 def _whole(values: NDArray[Any], name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """(T,) values of a record, in the dtype of the field if it is one of integers.
+    """Return a record's (T,) values in the field's dtype if that is an integer dtype.
 
-    Joined with those of another record, large integers could become floats that lie beside them.
+    Without the cast, joining records of several dtypes could round large integers to floats.
     """
     if dtype.kind not in "iu":
         return values

@@ -1,7 +1,7 @@
-"""Sources whose documents are in shards: listed once, read a block at a time, interleaved.
+"""Sources of documents in shards: listed once, read a block at a time, interleaved.
 
-A format adds how to list its shards and how to read a piece of one. Nothing here takes time or
-memory in proportion to the number of documents.
+A format adds the listing of its shards and the reading of a part of one. Nothing here takes time
+or memory in proportion to the number of documents.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ USUAL_BYTES = 4096  # of a document
 
 
 class ShardedSource(Source):
-    """A source whose documents are in shards.
+    """A source of documents in shards.
 
     Subclasses implement `list_shards` and `read_shard` and set `fields` or `tokenized`. Formats of
     files derive from `FileSource`.
 
     Args:
-        reading: how a lane reads the shards; None is the default `Reading`.
+        reading: limits of blocks and open shards; None is the default `Reading`.
     """
 
-    #: What is read of records; listing completes it, and the others take it from `details`.
+    #: Fields to read of records; listing completes them, and other processes take them from
+    #: `details`.
     fields: Fields = Fields(False)
 
     def __init__(self, *, reading: Reading | None = None) -> None:
@@ -47,7 +48,7 @@ class ShardedSource(Source):
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]
-        """True if what is read of records are token ids; lists the shards to find out."""
+        """True if documents are token ids, False if they are text; lists the shards to find out."""
         if not self.fields.known:
             self.prepare()
         return self.fields.tokenized
@@ -64,25 +65,25 @@ class ShardedSource(Source):
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block | Spans, int, int]]:
-        """Yield blocks of the documents whose beginning lies in a part of a shard.
+        """Yield blocks of the documents that begin in a part of a shard.
 
         Args:
-            shard: its number.
+            shard: index of the shard.
             low, high: the part [low, high) of the shard's weight in the manifest. All of it is
                 [0, weight); a document belongs to one part, however a shard is cut.
-            position: where to go on: a position that was yielded for this part; None is its
+            position: the position to continue at, as yielded for this part; None is the part's
                 beginning.
-            skips: of the lane.
+            skips: the lane's handling of broken content.
 
         Yields:
-            A block; the position after it, in the format's own unit; and how far that is on the
-            shard's weight, between low and high. Reading again from any position must give the
-            same blocks; that is what makes cursors small. Blocks respect `reading`. A block may be
-            left where it is (`Spans`) until the next one is asked for: it is then copied once,
-            shuffled.
+            A block; the position after it, in the format's own unit; and that position on the
+            shard's weight, between low and high. Reading from the same position must always give
+            the same blocks, so that a cursor need hold no more than positions. Blocks respect
+            `reading`. A block may be uncopied (`Spans`) and valid until the next one is asked for:
+            it is then copied once, shuffled.
 
         A broken document goes to `skips.handle(broken_document(...))`, which raises, or returns
-        to skip it. What makes the rest of the shard unreadable is raised, with
+        to skip it. A fault that makes the rest of the shard unreadable is raised, with
         ``rest_of_shard=True``.
         """
 
@@ -90,13 +91,13 @@ class ShardedSource(Source):
         """Hint that these shards are next, so that they may be fetched."""
 
     def forget(self, shard: int) -> bool:
-        """Drop the copy that is kept of a shard; True if there was one."""
+        """Drop the cached copy of a shard; return True if there was one."""
         return False
 
     def with_fields(self, types: FieldTypes) -> ShardedSource:
         made = super().with_fields(types)
         assert isinstance(made, ShardedSource)
-        made._manifest = None  # listings say whether the fields are there
+        made._manifest = None  # listing checks that the fields exist
         return made
 
     @property
@@ -128,7 +129,7 @@ class ShardedSource(Source):
         }
 
     def reader_bytes(self) -> int:
-        """A block of documents of usual size per open shard, and its shuffled copy."""
+        """Return the bytes of a usual block per open shard and of its shuffled copy."""
         reading = self.reading
         usual = min(reading.block_bytes, reading.documents_per_block * USUAL_BYTES)
         return 2 * reading.open_shards * usual
@@ -144,11 +145,11 @@ class ShardedSource(Source):
 
     @property
     def weight(self) -> int:
-        """Of all shards together: the length of an epoch's line."""
+        """Weight of all shards: the length of an epoch's line."""
         return self.manifest.weight
 
     def share(self, lane: int, lanes: int) -> tuple[int, int]:
-        """The part [low, high) of every epoch's line that one of equally many lanes has."""
+        """Return one lane's part [low, high) of every epoch's line, of `lanes` equal parts."""
         return lane * self.weight // lanes, (lane + 1) * self.weight // lanes
 
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LinePart]:
@@ -156,10 +157,10 @@ class ShardedSource(Source):
         return [self.span(*self.share(lane, n), **rules) for lane in range(n)]
 
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
-        """Nothing: the line can be cut anywhere."""
+        """Accept any number of lanes: the line can be cut anywhere."""
 
     def span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> LinePart:
-        """The part [low, high) of an epoch's line."""
+        """Return the reader of the part [low, high) of an epoch's line."""
         line = self._line(derive_seed(seed, epoch) if shuffle else None)
         in_blocks = shuffle and self.reading.shuffle_blocks
         block_seed = derive_seed(seed, epoch, 1) if in_blocks else None
@@ -170,7 +171,7 @@ class ShardedSource(Source):
         return {**self.__dict__, "_lines": {}}
 
     def _line(self, seed: int | None) -> ShardOrder:
-        """The epoch with this seed; two are kept, since the lanes of a process may be in two."""
+        """Return the shard order of a seed; two are cached for lanes in different epochs."""
         found = self._lines.get(seed)
         if found is None:
             found = ShardOrder.of(self.manifest, seed)

@@ -1,4 +1,4 @@
-"""What happens to broken content: an error, or it is skipped, counted and named."""
+"""Handling of broken content: an error, or a skip that is counted and logged."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from streampack.errors import ContentError
 
 logger = logging.getLogger(__name__)
 
-IN_A_ROW = 10_000  # skips, after which a corpus counts as broken throughout
-NAMED = 10  # of the broken documents of a lane that are logged by name
+IN_A_ROW = 10_000  # after so many skips in succession a corpus counts as broken throughout
+NAMED = 10  # broken documents per lane that are logged by name
 
 
 @dataclass
 class LaneCounts:
-    """What a lane has met since the run began; see `Metrics`."""
+    """Counters of a lane since the run began; see `Metrics`."""
 
     skipped: int = 0
     empty_documents: int = 0
@@ -28,13 +28,13 @@ class LaneCounts:
 
 @dataclass(slots=True)
 class Skips:
-    """The broken content of one lane.
+    """The handling of one lane's broken content.
 
     Attributes:
         on_error: "raise" stops at the first `ContentError`; "skip" continues after it, unless
             `IN_A_ROW` of them came with no document between.
-        name: of the source in a mixture, or None.
-        counts: of the lane, one for all its sources.
+        name: name of the source in a mixture, or None.
+        counts: the lane's counters, shared by all its sources.
         in_a_row: skips since the last document.
     """
 
@@ -47,7 +47,7 @@ class Skips:
         one_of("on_error", self.on_error, ("raise", "skip"))
 
     def of_source(self, name: str) -> Skips:
-        """The skips of one source of a mixture, which are counted with those of the lane."""
+        """Return the `Skips` of one source of a mixture, with the lane's counters."""
         return Skips(self.on_error, name, self.counts)
 
     def handle(self, error: ContentError) -> None:

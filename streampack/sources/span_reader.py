@@ -1,4 +1,4 @@
-"""How a part of the line is read: pieces of shards, a block of each open one in turn."""
+"""Reading a part of the line: pieces of shards, a block of each open one in turn."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 _SOON = 8 << 20  # of weight, about as many bytes
 _MOST_HINTED = 16
 
-Place = tuple[int, int | None, int]  # of an open piece: its number, position, how far that is
+Place = tuple[int, int | None, int]  # an open piece: index, position, weight up to the position
 
 
 @dataclass(frozen=True, slots=True)
 class SpanReader(LinePart):
     """Interleaves the pieces of shards of a part of the line: a block from each open one in turn.
 
-    The cursor holds the open pieces, each with its position (None at its beginning) and how far
-    that is on the shard's weight; the next piece to open; and whose turn it is:
+    The cursor holds the open pieces, each with its position (None at its beginning) and that
+    position on the shard's weight; the next piece to open; and the open piece to read next:
     ``{"open": [[piece, position, reached], ...], "next": int, "turn": int}``.
     """
 
@@ -65,7 +65,7 @@ class SpanReader(LinePart):
                 yield block, {"open": places, "next": following, "turn": turn}
 
     def opened(self, cursor: Cursor | None) -> list[Place]:
-        """Each open piece with its position and how far that is."""
+        """Return each open piece with its position, also as a position on the shard's weight."""
         if cursor is None:
             width = min(self.open_shards, len(self.pieces))
             return [(piece, None, self.pieces[piece][1]) for piece in range(width)]
@@ -78,7 +78,7 @@ class SpanReader(LinePart):
         return unread + self.pieces.weight(following)
 
     def _hint(self, opened: list[Place], following: int, hinted: int) -> int:
-        """Have pieces fetched that are soon opened; the piece after those this was done for."""
+        """Fetch soon-needed pieces ahead; return the index of the first piece without a hint."""
         room = _SOON - min(self.pieces[piece][2] - reached for piece, _, reached in opened)
         last = min(len(self.pieces), following + _MOST_HINTED)
         piece, shards = following, []
@@ -95,9 +95,9 @@ class SpanReader(LinePart):
     def _blocks(
         self, piece: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Any, int, int]]:
-        """The blocks of a piece; a copy of a remote shard that fails a check is fetched again.
+        """Yield a piece's blocks; fetch a remote shard anew if its local copy fails a check.
 
-        That is done once. A copy that fails one is never kept.
+        A shard is fetched anew once. A copy that fails a check is never kept.
         """
         shard, low, high = self.pieces[piece]
         fetched_again = False
@@ -110,7 +110,7 @@ class SpanReader(LinePart):
                         begin = low if position is None else position
                         seed = derive_seed(self.block_seed, shard, begin)
                         block = block.take(permutation(len(block), seed))
-                    elif hasattr(block, "gathered"):  # left where it is until now
+                    elif hasattr(block, "gathered"):  # not copied yet
                         block = block.gathered()
                     position = end
                     yield block, end, reached
