@@ -1,4 +1,4 @@
-"""What a source is: lanes of blocks with cursors; and how a lane reads it.
+"""The base class of sources, which yield lanes of blocks with cursors; options of reading.
 
 A `Source` yields documents in a fixed number of lanes. The order inside a lane is a pure function
 of (manifest, seed, epoch, lane), and a cursor returned with a block restarts the lane after it.
@@ -25,31 +25,31 @@ from streampack.sources.skips import Skips
 if TYPE_CHECKING:
     from streampack.documents.conversations import Conversations
 
-TURN_DOCUMENTS = 512  # that the open shards give together, each in its turn
-LEAST_DOCUMENTS = 16  # in a block, so that they share the cost of the block
+TURN_DOCUMENTS = 512  # documents per turn of all open shards
+LEAST_DOCUMENTS = 16  # per block, so that they share the cost of the block
 
 
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How a lane reads a source. It is part of the order of the documents.
+    """Limits of blocks, documents and open shards. They determine the order of the documents.
 
     Attributes:
         open_shards: shards a lane reads from at the same time, a block from each in turn: more of
             them make the documents of a batch more diverse. A source without shards has one.
         block_documents: documents in a block, at most; documents are shuffled inside a block.
             None is 512 divided by `open_shards`, but at least 16, so that a window of 512
-            documents holds some of every open shard.
+            documents holds documents of every open shard.
         block_bytes: a block ends as soon as it holds this many bytes of tokens or text.
         shuffle_blocks: False leaves the documents of a block in their order where a dataset is
             shuffled, so that only the order of shards is random. With `open_shards=1` documents
             that lie side by side in a shard stay together: see docs/order.md.
-        max_document_bytes: a document that is larger is broken. None is 8 MiB for texts that are
-            tokenized, since encoding takes 50 to 400 times their size in memory, and 256 MiB for
-            everything else.
+        max_document_bytes: limit of a document's size; a larger one counts as broken. None is 8 MiB
+            for texts that are tokenized, since encoding takes 50 to 400 times their size in memory,
+            and 256 MiB for everything else.
 
     Raises:
-        ConfigError: one of them is not a whole number of at least 1, or not a bool.
+        ConfigError: a number is not an integer of at least 1, or `shuffle_blocks` is not a bool.
     """
 
     open_shards: int = 2
@@ -67,14 +67,14 @@ class Reading:
 
     @property
     def documents_per_block(self) -> int:
-        """`block_documents`, or what None stands for."""
+        """The largest number of documents in a block, with the default filled in."""
         if self.block_documents is not None:
             return self.block_documents
         return max(LEAST_DOCUMENTS, TURN_DOCUMENTS // self.open_shards)
 
     @property
     def most_bytes(self) -> int:
-        """The limit of a document as it is stored."""
+        """The limit of a stored document, in bytes."""
         return 256 << 20 if self.max_document_bytes is None else self.max_document_bytes
 
     @property
@@ -83,7 +83,7 @@ class Reading:
         return 8 << 20 if self.max_document_bytes is None else self.max_document_bytes
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able, for the fingerprint."""
+        """Return the settings as JSON-able values, for the fingerprint."""
         described: dict[str, Any] = {
             "open_shards": self.open_shards,
             "block_documents": self.documents_per_block,
@@ -94,10 +94,10 @@ class Reading:
 
 
 def checked_reading(reading: Reading | None) -> Reading:
-    """What a source was given as `reading`; None is the default.
+    """Check a source's argument `reading` and return it; None returns the default.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: `reading` is neither a `Reading` nor None.
     """
     if reading is None:
         return Reading()
@@ -111,7 +111,7 @@ def checked_reading(reading: Reading | None) -> Reading:
 
 
 Block = Union[Documents, Texts, "Conversations"]
-#: A place in a lane's stream: small, JSON-able, understood by its source only.
+#: A position in a lane's stream: small, JSON-able, understood by its source only.
 Cursor = dict[str, Any]
 
 TOO_LONG_REMEDY = (
@@ -124,30 +124,30 @@ class LaneReader(ABC):
 
     @abstractmethod
     def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
-        """Yield blocks, each with the cursor of the place after it.
+        """Yield blocks, each with the cursor of the position after it.
 
         Args:
-            cursor: where to start: after the block that came with it, or None for the start of
+            cursor: the start: after the block that this cursor came with; None is the beginning of
                 the lane.
-            skips: what to do with broken content, and where it is recorded.
+            skips: handling of broken content, and its counters.
         """
 
 
 class LinePart(LaneReader):
-    """A part of the line of one epoch, which says how much of it is read."""
+    """A part of one epoch's line, which reports its unread weight."""
 
     @abstractmethod
     def left(self, cursor: Cursor | None) -> int:
-        """The weight that is not read yet after a cursor."""
+        """Return the weight that is still unread after a cursor."""
 
 
 class Portion(NamedTuple):
     """A source's part of a run.
 
     Attributes:
-        source: that is read.
-        epochs: passes over it; None is endless.
-        share: of the run's tokens, in units of 1 / `whole`, at its highest.
+        source: the source.
+        epochs: passes over the source; None is endless.
+        share: the largest share of the run's tokens, in units of 1 / `whole`.
     """
 
     source: Source
@@ -161,18 +161,18 @@ class Source(ABC):
 
     #: True if blocks are `Documents` (token ids), False if they are `Texts` or `Conversations`.
     tokenized: bool
-    #: How much of it is read at once, and how long a document may be.
+    #: Limits of blocks, documents and open shards.
     reading: Reading = Reading()
-    #: What happens to documents longer than a row if no packer is given.
+    #: Policy for documents longer than a row if no packer is given.
     overflow: Overflow = "split"
     #: True if its documents can be read only once, in this process.
     once: bool = False
-    #: What its records give besides, where they have it: values of tokens and of documents.
+    #: Further fields to read of its records: values per token and per document.
     field_types: FieldTypes = FieldTypes()
 
     @property
     def kind(self) -> str:
-        """What it is called in messages and fingerprints."""
+        """Name of the source's class in messages and fingerprints."""
         return type(self).__name__
 
     #: Opens the stream of a lane, as ``module:name``; see `streampack.streams.base.LaneStream`.
@@ -180,30 +180,30 @@ class Source(ABC):
 
     @property
     def parts(self) -> dict[str, Source]:
-        """The sources of a mixture by name, or this one."""
+        """Return the sources of a mixture by name, or this source alone."""
         return {"": self}
 
     def portions(self, epochs: int | None) -> dict[str, Portion]:
-        """The parts of a run of so many epochs by the names of their sources."""
+        """Return the parts of a run of `epochs` epochs by the names of their sources."""
         return {"": Portion(self.inner, epochs, 1, 1)}
 
     def check_epochs(self, epochs: int | None) -> None:
-        """Raise `ConfigError` if it is not clear when a run of so many epochs ends."""
+        """Raise `ConfigError` if the end of a run of `epochs` epochs is not defined."""
         return
 
     @property
     def inner(self) -> Source:
-        """What is read: the source itself, or the one whose records it interprets."""
+        """The source that reads the data: this one, or the source of the records it interprets."""
         return self
 
     def with_fields(self, types: FieldTypes) -> Source:
-        """The same source, whose blocks have these fields of its records."""
+        """Return a copy of the source that also reads these fields of its records into blocks."""
         made = copy.copy(self)
         made.field_types = types
         return made
 
     def leaves(self) -> list[str]:
-        """Names of the leaves that a run of it uses; see `streampack.leaves`."""
+        """Return the names of leaves that a run of this source uses; see `streampack.leaves`."""
         return [
             *([] if self.tokenized else ["tokenizer"]),
             *(["groups"] if self.grouped else []),
@@ -224,45 +224,45 @@ class Source(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """List what there is, once, in the process that builds the dataset.
+        """List the shards, once, in the process that builds the dataset.
 
         Called before the source is sent to workers; it may do I/O and must be idempotent.
         """
 
     @abstractmethod
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
-        """The n lanes of one epoch. Cheap: nothing is opened before a reader is read."""
+        """Return the n lanes of one epoch. Cheap: a reader opens nothing before it is read."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """JSON-able identity for the fingerprint: kind, manifest digest, columns."""
+        """Return a JSON-able identity for the fingerprint: kind, manifest digest, columns."""
 
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         """Raise `ConfigError` if the source cannot be split into n lanes."""
         self.lanes(n, seed=seed, epoch=0, shuffle=shuffle)
 
     def max_lanes(self) -> int | None:
-        """The largest number of lanes the source can be split into; None if there is no limit."""
+        """Return the largest number of lanes the source can be split into; None is no limit."""
         return None
 
     def reader_bytes(self) -> int:
-        """About the memory in bytes that a lane's reader holds besides the block it yielded."""
+        """Estimate the bytes of memory that a lane's reader holds besides the block it yielded."""
         return 0
 
     def estimate_tokens(self) -> int | None:
-        """A rough number of tokens in one epoch, or None if nothing is known."""
+        """Estimate the number of tokens in one epoch; None if it is unknown."""
         return None
 
     def slow_layout(self) -> str:
-        """How its files are made, as a clause, if that may make reading slow; else ""."""
+        """Return a clause on a layout of files that may make reading slow, or ""."""
         return ""
 
     def shard_name(self, shard: int) -> str:
-        """Where a shard is found, by its number in `Documents.origin`."""
+        """Return the name of a shard, by its index in `Documents.origin`."""
         return f"shard {shard}"
 
     def document_name(self, origin: np.void) -> str:
-        """Where a document is found, in words that begin a sentence: "row 7 of part-3.parquet"."""
+        """Return a document's location as the subject of a sentence: "row 7 of part-3.parquet"."""
         return f"document {int(origin['index'])} of shard {int(origin['shard'])}"
 
     def broken_document(
@@ -272,13 +272,13 @@ class Source(ABC):
         reason: str,
         remedy: str = 'Repair it, or leave such documents out with on_error="skip" (--on-error).',
     ) -> ContentError:
-        """The error for a document that cannot be used.
+        """Return the error for a document that cannot be used.
 
         Args:
-            shard: of its origin.
-            index: of its origin.
+            shard: shard index of its origin.
+            index: document index of its origin.
             reason: ends the sentence that begins with the document's name: "is not UTF-8".
-            remedy: of the error.
+            remedy: the advice of the error.
         """
         name = self.document_name(make_origin(shard, np.array([index], dtype=np.int64))[0])
         fact = f"{name[0].upper()}{name[1:]} {reason}."
@@ -291,20 +291,20 @@ class Source(ABC):
         """Pass the broken documents of a block to `skips`, which raises or records them.
 
         Args:
-            origin: (N,) of all documents of the block.
-            problems: the reason for each, as for `broken_document`, by its number in the block.
-            skips: of the lane.
+            origin: (N,) origins of all documents of the block.
+            problems: the reasons, as for `broken_document`, by index in the block.
+            skips: the lane's handling of broken content.
         """
         for i in sorted(problems):
             shard, index = int(origin["shard"][i]), int(origin["index"][i])
             skips.handle(self.broken_document(shard, index, problems[i]))
 
     def short_texts(self, texts: Texts, skips: Skips) -> Texts:
-        """The texts that may be tokenized: those within the limit of `reading`.
+        """Return the texts within the limit of `reading`, which may be tokenized.
 
         Args:
             texts: N texts.
-            skips: gets a `ContentError` for each of the others.
+            skips: gets a `ContentError` for each longer text.
         """
         limit = self.reading.most_text_bytes
         long = {i: size for i, text in enumerate(texts.texts) if (size := text_bytes(text)) > limit}

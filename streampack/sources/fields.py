@@ -1,15 +1,15 @@
-"""Which field of a record holds what: text or ids; which tokens carry loss, which are padding.
+"""Fields of a record: text or ids, the masks of tokens with loss, the mask of padding.
 
-Which tokens of a document are padding: those of which its attention mask is 0.
+Padding: the tokens at which a document's attention mask is 0.
 
 Tokenizers that pad (`padding="max_length"`) write such masks beside the ids. Padding lies at either
-end of a document, and is left out of it with whatever belongs to its tokens.
+end of a document, and is left out of it with all values that belong to its tokens.
 
-Which tokens of a document carry loss: from masks of 0 and 1, or from labels.
+Tokens with loss: read from masks of 0 and 1, or from labels.
 
-Labels are what trainers store: a token's own id where it is learnt, and -100 where not (it is the
-model that shifts). They are in fields whose names end in "labels"; any other is a mask. Where there
-are several, a token carries loss if all of them say so.
+Labels are a token's own id where it is learnt, and -100 where not, as trainers store them (it is
+the model that shifts). Fields with names that end in "labels" hold labels, others a mask. With
+several fields, a token carries loss if it does so in all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ IGNORED = -100
 
 
 def joint_mask(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
-    """(T,) True where all masks (T,) are; None if there is none."""
+    """Return the (T,) conjunction of masks (T,); None if there are no masks."""
     found = list(masks)
     return np.logical_and.reduce(found) if found[1:] else next(iter(found), None)
 
@@ -43,14 +43,14 @@ def masks_of_rows(
     name: str,
     reasons: dict[int, str],
 ) -> NDArray[np.bool_]:
-    """(T,) True where a token of N documents end to end carries loss.
+    """Return the (T,) mask of tokens with loss, of N documents end to end.
 
     Args:
         values: (T,) booleans, or whole numbers: 0 and 1, or labels.
-        ids: (T,) the documents'.
-        offsets: (N + 1,) of the documents.
-        name: of the field.
-        reasons: gets what is wrong with a document, by its number.
+        ids: (T,) token ids of the documents.
+        offsets: (N + 1,) offsets of the documents.
+        name: name of the field.
+        reasons: gets the reason for each broken document, by its index.
     """
     labels = name.endswith(LABELS) and values.dtype.kind != "b"
     mask: NDArray[np.bool_] = values != IGNORED if labels else values == 1
@@ -76,12 +76,12 @@ ATTENTION_MASK = "attention_mask"
 def kept_tokens(
     values: NDArray[Any], offsets: NDArray[np.int64], reasons: dict[int, str]
 ) -> NDArray[np.bool_] | None:
-    """(T,) False where a token of N documents end to end is padding; None if none is.
+    """Return a (T,) mask that is False at padding, of N documents; None without padding.
 
     Args:
         values: (T,) attention masks, 0 and 1.
-        offsets: (N + 1,) of the documents.
-        reasons: gets what is wrong with a document, by its number.
+        offsets: (N + 1,) offsets of the documents, which lie end to end.
+        reasons: gets the reason for each broken document, by its index.
     """
     kept: NDArray[np.bool_] = values == 1
     if kept.all():
@@ -102,14 +102,14 @@ def kept_tokens(
 def with_masks(
     documents: Documents, masks: Mapping[str, NDArray[Any]]
 ) -> tuple[Documents, dict[int, str]]:
-    """N documents end to end with the masks and labels of their T tokens, and without padding.
+    """Attach the masks and labels of T tokens to N documents end to end, and drop padding.
 
     Args:
-        documents: in an array of T tokens, without loss masks.
-        masks: by the name of the field, (T,) values: attention masks, loss masks or labels.
+        documents: documents in an array of T tokens, without loss masks.
+        masks: (T,) values by name of the field: attention masks, loss masks or labels.
 
     Returns:
-        All of them, and what is wrong with some, by their numbers.
+        All documents, and a dict from index to reason for the broken ones.
     """
     reasons: dict[int, str] = {}
     ids, offsets = documents.tokens, documents.offsets
@@ -121,7 +121,7 @@ def with_masks(
 
 
 def without_padding(documents: Documents, kept: NDArray[np.bool_] | None) -> Documents:
-    """The documents, in an array of T tokens, of which those are left that are `kept` (T,)."""
+    """Return documents in an array of T tokens without the tokens outside of `kept` (T,)."""
     if kept is None:
         return documents
     return replace(
@@ -133,30 +133,30 @@ def without_padding(documents: Documents, kept: NDArray[np.bool_] | None) -> Doc
     )
 
 
-#: Usual names of fields with texts, and with token ids; and of such files in tar shards, beside
+#: Usual names of fields with texts and with token ids, and of such files in tar shards, beside
 #: "tokens.npy" and "json:text".
 TEXTS = ("text", "txt")
 IDS = ("tokens", "input_ids", "npy")
 _OF_CHATS = ("messages", "conversations", "completion", "chosen")
-#: What says which token ids are learnt, where it stands beside them: one that is in several of them
-#: is learnt where all say so.
+#: Usual names of loss masks and labels beside token ids. With several, a token is learnt if it is
+#: learnt in all of them.
 LOSS_FIELDS = ("loss_mask", "labels", "assistant_masks", "completion_mask")
 
 
 class RecordReader(Protocol):
-    """What makes blocks of whole records, where a document is not one field of them."""
+    """Maker of blocks from whole records, for documents that are not one field of a record."""
 
     @property
     def columns(self) -> Sequence[str]:
-        """The fields that are read."""
+        """The fields to read of each record."""
 
     def hold_ids(self, names: Collection[str], where: str) -> bool:
-        """True if records with fields of these names hold ids; raises `ConfigError` if nothing
-        can be read from them.
+        """Return True if records with these fields hold ids; raise `ConfigError` if they hold no
+        document.
         """
 
     def size(self, record: Any, tokenized: bool) -> int:
-        """About the bytes of the documents in a record: one per character, four per id."""
+        """Estimate the bytes of the documents in a record: one per character, four per id."""
 
     def block(
         self,
@@ -166,14 +166,14 @@ class RecordReader(Protocol):
         tokenized: bool,
         parse: Callable[[Any], Any] | None = None,
     ) -> tuple[Any, dict[int, str]]:
-        """A block of the good ones of N items, and what is wrong with the others, by number.
+        """Make a block of the valid items among N, and a dict from index to reason for the others.
 
         Args:
-            items: N records, or what `parse` makes one of.
-            origin: (N,) theirs.
-            types: the fields that are read besides.
-            tokenized: what `hold_ids` said.
-            parse: makes a record of an item; raises `BrokenDocumentError` where it is none.
+            items: N records, or inputs of `parse`.
+            origin: (N,) origins of the items.
+            types: the fields to read beside the documents.
+            tokenized: the result of `hold_ids`.
+            parse: makes a record of an item; raises `BrokenDocumentError` for an invalid item.
         """
 
 
@@ -183,15 +183,15 @@ class Fields:
 
     Attributes:
         tokenized: True if documents are token ids, False if they are text.
-        document: the field with the document; None if a record is itself the document; "" if it is
-            to be found by `found_in`.
+        document: the field with the document; None if a record is itself the document; "" until
+            `found_in` has chosen it.
         loss_masks: the fields with loss masks, for token ids.
-        masks_known: False until `found_in` has looked for them, if nobody named any.
-        unread: usual names of loss masks that were not there when `found_in` looked; a document
-            that has one would be read without it.
+        masks_known: False until `found_in` has looked for loss masks, if no argument names any.
+        unread: usual names of loss masks that `found_in` did not find; a document that has one
+            would be read without it.
         others: fields beside token ids that are not read.
         several: True if the field has lists of ids, which are the documents of a group.
-        records: what reads whole records, in place of a field.
+        records: reader of whole records, in place of a field.
     """
 
     tokenized: bool
@@ -212,14 +212,14 @@ class Fields:
         loss_mask: str | Sequence[str] | None,
         default: str | None = "",
     ) -> Fields:
-        """The fields that a source's arguments name.
+        """Return the fields that a source's arguments name.
 
         Args:
             text, tokens, loss_mask: the arguments.
             default: `document` if neither `text` nor `tokens` is given.
 
         Raises:
-            ConfigError: they do not go together.
+            ConfigError: the arguments exclude each other.
         """
         if text is not None and tokens is not None:
             raise ConfigError(
@@ -238,29 +238,29 @@ class Fields:
 
     @property
     def known(self) -> bool:
-        """True if it is known which field holds the documents."""
+        """True if the field with the documents is known."""
         return self.document != ""
 
     def found_in(self, kinds: Mapping[str, str], where: str) -> Fields:
-        """These, with what nobody named: the documents' field and the loss masks beside ids.
+        """Fill in the documents' field and the loss masks beside ids, if no argument names them.
 
         Documents are in the one field that has a usual name and its type, or else in the only
         field.
 
         Args:
-            kinds: "text", "tokens", "several" (lists of them) or "mask" (numbers or booleans, a
-                list), or "", by field.
-            where: the records are, for messages.
+            kinds: "text", "tokens", "several" (lists of token lists), "mask" (a list of numbers or
+                booleans) or "", by field.
+            where: name of the records' file or table, for messages.
 
         Raises:
-            ConfigError: there is none or several such fields.
+            ConfigError: no field, or more than one, may hold the documents.
         """
         if self.records is not None:
             return replace(self, tokenized=self.records.hold_ids(kinds, where), document=None)
         return self.with_document(kinds, where).with_masks(kinds)
 
     def with_masks(self, kinds: Mapping[str, str]) -> Fields:
-        """These, with the loss masks among the fields of these kinds, if nobody named any."""
+        """Fill in the loss masks among fields of these kinds, if no argument names any."""
         if not self.tokenized:
             return self
         several = kinds.get(self.document or "") == "several"
@@ -278,7 +278,7 @@ class Fields:
         )
 
     def with_document(self, kinds: Mapping[str, str], where: str) -> Fields:
-        """These, with the documents' field, if nobody named it; see `found_in`."""
+        """Fill in the documents' field, if no argument names it; see `found_in`."""
         if self.known:
             return self
         given = [n for n in kinds if not {n, _plain(n)} & {*self.loss_masks}]
@@ -309,7 +309,7 @@ class Fields:
 
     @property
     def in_words(self) -> str:
-        """What the documents are: "token ids in 'tokens'"."""
+        """Description of the documents: "token ids in 'tokens'"."""
         if self.records is not None:
             return "records"
         of = "" if self.document is None else f" in {self.document!r}"
@@ -322,25 +322,25 @@ class Fields:
 
 
 def is_usual(name: str, kind: str) -> bool:
-    """True for a usual name of a field with documents, if the field is of that type."""
+    """Return True for a usual name of a field with documents, if the field has the right type."""
     plain = _plain(name)
     return (kind == "text" and plain in TEXTS) or (kind in ("tokens", "several") and plain in IDS)
 
 
 def _plain(name: str) -> str:
-    """Without the file of a tar shard in which it is, or the ending of that."""
+    """Return a field's name without the file of a tar shard before it, or that file's ending."""
     return name.rpartition(":")[2].removesuffix(".npy")
 
 
 def named_masks(loss_mask: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The fields that the argument of a source names."""
+    """Return the fields that the argument `loss_mask` of a source names."""
     return (loss_mask,) if isinstance(loss_mask, str) else tuple(loss_mask or ())
 
 
 def unknown_document(found: Sequence[str], kinds: Mapping[str, str], where: str) -> ConfigError:
     """Return the error for records of these fields, where several or none may be the documents.
 
-    It names a field only if no other may be meant: the first of many texts is often a key.
+    The advice names a field only if no other may be meant: the first of many texts is often a key.
     """
     there = ", ".join(f'"{name}"' for name in list(kinds)[:30]) or "(none)"
     chats = chat_fields(kinds)
@@ -358,7 +358,7 @@ def unknown_document(found: Sequence[str], kinds: Mapping[str, str], where: str)
 
 
 def chat_fields(names: Collection[str]) -> list[str]:
-    """Those of a record's fields that hold conversations, as `sources.Chat` reads them."""
+    """Return the fields among `names` that hold conversations, as `sources.Chat` reads them."""
     known = (*_OF_CHATS, "output") if "instruction" in names else _OF_CHATS
     return [name for name in known if name in names]
 

@@ -1,9 +1,9 @@
-"""Where the columns of a Parquet file lie, read from its footer, for what is fetched ahead.
+"""Byte ranges of the columns of a Parquet file, read from its footer, for fetching ahead.
 
 pyarrow has an accessor for this, which ends the process at some damaged footers (see `footer`). So
 the footer is read here, by Thrift's compact protocol: structures of numbered fields, of which only
-those that lead to a column's place are kept. What comes of it decides when bytes are fetched, never
-which of them are decoded, so a damaged footer may have no places, or wrong ones.
+those that lead to a column's range are kept. The ranges decide when bytes are fetched, never which
+of them are decoded, so a damaged footer may give no ranges, or wrong ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Compact:
     """Values of the compact protocol, one after the other.
 
     Raises (in all methods):
-        ValueError, IndexError: it is damaged.
+        ValueError, IndexError: the data are damaged.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -60,7 +60,7 @@ class _Compact:
         return self._data[self._at - size : self._at]
 
     def struct(self, wanted: dict[int, Any], depth: int = 0) -> dict[int, Any]:
-        """The wanted fields of a structure by their numbers."""
+        """Read a structure; return its wanted fields by their numbers."""
         if depth > _DEEPEST:
             raise ValueError("structures are nested too deep")
         found: dict[int, Any] = {}
@@ -113,11 +113,11 @@ class _Compact:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The parts of a file that hold the wanted columns, in the order of the file.
+    """The byte ranges of a file that hold the wanted columns, in the order of the file.
 
     Attributes:
-        starts, ends: bytes of each.
-        columns: its number in its row group; groups: the number of this.
+        starts, ends: first byte of each range, and the byte after it.
+        columns: index of its column in the row group; groups: index of the row group.
     """
 
     starts: Sequence[int]
@@ -127,12 +127,12 @@ class Chunks:
 
     @classmethod
     def of(cls, footer: bytes, columns: Collection[str], num_bytes: int) -> Chunks:
-        """Of a footer, without its length and magic number; none if it is damaged.
+        """Parse a footer without its length and magic number; a damaged one gives no ranges.
 
         Args:
-            footer: of a file.
-            columns: that are wanted.
-            num_bytes: of the file.
+            footer: the footer of a file.
+            columns: names of the wanted columns.
+            num_bytes: size of the file.
         """
         wanted = {name.encode() for name in columns}
         found: list[tuple[int, int, int, int]] = []
@@ -157,18 +157,19 @@ _MARGIN_BYTES = 1 << 20  # rows have unequal sizes
 
 
 class ColumnOrder:
-    """The blocks of each wanted column that are read; an `Order`, which knows none at first."""
+    """The blocks of each wanted column in reading order; an `Order`, empty before `plan`."""
 
     def __init__(self) -> None:
         self._chunks = Chunks((), (), (), ())
         self._blocks: dict[int, list[int]] = {}
 
     def plan(self, chunks: Chunks, shares: Mapping[int, float]) -> None:
-        """Set what is read.
+        """Set the blocks to read.
 
         Args:
-            chunks: of the file.
-            shares: how much of each row group, from its beginning, 0 to 1; nothing of others.
+            chunks: byte ranges of the file's columns.
+            shares: the part of each row group to read from its beginning, 0 to 1; row groups that
+                are missing here are not read.
         """
         self._chunks, self._blocks = chunks, {}
         for start, end, column, group in zip(

@@ -22,14 +22,14 @@ from streampack.sources.records import too_long
 if TYPE_CHECKING:
     from streampack.sources.base import Block
 
-#: Rows and the number of the first -> blocks, each with the rows consumed so far.
+#: (rows, index of the first row) -> blocks, each with the number of rows consumed so far.
 BlockMaker = Callable[[pa.RecordBatch, int], "Iterator[tuple[Block, int]]"]
-#: Called with the number of a row that is no document and the end of the sentence "row N ...".
+#: Called with the index of a broken row and the end of the sentence "row N ...".
 Broken = Callable[[int, str], None]
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """True for any type that holds strings."""
+    """Return True for any type that holds strings."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return bool(
@@ -38,34 +38,34 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_null(kind: pa.DataType) -> bool:
-    """True for the type of a column that holds nulls only."""
+    """Return True for the type of a column that holds nulls only."""
     return bool(pa.types.is_null(kind))
 
 
 def is_token_list(kind: pa.DataType) -> bool:
-    """True for lists of integers, of any length or of a fixed one; also if all are empty."""
+    """Return True for lists of integers, of any length or of a fixed one; also if all are empty."""
     return _is_list(kind) and bool(pa.types.is_integer(kind.value_type) or is_null(kind.value_type))
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """True for integers, floating-point numbers and booleans."""
+    """Return True for integers, floating-point numbers and booleans."""
     return bool(
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )
 
 
 def is_number_list(kind: pa.DataType) -> bool:
-    """True for lists of such numbers."""
+    """Return True for lists of integers, floating-point numbers or booleans."""
     return _is_list(kind) and is_number(kind.value_type)
 
 
 def is_mask_list(kind: pa.DataType) -> bool:
-    """True for lists of booleans, or of integers in their place."""
+    """Return True for lists of booleans, or of integers in their place."""
     return is_token_list(kind) or (_is_list(kind) and bool(pa.types.is_boolean(kind.value_type)))
 
 
 def kinds_of(schema: Iterable[pa.Field]) -> dict[str, str]:
-    """Columns by name: "tokens", "mask" (lists of booleans), "text" or ""."""
+    """Return the kinds of columns by name: "tokens", "mask" (lists of booleans), "text" or ""."""
 
     def kind_of(kind: pa.DataType) -> str:
         if is_token_list(kind):
@@ -82,7 +82,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def cut(sizes: NDArray[np.integer[Any]], limits: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of blocks over rows of `sizes` (N,) bytes.
+    """Yield (start, stop) of blocks over N rows; `sizes` (N,) are their bytes.
 
     A block ends when it has ``limits[0]`` rows or holds ``limits[1]`` bytes; a row is never cut.
     """
@@ -102,14 +102,14 @@ def placed_blocks(
     stop: int,
     place_of: Callable[[int], int],
 ) -> Iterator[tuple[Block, int, int]]:
-    """Blocks of the rows up to `stop`, each with the row after it and how far a part is read.
+    """Yield blocks of rows up to `stop`, each with the row after it and that row's weight position.
 
     Args:
-        batches: rows, with the number of the first of each batch.
-        make: makes blocks of them.
+        batches: batches of rows, each with the index of its first row.
+        make: makes blocks of a batch.
         part: [low, high) of the file's weight.
         stop: the row at which the part ends.
-        place_of: where a row lies on the file's weight.
+        place_of: returns the position of a row on the file's weight.
     """
     low, high = part
     for batch, first in batches:
@@ -168,7 +168,7 @@ class TextBlocks:
 
 
 def _plain_text(column: pa.Array) -> pa.Array:
-    """Any text column as strings or large strings."""
+    """Cast any text column to strings or large strings."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -177,7 +177,7 @@ def _plain_text(column: pa.Array) -> pa.Array:
 
 
 def row_sizes(column: pa.Array) -> NDArray[np.int64]:
-    """(N,) bytes of each row of a text column, ids of each row of lists; nulls have none."""
+    """Return (N,) bytes per row of a text column, or ids per row of a list column; 0 for nulls."""
     if is_text(column.type):
         sizes = pc.call_function("binary_length", [_plain_text(column)])
     else:
@@ -187,7 +187,7 @@ def row_sizes(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _strings(column: pa.Array) -> list[Any]:
-    """The strings of a column; bytes for what is not UTF-8, None for nulls."""
+    """Return the strings of a column; bytes for a value that is not UTF-8, None for nulls."""
     try:
         return column.to_pylist()  # type: ignore[no-any-return]
     except UnicodeDecodeError:
@@ -219,14 +219,14 @@ class _Lists:
 
     @classmethod
     def of(cls, column: Any) -> _Lists:
-        """The parts of a list array."""
+        """Take a list array apart."""
         if is_null(column.type) or is_null(column.type.value_type):
             column = column.cast(pa.list_(pa.uint8()))
         lengths = _filled(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         return cls(column.flatten(), offsets_of(lengths), _nulls(column))
 
     def rows_of(self, places: NDArray[np.int64]) -> list[int]:
-        """Rows that hold these places of `values`, each once."""
+        """Return the rows with these positions of `values`, each row once."""
         if not len(places):
             return []
         found: list[int] = np.unique(np.searchsorted(self.offsets, places, "right") - 1).tolist()
@@ -234,7 +234,7 @@ class _Lists:
 
 
 def _nulls(array: Any) -> NDArray[np.int64]:
-    """(K,) int64: places of an array that are null."""
+    """Return the (K,) int64 positions of an array's nulls."""
     if not array.null_count:
         return np.zeros(0, dtype=np.int64)
     found: NDArray[np.int64] = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
@@ -242,7 +242,7 @@ def _nulls(array: Any) -> NDArray[np.int64]:
 
 
 def _filled(array: Any, value: int) -> Any:
-    """The array with `value` in place of nulls, itself if it has none."""
+    """Return the array with `value` in place of nulls; the array itself if it has no nulls."""
     return array.fill_null(value) if array.null_count else array
 
 
@@ -254,11 +254,11 @@ class TokenBlocks:
         shard: number of the shard.
         tokens: name of the column of ids.
         loss_masks: names of the columns of masks.
-        dtype: uint16 or uint32, what the ids become.
+        dtype: dtype of the blocks' ids, uint16 or uint32.
         limits: rows and bytes per block.
         max_bytes: a larger row is no document.
         broken: called for every row that is no document.
-        token_fields: columns with a list of as many numbers; document_fields: with a number.
+        token_fields: columns with a number per token; document_fields: with a number per row.
     """
 
     shard: int
@@ -305,9 +305,9 @@ class TokenBlocks:
             yield block, stop
 
     def _ids(self, lists: _Lists, reasons: dict[int, str]) -> NDArray[np.generic]:
-        """The flat ids as `dtype`, without a copy where their type allows it.
+        """Return the flat ids as `dtype`, without a copy where their type allows it.
 
-        A document with a wrong one gets a reason.
+        A document with an invalid id gets a reason.
         """
         values = lists.values
         for row in lists.rows_of(_nulls(values)):
@@ -318,7 +318,7 @@ class TokenBlocks:
         if not certain and (int(ids.min()) < 0 or int(ids.max()) > largest):
             for row in lists.rows_of(np.flatnonzero((ids < 0) | (ids > largest))):
                 reasons.setdefault(row, f"has an id outside of {self.dtype.name}")
-        if ids.dtype.itemsize == self.dtype.itemsize:  # none below zero but in what is left out
+        if ids.dtype.itemsize == self.dtype.itemsize:  # ids below zero are in rejected rows only
             return ids.view(self.dtype)
         return ids.astype(self.dtype)
 
@@ -326,9 +326,9 @@ class TokenBlocks:
 def _token_values(
     lists: _Lists, others: _Lists, what: str, reasons: dict[int, str]
 ) -> NDArray[Any]:
-    """The flat values of another list column laid out like the ids.
+    """Return the flat values of another list column, laid out like the ids.
 
-    A document whose values do not fit gets a reason; `what` is the name of one of them.
+    A document with a different number of values gets a reason; `what` names one value.
     """
     first, _, rest = what.partition(" in ")
     plural = f"{first}s in {rest}" if rest else f"{first}s"
@@ -349,14 +349,14 @@ def _token_values(
 
 
 def _row_values(column: pa.Array, name: str, reasons: dict[int, str]) -> NDArray[Any]:
-    """(N,) the numbers of a column; a row without one gets a reason."""
+    """Return the (N,) numbers of a column; a row without a number gets a reason."""
     for row in _nulls(column).tolist():
         reasons.setdefault(row, f'has no "{name}"')
     return _as_numbers(column)
 
 
 def _as_numbers(array: pa.Array) -> NDArray[Any]:
-    """The numbers or booleans of an array, 0 for nulls."""
+    """Return the numbers or booleans of an array, 0 for nulls."""
     if is_null(array.type):
         array = array.cast(pa.uint8())
     numbers: NDArray[Any] = _filled(

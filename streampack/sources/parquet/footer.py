@@ -1,4 +1,4 @@
-"""Footers of Parquet files: the schema, rows and bytes of a file, without its data.
+"""Footers of Parquet files: a file's schema, rows and bytes, read without its data.
 
 A footer is untrusted. Of pyarrow's accessors only those of files, schemas and row groups are used.
 `RowGroupMetaData.column()`, which everything about a single column needs, ends the process on about
@@ -30,26 +30,26 @@ from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 
 _FIRST_READ = 64 << 10
-_MOST_BYTES = 1 << 48  # of a file; those of all files are added up in 64 bits
+_MOST_BYTES = 1 << 48  # of a file, since the bytes of all files are added up in 64 bits
 
 
-#: What is wrong with a file that its writer has encrypted.
+#: Problem of a file that its writer has encrypted.
 ENCRYPTED = "it is encrypted, and only plain Parquet is read"
 DECRYPT = "Write it again without encryption (pyarrow reads it with decryption_properties)"
 
-#: What reading a damaged file raises; UnicodeDecodeError comes from names of columns.
+#: Exceptions from reading a damaged file; UnicodeDecodeError comes from names of columns.
 DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, DamagedFileError)
 
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What the listing keeps of a file.
+    """The facts that the listing keeps of a file.
 
     Attributes:
-        rows: of the file; -1 if it cannot be read.
-        num_bytes: of all columns, encoded, before compression.
-        schema: of the file; None if it cannot be read.
-        problem: what is wrong with the file; "" if nothing is.
+        rows: number of rows; -1 if the footer cannot be read.
+        num_bytes: bytes of all columns, encoded, before compression.
+        schema: schema of the file; None if the footer cannot be read.
+        problem: a clause with the fault of the file; "" if there is none.
     """
 
     rows: int = -1
@@ -86,10 +86,10 @@ def read_footer(storage: Storage, info: FileInfo) -> Footer:
 
 
 def row_groups(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
-    """The row groups of a file.
+    """Return the row groups of a file.
 
     Raises:
-        DamagedFileError: their rows or bytes are no parts of the file's.
+        DamagedFileError: their rows or bytes do not add up to the file's.
     """
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     rows = [group.num_rows for group in groups]
@@ -107,17 +107,17 @@ def check_schema(
     tokenized: bool,
     types: FieldTypes,
 ) -> bool:
-    """True if the ids of a file fit into uint16, by their type.
+    """Check a file's columns; return True if its ids fit into uint16, by their type.
 
     A column of type null has nulls in all rows: each row is broken, and the file is not.
 
     Args:
-        name: of the file.
-        schema: its.
-        column: with the documents.
-        fields: which columns are loss masks.
-        tokenized: documents are token ids.
-        types: are read besides.
+        name: name of the file, for messages.
+        schema: schema of the file.
+        column: the column with the documents.
+        fields: names the columns of loss masks.
+        tokenized: True if documents are token ids.
+        types: the fields to read beside the documents.
 
     Raises:
         ConfigError: the file lacks a column, or has it in another type.

@@ -1,4 +1,4 @@
-"""Open Parquet files, and where their row groups lie on the weight of a file."""
+"""Open Parquet files, and the positions of their row groups on the weight of a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streampack.sources.parquet.chunks import Chunks
 from streampack.sources.parquet.footer import row_groups
 from streampack.storage.files import LocalFile, Order, RangedFile, StoredFile
 
-_BUFFER_BYTES = 1 << 20  # that are read of a column at a time
+_BUFFER_BYTES = 1 << 20  # read of a column at a time
 _KEPT_FOOTERS = 8
 _footers: OrderedDict[Hashable, Any] = OrderedDict()
 
@@ -28,14 +28,14 @@ R = TypeVar("R")
 def open_file(
     file: StoredFile, metadata: pq.FileMetaData | None = None, order: Order | None = None
 ) -> pq.ParquetFile:
-    """A file: mapped if it is local, else read by range, a buffer of each column at a time.
+    """Open a file: mapped if it is local, else read by range, a buffer of each column at a time.
 
-    Not buffered ahead, which threads of Arrow would do, with whole row groups.
+    Arrow's own read-ahead is off: its threads would buffer whole row groups.
 
     Args:
-        file: it.
-        metadata: its footer, if that is known.
-        order: in which a remote one is read, if that is known.
+        file: the file.
+        metadata: the file's footer, if it is known.
+        order: the reading order of a remote file, if it is known.
     """
     local = isinstance(file, LocalFile)
     return pq.ParquetFile(
@@ -55,7 +55,7 @@ def _stream(file: StoredFile, order: Order | None) -> IO[bytes]:
 
 
 def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:
-    """The footer of a file, and where its row groups lie on this weight; the last ones are kept."""
+    """Return a file's footer and its row groups' positions on `weight`; cache the latest files."""
 
     def read() -> tuple[pq.FileMetaData, Places]:
         with open_file(file) as opened:
@@ -65,7 +65,7 @@ def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:
 
 
 def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
-    """Where columns of a remote file lie; the last ones are kept."""
+    """Return the byte ranges of a remote file's columns; cache the latest files."""
 
     def read() -> Chunks:
         size = file.num_bytes
@@ -76,7 +76,7 @@ def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
 
 
 def _kept(key: Hashable, read: Callable[[], R]) -> R:
-    """What was read of a file before, or is now."""
+    """Return the cached result of `read` for this key, or call it."""
     found = _footers.pop(key, None)
     if found is None:
         found = read()
@@ -89,12 +89,12 @@ def _kept(key: Hashable, read: Callable[[], R]) -> R:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """Where the row groups of a file lie on its weight, and their rows, as if those were equal.
+    """Positions of a file's row groups and rows on its weight, as if a group's rows were equal.
 
     Attributes:
         rows: (G + 1,) int64, rows before each group.
-        weights: (G + 1,) int64, the weight before each.
-        sizes: (G,) int64, bytes of each.
+        weights: (G + 1,) int64, weight before each group.
+        sizes: (G,) int64, bytes of each group.
     """
 
     rows: NDArray[np.int64]
@@ -103,7 +103,7 @@ class Places:
 
     @classmethod
     def of(cls, groups: Sequence[pq.RowGroupMetaData], weight: int) -> Places:
-        """Each group has its part of the file's weight, by its bytes."""
+        """Divide the file's weight among its row groups, in proportion to their bytes."""
         kept = [(group.num_rows, max(group.total_byte_size, 1)) for group in groups]
         before, total = [0], max(sum(size for _, size in kept), 1)
         for _, size in kept:
@@ -115,12 +115,12 @@ class Places:
         return cls(offsets_of(np.array([rows for rows, _ in kept], dtype=np.int64)), weights, sizes)
 
     def groups(self, start: int, stop: int) -> list[int]:
-        """The numbers of the groups that have some of these rows."""
+        """Return the indices of the groups with rows in [start, stop)."""
         some = (self.rows[:-1] < stop) & (self.rows[1:] > start)
         return [int(number) for number in np.flatnonzero(some)]
 
     def shares(self, groups: Sequence[int], stop: int) -> dict[int, float]:
-        """How much of each of these groups, from its beginning, has the rows up to `stop`."""
+        """Return the part of each group, from its beginning, that has the rows up to `stop`."""
         bounds = [(int(self.rows[number]), int(self.rows[number + 1])) for number in groups]
         return {
             number: (min(stop, end) - first) / max(end - first, 1)
@@ -128,7 +128,7 @@ class Places:
         }
 
     def row(self, at: int) -> int:
-        """The first row that begins at a place of the weight or after it."""
+        """Return the first row that begins at a position of the weight or after it."""
         if at <= 0 or len(self.rows) == 1:
             return 0
         group = int(np.searchsorted(self.weights, at, side="right")) - 1
@@ -139,7 +139,7 @@ class Places:
         return row - -inside * (int(self.rows[group + 1]) - row) // weight
 
     def about(self, row: int) -> int:
-        """Where a row begins."""
+        """Return the position on the weight at which a row begins."""
         group = max(int(np.searchsorted(self.rows, row, side="left")) - 1, 0)
         rows = max(int(self.rows[group + 1] - self.rows[group]), 1)
         weight = int(self.weights[group + 1] - self.weights[group])

@@ -1,4 +1,4 @@
-"""Rows of Arrow as the objects that JSON has.
+"""Rows of Arrow as JSON objects.
 
 A struct of Arrow has every field that any row has; the fields that are null in a row are left out
 of it. Values that are text of JSON (Arrow's type `arrow.json`, the feature `Json` of datasets) are
@@ -17,7 +17,7 @@ import pyarrow as pa
 from streampack.sources.json_records import MOST_NESTED, parse_json, too_deep
 from streampack.sources.records import BrokenDocumentError
 
-#: A value of a row to the value that JSON has for it; None where they are the same.
+#: Converts a value of a row to its JSON value; None where they are the same.
 _Convert = Callable[[Any], Any] | None
 
 _JSON = "arrow.json"
@@ -30,8 +30,9 @@ def row_parser(schema: pa.Schema | None, *, decoded: bool = False) -> Callable[[
     It raises `BrokenDocumentError` for text that should be JSON and is not.
 
     Args:
-        schema: of the rows. Nulls are left out of objects of which it has no type; None has none.
-        decoded: datasets has decoded the features that are JSON.
+        schema: schema of the rows, None if unknown. Nulls are left out of objects that have no type
+            in it.
+        decoded: True if datasets has decoded the features that are JSON.
     """
     features = _features(schema)
     types = {} if schema is None else {field.name: field.type for field in schema}
@@ -55,7 +56,7 @@ def _applied(convert: _Convert, value: Any, name: str) -> Any:
 
 
 def _features(schema: pa.Schema | None) -> dict[str, Any]:
-    """The features that datasets wrote into a schema, by column."""
+    """Return the features that datasets wrote into a schema, by column."""
     try:
         text = (schema.metadata or {})[_METADATA] if schema is not None else b"{}"
         found = json.loads(text)["info"]["features"]

@@ -3,7 +3,7 @@
 Listing reads footers only. A shard is then read by row groups, a batch of rows at a time: batches
 begin at fixed rows of their row group, a block never crosses a batch, and so a block is a pure
 function of the row it starts at. Blocks of ids and masks are views of Arrow's buffers if their type
-allows it; texts become Python strings, because tokenizers accept nothing else.
+allows it; texts become Python strings, the only type that tokenizers accept.
 
 Cost: decoding, about 6 ns per id; then per document nothing for ids, one string for texts. Arrow
 cannot start in the middle of a row group: the rows before are decoded and dropped. Where a row
@@ -58,44 +58,45 @@ from streampack.storage.listing import in_threads
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
 
-#: Called with the first row of a part, the first that is wanted and the end.
+#: Called with the first row of a part, the first wanted row and the end.
 RowReader = Callable[[int, int, int], Iterator[tuple[pa.RecordBatch, int]]]
 
 _FOOTER_THREADS = 64
-#: Short rows are decoded so many at once: fewer take more time, more take memory.
+#: Number of short rows decoded at once: fewer take more time, more take memory.
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 256 << 10
-#: Row groups that are small, and those that several lanes wait for.
+#: Rows of a small row group; bytes of one so large that several lanes wait for it.
 _FEW_ROWS, _LARGE_GROUP = 512, 128 << 20
 _PAGE_BYTES = 1 << 20  # of a column, as writers cut it by default
 
-#: Files whose footers are read when they are listed. If there are more, the footers of so many are
-#: read, and the others when their files are opened: a million would take most of an hour.
+#: Largest number of footers read by the listing. With more files, the other footers are read when
+#: their files are opened: a million footers would take most of an hour.
 MOST_FOOTERS = 8192
 
 
 class Parquet(FileSource):
     """Documents in a column of Parquet files, cut at any row among any number of lanes.
 
-    Row groups are cut as if their rows were equal. One of which parts are read is decoded into the
-    cache, once per host; of small ones, what comes before a part is decoded and dropped.
+    Row groups are cut as if their rows were equal. A row group shared by several lanes is decoded
+    into the cache, once per host; in small ones, the rows before a part are decoded and dropped.
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
         text: the column that holds the text (any string type).
         tokens: the column that holds lists of token ids, of any integer type. They become uint16
-            where the column is uint8 or uint16 in all files, else uint32; an id outside of it
-            breaks its document. If neither is given, the documents are in "text", "txt", "tokens"
-            or "input_ids", whichever is there alone and of its type, or else in the only column.
+            where the column is uint8 or uint16 in all files, else uint32; an id outside of that
+            range breaks its document. If neither is given, the documents are in "text", "txt",
+            "tokens" or "input_ids", whichever exists alone with the right type, or else in the
+            only column.
         loss_mask: with `tokens`, a column with lists of as many booleans (or 1 and 0), or labels: a
-            token's own id where it is learnt, and -100 where not. Of several columns, all must say
-            so. None is "loss_mask", "labels", "assistant_masks" and "completion_mask" where they
-            are there; an empty list is no column.
-        reading: how a lane reads the files.
-        storage: how files are reached and cached.
+            token's own id where it is learnt, and -100 where not. With several columns, a token is
+            learnt if it is learnt in all. None reads "loss_mask", "labels", "assistant_masks" and
+            "completion_mask" if they exist; an empty list reads no column.
+        reading: limits of blocks and open shards.
+        storage: access to files and their cache.
 
     Raises:
-        ConfigError: arguments that do not go together.
+        ConfigError: the arguments exclude each other.
     """
 
     endings = FORMATS["Parquet"].endings
@@ -123,10 +124,11 @@ class Parquet(FileSource):
         return self.fields.document or ""
 
     def list_shards(self) -> Manifest:
-        """The files with the bytes of their rows, from their footers, which are read in parallel.
+        """List the files with the bytes of their rows, from their footers, read in parallel.
 
-        A file whose footer is broken weighs one byte, so that the lane that reads it gets the
-        error, and `on_error` decides. More than `MOST_FOOTERS` files weigh as much as is stored.
+        A file with a broken footer weighs one byte, so that the lane that reads it gets the
+        error, and `on_error` decides. With more than `MOST_FOOTERS` files, their stored bytes are
+        their weights.
         """
         infos = self.storage.list(self.paths, endings=self.endings)
         step = -(-len(infos) // MOST_FOOTERS)
@@ -161,7 +163,7 @@ class Parquet(FileSource):
         return Manifest.of_files(infos, weights, details)
 
     def describe(self) -> dict[str, Any]:
-        """Adds what is read; not the paths, so that the files may move."""
+        """Add the columns that are read; not the paths, so that the files may move."""
         return {
             **super().describe(),
             "column": self.column,
@@ -171,11 +173,11 @@ class Parquet(FileSource):
         }
 
     def reader_bytes(self) -> int:
-        """Adds what Arrow decodes per open shard: a batch, out of a page of its column."""
+        """Add the bytes that Arrow decodes per open shard: a batch, out of a page of its column."""
         return 2 * super().reader_bytes() + self.reading.open_shards * 2 * _PAGE_BYTES
 
     def estimate_tokens(self) -> int:
-        """A rough number of tokens: 2 bytes per id, 4 per token of text, no other columns."""
+        """Estimate the number of tokens: 2 bytes per id, 4 per token of text, no other columns."""
         return int(self.manifest.details["encoded_bytes"]) // (2 if self.tokenized else 4)
 
     def slow_layout(self) -> str:
@@ -197,7 +199,7 @@ class Parquet(FileSource):
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block, int, int]]:
-        """Blocks of one file; see `ShardedSource.read_shard`."""
+        """Yield blocks of one file; see `ShardedSource.read_shard`."""
         row = position or 0
         with self.open_shard(shard) as file:
             try:
@@ -217,7 +219,7 @@ class Parquet(FileSource):
                 self._unreadable(shard, row, error)
 
     def _read_schemas(self, schemas: Mapping[str, pa.Schema]) -> bool:
-        """Complete `fields` by the first of some files; True if all ids fit into uint16."""
+        """Complete `fields` by the first schema; return True if the ids of all fit into uint16."""
         path, first = next(iter(schemas.items()))
         kinds = kinds_of(first)
         for name in [field.name for field in first if is_null(field.type)]:
@@ -228,13 +230,13 @@ class Parquet(FileSource):
         return all(narrow)
 
     def _dtype_name(self, narrow: bool) -> str:
-        """Of the documents; `narrow` says whether all ids fit into uint16."""
+        """Return the dtype of the documents; `narrow` is True if all ids fit into uint16."""
         if not self.fields.tokenized:
             return "text"
         return "uint16" if narrow else "uint32"
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
-        """Raise `ConfigError` for a file of another schema; True if its ids fit into uint16."""
+        """Raise `ConfigError` for an unfit schema; return True if its ids fit into uint16."""
         if self.fields.records is not None:
             self._check_records(name, schema)
             return False
@@ -255,7 +257,7 @@ class Parquet(FileSource):
     def open_rows(
         self, file: StoredFile, shard: int
     ) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
-        """The schema of a file, where its rows lie, and what reads them."""
+        """Open a file's rows: its schema, the positions of its rows, and their reader."""
         footer, places = footer_of(file, int(self.manifest.weights[shard]))
         listed = self.manifest.details["documents"]
         if listed is not None and footer.num_rows != listed[shard]:
@@ -265,7 +267,7 @@ class Parquet(FileSource):
             yield opened.schema_arrow, places, partial(self._batches, file, opened, places, order)
 
     def _check_listed(self, shard: int, schema: pa.Schema) -> None:
-        """Compare a file with what was listed, since not all schemas were seen."""
+        """Check a file against the listing, which may not have read its schema."""
         try:
             narrow = self._check_schema(shown(self.manifest.paths[shard]), schema)
         except ConfigError as error:
@@ -283,7 +285,7 @@ class Parquet(FileSource):
         start: int,
         stop: int,
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Batches of the rows [start, stop) of a part, each with the number of its first row."""
+        """Yield batches of the rows [start, stop) of a part, each with its first row's index."""
         columns = self._columns(opened.schema_arrow)
         groups = places.groups(start, stop)
         if not file.mapped:
@@ -320,7 +322,7 @@ class Parquet(FileSource):
                 raise DamagedFileError(f"row group {number} is too short")
 
     def _columns(self, schema: pa.Schema) -> list[str]:
-        """The columns that are read from a file of this schema."""
+        """Return the columns to read from a file of this schema."""
         if (reader := self.fields.records) is not None:
             more = [*reader.columns, *self.field_types.token, *self.field_types.document]
             return [name for name in dict.fromkeys(more) if name in schema.names]
@@ -334,14 +336,14 @@ class Parquet(FileSource):
         return list(self.field_types.token) if self.tokenized else []
 
     def _batch_rows(self, rows: int, num_bytes: int) -> int:
-        """Rows to decode at once: a block, or several of short rows, or a part of long ones."""
+        """Return the rows to decode at once: a block, several of short rows, part of a long one."""
         row_bytes = max(num_bytes // max(rows, 1), 1)
         reading = self.reading
         block = max(1, min(reading.documents_per_block, 2 * reading.block_bytes // row_bytes))
         return block * max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes) // block)
 
     def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema) -> BlockMaker:
-        """What makes blocks of the rows of a file."""
+        """Return the maker of blocks from the rows of a file."""
         if self.fields.records is not None:
             from streampack.sources.parquet.rows import row_parser
 
@@ -371,7 +373,7 @@ class Parquet(FileSource):
         )
 
     def _record_blocks(self, shard: int, skips: Skips, parse: Callable[[Any], Any]) -> BlockMaker:
-        """What makes blocks of whole rows."""
+        """Return the maker of blocks from whole rows, for `RecordReader`."""
         reader, tokenized = self.fields.records, self.fields.tokenized
         assert reader is not None
         limits = (self.reading.documents_per_block, self.reading.block_bytes)
