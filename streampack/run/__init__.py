@@ -1,5 +1,5 @@
-"""A run: its plan, a rank's batches in order to the common end, its state, its length.
+"""A run: its plan, a rank's batches in order up to the common end, its state and its length.
 
-Knows lanes by their numbers and states, and the ranks of the job; it does not know how a lane makes
-its batches, nor how a worker sends them.
+The package handles lanes by index and state, and the ranks of the job. It depends neither on how a
+lane makes batches nor on how a worker sends them.
 """

@@ -1,18 +1,19 @@
-"""Going on with other settings: what stays of a lane's last plan is planned again.
+"""Resume with changed settings: the remainder of each lane's last plan is replanned.
 
 Steps, for each lane:
   1. Restore the lane under the settings its state was saved with.
-  2. Of the plan of its current round, the rows of the batches that were given went. What they do
-     not hold of a document stays: since rows go in shuffled order, that may be several parts of
-     one document, each a separate entry from now on.
-  3. What the old settings dropped with a row that went is gone. A document of which nothing went
-     is as it was, also if the old overflow policy was about to shorten or drop it.
-  4. That makes the window of the next round, which reads on and plans with the new settings.
+  2. Remove the rows of delivered batches from the plan of the current round. Tokens of a document
+     outside these rows remain. Rows are delivered in shuffled order, so several parts of one
+     document may remain, each a separate entry from here on.
+  3. Tokens that the old settings dropped with a delivered row stay dropped. A document without any
+     delivered token is unchanged, even if the old overflow policy would have cut or dropped it.
+  4. The remaining entries form the window of the next round, which continues to read and plans with
+     the new settings.
 
-Documents keep their age, and a lane its number of batches, so `next_batch` and the rotation are the
+Documents keep their age, and a lane its count of batches, so `next_batch` and the rotation are the
 same on any number of ranks. Tokens that the next row would have repeated (`Seamless`) are not
-repeated. The new overflow policy holds for whole documents: what is left of one that it would have
-shortened or dropped is dropped, and counted.
+repeated. The new overflow policy applies to whole documents: the remainder of a document that it
+would have cut or dropped is dropped, and counted.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries
 from streampack.window.planned import PlannedWindow, needed_tokens
 
-ROWS = 64  # about so many are packed to see what room documents take
+ROWS = 64  # packed, approximately, to measure the slots that documents take
 
 
 def previous_config(
@@ -55,10 +56,10 @@ def previous_config(
     current: Mapping[str, Any],
     changed: Collection[str],
 ) -> LaneConfig:
-    """The configuration of a saved fingerprint that differs from the current one in `changed`.
+    """Rebuild the configuration of a saved fingerprint, which differs from `current` in `changed`.
 
     Raises:
-        StateError: it cannot be rebuilt.
+        StateError: the configuration cannot be rebuilt.
     """
     source = config.source
     if "source" in changed:
@@ -96,17 +97,19 @@ def carry_over(
     due: int,
     dealer: Dealer | None = None,
 ) -> dict[str, Any]:
-    """The state of a lane under `config`, from its state under `before`.
+    """Convert the state of a lane under `before` to its state under `config`.
 
     Args:
-        before, config: of the run so far, and from now on.
-        lane, state: of which lane.
-        due: batches of this lane before the place the run goes on from. One that was dry gave
-            fewer; if it has documents again, they come now and not in turns that are over.
-        dealer: where the lanes are dealt their parts of the source.
+        before: configuration of the run so far.
+        config: configuration from here on.
+        lane: index of the lane.
+        state: state of the lane, under `before`.
+        due: turns of this lane before the batch that the run resumes at. A lane that ran out of
+            documents gave fewer batches; documents it gains come from here on, not in past turns.
+        dealer: deals the lanes their parts of the source; None if parts are not dealt.
 
     Raises:
-        StateError: the documents are not those the state was made from.
+        StateError: the documents differ from the documents of the state.
     """
     fill = Fill(before, lane, state, dealer)
     current = Round.again(fill, state)
@@ -125,14 +128,14 @@ def carry_over(
             )
         until = position.serial + place.admitted
         position = replace(position, cursor=changed_cursor(position.cursor, before.source, until))
-    # What the next row would have repeated is delivered already.
+    # Tokens that the next row would have repeated are delivered already.
     start = entries.start + entries.repeated
     packer = config.packer
     sizes = fill.window.buffer.fields.sizes(entries, packer)
     needed = needed_tokens(packer, sizes, config.batch_tokens)
     held = np.maximum(needed - start, 0)
     continued = place.continued and packer.overflow in ("split", "error")
-    if continued:  # whole rows, as always of a document that goes on
+    if continued:  # a document that continues is always delivered in whole rows
         was = int(entries.held[-1] - entries.repeated[-1])
         held[-1] = max(was, 0) // packer.seq_lens[-1] * packer.seq_lens[-1]
     entries = entries.changed(start=start, held=held, repeated=np.zeros_like(start))
@@ -158,13 +161,13 @@ def carry_over(
 
 
 def _room(packer: Packer, lengths: NDArray[np.int64], weights: Fields) -> tuple[int, int]:
-    """Slots and tokens of the rows that a packer makes of documents of these lengths (N,)."""
+    """Return slots and tokens of the rows that a packer makes of documents of `lengths` (N,)."""
     longest = packer.seq_lens[-1]
     held = (lengths > 0) & ((lengths <= longest) | (packer.overflow == "split"))
     lengths = lengths[held]
     if packer.packs_members or not len(lengths):
         return 1, 1
-    times = min(ROWS * longest // int(lengths.sum()) + 1, ROWS)  # or the last row would count much
+    times = min(ROWS * longest // int(lengths.sum()) + 1, ROWS)  # else the last row weighs too much
     given: Any = {name: np.tile(values[held], times) for name, values in weights.items()}
     given = {"weights": given} if given else {}
     plan = packer.plan(np.tile(lengths, times), final=True, seed=0, **given)
@@ -174,17 +177,18 @@ def _room(packer: Packer, lengths: NDArray[np.int64], weights: Fields) -> tuple[
 def _reports(
     fill: Fill, following: RoundStart, dealer: Dealer, rule: DealRule, room: tuple[int, int]
 ) -> list[list[int]]:
-    """What a lane has reported for deals by other settings, and what it reports for the first one.
+    """Return the lane's reports for past deals and its report for the first deal of `rule`.
 
     Args:
-        fill: of the lane under the settings of before, which `dealer` dealt by.
-        following: its next round.
-        rule: from now on.
-        room: slots of its rows from now on, and the tokens in them.
+        fill: fill of the lane under the old settings, which `dealer` dealt by.
+        following: start of the lane's next round.
+        dealer: deals by the old settings.
+        rule: deal rule from here on.
+        room: slots of the lane's rows from here on, and the tokens in them.
     """
     slots, placed = room
     reports = [report for report in following.reports if report[0] < rule.first]
-    ended = range(following.reported_deal + 1, rule.first)  # it had, and now it goes on
+    ended = range(following.reported_deal + 1, rule.first)  # the lane had ended, and now continues
     lines = range(len(dealer.rule.lines))
     reports += [[n, line, *ENDED] for n in ended for line in lines if dealer.gave(n, line)]
     held = held_by_source(following.entries, continued=following.continued)
@@ -198,18 +202,18 @@ def _reports(
 
 
 def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: bool) -> Entries:
-    """What stays of a window once the first `emitted` batches of its plan went.
+    """Return the entries that remain once the first `emitted` batches of the plan are delivered.
 
-    `held` is right for the last entry if it is held in part, and of no meaning otherwise.
+    `held` is valid for the last entry if it is held in part, and meaningless otherwise.
     """
     plan, count = planned.plan, len(entries)
-    # The batch of a lane that waited for a deal is none of the plan's.
+    # The plan does not contain the empty batch of a lane that waited for a deal.
     went = planned.rows[: int(planned.batches[min(emitted, len(planned.batches) - 1)])]
     goes = np.repeat(np.isin(np.arange(plan.num_rows), went), np.diff(plan.row_offsets))
     ended = _ended(planned, went, goes, count)
     if continued:
         ended[-1] = False
-    # Of a document stays what lies between what is delivered, what went, and its end.
+    # The gaps of a document between delivered tokens, delivered rows and its end remain.
     to_end = np.flatnonzero(~ended)
     rest = entries.length - entries.start
     document = np.concatenate((np.arange(count), plan.document[goes], to_end))
@@ -235,9 +239,9 @@ def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: boo
 def _ended(
     planned: PlannedWindow, went: NDArray[np.int64], goes: NDArray[np.bool_], count: int
 ) -> NDArray[np.bool_]:
-    """(count,) whether a document ends with its last segment: that went, the rest is dropped.
+    """Return a (count,) mask of documents with a delivered last segment: their rest is dropped.
 
-    `goes` says which segments are of the rows that went.
+    `goes` is the mask of segments in the rows `went`.
     """
     plan, most = planned.plan, planned.lengths
     dropped = plan.dropped_by(went)
@@ -257,13 +261,14 @@ def resume_changed(
     current: Mapping[str, Any],
     changed: Collection[str],
 ) -> tuple[RunPlan, RunState]:
-    """The plan of a run that goes on with other settings, and where.
+    """Return the plan and the state of a run that continues with changed settings.
 
     Args:
-        config: with the new settings; topology: of this rank.
-        state: saved, checked.
-        current: the fingerprint of `config`.
-        changed: the fields in which the fingerprints differ.
+        config: configuration with the new settings.
+        topology: topology of this rank.
+        state: saved state, already checked.
+        current: fingerprint of `config`.
+        changed: fields in which the fingerprints differ.
     """
     before = previous_config(config, state["fingerprint"], current, changed)
     given = state["next_batch"] // config.lanes
@@ -272,7 +277,7 @@ def resume_changed(
     plan = RunPlan.of(config, topology)
     run = RunState.of_rank(state, plan.fingerprint, plan.topology)
     before = replace(before, weight_changes=run.weight_changes)
-    if "source" in changed:  # whose weights hold from here on
+    if "source" in changed:  # its weights apply from here on
         run.weight_changes = ()
     sharing, rule = run.sharing(connected=False), before.dealing
     dealer = sharing.dealer(rule, sharing.exchange(rule), run.states())

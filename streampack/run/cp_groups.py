@@ -1,14 +1,14 @@
-"""CpGroups: ranks that share batches, in groups that a step's row length decides.
+"""CpGroups: ranks that share batches, in groups sized by the row length of a step.
 
 A batch of rotation r has rows of one length L, and cp(L) neighbouring ranks share it. So R ranks
-take R / cp(L) batches in a step, numbers from ``k * R / cp(L)`` on in their rotation: batch g comes
-after batch g - 1, whatever R is. Groups of cp(L) ranks lie inside those of the highest degree.
+take R / cp(L) batches in a step, from index ``k * R / cp(L)`` on in their rotation: batch g comes
+after batch g - 1, for any R. Groups of cp(L) ranks lie inside the groups of the highest degree.
 
-A group of the highest degree is one data-parallel rank for all that makes batches
-(`CpGroups.lanes`): all of its ranks run the same lanes, those with ``lane % groups == group``. In a
-step of degree c these give highest / c batches, one for each c of its ranks, in order. Every rank
-takes its own and counts the others as taken too. So nothing is communicated, the state is that of
-the group, and making batches costs what it costs where all of them are shared by so many ranks.
+Everything that makes batches treats a group of the highest degree as one data-parallel rank
+(`CpGroups.lanes`): all of its ranks run the same lanes, with ``lane % groups == group``. In a step
+of degree c these lanes give highest / c batches, one for every c ranks, in order. Every rank takes
+its batch and counts the others as taken too. So nothing is communicated, the group has one state,
+and making batches costs as much as if the highest degree applied to every batch.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from streampack.packing import Buckets, Packer
 
 
 class LaneTopology(Topology):
-    """The ranks among which lanes are divided once and for all, wherever a run goes on from."""
+    """Ranks with a fixed division of lanes, independent of the batch that a run resumes at."""
 
     def batch(self, start: int, step: int) -> int:
-        """Number of this rank's batch at local step `step` of a run started at `start`."""
+        """Return the index of this rank's batch at local step `step` of a run from `start` on."""
         return start + (self.rank - start) % self.world_size + step * self.world_size
 
     def step_at(self, start: int) -> int:
-        """Number of rank 0's batch in the first step: of some ranks it may have been taken."""
+        """Return the index of rank 0's batch in the first step; some ranks may have taken it."""
         return start - start % self.world_size
 
     def takes(self, number: int, start: int) -> bool:
-        """Whether batch `number` is this rank's."""
+        """Return whether this rank takes batch `number`."""
         return number % self.world_size == self.rank
 
     def among_workers(self, worker: int, workers: int) -> Topology:
-        """This place: all batches of a step are one worker's."""
+        """Return this topology unchanged: one worker makes all batches of a step."""
         return self
 
 
 def least_lanes(packer: Packer, ranks: int) -> int:
-    """What the lanes must be a multiple of so that all batches of a step are of one rotation.
+    """Return the divisor of valid lane counts, which keep all batches of a step in one rotation.
 
-    Where the degrees do not divide the ranks, it is more than there can be.
+    If the degrees do not divide the ranks, the result exceeds any possible number of lanes.
     """
     if any(ranks % degree for degree in packer.cp):
         return MOST_LANES + 1
@@ -56,11 +56,13 @@ def least_lanes(packer: Packer, ranks: int) -> int:
 
 
 class Step(NamedTuple):
-    """What the lanes of a rank give in a step: its own batch, and those beside it, in order.
+    """The batches that the lanes of a rank give in one step, in order.
 
     Attributes:
-        before, after: other ranks' batches; own: the rank's, None if its lane has none.
-        lane, step: of its own; end: number of the first batch of the step after it.
+        before, after: batches of other ranks of the group.
+        own: batch of this rank; None if its lane has none.
+        lane, step: lane of `own`, and its index in that lane.
+        end: index of the first batch of the following step.
     """
 
     before: list[PackedBatch]
@@ -76,9 +78,10 @@ class CpGroups:
     """A rank's place among ranks that share batches.
 
     Args:
-        ranks: this rank, among all.
-        packer: whose `cp` says how many share a batch; seed: of its schedule.
-        num_lanes: of the run.
+        ranks: topology of this rank among all ranks.
+        packer: packer with the degrees of context parallelism in `cp`.
+        seed: seed of the packer's schedule.
+        num_lanes: number of lanes of the run.
     """
 
     ranks: Topology
@@ -88,7 +91,7 @@ class CpGroups:
 
     @classmethod
     def of(cls, config: LaneConfig, ranks: Topology) -> CpGroups | None:
-        """The groups of a run; None where nothing is shared, as on one rank.
+        """Return the groups of a run; None if no batch is shared, as on one rank.
 
         Raises:
             ConfigError: the degrees do not divide the ranks, or the groups not the lanes.
@@ -109,17 +112,17 @@ class CpGroups:
 
     @property
     def lanes(self) -> LaneTopology:
-        """The largest group that this rank is in, among all such groups."""
+        """Return the topology of this rank's group of the highest degree among all such groups."""
         highest = self.packer.cp[-1]
         return LaneTopology(self.ranks.rank // highest, self.ranks.world_size // highest)
 
     def place(self, step: int) -> tuple[int, int]:
-        """How many ranks share a batch of this number of any lane, and which of them this is."""
+        """Return the number of ranks that share batch `step` of any lane, and this rank's index."""
         degree = self.packer.cp_at(step, schedule_seed=self.seed)
         return degree, self.ranks.rank % degree
 
     def steps(self, batches: Iterable[PackedBatch]) -> Iterator[Step]:
-        """The steps of this rank, from what its lanes give in their order."""
+        """Yield the steps of this rank, from the batches of its lanes in their order."""
         step: Step | None = None
         for batch in batches:
             number = batch.step * self.num_lanes + batch.lane
@@ -138,7 +141,7 @@ class CpGroups:
             yield step
 
     def step_of(self, batch: PackedBatch) -> Step:
-        """The step in which some lane gives this batch, without batches."""
+        """Return the step in which a lane gives `batch`, without its batches."""
         degree, _ = self.place(batch.step)
         lanes, inside = self.lanes, self.ranks.rank % self.packer.cp[-1]
         taken = self.ranks.world_size // degree

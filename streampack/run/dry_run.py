@@ -1,7 +1,7 @@
-"""A dry run of one lane: the rows it would give, from document lengths alone.
+"""A dry run of one lane: its rows, computed from document lengths alone.
 
-The window is the one of a real run, round by round: fill, plan, choose, advance. The documents are
-zeros, so it costs as much as planning and one copy; no source, no tokenizer, no batch.
+The window works as in a real run, round by round: fill, plan, choose, advance. The documents are
+zeros, so a dry run costs planning and one copy; it needs no source, no tokenizer and no batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streampack.window.entries import Entries
 from streampack.window.planned import PlannedWindow
 from streampack.window.window import Window
 
-BLOCK = 256  # documents admitted at once, about as many as sources give
+BLOCK = 256  # documents admitted at once, similar to a block of a source
 
 
 def stream_plan(
@@ -37,10 +37,10 @@ def stream_plan(
     balance: Balance | None = None,
     weights: Fields = NO_FIELDS,
 ) -> Plan:
-    """The rows that a lane gives for documents of these lengths (N,), as one plan over all.
+    """Return the rows that a lane gives for documents of `lengths` (N,), as one plan.
 
-    `weights` are what else the packer goes by, each (N,) by name. Rows are in the order in which
-    they go; `dropped` counts the tokens that none of them holds.
+    `weights` maps each further document field that the packer uses to its values (N,). Rows are in
+    the order of delivery; `dropped` counts the tokens outside every row.
 
     Raises:
         ConfigError: the window is too small for a batch.
@@ -89,7 +89,7 @@ _Emitted = tuple[NDArray[np.generic], ...]
 def _fill(
     window: Window, lengths: NDArray[np.int64], weights: Fields, serial: int
 ) -> tuple[int, bool]:
-    """Admit documents from `serial` on; returns the next one, and True if there is none."""
+    """Admit documents from `serial` on; return the next serial, and True at the end."""
     while window.wants:
         if serial == len(lengths):
             return serial, True
@@ -107,7 +107,7 @@ def _fill(
 
 
 def _emitted(planned: PlannedWindow, entries: Entries) -> _Emitted:
-    """The rows of a round that go, with places counted from the beginning of each document."""
+    """Return the delivered rows of a round, with offsets from the beginning of each document."""
     plan, rows = planned.plan, planned.rows
     sizes = np.diff(plan.row_offsets)[rows]
     index = ranges_of(plan.row_offsets[rows], sizes)

@@ -1,17 +1,17 @@
-"""How many steps a run will have, from a sample or from what its lanes have found: with an error.
+"""Estimate the steps of a run, with an error, from a sample or from the reports of its lanes.
 
 Before a run, from a sample:
-  1. Up to four places of each source, 16 of one in memory, are read as the run would read them.
-     That gives the tokens per unit of weight.
-  2. The tokens of an epoch are its weight times that; those of a mixture follow from its shares.
-  3. The sample is packed as a lane packs it. That gives the slots per token.
-  4. Lanes are not equally long, and a run lasts as long as its longest one.
+  1. Read each source at up to four positions, or 16 if it is in memory, as the run reads it. This
+     gives the tokens per unit of weight.
+  2. Multiply by the weight of an epoch for its tokens; the shares give the tokens of a mixture.
+  3. Pack the sample as a lane packs it. This gives the slots per token.
+  4. Allow for unequal lanes: a run lasts as long as its longest lane.
 
 Cost: some thousand documents, read and tokenized. A small source is read whole; the estimate is
 then exact, except for how the last rows are packed.
 
-On the way, where lanes are dealt the source, they report how many tokens they have found in which
-part of it, and how many of these they have still to give. Nothing is read for that.
+During a run with dealt sources, lanes report the tokens found in each part and the tokens still to
+be delivered. An estimate from these reports reads nothing.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ from streampack.streams.base import LaneStream
 from streampack.streams.lane_stream import open_stream
 from streampack.window.entries import sizes_of
 
-SAMPLE_LANES = 4  # places of the corpus that a sample is taken from
-SAMPLE_DOCUMENTS = 1024  # at each place, unless a number is given
-SAMPLE_TOKENS = 4 << 20  # at each place, in case documents are very long; more for larger samples
+SAMPLE_LANES = 4  # positions in the corpus that a sample is taken from
+SAMPLE_DOCUMENTS = 1024  # at each position, unless a number is given
+SAMPLE_TOKENS = 4 << 20  # limit at each position for long documents; larger samples raise it
 
 
 class Sample(NamedTuple):
-    """Documents that a sample has read.
+    """Sizes of sampled documents.
 
     Attributes:
-        lengths: (N,) int64, their tokens.
-        weights: by name, (N,) int64, what else the packer goes by.
-        empty: others without a token, which are left out; skipped: others that are broken.
+        lengths: (N,) int64, tokens of each document.
+        weights: further document fields that the packer uses, by name, each (N,) int64.
+        empty: number of documents without a token, which are left out.
+        skipped: number of broken documents and shards.
     """
 
     lengths: NDArray[np.int64]
@@ -63,15 +64,15 @@ class Sample(NamedTuple):
 
 
 def sample(config: LaneConfig, *, documents: int | None = None) -> Sample:
-    """Some thousand documents, the same on every rank and at every start.
+    """Read a sample of some thousand documents, the same on every rank and at every start.
 
-    They are read from up to four places of the first epoch and prepared as in the run. The number
-    of lanes and the topology do not matter.
+    The documents come from up to four positions of the first epoch and are prepared as in the run.
+    The sample does not depend on the number of lanes or the topology.
 
     Args:
-        config: source and preparation, and the packer's weights.
-        documents: how many to read (fewer if the source has fewer, or if they are very long);
-            None is 1024 at each place.
+        config: source, preparation, and the fields that the packer uses.
+        documents: documents to read (fewer if the source is smaller, or documents are very long);
+            None reads 1024 at each position.
 
     Raises:
         ConfigError: the source can be read only once, so a sample would be lost to the run.
@@ -101,10 +102,10 @@ def sample(config: LaneConfig, *, documents: int | None = None) -> Sample:
 def begun(
     config: LaneConfig, lane: int, *, documents: int, tokens: int
 ) -> tuple[LaneStream, list[DocumentSizes], bool]:
-    """A lane's stream after its first blocks, which hold so many documents or tokens.
+    """Read the first blocks of a lane, up to `documents` documents or `tokens` tokens.
 
     Returns:
-        The stream, the sizes of the blocks, and True if it ended before.
+        The stream, the sizes of the blocks, and True if the stream ended first.
     """
     skips = Skips(config.on_error)
     stream = open_stream(config, lane, skips=skips, times=LaneTimes())
@@ -120,26 +121,26 @@ def begun(
     return stream, blocks, False
 
 
-FINER = 4  # so many times more places, with fewer documents each, where going there costs nothing
-STEPS = 2000  # in which a mixture is followed
-ENOUGH = 0.02  # of an epoch, for an estimate from what was found
-NOTABLE = 0.1  # of the tokens due to a source; those that end together end some steps apart
-LAST_BATCH = 0.5  # of a lane's last batch is not filled
+FINER = 4  # factor of positions, with fewer documents each, if seeking costs nothing
+STEPS = 2000  # resolution of a simulated mixture
+ENOUGH = 0.02  # fraction of an epoch read before an estimate uses lane reports
+NOTABLE = 0.1  # fraction of a source's due tokens; sources may end a few steps apart by chance
+LAST_BATCH = 0.5  # expected empty fraction of a lane's last batch
 
 
 class Estimate(NamedTuple):
-    """Steps of each rank's loop, from the first one of the run: `steps`, mostly within `error`."""
+    """Steps of each rank's loop over the whole run: `steps`, in most runs within `error`."""
 
     steps: int
     error: int
 
 
 class Draw(NamedTuple):
-    """Of a source: its name in a mixture, tokens of one epoch of it, and tokens a run draws.
+    """Name of a source in a mixture, tokens of one epoch of it, and tokens that a run draws.
 
-    `weight` is the share that the mixture asks for at its beginning, 0 to 1. `ends` is the share of
-    the run after which the source has ended and no longer has its weight, 0 to 1; None if it has
-    its weight to the end.
+    `weight` is the share of tokens, 0 to 1, that the mixture assigns at its beginning. `ends` is
+    the fraction of the run, 0 to 1, after which the source has ended and loses its share; None if
+    it keeps the share to the end.
     """
 
     name: str | None
@@ -150,7 +151,7 @@ class Draw(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """Steps of a run, rows of all its ranks, and what it draws from each source."""
+    """Steps of a run, rows of all its ranks, and tokens that it draws from each source."""
 
     steps: Estimate
     rows: int
@@ -159,12 +160,13 @@ class Forecast(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """What one epoch of a source holds.
+    """Size of one epoch of a source.
 
     Attributes:
-        tokens: of an epoch; error: their standard error.
-        chance: about how much longer than the mean of all the longest lane is, as a share of it.
-        sample: of some documents.
+        tokens: tokens of an epoch.
+        error: standard error of `tokens`.
+        chance: expected excess of the longest lane over the mean lane, as a fraction of the mean.
+        sample: sizes of the sampled documents.
     """
 
     tokens: float
@@ -174,10 +176,10 @@ class _Size:
 
 
 def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
-    """Steps of a whole run, those with empty batches at its end included, from a sample.
+    """Estimate the steps of a whole run from a sample, including empty batches at its end.
 
-    An endless run is followed for one epoch, or for as many tokens as the sources of its mixture
-    hold. None where the size of a source is not known.
+    An endless run is simulated for one epoch, or for as many tokens as the sources of its mixture
+    hold. Return None if the size of a source is unknown.
     """
     sizes = []
     for number, source in enumerate(sources_of(config.source)):
@@ -206,7 +208,7 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     relative = error / total if total else 0.0
     steps = Estimate(
         math.ceil((of_lane + LAST_BATCH) * turns) if total else 0,
-        # Packing the last rows of a lane, and of a sample, goes one way or the other.
+        # The last rows of a lane, and of a sample, may pack better or worse than the mean.
         math.ceil((2 * relative + chance + 0.01) * of_lane * turns + turns),
     )
     names: list[str | None] = [None]
@@ -220,7 +222,7 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
 
 
 def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
-    """The steps of `forecast`; None for an endless run."""
+    """Return the steps of `forecast`; None for an endless run."""
     found = None if config.epochs is None else forecast(config, topology)
     return None if found is None else found.steps
 
@@ -228,9 +230,9 @@ def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
 def steps_as_found(
     config: LaneConfig, topology: Topology, states: AnyIterable[Mapping[str, Any] | None]
 ) -> Estimate | None:
-    """Steps of a whole run, from what some of its lanes have reported, by their states.
+    """Estimate the steps of a whole run from the reports in the states of some of its lanes.
 
-    None where that says too little: less than a fiftieth of an epoch is read, or some source is
+    Return None without enough reports: less than a fiftieth of an epoch is read, or a source is
     not dealt.
     """
     rule, sources = config.dealing, sources_of(config.source)
@@ -238,7 +240,7 @@ def steps_as_found(
     if rule is None or stops or len(rule.lines) != len(sources):
         return None
     saved = [decode_reports(state["reports"]) for state in states if state]
-    # Of each lane, what it has reported last: [deal, line, *Report] of every line.
+    # The latest reports of each lane: [deal, line, *Report] for every line.
     last = np.array([reports[-len(sources) :] for reports in saved if reports], dtype=np.float64)
     if not len(last):
         return None
@@ -252,7 +254,7 @@ def steps_as_found(
         rates = found[until > 0] / until[until > 0]
         weight = line.weight * line.epochs
         total += float(found.sum() / until.sum()) * weight
-        unread = max(1 - read, 0.0)  # of an epoch: the next ones are like it
+        unread = max(1 - read, 0.0)  # of an epoch: later epochs repeat it
         error += float(rates.std()) / math.sqrt(len(rates)) * unread * weight
     given = float((seen[:, :, 2] - seen[:, :, 1]).sum())
     batches = float((numbers * rule.every + 1).sum())
@@ -268,7 +270,7 @@ def steps_as_found(
 
 
 def _drawn(config: LaneConfig, sizes: list[float]) -> tuple[list[float], list[float | None]]:
-    """Tokens that a run draws from each source of so many tokens per epoch, and `Draw.ends`."""
+    """Return tokens drawn from each source, with `sizes` tokens per epoch, and `Draw.ends`."""
     mixture, none = config.source, [None] * len(sizes)
     if not isinstance(mixture, Mixture):
         return [(config.epochs or 1) * sizes[0]], [*none]
@@ -304,7 +306,7 @@ def _drawn(config: LaneConfig, sizes: list[float]) -> tuple[list[float], list[fl
 
 
 def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
-    """What one epoch of a source holds; None if that is not known."""
+    """Estimate the size of one epoch of a source; None if it is unknown."""
     if source.once:
         return None
     preparation = config.preparation
@@ -336,9 +338,10 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
 
 
 def _place(config: LaneConfig, place: int, finer: int) -> tuple[float, bool, DocumentSizes]:
-    """The weight read at one place, True if that is everything, and the sizes of its documents.
+    """Return the weight read at one position, True if it is everything, and the document sizes.
 
-    The weight is 0 if no place in a shard was known. Documents are those that groups consist of.
+    The weight is 0 if no position in a shard was known. Groups are counted as their member
+    documents.
     """
     most = {"documents": SAMPLE_DOCUMENTS // finer, "tokens": SAMPLE_TOKENS // finer}
     stream, blocks, ended = begun(config, place, **most)
@@ -351,7 +354,7 @@ def _place(config: LaneConfig, place: int, finer: int) -> tuple[float, bool, Doc
 
 
 def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:
-    """The weight before a cursor of one place; all of it if it is None."""
+    """Return the weight before a cursor; the whole weight if the cursor is None."""
     source = config.source.inner
     if not isinstance(source, ShardedSource):
         return 1.0
@@ -361,7 +364,7 @@ def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> floa
 
 
 def _chance(config: LaneConfig, lengths: NDArray[np.int64], documents: float) -> float:
-    """How much longer than the mean the longest lane is, with documents dealt out by chance."""
+    """Return the excess of the longest lane over the mean if documents are dealt at random."""
     if not len(lengths) or config.lanes == 1:
         return 0.0
     each = max(documents * (config.epochs or 1) / config.lanes, 1.0)
@@ -370,7 +373,7 @@ def _chance(config: LaneConfig, lengths: NDArray[np.int64], documents: float) ->
 
 
 def _first(blocks: list[DocumentSizes], count: int) -> list[DocumentSizes]:
-    """The first `count` documents of the blocks."""
+    """Return the first `count` documents of the blocks."""
     found = []
     for block in blocks:
         found.append(block.first(count))

@@ -1,4 +1,4 @@
-"""What a run will read, pack, cut, drop and learn, from a sample, before it begins."""
+"""Forecast from a sample how a run reads, packs, cuts and drops tokens, before it begins."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from streampack.sources.mixture import sources_of
 from streampack.sources.sharded import ShardedSource
 from streampack.window.config import WindowConfig
 
-BATCHES = 8  # that are packed to count loss tokens
-WIDTH = 160  # columns of the lines that are shown of a row
-LINES = 10  # of a row
+BATCHES = 8  # packed to count loss tokens
+WIDTH = 160  # columns of the example row
+LINES = 10  # of the example row
 #: Columns of the table of choices: their heads, and shares of `Composition`.
 SHARES = {
     "used %": "utilisation",
@@ -45,21 +45,24 @@ SHARES = {
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `PackedDataset.explain` found; `str` of it is one screen of text.
+    """Result of `PackedDataset.explain`; `str` formats it as one screen of text.
 
     Attributes:
-        source: what is read, as its `repr`; files: how many that are, 0 in memory.
-        remote_bytes: of those that are not on this machine.
-        sample: tokens of some documents, and how many were left out before packing.
-        packer: of the run; batch_size: its longest rows in a batch; lanes: of the run.
-        ranks: that share the batches.
-        epochs: of the run; None is endless.
-        composition: of the sample, packed with the run's window.
-        forecast: rows and steps of the run, of an epoch if it is endless, and what is drawn from
+        source: `repr` of the source.
+        files: number of files; 0 in memory.
+        remote_bytes: size of the files on other machines.
+        sample: tokens of sampled documents, and counts of documents left out before packing.
+        packer: packer of the run.
+        batch_size: rows of the longest length in a batch.
+        lanes: number of lanes.
+        ranks: number of ranks that share the batches.
+        epochs: epochs of the run; None is endless.
+        composition: packing statistics of the sample, packed with the run's window.
+        forecast: rows and steps of the run (of an epoch if it is endless), and tokens drawn from
             each source; None if the source does not know its size.
-        loss_share: tokens with loss over tokens, of the first batches, 0 to 1.
-        choices: other packers, overflows and row lengths, and what they make of the sample.
-        row: the first row as text; empty if no document fits one.
+        loss_share: fraction of tokens with loss in the first batches, 0 to 1.
+        choices: packing statistics of the sample under other packers, overflows and row lengths.
+        row: the first row as text; empty if no document fits a row.
     """
 
     source: str
@@ -81,7 +84,7 @@ class Explanation:
         return "\n".join(_lines(self))
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers by name, JSON-able; shares from 0 to 1, lengths in tokens."""
+        """Return the figures by name, JSON-able; fractions from 0 to 1, lengths in tokens."""
         lengths, found = self.sample.lengths, self.forecast
         return {
             "source": self.source,
@@ -112,13 +115,13 @@ def explain(
     documents: int,
     tokenizer: Any,
 ) -> Explanation:
-    """See `PackedDataset.explain`; `batches` are the first ones of the corpus, as one rank's."""
+    """Explain a run as `PackedDataset.explain`; `batches` are the corpus' first, for one rank."""
     config = plan.config
     found = sample(config, documents=documents)
     lengths, packer = found.lengths, config.packer
     if not lengths.any():
         raise ConfigError(
-            "The sample holds no token.",
+            "The sample must hold tokens, and it has no token.",
             "Check the path and the name of the column that is read.",
             setting="source",
         )
@@ -151,7 +154,7 @@ def explain(
 
 
 def _others(packer: Packer, lengths: NDArray[np.int64]) -> list[Packer]:
-    """What else is usual: other overflows, packers for the same rows, and rows of other lengths."""
+    """Return usual alternatives: other overflows, packers for the same rows, other row lengths."""
     size = packer.seq_lens[-1]
     ways: dict[Overflow, None] = {packer.overflow: None, "split": None}
     if lengths.max() > size:
@@ -167,7 +170,7 @@ def _others(packer: Packer, lengths: NDArray[np.int64]) -> list[Packer]:
 
 
 def _made(packer: Packer, config: LaneConfig, lengths: NDArray[np.int64]) -> Composition:
-    """What another packer makes of the sample, in batches of about as many tokens."""
+    """Pack the sample with another packer, in batches of about as many tokens."""
     longest = packer.seq_lens[-1]
     batch_tokens = max(config.batch_tokens // longest, 1) * longest
     plan = stream_plan(lengths, packer, WindowConfig(), batch_tokens=batch_tokens)
@@ -256,7 +259,7 @@ def _s(number: int) -> str:
 
 
 def _row(shown: str) -> str:
-    """The first row of a batch that is shown, in few and short lines."""
+    """Shorten the example row to `LINES` lines of at most `WIDTH` columns."""
     lines = shown.split("\nrow 1")[0].splitlines()
     lines = [line if len(line) <= WIDTH else f"{line[:WIDTH]} ..." for line in lines]
     more = [f"  and {len(lines) - LINES} more"] if len(lines) > LINES else []

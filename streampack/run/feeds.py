@@ -1,8 +1,8 @@
-"""A rank's feed of batches: made in its own process; or by workers, and going on after their death.
+"""A rank's feed of batches: made in the loop's process, or by workers and restarted if they die.
 
-The ranks of a job ask one another the same questions in every step, and a rank that began anew
-would ask another one. So where ranks are connected, a feed with dead workers is opened again behind
-the last item that it gave, and the error waits until the loop asks for its next batch.
+The ranks of a job exchange the same questions in every step, and a rank that started over would ask
+a different one. So on connected ranks a feed with dead workers is reopened after its last item, and
+the error is held until the loop asks for its next batch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from streampack.lane.rotation import rotate
 from streampack.lane.state import LaneEnd
 from streampack.run.state import Deferred
 
-#: Begins a rank's batches of some lanes; how these take part in deals, and exchange reports.
+#: Opens a rank's batches of some lanes, given their part in deals and the exchange of reports.
 OpenFeed = Callable[[LaneShare, Sharing, ReportExchange], Iterable[PackedBatch | LaneEnd]]
 
 
 def feed_in_process(
     share: LaneShare, sharing: Sharing, exchange: ReportExchange
 ) -> Iterable[PackedBatch | LaneEnd]:
-    """A rank's batches of some lanes, made where they are asked for."""
+    """Yield a rank's batches of some lanes, made in this process."""
     for item in rotate(share, sharing, exchange):
         yield item if isinstance(item, LaneEnd) else kind_of(item.rows).of_lane(item)
 
@@ -39,15 +39,15 @@ def restarting(
     exchange: ReportExchange,
     report: Callable[[WorkerError], None],
 ) -> Generator[PackedBatch | LaneEnd, None, None]:
-    """A feed's items, over restarts of its workers.
+    """Yield a feed's items and restart its workers if they die.
 
     Args:
         open_feed: opens the feed.
-        share, sharing, exchange: its arguments.
-        report: takes the error of workers that died and were started again.
+        share, sharing, exchange: arguments of `open_feed`.
+        report: called with the error of workers that died and were restarted.
 
     Raises (while iterating):
-        WorkerError: the workers died twice without an item between, or cannot start.
+        WorkerError: the workers died twice without an item in between, or cannot start.
         Exception: any other error of the feed.
     """
     lanes: dict[int, Deferred] = dict(share.states)
@@ -82,7 +82,7 @@ def restarting(
 
 
 def _share_from(share: LaneShare, start: int, lanes: dict[int, Deferred]) -> LaneShare:
-    """The share from a later batch on, of the lanes that have not ended."""
+    """Return the share of lanes that have not ended, from batch `start` on."""
     order = share.topology.lanes(start, share.config.lanes)
     states = {lane: lanes[lane] for lane in order if lane in lanes}
     made = {lane: state() if callable(state) else state for lane, state in states.items()}

@@ -1,4 +1,4 @@
-"""Fingerprints: what determines the batches of a run, compared field by field."""
+"""Fingerprints: all settings that determine the batches of a run, compared field by field."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
 
-#: What may change while a run goes on, if `load_state_dict(allow=)` names it, and the fields of a
-#: fingerprint that change with it: longer rows make larger batches.
+#: Settings that a resumed run may change, if `load_state_dict(allow=)` names them, and the fields
+#: of a fingerprint that change with each: longer rows make larger batches.
 CHANGEABLE = {
     "attention": {"attention"},
     "batch_size": {"batch_tokens", "window"},
@@ -19,7 +19,7 @@ CHANGEABLE = {
 }
 
 
-#: What states of before stages have where a stage is not there.
+#: Values in states saved before stages existed, where a stage is absent.
 _NONE: dict[str, Any] = {
     **dict.fromkeys(("tokenizer", "eos", "filter", "map", "fields", "media")),
     "grouped": False,
@@ -28,7 +28,7 @@ _NONE: dict[str, Any] = {
 
 
 def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
-    """JSON-able identity of a run: all that decides which tokens come in which batch."""
+    """Return the JSON-able identity of a run: all settings that assign tokens to batches."""
     source = config.source
     stages, described = {**_NONE, **config.preparation.describe()}, source.describe()
     if "sources" in described:  # with its source, so that one may be added with another template
@@ -54,11 +54,11 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
 def changed_fields(
     saved: Mapping[str, Any], current: Mapping[str, Any], allow: Collection[str] = ()
 ) -> list[str]:
-    """Names of the fields that differ, in order; each must be allowed to.
+    """Return the names of the fields that differ, in order; `allow` must cover each.
 
     Raises:
-        StateError: `allow` names what cannot change, or another field differs (the first one is
-            named, with both values).
+        StateError: `allow` contains a setting that cannot change, or a field outside it differs
+            (the error names the first one, with both values).
     """
     named = isinstance(allow, Collection) and not isinstance(allow, str)
     if not named or not set(allow) <= set(CHANGEABLE):
@@ -68,7 +68,7 @@ def changed_fields(
             setting="allow",
         )
     before, now = dict(_flat(saved)), dict(_flat(current))
-    # Of "dealing" what was saved is kept; where that cannot be, another field differs.
+    # A run keeps its saved "dealing"; where it cannot, another field differs.
     differing = {
         name: name.partition(".")[0]
         for name in sorted(before.keys() | now.keys(), key=_cause_first)
@@ -92,7 +92,7 @@ def changed_fields(
 
 
 def _in_words(name: str, flat: Mapping[str, Any], described: Mapping[str, Any]) -> str:
-    """The value of a field; shares are whole numbers and are shown as a user writes weights."""
+    """Format the value of a field; shares, stored as integers, appear as the user's weights."""
     if name != "source.shares" or name not in flat:
         return f"{flat.get(name, 'absent')!r:.200}"
     names = list(described["source"]["sources"])
@@ -104,9 +104,7 @@ def _in_words(name: str, flat: Mapping[str, Any], described: Mapping[str, Any]) 
 
 
 def _cause_first(name: str) -> tuple[bool, bool, str]:
-    """The kind of a thing is named before its parameters, the length of rows before what fills
-    them.
-    """
+    """Sort key: kinds before parameters, and row lengths before the rest of a packer."""
     return not name.endswith("kind"), not name.startswith("packer.seq_len"), name
 
 

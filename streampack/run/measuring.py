@@ -1,4 +1,4 @@
-"""What a packer or a balance measures on a sample before a run."""
+"""Measurements of a packer or a balance on a sample, before a run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from streampack.run.dry_run import stream_plan
 from streampack.run.estimation import sample
 from streampack.window.config import WindowConfig
 
-SHARES_DOCUMENTS = 8192  # of half as many, documents per row were up to 3.4 % off (docs/papers.md)
-BALANCE_WINDOWS = 3  # windows of rows packed from a sample to find out what rows cost
-BALANCE_ORDERS = 64  # times that the sample is packed for that at most
+SHARES_DOCUMENTS = 8192  # half as many put documents per row up to 3.4 % off (docs/papers.md)
+BALANCE_WINDOWS = 3  # windows of rows packed from a sample to measure the cost of rows
+BALANCE_ORDERS = 64  # maximum packings of the sample for that measurement
 
 
 def measured(config: LaneConfig) -> LaneConfig:
-    """`config` with what its packer and its balance must measure before a run, on a sample.
+    """Return `config` with the measurements that its packer and balance need, from a sample.
 
     Raises:
         ConfigError: the source can be read only once, so a sample would be lost to the run.
@@ -54,9 +54,9 @@ def measured(config: LaneConfig) -> LaneConfig:
 
 
 def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
-    """`config` with what the run of a saved fingerprint had measured, as far as it fits.
+    """Return `config` with the measurements of a saved fingerprint, as far as they apply.
 
-    Costs of rows fit if the rows have the same length.
+    Costs of rows apply if the rows have the same length.
     """
     packer, balance = config.packer, saved["balance"]
     if packer.needs_sample:
@@ -76,10 +76,10 @@ def measure_balance(
     batch_tokens: int,
     weights: Fields = NO_FIELDS,
 ) -> Balance:
-    """The schedule of the packer's costs for documents of these lengths and weights, a sample.
+    """Return the schedule of the packer's row costs, from sampled document lengths and weights.
 
-    The sample is packed as a lane would pack it without a balance, several times in random orders,
-    because it would fill only a few long rows. `window` is resolved.
+    The sample is packed as a lane packs it without a balance, several times in random orders,
+    because one pass would fill only a few long rows. `window` must be resolved.
     """
     window_tokens, kind = window.tokens(packer), packer.balance or "attention"
     held = lengths > 0

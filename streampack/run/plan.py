@@ -1,8 +1,8 @@
-"""RunPlan: what is fixed or measured for a whole run before its first batch.
+"""RunPlan: the settings and measurements of a run that are fixed before its first batch.
 
-A plan follows from the dataset's arguments alone: the number of lanes and what is measured on a
-sample are the same on every rank and in every worker process, whoever asks first. A resumed run has
-the number of lanes and the measurements of its saved state.
+A plan follows from the dataset's arguments alone: the number of lanes and the measurements on a
+sample are the same on every rank and in every worker process. A resumed run takes both from its
+saved state.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from streampack.run.cp_groups import CpGroups
 
 TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window; web text has 700 to 1,000
-LANES_PER_RANK = 12  # so that 1, 2, 3, 4, 6 and 12 times as many ranks can go on with the run
-EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # for the same reason
-BATCHES_PER_LANE = 200  # of a finite run: its end costs a lane one batch or two
-WINDOWS_PER_LANE = 12  # with fewer, the end of the lane, which packs badly, is a large share of it
-IMAGE_BYTES_PER_TOKEN = 144  # of a window of images: a photograph of 150 KB has 1,000 tokens
-BYTES_PER_TOKEN = 8  # of a window: ids of four bytes, twice, since a round copies what stays
+LANES_PER_RANK = 12  # divisible, so that a run can resume on 2, 3, 4, 6 or 12 times the ranks
+EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # divisible, for the same reason
+BATCHES_PER_LANE = 200  # minimum in a finite run, because its end costs a lane one batch or two
+WINDOWS_PER_LANE = 12  # minimum, because the end of a lane packs badly
+IMAGE_BYTES_PER_TOKEN = 144  # in a window of images: a photograph of 150 KB has 1,000 tokens
+BYTES_PER_TOKEN = 8  # in a window: ids of four bytes, twice, since a round copies retained tokens
 
 
 def choose_lanes(config: LaneConfig, ranks: int) -> int:
-    """Lanes for a run: up to 12 per rank, and no more than give each enough to pack well.
+    """Choose the number of lanes: up to 12 per rank, as long as each lane can pack well.
 
-    Each lane has at least 12 windows, and in a finite run 200 batches. If that allows fewer lanes
-    than there are ranks, the number of lanes divides the ranks, and several ranks run each lane.
-    Where ranks share batches, they are as many as those must be that their steps have one length.
-    One rank reads a list of token ids in one lane: workers would not make that any faster.
+    Each lane gets at least 12 windows, and in a finite run 200 batches. If that allows fewer lanes
+    than ranks, the number of lanes divides the ranks, and several ranks run each lane. If ranks
+    share batches, the number keeps the row length equal within each step. A single rank reads a
+    list of token ids in one lane, which workers cannot speed up.
 
     Args:
-        config: of the run; source prepared, `lanes` open.
-        ranks: of the first start.
+        config: configuration of the run, with a prepared source and `lanes` still open.
+        ranks: number of ranks at the first start.
     """
     source, window_tokens = config.source, lane_tokens(config)
     if ranks == 1 and isinstance(source, Items) and source.tokenized:
@@ -53,7 +53,7 @@ def choose_lanes(config: LaneConfig, ranks: int) -> int:
 
         least = least_lanes(config.packer, ranks)
     if 0 < least <= MOST_LANES:
-        ranks //= config.packer.cp[-1]  # those that run other lanes
+        ranks //= config.packer.cp[-1]  # ranks with different lanes
     token_bytes = BYTES_PER_TOKEN + (IMAGE_BYTES_PER_TOKEN if config.finishes else 0)
     lane_bytes = token_bytes * window_tokens + source.reader_bytes()
     most = min(LANES_PER_RANK, config.window.memory_limit // lane_bytes) * ranks
@@ -72,13 +72,13 @@ def choose_lanes(config: LaneConfig, ranks: int) -> int:
 
 
 def lane_tokens(config: LaneConfig) -> int:
-    """Tokens that a lane holds, about: how many it holds for ordering is not known before."""
+    """Return the approximate tokens in a lane's windows; an ordering window is a guess."""
     ordering = 0 if config.order is None else config.order.order_window_documents
     return config.window.tokens(config.packer) + ordering * TOKENS_PER_DOCUMENT
 
 
 def evaluation_lanes(source: Source, *, window_tokens: int) -> int:
-    """Lanes of an evaluation, the same for any ranks: up to 48, each of several windows."""
+    """Choose the lanes of an evaluation for any ranks: up to 48, each of several windows."""
     most = source.max_lanes() or EVALUATION_LANES[0]
     tokens = source.estimate_tokens()
     if tokens is not None:
@@ -91,14 +91,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What is fixed for a run, as one rank sees it.
+    """The fixed settings of a run, for one rank.
 
     Attributes:
-        config: of the lanes: how many there are, the row format, measured shares and costs.
-        topology: this rank; of those that share batches, all that run the same lanes count as one.
-        fingerprint: JSON-able identity of the run: all that decides which tokens come in which
-            batch.
-        groups: of ranks that share batches; None where each has its own.
+        config: configuration of the lanes: their number, row format, measured shares and costs.
+        topology: this rank; ranks that share batches and run the same lanes count as one.
+        fingerprint: JSON-able identity of the run: all settings that assign tokens to batches.
+        groups: ranks that share batches; None if each rank has its own batches.
     """
 
     config: LaneConfig
@@ -108,7 +107,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, config: LaneConfig, topology: Topology) -> RunPlan:
-        """The plan of a complete configuration."""
+        """Make the plan of a complete configuration."""
         groups = None
         if config.packer.cp[-1] > 1:
             from streampack.run.cp_groups import CpGroups
@@ -133,11 +132,11 @@ class RunPlan:
 
     @property
     def ranks(self) -> Topology:
-        """This rank among all."""
+        """The topology of this rank among all ranks."""
         return self.topology if self.groups is None else self.groups.ranks
 
     def start(self) -> RunState:
-        """The state before the first batch."""
+        """Return the state before the first batch."""
         own = self.topology.lanes(0, self.config.lanes)
         others: dict[int, Deferred]
         others = dict.fromkeys(set(range(self.config.lanes)).difference(own))
@@ -148,11 +147,11 @@ def plan_run(config: LaneConfig, topology: Topology) -> RunPlan:
     """Choose the lanes and measure what is missing.
 
     Args:
-        config: of the lanes; `lanes` is 0 where their number is to be chosen.
-        topology: of this rank.
+        config: configuration of the lanes; a `lanes` of 0 asks for a choice.
+        topology: topology of this rank.
 
     Raises:
-        ConfigError: a sample is wanted of a source that can be read only once.
+        ConfigError: a sample is needed, and the source can be read only once.
     """
     if not config.lanes:
         config = replace(config, lanes=choose_lanes(config, topology.world_size))
@@ -166,7 +165,7 @@ def plan_run(config: LaneConfig, topology: Topology) -> RunPlan:
 def resume_run(
     config: LaneConfig, topology: Topology, state: Mapping[str, Any], allow: Collection[str]
 ) -> tuple[RunPlan, RunState]:
-    """The plan of a saved run, and where it goes on; see `PackedDataset.load_state_dict`."""
+    """Return the plan and state of a saved run; see `PackedDataset.load_state_dict`."""
     check_state(state)
     saved = state["fingerprint"]
     if not config.lanes:
@@ -178,7 +177,7 @@ def resume_run(
     config = replace(config, dealing=config.deal_settings.saved_rule(saved))
     current = fingerprint_of(config)
     changed = changed_fields(saved, current, allow)
-    # Attention has no part in what rows hold.
+    # Attention does not affect the contents of rows, so nothing is replanned.
     if set(changed) - {"attention"} or not config.deal_settings.keep(config.dealing):
         resumed: tuple[RunPlan, RunState] = load(CHANGED_SETTINGS)(
             config, topology, state, current, changed

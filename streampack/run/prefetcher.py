@@ -1,4 +1,4 @@
-"""Prefetcher: batches that a loop has got or takes, on their way to its device."""
+"""Prefetcher: fetch batches ahead of a loop and copy them to its device."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from streampack.run.rank import RankRun
 class DeviceCopies:
     """Copies batches to a device, the next one ahead of time.
 
-    On a CUDA device the copy goes from a page-locked buffer on a separate stream, and the loop's
-    stream waits for it there; the host never waits.
+    On a CUDA device the copy runs from a page-locked buffer on a separate stream, and the loop's
+    stream waits for it; the host never waits.
 
     Args:
-        device: where the batches go.
+        device: device that receives the batches.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -36,12 +36,12 @@ class DeviceCopies:
         self._started: tuple[PackedBatch, PackedBatch] | None = None
 
     def start(self, batch: PackedBatch) -> None:
-        """Begin to copy a batch; `take` will ask for it."""
+        """Begin to copy a batch, for a later call of `take`."""
         if self._started is None or self._started[0] is not batch:
             self._started = (batch, self._copy(batch))
 
     def take(self, batch: PackedBatch) -> PackedBatch:
-        """The batch on the device, for work on the current stream."""
+        """Return the batch on the device, ready for work on the current stream."""
         self.start(batch)
         assert self._started is not None
         (_, copied), self._started = self._started, None
@@ -59,7 +59,7 @@ class DeviceCopies:
 
 
 class Prefetcher:
-    """One iterator's batches, asked for before the loop takes them; `run` counts those taken."""
+    """Batches of one iterator, fetched ahead of the loop; `run` counts the batches taken."""
 
     def __init__(
         self,
@@ -74,17 +74,17 @@ class Prefetcher:
         self._pin_memory = pin_memory
         self._got: deque[PackedBatch] = deque()
         self._asked: PackedBatch | None = (
-            None  # the first of those with their loss tokens asked for
+            None  # first batch of the step with its sum of loss tokens under way
         )
         self._total: Callable[[], int] | None = None
         self._ended = False
-        self.is_interrupted = False  # and goes on where it was when it is iterated again
+        self.is_interrupted = False  # a later iteration continues at the same batch
         self._process = os.getpid()
-        self.thread: threading.Thread | None = None  # that asked last
+        self.thread: threading.Thread | None = None  # the last caller
         _not_ended.add(self)
 
     def get(self, count: int) -> list[PackedBatch]:
-        """The next `count` batches, or fewer at the end of the run; none is taken.
+        """Return the next `count` batches without taking them, or fewer at the end of the run.
 
         Raises:
             StateError: another iterator has taken this one's place.
@@ -101,7 +101,7 @@ class Prefetcher:
         return list(islice(self._got, count))
 
     def take(self) -> PackedBatch:
-        """The loop takes the first batch, on the device if there is one."""
+        """Take the first batch, on the device if there is one."""
         batch = self._got.popleft()
         self._run.take(batch)
         if self._copies is not None:
@@ -109,27 +109,28 @@ class Prefetcher:
         return batch.pin_memory() if self._pin_memory else batch
 
     def batches(self, form: Callable[[PackedBatch], Item], *, counted: bool) -> Iterator[Item]:
-        """One after the other, in that form; each counts as taken.
+        """Yield the batches one by one, converted by `form`; each counts as taken.
 
         Args:
-            form: what the loop gets of each.
-            counted: whether the batches that the ranks take together are a step of training.
+            form: converts a batch to the loop's item.
+            counted: True if the batches that the ranks take together are a training step, so that
+                their loss tokens are summed over ranks.
         """
         for (batch,), _ in self._steps(1, counted and self._run.num_ranks > 1):
             yield form(batch)
 
     def groups(self, size: int, form: Callable[[PackedBatch], Item]) -> Iterator[BatchGroup[Item]]:
-        """In groups, the last one of what is left; all batches of a group count as taken."""
+        """Yield groups of `size` batches, the last possibly smaller; a group is taken whole."""
         for taken, num_loss_tokens in self._steps(size, True):
             yield BatchGroup(taken, num_loss_tokens, form)
 
     def _steps(self, size: int, counted: bool) -> Iterator[tuple[list[PackedBatch], int]]:
-        """The batches of every step, and their loss tokens on all ranks if they are counted.
+        """Yield the batches of every step, and their loss tokens on all ranks if counted.
 
-        The sum over ranks is asked for a step ahead, so it travels while the model computes.
+        The sum over ranks starts a step ahead, so that it overlaps the model's computation.
 
         Raises:
-            WorkerError: workers had died and were started again; nothing of the step is taken.
+            WorkerError: workers died and were restarted; no batch of the step is taken.
         """
         num_ranks = self._run.num_ranks
         looks_ahead = self._copies is not None or (counted and num_ranks > 1)
@@ -138,7 +139,7 @@ class Prefetcher:
             step = self.get(size)
             if not step:
                 return
-            if counted and step[0] is not self._asked:  # the first one, or after a `skip`
+            if counted and step[0] is not self._asked:  # the first step, or the step after a `skip`
                 self._ask_for(step)
             following = self.get(2 * size)[size:] if looks_ahead else []
             if (error := self._run.interruption()) is not None:
@@ -158,27 +159,27 @@ class Prefetcher:
             yield taken, num_loss_tokens
 
     def _ask_for(self, step: list[PackedBatch]) -> None:
-        """Ask for the loss tokens of a step on all ranks."""
+        """Start the sum of a step's loss tokens over all ranks."""
         self._asked = step[0]
         self._total = self._run.ranks.total(_loss_tokens(step), self._run.place())
 
     def step_over(self) -> None:
-        """The loop leaves the first batch out."""
+        """Skip the first batch, which the loop does not use."""
         self._run.take(self._got.popleft(), stepped_over=True)
 
     def _start_copy(self, following: Sequence[PackedBatch]) -> None:
-        """Begin to copy the first of the batches that follow to the device, if there are both."""
+        """Begin to copy the first batch of `following` to the device, if both exist."""
         if self._copies is not None and following:
             self._copies.start(following[0])
 
     def go_on(self, batches: Generator[PackedBatch, None, None]) -> None:
-        """Give these instead of what the loop has not taken."""
+        """Replace the batches that the loop has not taken yet."""
         self._given.close()
         self._given = batches
         self._got.clear()
 
     def end(self) -> None:
-        """Give nothing more, and end what makes the batches."""
+        """Stop the iterator, and close the feed of batches."""
         if not self._ended:
             self._ended = True
             _not_ended.discard(self)
@@ -186,7 +187,7 @@ class Prefetcher:
 
 
 def _loss_tokens(batches: Sequence[PackedBatch]) -> int:
-    # Of ranks that share a batch, one counts it.
+    # Only one of the ranks that share a batch counts it.
     return sum(batch.num_loss_tokens for batch in batches if not batch.cp_rank)
 
 
@@ -195,8 +196,8 @@ _not_ended: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    """End iterators that a script leaves open, while modules that end workers are still there."""
+    """Close iterators left open by a script, while the modules that end workers still exist."""
     for ahead in list(_not_ended):
         if ahead._process == os.getpid():  # not in a child that was forked
-            with suppress(ValueError):  # another thread is in it
+            with suppress(ValueError):  # another thread is executing the generator
                 ahead.end()

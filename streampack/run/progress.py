@@ -1,7 +1,7 @@
-"""A line that says how far a run is: batches, tokens, rate, waiting, and when it will end.
+"""Progress of a run on one line: batches, tokens, rate, waiting, and time left.
 
-It is drawn by rich on a terminal and in a notebook. Elsewhere, or without rich, a line is written
-to standard error now and then.
+rich draws the line on a terminal and in a notebook. Elsewhere, or without rich, lines go to
+standard error at intervals.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from typing import Any, NamedTuple, TypeVar
 from streampack.run.estimation import Estimate
 from streampack.run.rank import RankRun
 
-DRAWN_S = 0.25  # between two drawings on a terminal
+DRAWN_S = 0.25  # between two updates on a terminal
 ESTIMATED_S = 10.0  # between two estimates, which cost a millisecond per lane
-RATES_S = 60.0  # what rates are measured over
+RATES_S = 60.0  # interval over which rates are measured
 
 Item = TypeVar("Item")
 
 
 class Moment(NamedTuple):
-    """Where a rank's loop is.
+    """Progress of a rank's loop at one time.
 
     Attributes:
-        at_s: seconds of any clock.
-        batches: since the beginning of the run, of each rank.
-        tokens: since the loader was made, of this rank; wait_s: the same for seconds waited.
-        deviation: of a mixture, the largest difference between a source's share of the tokens and
-            what its weight asks for, 0 to 1.
+        at_s: time in seconds, on any clock.
+        batches: batches per rank since the beginning of the run.
+        tokens: tokens of this rank since the loader was made.
+        wait_s: seconds that this rank waited since the loader was made.
+        deviation: largest difference in a mixture between a source's share of the tokens and its
+            weight, 0 to 1.
     """
 
     at_s: float
@@ -45,7 +46,7 @@ class Moment(NamedTuple):
 def progress_words(
     before: Moment, now: Moment, estimate: Estimate | None, *, world_size: int = 1
 ) -> str:
-    """The line, with the rates between two moments; without an estimate no end is known."""
+    """Format the line, with rates between two moments; the time left needs an estimate."""
     seconds = max(now.at_s - before.at_s, 1e-9)
     each = " per rank" if world_size > 1 else ""
     share = _share(now, estimate)
@@ -66,9 +67,9 @@ def progress_words(
 
 
 def with_progress(items: Iterable[Item], run: RankRun, *, every_s: float) -> Iterator[Item]:
-    """The items that the loop takes from `run`, while a line says how far it is.
+    """Yield the items that the loop takes from `run`, and show a progress line.
 
-    `every_s` seconds lie between two lines where they are not drawn over one another.
+    `every_s` is the number of seconds between two lines where a line cannot be redrawn in place.
     """
     world_size = run.plan.ranks.world_size
 
@@ -114,14 +115,14 @@ def with_progress(items: Iterable[Item], run: RankRun, *, every_s: float) -> Ite
 
 
 def _share(now: Moment, estimate: Estimate | None) -> float | None:
-    """How much of the run is done, if that can be said."""
+    """Return the fraction of the run that is done; None without an estimate."""
     if estimate is None or not estimate.steps:
         return None
     return min(now.batches / estimate.steps, 1.0)
 
 
 def _short(count: float) -> str:
-    """A number of three digits: 40.2M."""
+    """Format a count with three digits: 40.2M."""
     for unit in ("", "k", "M", "G", "T"):
         if count < 999.5 or unit == "T":
             break
@@ -130,7 +131,7 @@ def _short(count: float) -> str:
 
 
 def _bar() -> Any:
-    """A bar of rich with words beside it; None where nothing can be drawn."""
+    """Return a rich progress bar with text beside it; None where nothing can be drawn."""
     try:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn

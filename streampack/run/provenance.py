@@ -1,4 +1,4 @@
-"""Where the tokens of batches come from: shards and documents, and sources of a mixture."""
+"""Provenance of the tokens in batches: shards and documents, and sources of a mixture."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from streampack.sources.skips import Skips
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where one document piece of a batch came from.
+    """Origin of one document piece of a batch.
 
     Attributes:
         source: name of the source in a mixture; None if it is the only one.
-        shard: its path or URL; of an iterable, the lane.
-        index: of the document in the shard: its number; in JSON lines the byte at which its line
-            begins, in flat files of ids the token.
-        start, stop: its tokens ``[start, stop)`` in the document as it was packed, after
+        shard: path or URL of the shard; the lane for an iterable.
+        index: index of the document in the shard; in JSON lines the byte offset of its line, in
+            flat files of ids the offset of its first token.
+        start, stop: token range ``[start, stop)`` of the piece in the packed document, after
             tokenizer and hooks.
     """
 
@@ -47,10 +47,10 @@ class Piece:
 
 
 def locate(source: Source, batch: Any) -> list[Piece]:
-    """The pieces of a `PackedBatch`, or of its provenance (N,), in their order.
+    """Return the pieces of a `PackedBatch`, or of its provenance (N,), in order.
 
     Raises:
-        ConfigError: it has no provenance, or that of another dataset.
+        ConfigError: the batch has no provenance, or comes from another dataset.
     """
     provenance: NDArray[np.void] | None = getattr(batch, "provenance", batch)
     if provenance is None:
@@ -77,19 +77,19 @@ def locate(source: Source, batch: Any) -> list[Piece]:
 
 
 def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
-    """The whole document that a piece is of, as its shard holds it; see `PackedDataset.text_of`."""
+    """Return the whole document of a piece, as stored; see `PackedDataset.text_of`."""
     if not isinstance(piece, Piece):
         raise ConfigError(
-            f"The piece is {piece!r:.80}.",
-            "Pass one of those that dataset.locate(batch) returns.",
+            f"piece must be a Piece, got {piece!r:.80}.",
+            "Pass a piece that dataset.locate(batch) returned.",
             setting="piece",
         )
     found = source.sources.get(str(piece.source)) if isinstance(source, Mixture) else source
     found = found and found.inner
     if not isinstance(found, ShardedSource) or piece.shard not in found.manifest.paths:
         raise ConfigError(
-            f"The piece is of {piece.shard!r}, which is no file of the dataset's source.",
-            "Ask the dataset that made the batch; for what comes from an iterable there is "
+            f"The piece is from {piece.shard!r}, which is no file of the dataset's source.",
+            "Ask the dataset that made the batch; for documents of an iterable use "
             "batch.decode(number, tokenizer).",
             path=piece.shard,
         )
@@ -113,18 +113,19 @@ def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
 
 
 class SourceFigures(NamedTuple):
-    """A source of a mixture.
+    """Figures of one source of a mixture.
 
     Attributes:
-        name: in the mixture.
-        expected: share of the tokens that its weight asks for, 0 to 1; observed: that it had.
-        tokens, documents, loss_tokens: delivered; see `Metrics.sources`.
-        epochs: whole passes over it that the rank's lanes have read, on average over those that
-            gave the rank batches. It counts what was read, not what was delivered: a lane has 0
-            until it reads the first document of its second pass, or finds that there is none, and
-            documents that it has read may still wait in its window. So it is up to one less than
-            `documents` would say, or a window ahead. Lanes know it from their states, so it goes on
-            after a resume.
+        name: name in the mixture.
+        expected: share of the tokens by its weight, 0 to 1.
+        observed: share of the delivered tokens, 0 to 1.
+        tokens, documents, loss_tokens: delivered counts; see `Metrics.sources`.
+        epochs: whole passes over the source, averaged over the lanes that gave this rank batches.
+            The count covers documents read, not documents delivered: a lane counts 0 until it
+            reads the first document of its second pass, or finds that there is none, and documents
+            that it has read may still wait in its window. So it may be up to one pass behind
+            `documents`, or a window ahead. It comes from the states of lanes, and continues after
+            a resume.
     """
 
     name: str
@@ -159,7 +160,7 @@ class SourceReport(tuple[SourceFigures, ...]):
     __repr__ = __str__
 
     def as_dict(self) -> dict[str, dict[str, Any]]:
-        """By name, what `SourceFigures` has; JSON-able."""
+        """Return the fields of `SourceFigures` by source name; JSON-able."""
         return {row.name: dict(zip(row._fields[1:], row[1:], strict=True)) for row in self}
 
 
@@ -168,9 +169,9 @@ def source_report(
     totals: Mapping[str, SourceCounts],
     passes: Mapping[int, NDArray[np.int64]],
 ) -> SourceReport:
-    """The report; `passes` are of each lane (sources,) the epochs whose part it has read.
+    """Make the report; `passes` maps each lane to the epochs it has read, (sources,).
 
-    It has no rows unless the source is a mixture.
+    The report has no rows unless the source is a mixture.
     """
     if not isinstance(source, Mixture):
         return SourceReport()
@@ -199,10 +200,10 @@ def counted(
     at: int,
     change: WeightChange | None,
 ) -> SourceTotals:
-    """The totals with a batch, in another object: threads may be reading these.
+    """Return new totals that include a batch; other threads may be reading the old object.
 
-    `by_source` is that of `PackedRows`; `at` are the tokens of the run before the batch; `change`
-    is that of the weights by then.
+    `by_source` comes from `PackedRows`; `at` is the number of tokens of the run before the batch;
+    `change` is the change of weights in force by then.
     """
     assert isinstance(mixture, Mixture)
     shares = mixture.shares if change is None else change.shares([*mixture.sources])

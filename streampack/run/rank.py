@@ -1,8 +1,8 @@
-"""RankRun: one rank's batches in order, to the common end, and the state of what was taken.
+"""RankRun: one rank's batches in order up to the common end, and the state of the batches taken.
 
-Batches come from lanes of this process, or from worker processes. Where a lane has no more and
-others have, an empty batch (padding only) takes its place, until all lanes of all ranks are
-through. Only what the loop has taken counts in the state.
+Batches come from lanes of this process, or from worker processes. An empty batch (padding only)
+takes the turn of a lane that has ended, until all lanes of all ranks have ended. The state covers
+only batches that the loop has taken.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ logger = logging.getLogger(__name__)
 
 
 class RankRun:
-    """What one rank gives, and what its loop has taken.
+    """The batches of one rank, and a record of the batches that its loop has taken.
 
     Args:
-        plan: of the run.
-        start: where it goes on; None is the beginning.
-        ranks: who agrees on the end; None finds the processes of the job.
-        end: see `PackedLoader`.
-        timeout_s: how long to wait for the processes of the job.
+        plan: plan of the run.
+        start: state to resume from; None is the beginning.
+        ranks: connection of the ranks that agree on the end; None detects the job's processes.
+        end: how a finite run ends; see `PackedLoader`.
+        timeout_s: seconds to wait for the processes of the job.
 
     Attributes:
-        state: of what the loop has taken.
-        metrics: totals over it.
+        state: state after the batches that the loop has taken.
+        metrics: totals over these batches.
     """
 
     def __init__(
@@ -74,36 +74,36 @@ class RankRun:
         self._ranks = ranks
         self._end = end
         self._timeout_s = timeout_s
-        self._weights = 0  # a digest of what was set in this process
+        self._weights = 0  # digest of the weights set in this process
         self._sampled: Estimate | None = None
-        self._passes: dict[int, NDArray[np.int64]] = {}  # over each source, by lane
-        self._gave = False  # a document, from where it was started
+        self._passes: dict[int, NDArray[np.int64]] = {}  # passes over each source, by lane
+        self._gave = False  # whether any document was given since the start
         self._said_lost = False  # after the first window
-        # Turns of lanes that the loop gets no batch of, and the states after them, in their order.
+        # Turns of lanes without a batch for the loop, and the states after them, in order.
         self._untaken: list[tuple[int, int, Deferred]] = []  # lane, step
         self._recent = Recent(self.state)
-        self._error: WorkerError | None = None  # of workers that were started again
-        self._steps: dict[int, Step] = {}  # of batches given and not taken, where ranks share some
+        self._error: WorkerError | None = None  # of restarted workers
+        self._steps: dict[int, Step] = {}  # of batches given and not taken, if ranks share batches
 
     @property
     def ranks(self) -> Ranks:
-        """Who agrees: the processes of the job, or this rank alone."""
+        """The ranks that agree: the processes of the job, or this rank alone."""
         if self._ranks is None:
             self._ranks = connect(self.plan.ranks, timeout_s=self._timeout_s)
         return self._ranks
 
     @property
     def num_ranks(self) -> int:
-        """How many agree: 1 where nothing connects this rank with others."""
+        """The number of ranks that agree: 1 if this rank is not connected with others."""
         return 1 if isinstance(self.ranks, Alone) else self.plan.ranks.world_size
 
     def place(self) -> int:
-        """Where the run is, and by which weights, as a `question` for the other ranks."""
+        """Return batch index and digest of weights, as a `question` for the other ranks."""
         return question("loss", self.state.next_batch, self._weights)
 
     @property
     def steps_taken(self) -> int:
-        """Steps from the beginning of the run to the place where its state is."""
+        """Return the steps from the beginning of the run up to its state."""
         plan, batches = self.plan, self.state.next_batch
         if plan.groups is None:
             return batches // plan.topology.world_size
@@ -112,11 +112,11 @@ class RankRun:
         return steps_before(plan, batches)
 
     def lanes(self) -> list[int]:
-        """The lanes that this rank's next batches come from, in the order of the rotation."""
+        """Return the lanes of this rank's next batches, in the order of the rotation."""
         return self.plan.topology.lanes(self.state.next_batch, self.plan.config.lanes)
 
     def estimate_steps(self) -> Estimate | None:
-        """See `PackedLoader.estimate_steps`."""
+        """Estimate the steps of the run; see `PackedLoader.estimate_steps`."""
         from streampack.run.estimation import estimate_steps, steps_as_found
 
         plan, states = self.plan, self.state.states().values()
@@ -126,7 +126,7 @@ class RankRun:
         return found or self._sampled
 
     def go_on(self, plan: RunPlan, start: RunState) -> None:
-        """Go on from another place, of this run or of another one."""
+        """Continue from another state, of this run or of another one."""
         self.plan, self.state = plan, start
         self._recent = Recent(start)
         self._error = None
@@ -135,7 +135,7 @@ class RankRun:
         self._passes.clear()
 
     def set_weights(self, weights: Weights, from_step: int | None) -> None:
-        """See `PackedLoader.set_weights`. Batches that were given and not taken are void."""
+        """Change the weights as `PackedLoader.set_weights`; batches not taken yet become void."""
         from streampack.run.weights import with_weights
 
         changes = with_weights(self.plan, self.state, weights, from_step, taken=self.steps_taken)
@@ -149,15 +149,15 @@ class RankRun:
     def batches(
         self, open_feed: OpenFeed, *, processes: bool = False, sharing: Sharing | None = None
     ) -> Generator[PackedBatch, None, None]:
-        """The batches after those that were taken, in order, to the common end.
+        """Yield the batches after the last one taken, in order, up to the common end.
 
         Args:
-            open_feed: begins to make this rank's batches.
+            open_feed: opens the feed of this rank's batches.
             processes: True if other processes make them.
-            sharing: how the lanes take part in deals, where the loop's process has said so.
+            sharing: part of the lanes in deals, if the loop's process has set one.
 
         Raises (while iterating):
-            RankError: another rank died, or starts another run or from another place.
+            RankError: another rank died, or started another run or at another batch.
         """
         groups = self.plan.groups
         given = self._batches(open_feed, processes, sharing)
@@ -166,7 +166,7 @@ class RankRun:
     def _shared(
         self, given: Generator[PackedBatch, None, None], groups: CpGroups
     ) -> Generator[PackedBatch, None, None]:
-        """Of what its lanes give in every step, the batch that is this rank's."""
+        """Yield this rank's batch from the batches of its lanes in every step."""
         self._steps.clear()
         with closing(given):
             for step in groups.steps(given):
@@ -199,7 +199,7 @@ class RankRun:
         else:
             feed = open_feed(share, own, exchange)
         items = self._real(feed)
-        # A DataLoader takes its workers' batches in turn, and so each has one.
+        # A DataLoader takes its workers' batches in turn, so each worker must give one.
         leaves_out, alone = sharing is None and not self._is_apart(), plan.topology.world_size == 1
         self._gave = False
         try:
@@ -251,7 +251,7 @@ class RankRun:
         self._error = error
 
     def interruption(self) -> WorkerError | None:
-        """The error of workers that were started again, once, for the loop to raise."""
+        """Return the error of restarted workers, once, for the loop to raise."""
         error, self._error = self._error, None
         return error
 
@@ -270,22 +270,22 @@ class RankRun:
         logger.warning("%s %s", fact, remedy)
 
     def _is_apart(self) -> bool:
-        """Whether there are other ranks, and nothing connects this one with them."""
+        """Return whether there are other ranks without a connection to this one."""
         return self.plan.topology.world_size > 1 and isinstance(self.ranks, Alone)
 
     def _is_connected(self) -> bool:
-        """Whether the ranks tell one another what their lanes report for deals."""
+        """Return whether the ranks exchange the reports of their lanes for deals."""
         ranks, lanes = self.plan.topology.world_size, self.plan.config.lanes
         return 1 < ranks <= lanes and not self._is_apart()
 
     def empty_batch(self, lane: int, step: int) -> PackedBatch:
-        """A batch of padding only, in the place of one that the lane does not have."""
+        """Return a batch of padding only, for a turn of a lane that has ended."""
         config = self.plan.config
         rows = config.finished(config.empty_batch(step), str, Skips("raise"))
         return kind_of(rows)(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
 
     def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Generator[PackedBatch, None, None]:
-        """The batches that hold documents; the ends of lanes that none of them carries are kept."""
+        """Yield the batches with documents; record the ends of lanes that no batch carries."""
         for item in feed:
             if isinstance(item, LaneEnd):
                 self.metrics += item.metrics
@@ -329,11 +329,11 @@ class RankRun:
         self._recent.add(self._number(batch), batch, self.state)
 
     def transformed(self, batch: PackedBatch, item: Any) -> None:
-        """Record that the loop gets `item` in the place of a batch that it took."""
+        """Record that the loop gets `item` instead of a batch that it took."""
         self._recent.transformed(self._number(batch), item)
 
     def step_over(self, first: int) -> None:
-        """Record that the batches from number `first` on were taken without being used."""
+        """Record that the batches from index `first` on were taken without being used."""
         self.state.step_over(first)
         self._recent.move(self.state)
 
@@ -348,7 +348,7 @@ class RankRun:
         self.state.commit(batch.lane, batch.step, lane_state)
 
     def say_lost(self, of: str) -> None:
-        """Log on rank 0 which share of its tokens no row holds, if there is one."""
+        """Log on rank 0 the fraction of its tokens that is in no row, if any."""
         if self.metrics.composition.dropped and not self.plan.ranks.rank:
             logger.warning("%s", self.metrics.lost_in_words(self.plan.config.packer, of))
 
@@ -365,13 +365,13 @@ class RankRun:
             self._passes[batch.lane] = batch.by_source[:, 3]
 
     def by_source(self) -> SourceReport:
-        """What was taken of each source of a mixture; no rows for any other source."""
+        """Report the tokens taken from each source of a mixture; without a mixture, no rows."""
         from streampack.run.provenance import source_report
 
         return source_report(self.plan.config.source, self.metrics.sources, self._passes)
 
     def _record_untaken(self, following: int) -> None:
-        """Keep the states of lanes whose turns pass before this number without one for the loop."""
+        """Commit the states of lanes with turns before `following` that give the loop no batch."""
         later = []
         for lane, step, state in self._untaken:
             if step * self.plan.config.lanes + lane < following:
@@ -381,10 +381,10 @@ class RankRun:
         self._untaken = later
 
     def state_dict(self, after: Any = None, before: Any = None) -> dict[str, Any]:
-        """JSON-able state of what was taken, up to the last batch, or up to the one that is named.
+        """Return the JSON-able state after the last batch taken, or at the batch that is named.
 
         Raises:
-            StateError: that is not one of the last 16 which were taken.
+            StateError: the batch is not one of the last 16 taken.
         """
         if after is not None:
             return self._recent.after(after, self._number).as_dict()

@@ -1,11 +1,11 @@
-"""Recipe: a run while it is put together, from the arguments of a dataset and the leaves they use.
+"""Recipe: assemble a run from the arguments of a dataset and the leaves that they use.
 
 Steps:
-  1. The dataset makes a recipe of its arguments; sources and packers name further leaves.
-  2. Every leaf in `streampack.leaves` that is asked for adds its stages, each in a phase.
-  3. `config` puts the stages in the order of the phases, and the rest beside them.
+  1. The dataset makes a recipe from its arguments; sources and packers name further leaves.
+  2. Every requested leaf in `streampack.leaves` adds its stages, each in a phase.
+  3. `config` sorts the stages by phase and combines them with the other settings.
 
-So the order in which a block passes the stages is fixed here, not by who comes first.
+So this module fixes the order of stages, independent of the order in which leaves are added.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BATCH_ROWS = 8  # a row by itself takes twice the time per token to assemble
+BATCH_ROWS = 8  # because a single row takes twice the time per token to assemble
 
-#: Of block stages. The trunk checks ids and drops empty documents before "expanded", and drops
-#: undeclared fields before "units".
+#: Phases of block stages. The trunk checks ids and drops empty documents before "expanded", and
+#: drops undeclared fields before "units".
 PHASES = ("texts", "ids", "expanded", "ended", "chosen", "columns", "units")
-#: Of row stages.
+#: Phases of row stages.
 ROW_PHASES = ("origins", "columns", "attached", "units", "counts")
 
 
 class Recipe:
-    """The settings of a run in the making.
+    """The settings of a run during assembly.
 
     Args:
-        source: prepared.
-        given: by name, what asks for a leaf: arguments of the dataset, None where one was left out;
-            `ASKED` where the source asks for a leaf and no argument does. A leaf may set the
-            value of one that comes after it.
-        fields: of tokens and documents, as declared.
+        source: prepared source.
+        given: values that request leaves, by name: arguments of the dataset, None if omitted, or
+            `ASKED` if the source requests a leaf and no argument does. A leaf may set the value of
+            a later one.
+        fields: declared fields of tokens and documents.
         seq_len, packer, batch_size, attention, window: as for `PackedDataset`.
-        rules: of token ids.
+        rules: rules of token ids.
 
     Attributes:
-        overflow: of the packer if none is given; None is the source's.
-        usual: makes the packer if none is given.
-        balance: the schedule of costs, to be measured.
-        gathered: the fields that rows get for their pieces; None is all.
-        units: name of a document of the window in messages, and of its tokens.
+        overflow: overflow of the default packer; None uses the source's.
+        usual: makes the default packer.
+        balance: schedule of costs, to be measured.
+        gathered: fields that rows get for their pieces; None is all.
+        units: names in messages of a document of the window, and of its tokens.
         whole: True if every piece of a batch is a whole document.
-        eos, eos_id, pad_id, vocab_size: rules of ids that apply, with the tokenizer's.
-        with_margins: changes chat templates.
+        eos, eos_id, pad_id, vocab_size: rules of ids in force, completed by the tokenizer.
+        with_margins: converts chat templates.
         described: further fields of the fingerprint.
     """
 
@@ -107,7 +107,7 @@ class Recipe:
 
     @property
     def packer(self) -> Packer:
-        """The packer; the usual one if none was given. Leaves that choose defaults do so first."""
+        """The packer, by default the usual one. Leaves that choose defaults come before this."""
         if self._packer is None:
             self._packer = self.usual(self)
         return self._packer
@@ -117,11 +117,11 @@ class Recipe:
         self._packer = packer
 
     def one_overflow(self) -> Overflow:
-        """What happens to long documents; raises `ConfigError` if the sources disagree."""
+        """Return the overflow of long documents; raise `ConfigError` if the sources disagree."""
         return one_overflow(self.source, self.seq_len or 0)
 
     def add(self, phase: str, stage: BlockStage, number: int | None = None) -> None:
-        """Add a block stage to a phase, for the source of this number; None is every source."""
+        """Add a block stage to a phase, for source index `number`; None is every source."""
         assert phase in PHASES
         self._blocks.append((phase, number, stage))
 
@@ -131,17 +131,17 @@ class Recipe:
         self._rows.append((phase, stage))
 
     def has_rows(self, phase: str) -> bool:
-        """Whether a phase has a row stage."""
+        """Return whether a phase has a row stage."""
         return any(own == phase for own, _ in self._rows)
 
     def config(self, **settings: Any) -> LaneConfig:
-        """The configuration of the lanes.
+        """Make the configuration of the lanes.
 
         Args:
-            settings: the further fields of `LaneConfig`.
+            settings: further fields of `LaneConfig`.
 
         Raises:
-            ConfigError: the packer inserts an EOS that has no id, or a batch is not of whole rows.
+            ConfigError: the packer inserts an EOS without an id, or a batch is not of whole rows.
         """
         parts = self.source.parts.values()
         eos = [self.eos, self.eos_id] if self.source.tokenized else None
@@ -161,7 +161,7 @@ class Recipe:
         )
 
     def _stages(self, number: int, source: Source) -> tuple[BlockStage, ...]:
-        """The stages of a source, in order."""
+        """Return the stages of a source, in order."""
         by_phase: dict[str, list[BlockStage]] = {phase: [] for phase in PHASES}
         if source.tokenized:
             by_phase["ids"] += [Apart(), Numbered(), CheckedIds(self.vocab_size)]
@@ -195,12 +195,12 @@ class Recipe:
 
 
 def as_it_is(template: Any) -> Any:
-    """A chat template without images."""
+    """Return a chat template unchanged, for conversations without images."""
     return template
 
 
 def check_arguments(window: Any, topology: Any, token_rules: Any, **switches: Any) -> None:
-    """Raise `ConfigError` for an object of another kind, or a switch that is neither on nor off."""
+    """Raise `ConfigError` for an argument of another type, or a switch that is not a bool."""
     for name, value, kind, example in (
         ("token_rules", token_rules, TokenRules, "TokenRules(...)"),
         ("topology", topology, Topology, "Topology(rank, world_size)"),
@@ -219,7 +219,7 @@ def check_arguments(window: Any, topology: Any, token_rules: Any, **switches: An
 def checked_counts(
     seed: int, epochs: int | None, lanes: int | None
 ) -> tuple[int, int | None, int | None]:
-    """The same as plain integers; raises `ConfigError` where they are none, or mean nothing."""
+    """Return the counts as plain integers; raise `ConfigError` for other types and values."""
     seed = whole_number("seed", seed, least=None)
     if epochs is not None:
         epochs = whole_number("epochs", epochs, otherwise="or None (endless)")
@@ -229,7 +229,7 @@ def checked_counts(
 
 
 def check_packer(seq_len: int | None, packer: Any, attention: str) -> None:
-    """Raise `ConfigError` unless there is one of row length and packer, and attention is known."""
+    """Raise `ConfigError` unless one of `seq_len` and `packer` is set and attention is known."""
     one_of("attention", attention, ["document", "row"])
     if packer is not None:
         require_packer(packer)
@@ -244,13 +244,13 @@ def check_packer(seq_len: int | None, packer: Any, attention: str) -> None:
 
 
 def usual_packer(recipe: Recipe) -> Packer:
-    """The packer of rows of `seq_len` where none is given."""
+    """Return the default packer for rows of `seq_len` tokens."""
     overflow = recipe.overflow or recipe.one_overflow()
     return BestFitDecreasing(seq_len=recipe.seq_len or 0, overflow=overflow)
 
 
 def one_overflow(source: Source, seq_len: int) -> Overflow:
-    """What happens to documents longer than a row; raises `ConfigError` if sources disagree."""
+    """Return the overflow of documents longer than a row; raise `ConfigError` if sources differ."""
     if len({part.overflow for part in source.parts.values()}) > 1:
         raise ConfigError(
             "The mixture has conversations, which are truncated, and documents, which are split.",
@@ -262,10 +262,10 @@ def one_overflow(source: Source, seq_len: int) -> Overflow:
 
 
 def warn_if_cut(source: Source, packer: Packer) -> None:
-    """Warn of a given packer that cuts what the source would keep whole."""
+    """Warn of a packer that cuts documents which the source would keep whole."""
     if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
         logger.warning(
-            "%s cuts conversations, and what is cut off is learnt without what was said before; "
+            "%s cuts conversations, so later parts are learnt without the turns before them; "
             'BestFitDecreasing(seq_len=%d, overflow="%s") learns no such part.',
             type(packer).__name__,
             packer.seq_lens[-1],
@@ -274,9 +274,9 @@ def warn_if_cut(source: Source, packer: Packer) -> None:
 
 
 def tokens_per_batch(batch_size: int | None, packer: Packer) -> int:
-    """Tokens per batch; raises `ConfigError` unless they are whole rows.
+    """Return tokens per batch; raise `ConfigError` unless they make whole rows.
 
-    8 rows by default; of rows of several lengths, as many as one of the longest takes.
+    The default is 8 rows; with rows of several lengths, the tokens of one longest row.
     """
     longest = packer.seq_lens[-1]
     if packer.batch_tokens is not None:
@@ -295,7 +295,7 @@ def tokens_per_batch(batch_size: int | None, packer: Packer) -> int:
 
 
 def warn_unread(source: Source) -> None:
-    """Warn of fields beside token ids that are present and not read: one may be a mask."""
+    """Warn about fields beside token ids that are present but not read: one may be a mask."""
     for part in source.parts.values():
         fields: Any = getattr(part, "fields", None)
         declared = {*part.field_types.token, *part.field_types.document}

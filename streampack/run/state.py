@@ -1,20 +1,20 @@
-"""The state of a run: what the loop has consumed, as coordinates that any process can go on from.
+"""The state of a run: the position of the loop, as coordinates that any process can resume from.
 
 ``{"version": 7, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
 "lanes": {"0": {...}, ...}}``: plain JSON. Where weights of a mixture were changed while it ran,
 also ``"weights": [[batch, {name: weight, ...}], ...]``. A lane that has given nothing yet has the
 state None.
-The state of a rank holds the lanes whose latest turn was its own: where the ranks divide the lanes,
-all that it runs. `merge_states` makes one of the states of all ranks, and any number of ranks goes
-on from that.
+The state of a rank holds each lane with a latest turn that was this rank's: if the ranks divide the
+lanes, all lanes that it runs. `merge_states` combines the states of all ranks into one, and any
+number of ranks can resume from it.
 
 DistributedState: a run's state in a torch.distributed.checkpoint (DCP), for any ranks.
 
 Steps of `state_dict`:
   1. The data-parallel ranks show each other their states (`all_gather_object`).
-  2. Every rank merges them; of ranks that share a data-parallel rank, one counts.
+  2. Every rank merges them; processes that share a data-parallel rank count once.
   3. DCP gets one entry, the same on every rank, which it stores once.
-So the keys do not depend on the number of ranks or lanes, and a load asks for what is there.
+So the keys do not depend on the number of ranks or lanes, and a load requests existing keys.
 
 Cost: the states of all lanes, some kilobytes each, pass through every rank: 4 MB for 1,000 lanes.
 With tens of thousands, write one file per rank and use `merge_states`.
@@ -44,37 +44,37 @@ VERSION = 7
 
 LaneState = dict[str, Any] | None
 
-#: The state of a lane, or what makes it, since few are asked for.
+#: The state of a lane, or a function that makes it, since few states are needed.
 Deferred = LaneState | Callable[[], LaneState]
 
 
 def batches_given(state: LaneState) -> int:
-    """Batches that a lane had given when its state was taken."""
+    """Return the number of batches that a lane had given when its state was taken."""
     return 0 if state is None else int(state["step"]) + int(state["emitted"])
 
 
 def batches_known(state: LaneState) -> int:
-    """Batches that a lane was known to have when its state was taken, given or not."""
+    """Return the number of batches known in a lane when its state was taken, given or not."""
     return batches_given(state) + (state is not None and state["final"] is False)
 
 
 def batches_due(lane: int, next_batch: int, lanes: int) -> int:
-    """This lane's turns before batch `next_batch`; it may have given fewer batches."""
+    """Return this lane's turns before batch `next_batch`; it may have given fewer batches."""
     return -((lane - next_batch) // lanes) if next_batch > lane else 0
 
 
 @dataclass(slots=True)
 class RunState:
-    """What one rank has consumed.
+    """The state of one rank after the batches it has consumed.
 
     Args:
-        fingerprint: of the run; see `PackedDataset.fingerprint`.
-        topology: whose lanes these are.
-        next_batch: global number of the first batch not consumed by all ranks in step.
+        fingerprint: identity of the run; see `PackedDataset.fingerprint`.
+        topology: topology of the rank that runs the lanes.
+        next_batch: global index of the first batch not consumed by all ranks in step.
         lanes: state of each lane this rank owns.
-        stepped_over: [first, end) numbers of batches that the loop stepped over.
-        others: the states of other lanes at the place that this one was loaded from.
-        weight_changes: of a mixture, made and to come, in the order of their batches.
+        stepped_over: index ranges [first, end) of batches that the loop stepped over.
+        others: states of other lanes, from the state that this one was loaded from.
+        weight_changes: past and future changes of a mixture's weights, in the order of batches.
     """
 
     fingerprint: dict[str, Any]
@@ -89,10 +89,10 @@ class RunState:
     def of_rank(
         cls, state: Mapping[str, Any], fingerprint: dict[str, Any], topology: Topology
     ) -> RunState:
-        """The lanes of one rank, of a checked state.
+        """Select the lanes of one rank from a checked state.
 
         Raises:
-            StateError: it does not hold all of them.
+            StateError: the state lacks some of them.
         """
         start = state["next_batch"]
         owned = topology.lanes(start, fingerprint["lanes"])
@@ -102,7 +102,7 @@ class RunState:
             raise StateError(
                 f"The state holds {held}; rank {topology.rank} "
                 f"of {topology.world_size} also needs {_named(missing)}.",
-                "Load the state that this rank saved, or that of all ranks together, which "
+                "Load the state that this rank saved, or the state of all ranks, which "
                 "`merge_states` makes.",
             )
         lanes = {int(lane): own for lane, own in state["lanes"].items()}
@@ -115,7 +115,7 @@ class RunState:
         return cls(fingerprint, topology, start, own, state["stepped_over"], lanes, changes)
 
     def copy(self) -> RunState:
-        """An independent copy."""
+        """Return an independent copy."""
         stepped_over = [list(numbers) for numbers in self.stepped_over]
         return replace(self, lanes=dict(self.lanes), stepped_over=stepped_over)
 
@@ -123,15 +123,16 @@ class RunState:
         """Record that the loop has consumed batch number `step` of `lane`.
 
         Args:
-            lane, step: which batch.
-            state: of the lane from now on; None if it stays what it was.
+            lane: index of the lane.
+            step: index of the batch in the lane.
+            state: state of the lane from here on; None leaves it unchanged.
         """
         self.next_batch = self.topology.step_after(step * self.fingerprint["lanes"] + lane)
         if state is not None:
             self.lanes[lane] = state
 
     def step_over(self, first: int) -> None:
-        """Record that the batches from number `first` on were consumed without being used."""
+        """Record that the batches from index `first` on were consumed without being used."""
         if first == self.next_batch:
             return
         if self.stepped_over and self.stepped_over[-1][1] == first:
@@ -150,16 +151,16 @@ class RunState:
         }
 
     def states(self) -> dict[int, LaneState]:
-        """The states of the lanes that this rank runs, in the order of the rotation."""
+        """Return the states of the lanes that this rank runs, in the order of the rotation."""
         lanes = self.topology.lanes(self.next_batch, self.fingerprint["lanes"])
         return {lane: self.lane(lane) for lane in lanes}
 
     def sharing(self, *, connected: bool, name: str | None = None, kept: bool = False) -> Sharing:
-        """How this rank's lanes learn what others report for deals.
+        """Return the channel by which this rank's lanes receive other lanes' reports for deals.
 
         Args:
-            connected: whether the ranks tell each other.
-            name, kept: of the file of several processes; see `Sharing`.
+            connected: True if the ranks exchange reports.
+            name, kept: name and lifetime of the file of several processes; see `Sharing`.
         """
         if connected:
             return Sharing(name, kept=kept)
@@ -170,14 +171,14 @@ class RunState:
         return Sharing(name, known, sorted(unknown.difference(known)), kept)
 
     def lane(self, lane: int) -> LaneState:
-        """The state of one lane."""
+        """Return the state of one lane."""
         state = self.lanes[lane]
         if callable(state):
             state = self.lanes[lane] = state()
         return state
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; shares nothing with what later batches change."""
+        """Return a JSON-able copy, unaffected by later batches."""
         state = {
             "version": VERSION,
             "fingerprint": self.fingerprint,
@@ -193,20 +194,20 @@ class RunState:
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of the states that the ranks of a run saved after the same step.
+    """Merge the states that the ranks of a run saved after the same step into one.
 
     Args:
-        states: of all ranks, in any order.
+        states: states of all ranks, in any order.
 
     Returns:
         A state for any number of data-parallel ranks.
 
     Raises:
-        StateError: they are of different runs or steps, or do not hold every lane exactly once.
+        StateError: the states are of different runs or steps, or lack or repeat a lane.
     """
     if isinstance(states, Mapping):
         raise StateError(
-            "One state was passed.",
+            "states must be a list of states, got one state.",
             "Pass a list of them, merge_states([state]); or load the state of one rank as it is.",
         )
     if not states:
@@ -216,7 +217,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     seen: set[str] = set()
     for number, state in enumerate(states):
         check_state(state)
-        if state["checksum"] in seen:  # of a rank that runs the same lanes
+        if state["checksum"] in seen:  # from a rank that runs the same lanes
             continue
         seen.add(state["checksum"])
         if state["fingerprint"] != first["fingerprint"]:
@@ -226,7 +227,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             if here != there:
                 raise StateError(
                     f"`{name}` is {here} in the first state and {there} in number {number + 1}.",
-                    "Merge what all ranks saved in one checkpoint.",
+                    "Merge the states that all ranks saved in one checkpoint.",
                 )
         twice = [int(lane) for lane in state["lanes"] if int(lane) in lanes]
         if twice:
@@ -238,7 +239,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     missing = sorted(set(range(first["fingerprint"]["lanes"])) - set(lanes))
     if missing:
         raise StateError(
-            f"Lanes {_named(missing)} are in none of the {len(states)} states.",
+            f"Lanes {_named(missing)} are missing from all {len(states)} states.",
             "Pass the states of all ranks.",
         )
     merged = {str(lane): lanes[lane] for lane in sorted(lanes)}
@@ -250,33 +251,35 @@ _FIELDS = ("version", "fingerprint", "next_batch", "stepped_over", "checksum", "
 
 
 def check_state(state: Mapping[str, Any]) -> None:
-    """Raise `StateError` unless this version saved the state, and nothing changed it since."""
+    """Raise `StateError` unless this version saved the state and it is unchanged since."""
     if not isinstance(state, Mapping):
         raise StateError(
-            f"The state is {type_in_words(state)}.", "Pass what `state_dict()` returned."
+            f"The state must be a dict, got {type_in_words(state)}.",
+            "Pass the return value of `state_dict()`.",
         )
     version = state.get("version")
     if isinstance(version, int) and version != VERSION:
         raise StateError(
             f"The state has version {version}, this streampack reads version {VERSION}.",
-            "Go on with the version of streampack that saved the state, or start a new run.",
+            "Resume with the version of streampack that saved the state, or start a new run.",
         )
     missing = set(_FIELDS) - set(state)
     if missing:
         if (inside := _state_inside(state)) is not None:
-            raise StateError("The mapping holds the state, and is none itself.", f"Pass {inside}.")
+            raise StateError("The mapping contains a state but is not one.", f"Pass {inside}.")
         raise StateError(
-            f"The state lacks {', '.join(sorted(missing))}.", "Pass what `state_dict()` returned."
+            f"The state lacks {', '.join(sorted(missing))}.",
+            "Pass the return value of `state_dict()`.",
         )
     if checksum(state) != state["checksum"]:
         raise StateError(
-            "The state does not add up to its checksum.",
-            "Pass what `state_dict()` returned, unchanged.",
+            "The state does not match its checksum.",
+            "Pass the return value of `state_dict()`, unchanged.",
         )
 
 
 def _state_inside(checkpoint: Any, name: str = "state", depth: int = 3) -> str | None:
-    """Where a checkpoint holds a state of a run, as Python; None if it is not found."""
+    """Return the Python expression of a run's state inside a checkpoint; None without one."""
     if not isinstance(checkpoint, Mapping) or not depth:
         return None
     if isinstance(checkpoint.get(_KEY), str):
@@ -290,14 +293,14 @@ def _state_inside(checkpoint: Any, name: str = "state", depth: int = 3) -> str |
 
 
 def _named(lanes: Iterable[int]) -> str:
-    """Numbers in words, not too many."""
+    """Format up to 12 lane indices as text."""
     numbers = sorted(lanes)
     shown = ", ".join(map(str, numbers[:12]))
     return shown if len(numbers) <= 12 else f"{shown}, ... ({len(numbers)} in all)"
 
 
 def checksum(state: Mapping[str, Any]) -> str:
-    """64 bits, in hexadecimal, over all of a JSON-able state but its checksum."""
+    """Return 64 bits, in hexadecimal, over all of a JSON-able state except its checksum."""
     fields = {name: state[name] for name in state if name != "checksum"}
     try:
         text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -310,7 +313,7 @@ _KEY = "streampack"
 
 
 class DistributedState:
-    """What DCP's ``save`` and ``load`` call (a ``Stateful``), in step on all ranks.
+    """A ``Stateful`` for DCP's ``save`` and ``load``, called in step on all ranks.
 
     ``dcp.save({"data": DistributedState(loader)}, checkpoint_id=path)`` on one number of ranks,
     ``dcp.load({"data": DistributedState(loader)}, checkpoint_id=path)`` on another.
@@ -318,8 +321,8 @@ class DistributedState:
     Args:
         loader: the `PackedLoader` of this rank.
         group: process group to gather through; None is the default one. With NCCL, pass a gloo
-            group, for states are not on a device.
-        batch: ``after=`` or ``before=`` a batch, as for `PackedLoader.state_dict`.
+            group, since states are not on a device.
+        batch: ``after=`` or ``before=`` with a batch, as for `PackedLoader.state_dict`.
     """
 
     def __init__(self, loader: Any, group: dist.ProcessGroup | None = None, **batch: Any) -> None:
@@ -328,11 +331,11 @@ class DistributedState:
         self._batch = batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks, the same on each of them. A collective."""
+        """Return the state of all ranks, the same on each. This is a collective."""
         return self.of_all(self._loader.state_dict(**self._batch))
 
     def of_all(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The same, of another state of this rank's loader."""
+        """Return the merged state of all ranks, given another state of this rank's loader."""
         topology: Topology = self._loader.dataset.topology
         own = (topology.rank, state)
         if dist.is_available() and dist.is_initialized():
@@ -344,10 +347,10 @@ class DistributedState:
         return {_KEY: json.dumps(merge_states([by_rank[rank] for rank in sorted(by_rank)]))}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Go on after what any number of ranks saved; `allow` as for `PackedLoader`.
+        """Resume from a state saved by any number of ranks; `allow` as for `PackedLoader`.
 
         Raises:
-            StateError: it is damaged, or the state is of another run.
+            StateError: the state is damaged, or belongs to another run.
         """
         text = state.get(_KEY)
         try:

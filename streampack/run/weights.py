@@ -1,4 +1,4 @@
-"""Weights of a mixture that change while a run goes on: from which batch on, and which."""
+"""Changes of a mixture's weights during a run, each from a given batch on."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from streampack.sources.mixture import Mixture
 def with_weights(
     plan: RunPlan, state: RunState, weights: Weights, from_step: int | None, *, taken: int
 ) -> tuple[WeightChange, ...]:
-    """The changes of a run with one more, in the place of another one at the same batch.
+    """Return the weight changes of a run plus one, which replaces a change at the same batch.
 
     Args:
-        plan, state: of the run.
-        weights: by name, of all sources.
-        from_step: in which they begin to hold; None is the next one.
-        taken: steps before it.
+        plan, state: plan and state of the run.
+        weights: weights of all sources by name.
+        from_step: first step with the new weights; None is the next one.
+        taken: number of steps taken.
 
     Raises:
         ConfigError: see `PackedLoader.set_weights`.
@@ -30,8 +30,8 @@ def with_weights(
     mixture = plan.config.source
     if not isinstance(mixture, Mixture):
         raise ConfigError(
-            f"The source is no mixture ({mixture.kind}).",
-            "Begin the run with a sources.Mixture of what is to have weights.",
+            f"The source must be a sources.Mixture, got {mixture.kind}.",
+            "Begin the run with a sources.Mixture of the sources that need weights.",
             setting="source",
         )
     if plan.config.order is not None:
@@ -42,13 +42,15 @@ def with_weights(
         )
     if not isinstance(weights, Mapping):
         raise ConfigError(
-            f"weights is {weights!r:.80}.", "Pass a dict of numbers by name.", setting="weights"
+            f"weights must be a dict of numbers by name, got {weights!r:.80}.",
+            "Pass one weight for every source.",
+            setting="weights",
         )
     ((_, exact),) = checked_weights(weights, list(mixture.sources))
     step = taken if from_step is None else whole_number("from_step", from_step, least=0)
     if step < taken:
         raise ConfigError(
-            f"from_step is {step}, and {taken} steps are taken.",
+            f"from_step must be at least {taken}, the steps taken, got {step}.",
             "Pass a later step; None is the next one.",
             setting="from_step",
         )
@@ -59,9 +61,9 @@ def with_weights(
 
 
 def _batch_of_step(plan: RunPlan, batch: int, step: int, taken: int) -> int:
-    """Number of the first batch of a step; `batch` is that of the next one, after those taken.
+    """Return the index of the first batch of a step; `batch` is the next index after `taken` steps.
 
-    Where ranks share batches, the steps of a turn of all lanes are alike: that of a turn.
+    If ranks share batches, steps are alike within a turn of all lanes, so the turn's index is used.
     """
     config, ranks = plan.config, plan.topology.world_size
     if plan.groups is None or step == taken:
@@ -72,7 +74,7 @@ def _batch_of_step(plan: RunPlan, batch: int, step: int, taken: int) -> int:
 
 
 def steps_before(plan: RunPlan, batch: int) -> int:
-    """Steps of ranks that share batches, before this one; inside a turn of the lanes, about."""
+    """Return the steps before a batch of shared batches; approximate inside a turn of lanes."""
     config = plan.config
     share = config.packer.batch_share(batch // config.lanes, schedule_seed=config.seed)
     return round(batch / plan.topology.world_size * share)

@@ -1,8 +1,8 @@
-"""WorkerShare: the batches of one DataLoader worker, and the state that torchdata saves of it.
+"""WorkerShare: the batches of one DataLoader worker, and the state of it that torchdata saves.
 
 A DataLoader takes batches from its workers in turn. So a worker is a rank in a finer division of
-the run: with empty batches where its lanes have no more, the turns keep the rank's order. Workers
-that would not divide the lanes of the rank stay idle.
+the run: empty batches for lanes that have ended keep the rank's order. The number of active workers
+divides the lanes of the rank; further workers stay idle.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerShare(Iterator[PackedBatch]):
-    """Batches of the lanes of one worker, and the state of what it has given.
+    """Batches of the lanes of one worker, and the state after the batches it has given.
 
-    torchdata's `StatefulDataLoader` asks for that state after every batch, and keeps what belongs
-    to the batches that its loop has taken.
+    torchdata's `StatefulDataLoader` asks for the state after every batch, and keeps the states of
+    batches that its loop has taken.
 
     Args:
-        plan: of the rank.
-        start: where the rank goes on.
-        sharing: of deals with the rank's other workers, and with other ranks.
-        worker: number of this one among the rank's `workers`; 0 of 1 without worker processes.
+        plan: plan of the rank.
+        start: state that the rank resumes from.
+        sharing: channel of deals with the rank's other workers, and with other ranks.
+        worker: index of this worker.
+        workers: number of the rank's workers; 1 without worker processes.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class WorkerShare(Iterator[PackedBatch]):
         own = plan.topology.lanes(start.next_batch, plan.config.lanes)
         used = max(n for n in range(1, workers + 1) if len(own) % n == 0)
         if plan.groups is not None:
-            used = 1  # whose batches are whole steps
+            used = 1  # because its batches are whole steps
         if worker == 0 and used < workers:
             logger.warning(
                 "num_workers is %d, and each worker of a DataLoader runs as many of this rank's "
@@ -92,10 +93,10 @@ class WorkerShare(Iterator[PackedBatch]):
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state of what this iterator has given.
+        """Return the JSON-able state after the batches that this iterator has given.
 
-        torchdata sends what changes between two batches. It takes dicts apart for that and leaves
-        lists whole, so each lane's state is in a list.
+        torchdata sends differences between the states of two batches. It compares dicts by key and
+        leaves lists whole, so each lane's state is in a list.
         """
         shared = self._plan.topology.shares(self._plan.config.lanes)
         if shared > 1:
@@ -114,18 +115,17 @@ class WorkerShare(Iterator[PackedBatch]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after a state of the same rank and worker.
+        """Resume from a state of the same rank and worker.
 
         Raises:
-            StateError: it is another one's, of another run, or damaged.
+            StateError: the state is damaged, or of another worker, rank or run.
         """
         for name, value in self._place.items():
             if state.get(name) != value:
                 raise StateError(
-                    f"The loader's state has {name} {state.get(name)!r:.80}, and here it is "
-                    f"{value}.",
-                    "Keep the numbers of ranks and workers, or use PackedLoader(dataset), whose "
-                    "state any number of them goes on from.",
+                    f"The loader's state must have {name} {value}, got {state.get(name)!r:.80}.",
+                    "Keep the numbers of ranks and workers, or use PackedLoader(dataset); any "
+                    "number of ranks and workers can resume from its state.",
                 )
         if self._place["worker"] < self._place["workers"]:
             (head,) = state["head"]

@@ -1,10 +1,10 @@
-"""A rank's batches from worker processes, which torch's DataLoader runs.
+"""A rank's batches from worker processes of torch's DataLoader.
 
-Each worker runs some of the lanes and gives their batches in rotation. A batch crosses as bytes, in
-its compact form (2 to 4 per token), and a lane's state once per round. A thread takes batches ahead
-of the loop, and makes their per-token fields where the loop uses them. So the loop waits no longer
-than it takes to hand over a reference, and torch's handler of SIGCHLD, which raises wherever the
-main thread is, is not installed.
+Each worker runs some of the lanes and gives their batches in rotation. A batch crosses as bytes in
+compact form (2 to 4 per token), a lane's state once per round. A thread receives batches ahead of
+the loop, and makes their per-token fields if the loop uses them. So the loop only waits for a
+reference to be handed over, and torch's handler of SIGCHLD, which raises at any line of the main
+thread, is not installed.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from streampack.lane.state import LaneBatch, LaneEnd, SavedStart
 logger = logging.getLogger(__name__)
 
 AHEAD = 2  # batches per worker that the thread holds for the loop, with their fields
-PIPE_BYTES = 1 << 20  # what an unprivileged process may ask for on Linux
-LOOK_S = 0.2  # between two looks at whether workers that give nothing are alive
+PIPE_BYTES = 1 << 20  # limit of an unprivileged process on Linux
+LOOK_S = 0.2  # between two checks that silent workers are alive
 
-#: What waits until a worker has its handlers. A fork carries the loop's stack, which Ctrl-C would
-#: unwind there. One that is spawned loads for seconds, and may be terminated meanwhile; a fork
-#: server would give to its other children what is held back from it.
+#: Signals blocked until a worker has its handlers. A forked worker carries the loop's stack, which
+#: Ctrl-C would unwind there. A spawned worker loads for seconds, and may be terminated meanwhile; a
+#: fork server would pass its blocked signals on to its other children.
 HELD_BACK: dict[str, tuple[signal.Signals, ...]] = {
     "fork": (signal.SIGINT, signal.SIGTERM),
     "spawn": (signal.SIGINT,),
     "forkserver": (),
 }
-_SENT = SavedStart({})  # in the place of a start, which crosses beside its first batch
+_SENT = SavedStart({})  # placeholder for a start, which is sent with its first batch
 
 
 class _Failed(NamedTuple):
-    """A lane raised: the error itself if it can be pickled, and its traceback in words."""
+    """An error raised by a lane: the error itself if it can be pickled, and its traceback text."""
 
     error: BaseException | None
     traceback: str
@@ -69,7 +69,7 @@ class _Failed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """How worker processes are run; see `PackedLoader`."""
+    """Settings of worker processes; see `PackedLoader`."""
 
     num_workers: int
     prefetch_factor: int
@@ -80,14 +80,14 @@ class WorkerSettings:
 def feed_from_workers(
     share: LaneShare, sharing: Sharing, settings: WorkerSettings
 ) -> Generator[PackedBatch | LaneEnd, None, None]:
-    """A rank's batches of some lanes, from workers that live as long as this generator.
+    """Yield a rank's batches of some lanes, from workers that live as long as this generator.
 
-    A lane without any gives its end, once.
+    A lane without batches yields its end, once.
 
     Raises (while iterating):
-        WorkerError: a worker died, or gave nothing for the timeout.
+        WorkerError: a worker died, or sent nothing within the timeout.
         ConfigError: the dataset cannot be sent to a process that is not forked.
-        Exception: what a lane raised in a worker.
+        Exception: any error of a lane in a worker.
     """
     warm_up(share.config)
     lanes = list(share.states)
@@ -104,7 +104,7 @@ def feed_from_workers(
         )
     receiver = _Receiver(share, sharing, replace(settings, num_workers=count))
     try:
-        # Where one worker is through, others' turns come sooner, so lanes may be ahead of theirs.
+        # Once a worker has finished, turns of the others come sooner, so lanes may run ahead.
         running: dict[int, deque[PackedBatch | LaneEnd]] = {lane: deque() for lane in lanes}
         while running:
             for lane, waiting in list(running.items()):
@@ -120,7 +120,7 @@ def feed_from_workers(
 
 
 class _Lanes(IterableDataset[bytes]):
-    """What a worker iterates: messages of its lanes, empty ones where others have more lanes."""
+    """The dataset of a worker: messages of its lanes, or empty ones up to the common length."""
 
     def __init__(self, share: LaneShare, sharing: Sharing) -> None:
         self._share = share
@@ -129,7 +129,7 @@ class _Lanes(IterableDataset[bytes]):
         self._files: list[IO[bytes]] = []  # open until the workers are started
 
     def __reduce__(self) -> Any:
-        """Send everything through a file: a pipe that a dead worker leaves full blocks for ever."""
+        """Pickle through a file: a full pipe of a dead worker would block for ever."""
         if get_spawning_popen() is None:
             return type(self), (self._share, self._sharing)
         file = _unnamed_file()
@@ -139,12 +139,12 @@ class _Lanes(IterableDataset[bytes]):
         return _lanes_from, (reduction.DupFd(file.fileno()),)
 
     def sent(self) -> None:
-        """Close what was sent to workers, which have it open."""
+        """Close the files sent to workers, which hold their own handles."""
         while self._files:
             self._files.pop().close()
 
     def begin(self, worker: int) -> None:
-        """Make a worker one of ours, before it asks torch for anything and may wait."""
+        """Set up a worker's handlers before it calls torch, which may wait."""
         self._exchange = self._sharing.exchange(self._share.config.dealing)
         _end_with_loop(self._exchange)
 
@@ -162,23 +162,23 @@ class _Lanes(IterableDataset[bytes]):
 
 
 def _unnamed_file() -> IO[bytes]:
-    """A file without a name, in memory where the system has such."""
+    """Open a file without a name, in memory if the system supports it."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("streampack"), "w+b")
     return tempfile.TemporaryFile()  # type: ignore[return-value]
 
 
 def _lanes_from(sent: Any) -> _Lanes:
-    """What a worker that was not forked iterates."""
+    """Load the dataset of a worker that was not forked."""
     with open(sent.detach(), "rb") as file:
-        file.seek(0)  # the position is the sender's
+        file.seek(0)  # the sender left the position at the end
         return _Lanes(*pickle.load(file))  # noqa: S301
 
 
 def _messages(
     items: Iterable[LaneBatch | LaneEnd], lanes: list[int], turns: int
 ) -> Iterator[bytes]:
-    """Items as bytes, in so many turns per rotation, of which lanes that have ended use none."""
+    """Yield items as bytes, `turns` per rotation; lanes that have ended use no turn."""
     starts: dict[int, Any] = {}
     turn = 0
     for item in items:
@@ -188,17 +188,17 @@ def _messages(
         new = item.start is not starts.get(item.lane)
         starts[item.lane] = item.start
         state = item.start.state(0) if new else None
-        # Protocol 5 copies arrays once, and gives arrays that are the loop's to write.
+        # Protocol 5 copies arrays once, and its arrays are writable in the loop.
         yield pickle.dumps((item._replace(start=_SENT), state), protocol=5)
         turn += 1
 
 
 def _end_with_loop(exchange: ReportExchange) -> None:
-    """Leave Ctrl-C to the loop, and end when its process is killed, which then cannot do it."""
+    """Leave Ctrl-C to the loop, and exit if the loop's process is killed and cannot end us."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK["fork"])
-    # The parent may be a fork server, which outlives the loop; the sentinel tells of the loop, but
-    # not where another process has inherited its other end. So both are watched.
+    # The parent may be a fork server, which outlives the loop. The sentinel follows the loop, but
+    # fails if another process inherited its other end. So both are watched.
     parent, loop = os.getppid(), multiprocessing.parent_process()
     watched = [loop.sentinel] if loop is not None else []
 
@@ -212,7 +212,7 @@ def _end_with_loop(exchange: ReportExchange) -> None:
 
 
 class _Receiver:
-    """Starts workers, takes what they send in a thread, and ends them."""
+    """Start workers, receive their messages in a thread, and end them."""
 
     def __init__(self, share: LaneShare, sharing: Sharing, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -225,26 +225,26 @@ class _Receiver:
             prefetch_factor=settings.prefetch_factor,
             multiprocessing_context=self._context,
             worker_init_fn=lanes.begin,
-            generator=torch.Generator(),  # the loop's own is left alone
+            generator=torch.Generator(),  # leaves the loop's generator unchanged
         )
         self._process = os.getpid()
-        self._wants_fields = threading.Event()  # once the loop has asked for some
-        self._all_its_own = share.config.packer.cp[-1] == 1  # or other ranks take most batches
+        self._wants_fields = threading.Event()  # set once the loop has used some
+        self._all_its_own = share.config.packer.cp[-1] == 1  # else other ranks take most batches
         self._received: queue.SimpleQueue[PackedBatch | LaneEnd | BaseException]
         self._received = queue.SimpleQueue()
         self._room = threading.Semaphore(AHEAD * settings.num_workers)
         self._batches: Any = None  # torch's iterator
         self._stopped = False
-        self._gave = False  # a worker, anything
+        self._gave = False  # whether any worker sent an item
         _running.add(self)
         self._thread = threading.Thread(target=self._run, name="streampack-receiver", daemon=True)
         self._thread.start()
 
     def get(self) -> PackedBatch | LaneEnd:
-        """The next item of any worker; raises what `feed_from_workers` does."""
+        """Return the next item of any worker; raise the errors of `feed_from_workers`."""
         if os.getpid() != self._process:
             raise WorkerError(
-                "This process was forked inside a loop, whose workers are its parent's.",
+                "This process was forked inside a loop, and the workers belong to its parent.",
                 remedy="Let the child leave the loop, or iterate its own loader.",
             )
         try:
@@ -275,14 +275,14 @@ class _Receiver:
     def stop(self) -> None:
         """End the processes, even if they are blocked in I/O, and the thread."""
         if os.getpid() != self._process:
-            return  # in a child that the loop's process has forked
+            return  # in a forked child of the loop's process
         self._stopped = True
         self._room.release()
         if self._batches is not None:
             for worker in self._batches._workers:
                 worker.terminate()
         self._thread.join()
-        self._batches = None  # and with it pipes and locks
+        self._batches = None  # releases its pipes and locks too
         _running.discard(self)
 
     def _death(self, wait_s: float = 0) -> WorkerError | None:
@@ -297,7 +297,7 @@ class _Receiver:
         return None
 
     def _starts(self, code: int) -> bool:
-        """Whether a worker that exited with this code was one that is not forked and yet began."""
+        """Return whether a worker with this exit code is not forked and failed during its start."""
         return code > 0 and not self._gave and self._context.get_start_method() != "fork"
 
     def _could_not_start(self, who: str) -> WorkerError:
@@ -312,7 +312,7 @@ class _Receiver:
         try:
             self._batches = self._start()
             self._receive()
-        except BaseException as error:  # the loop raises it where it asks for the batch
+        except BaseException as error:  # the loop raises it when it asks for the batch
             if not self._stopped:
                 known = isinstance(error, StreampackError)
                 self._received.put(error if known else self._death(1) or error)
@@ -344,10 +344,10 @@ class _Receiver:
             self._received.put(item)
 
     def _start(self) -> Any:
-        """The iterator of torch's DataLoader, whose workers have been started."""
+        """Start the workers; return the iterator of torch's DataLoader."""
         method = self._context.get_start_method()
         if method != "fork":
-            resource_tracker.ensure_running()  # which would let through what is held back
+            resource_tracker.ensure_running()  # because starting it later would unblock the signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK[method])
         try:
             batches: Any = iter(self._loader)
@@ -362,10 +362,10 @@ class _Receiver:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self._lanes.sent()
         pipe = batches._worker_result_queue
-        pipe._writer.close()  # the workers' death then ends it
-        # Workers are ended by signals. One that was killed may hold the lock of the event by which
-        # torch ends them, and torch would wait for it for ever; nobody looks at the new one. Those
-        # that are spawned have still to open the old one.
+        pipe._writer.close()  # so that the pipe ends with the workers
+        # Workers are ended by signals. A killed worker may hold the lock of the event by which
+        # torch ends workers, and torch would wait for it for ever, so torch gets a new event that
+        # no worker uses. Spawned workers have still to open the old one, which is kept.
         batches._of_workers = batches._workers_done_event
         batches._workers_done_event = threading.Event()
         with suppress(OSError):  # not Linux, or over the user's quota: slower, not wrong
@@ -377,8 +377,8 @@ def _died(who: str, code: int) -> WorkerError:
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
     return WorkerError(
         f"{who} {how}.",
-        remedy="Iterate the loader again to go on after the last batch that the loop got; if the "
-        "system killed it, look at the memory of the machine.",
+        remedy="Iterate the loader once more to continue after the last batch of the loop; if the "
+        "system killed the worker, check the memory of the machine.",
     )
 
 
@@ -387,7 +387,7 @@ _running: weakref.WeakSet[_Receiver] = weakref.WeakSet()
 
 @atexit.register
 def _stop_all() -> None:
-    """Stop threads whose loops were interrupted while they ended; torch aborts in one at exit."""
+    """Stop threads left by interrupted loops; torch aborts in such a thread at exit."""
     for receiver in list(_running):
         receiver.stop()
 
@@ -395,7 +395,7 @@ def _stop_all() -> None:
 def _end(batches: Any) -> None:
     """End the workers of an iterator of torch's DataLoader."""
     for worker in batches._workers:
-        worker.terminate()  # torch would wait for one that is blocked
+        worker.terminate()  # torch would wait for a blocked worker
     batches._shutdown_workers()
     for worker in batches._workers:
         if worker.is_alive():
@@ -404,7 +404,7 @@ def _end(batches: Any) -> None:
 
 
 def _picklable(error: BaseException) -> BaseException | None:
-    try:  # what will be done to it
+    try:  # test the round trip that the error will make
         again = pickle.loads(pickle.dumps(error))  # noqa: S301
         return error if type(again) is type(error) else None
     except Exception:
@@ -412,7 +412,7 @@ def _picklable(error: BaseException) -> BaseException | None:
 
 
 def _as_raised(failed: _Failed) -> BaseException:
-    """The worker's own error, or one in its place, with the worker's traceback as its cause."""
+    """Return the worker's error, or a substitute, with the worker's traceback as its cause."""
     cause = WorkerError(f"In a worker:\n{failed.traceback}")
     error = failed.error
     if not isinstance(error, Exception):
