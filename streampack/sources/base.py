@@ -180,7 +180,7 @@ class Source(ABC):
 
     @property
     def parts(self) -> dict[str, Source]:
-        """Return the sources of a mixture by name, or this source alone."""
+        """The sources of a mixture by name, or this source alone."""
         return {"": self}
 
     def portions(self, epochs: int | None) -> dict[str, Portion]:

@@ -297,7 +297,7 @@ def _masks_in(
         masks = [name for name in LOSS_FIELDS if given.get(name) is not None]
         if not masks:
             known = ", ".join(f'"{name}"' for name in LOSS_FIELDS)
-            raise BrokenDocumentError(f"has none of {known} beside its ids")
+            raise BrokenDocumentError(f"needs one of {known} beside its ids")
     for name in masks:
         require_field(given, name)
     names = [*masks]

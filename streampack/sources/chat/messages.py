@@ -1,4 +1,4 @@
-"""The messages and tools of a chat record: checked, and in one form whatever form they came in.
+"""The messages and tools of a chat record: checked, and converted from all known forms to one.
 
 A message is `{"role", "content"}` with the other fields that a template may read, or `{"from",
 "value"}` as ShareGPT has it. Anything else raises `BrokenDocumentError`.
@@ -17,7 +17,7 @@ from streampack.sources.records import BrokenDocumentError
 
 #: Roles that a message may have; the turns of "assistant" are learnt.
 ROLES = ("assistant", "developer", "environment", "function", "ipython", "system", "tool", "user")
-#: Who speaks in ShareGPT's records, and in those made after them.
+#: Roles by the names of speakers in ShareGPT's records and similar ones.
 SPEAKERS = {
     "human": "user",
     "gpt": "assistant",
@@ -33,14 +33,14 @@ SPEAKERS = {
     "environment": "environment",
     "ipython": "ipython",
 }
-#: What says of a message whether it is learnt.
+#: Fields that mark a message as learnt or not.
 MARKS = ("weight", "train", "loss")
-#: Types of parts of a content that are text: of Chat Completions and of Responses.
+#: Types of text parts of a content, in Chat Completions and in Responses.
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def messages_of(values: Any, field: str) -> list[dict[str, Any]]:
-    """The messages in a field, each with "role" and "content".
+    """Return the messages in a field, each with "role" and "content".
 
     The content is text, or None beside calls or thoughts.
     """
@@ -63,7 +63,7 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(role, str) or role not in ROLES:
         raise BrokenDocumentError(f"has the role {role!r} in {name}; roles are {', '.join(ROLES)}")
     calls = value.get("tool_calls")
-    if value.get("function_call") is not None:  # what OpenAI had before calls of tools
+    if value.get("function_call") is not None:  # OpenAI's form before calls of tools
         if calls:
             raise BrokenDocumentError(f'has a "function_call" beside "tool_calls" in {name}')
         calls = _calls(value["function_call"], name)
@@ -89,7 +89,7 @@ def _message(value: Any, name: str) -> dict[str, Any]:
 
 
 def _present(call: dict[str, Any]) -> dict[str, Any]:
-    """A call without its fields that are null; those of its arguments are the caller's."""
+    """Return a call without its null fields; null arguments of the call stay."""
     found = {key: field for key, field in call.items() if field is not None}
     function = found.get("function")
     if isinstance(function, dict):
@@ -110,7 +110,7 @@ def _from_sharegpt(value: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _calls(text: Any, name: str) -> list[dict[str, Any]]:
-    """The calls in JSON text, an object with "name" and "arguments" or a list of them."""
+    """Return the calls in JSON text, an object with "name" and "arguments" or a list of them."""
     try:
         found = parse_json(text.encode()) if isinstance(text, str) else text
     except ValueError as error:
@@ -144,7 +144,7 @@ def _check_mark(mark: str, learnt: Any, role: str, name: str) -> None:
 
 
 def _joined(parts: Sequence[Any], name: str) -> str:
-    """The text of content that is a list of parts."""
+    """Return the text of content that is a list of parts."""
     texts = []
     for part in parts:
         if not isinstance(part, dict):
@@ -162,9 +162,9 @@ def _joined(parts: Sequence[Any], name: str) -> str:
 
 
 def tools_of(record: Mapping[str, Any]) -> Sequence[Any] | None:
-    """The tools that the assistant may call, or None.
+    """Return the tools that the assistant may call, or None.
 
-    They are a list, or JSON text of one, in "tools"; or in "functions", as OpenAI had them before.
+    Tools are a list, or JSON text of one, in "tools"; or in "functions", OpenAI's earlier name.
     """
     tools, functions = (_listed_in(record, name) for name in ("tools", "functions"))
     if tools and functions:
@@ -174,7 +174,7 @@ def tools_of(record: Mapping[str, Any]) -> Sequence[Any] | None:
 
 def _listed_in(record: Mapping[str, Any], name: str) -> list[Any]:
     value = record.get(name)
-    if isinstance(value, str):  # as tables hold what differs from row to row
+    if isinstance(value, str):  # tables hold values of varying types as text
         try:
             value = parse_json(value.encode()) if value.strip() else None
         except ValueError as error:
@@ -185,7 +185,7 @@ def _listed_in(record: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _plain_list(value: Any, name: str) -> list[Any]:
-    """A list of objects of JSON."""
+    """Return the value as a list of JSON objects."""
     others = [value]
     if isinstance(value, list):
         others = [item for item in value if not isinstance(item, dict)]
@@ -201,7 +201,7 @@ def _plain_list(value: Any, name: str) -> list[Any]:
 
 
 def _check_depth(value: Any, depth: int = 0) -> None:
-    if depth > MOST_NESTED:  # in memory; what is read from text has been checked
+    if depth > MOST_NESTED:  # in memory; values parsed from text have been checked
         raise too_deep()
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:

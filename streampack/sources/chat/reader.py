@@ -1,4 +1,4 @@
-"""ChatReader: blocks of conversations, or of ids and masks, from records, wherever these were."""
+"""ChatReader: blocks of conversations, or of ids and masks, from records of any source."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class ChatReader:
     """Makes blocks of chat records; see `RecordReader`.
 
     Attributes:
-        shape: of all conversations; None tells it by each one's fields.
+        shape: shape of all records; None recognises it by each record's fields.
     """
 
     shape: str | None = None
 
     @property
     def columns(self) -> Sequence[str]:
-        """The fields that are read."""
+        """The fields to read of each record."""
         return (*RECORD_FIELDS, _IDS, *LOSS_FIELDS, ATTENTION_MASK)
 
     def hold_ids(self, names: Collection[str], where: str) -> bool:
-        """True if records with these fields hold ids; `ConfigError` if they hold no chats."""
+        """Return True if records with these fields hold ids; `ConfigError` for no known shape."""
         try:
             if self.shape is not None or shape_of(names):
                 return False
@@ -70,7 +70,7 @@ class ChatReader:
         )
 
     def size(self, record: Any, tokenized: bool) -> int:
-        """About the bytes of the documents in a record: one per character, four per id."""
+        """Estimate the bytes of the documents in a record: one per character, four per id."""
         if tokenized and isinstance(record, Mapping):
             return _size(record.get(_IDS))
         return _size(record)
@@ -83,7 +83,7 @@ class ChatReader:
         tokenized: bool,
         parse: Callable[[Any], Any] | None = None,
     ) -> tuple[Block, dict[int, str]]:
-        """What N items hold, without the broken ones, and what is wrong with those, by number."""
+        """Make a block of the valid items among N, and a dict from index to reason for others."""
 
         def read_ids(item: Any) -> Read:
             record = plain_record(item if parse is None else parse(item))
@@ -106,14 +106,14 @@ class ChatReader:
 
 
 def plain_record(record: Any) -> dict[str, Any]:
-    """A copy of a record, with lists where one in memory has arrays or tuples."""
+    """Copy a record, with lists in place of the arrays and tuples of records in memory."""
     if not isinstance(record, Mapping):
         raise BrokenDocumentError(f"is of the type {type(record).__name__}, not a record")
     return {name: _listed(value) for name, value in record.items()}
 
 
 def _listed(value: Any, depth: int = 0) -> Any:
-    """The value with lists in place of arrays and tuples, wherever these are inside."""
+    """Return the value with lists in place of arrays and tuples at every level."""
     if isinstance(value, str) or depth > MOST_NESTED:
         return value
     if isinstance(value, Mapping):
@@ -128,7 +128,7 @@ def _listed(value: Any, depth: int = 0) -> Any:
 
 
 def _size(value: Any, depth: int = 0) -> int:
-    """About the bytes of a value, without what is nested deeper than one may be."""
+    """Estimate the bytes of a value, up to the deepest nesting that is allowed."""
     if isinstance(value, str):
         return len(value)
     if depth > MOST_NESTED:

@@ -1,6 +1,6 @@
-"""The conversation in a chat record, in one of the shapes that people write them in.
+"""The conversation in a chat record, which has one of the usual shapes.
 
-A record in none of them raises `BrokenDocumentError`.
+A record of another shape raises `BrokenDocumentError`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streampack.documents.conversations import Conversation, thoughts_in_fields
 from streampack.sources.chat.messages import MARKS, messages_of, tools_of
 from streampack.sources.records import BrokenDocumentError
 
-#: Shapes by name, in the order in which they are looked for, with the fields that make each.
+#: Shapes by name, in the order of recognition, with the fields that each needs.
 SHAPES: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "sharegpt": ("conversations",),
@@ -23,7 +23,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "completion": ("prompt", "completion"),
     "alpaca": ("instruction", "output"),
 }
-#: Who speaks before the answer in dialogues that are one text, as in HH-RLHF.
+#: The speaker before the answer in dialogues that are one text, as in HH-RLHF.
 _ASSISTANT = "Assistant:"
 #: Every field that is read of a record.
 RECORD_FIELDS = (
@@ -33,16 +33,16 @@ RECORD_FIELDS = (
 
 
 def known_shapes() -> str:
-    """The shapes in words: the fields that make each."""
+    """Return the shapes in words: the fields that each needs."""
     shapes = [" and ".join(f'"{name}"' for name in names) for names in SHAPES.values()]
     return f"{', '.join(shapes[:-1])}, or {shapes[-1]}"
 
 
 def shape_of(names: Collection[str]) -> str | None:
-    """The shape of a record with these fields; None if it has none.
+    """Return the shape of a record with these fields; None if it is unknown.
 
     Raises:
-        BrokenDocumentError: it may be a conversation or a pair.
+        BrokenDocumentError: the record may be a conversation or a pair.
     """
     found = [shape for shape, fields in SHAPES.items() if set(fields) <= set(names)]
     if found[1:] and "preference" in found[1:]:
@@ -54,13 +54,13 @@ def shape_of(names: Collection[str]) -> str | None:
 
 
 def conversation_of(record: Mapping[str, Any], shape: str | None = None) -> Conversation:
-    """The conversation in a record: of one shape, or by the fields that it has."""
+    """Return the conversation in a record of the given shape; None recognises it by the fields."""
     there = [name for name, value in record.items() if value is not None]
     shape = shape_of(there) if shape is None else shape
     if shape is None or not set(SHAPES[shape]) <= set(there):
         names = ", ".join(f'"{name}"' for name in list(record)[:10]) or "none"
         wanted = known_shapes() if shape is None else " and ".join(SHAPES[shape])
-        raise BrokenDocumentError(f"has none of {wanted} (it has {names})")
+        raise BrokenDocumentError(f"needs {wanted} (it has {names})")
     conversation = replace(_READERS[shape](record), tools=tools_of(record))
     for side in filter(None, (conversation, conversation.rejected)):
         messages = side.messages
@@ -74,7 +74,7 @@ def _says_something(message: Mapping[str, Any]) -> bool:
 
 
 def _conversation(messages: list[dict[str, Any]], first_learnt: int = 0) -> Conversation:
-    """The conversation of these messages, from which the marks of what is learnt are taken."""
+    """Make a conversation of messages; move their marks of learnt turns out of them."""
     learnt = [[message.pop(mark, True) for mark in MARKS] for message in messages]
     left_out = frozenset(i for i, marks in enumerate(learnt) if not all(marks))
     return Conversation(messages, first_learnt, left_out=left_out)
@@ -89,7 +89,7 @@ def _turn(role: str, content: str) -> dict[str, Any]:
 
 
 def _text(record: Mapping[str, Any], name: str) -> str:
-    """The text in a field, which may be missing."""
+    """Return the text in a field, which may be missing."""
     value = record.get(name)
     if value is not None and not isinstance(value, str):
         raise BrokenDocumentError(f'has {type_in_words(value)} in "{name}" where text is read')
@@ -97,7 +97,7 @@ def _text(record: Mapping[str, Any], name: str) -> str:
 
 
 def _with_system(record: Mapping[str, Any], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, after the system's if that is a field of its own."""
+    """Return the messages after the system message, if a separate field holds that."""
     system = _text(record, "system")
     if not system:
         return messages
@@ -156,7 +156,7 @@ def _of_preference(record: Mapping[str, Any]) -> Conversation:
 
 
 def _answered(prompt: Any, completion: Any, field: str, record: Mapping[str, Any]) -> Conversation:
-    """A prompt and what follows it in a field: two texts, or two lists of messages."""
+    """Return a prompt and its continuation in a field: two texts, or two lists of messages."""
     if isinstance(prompt, str) and isinstance(completion, str):
         if _text(record, "system"):
             raise BrokenDocumentError(
@@ -173,9 +173,9 @@ def _answered(prompt: Any, completion: Any, field: str, record: Mapping[str, Any
 
 
 def _common_text(chosen: str, rejected: str) -> str:
-    """The dialogue that two texts begin with, up to what the assistant says last.
+    """Return the common dialogue of two texts, up to the assistant's last turn.
 
-    Of other texts it is unknown where the prompt ends: two answers may begin with the same words.
+    In other texts the end of the prompt is unknown: two answers may begin with the same words.
     """
     common = os.path.commonprefix([chosen, rejected])  # noqa: RUF071  of texts, not paths
     before, speaker, _ = common.rpartition(_ASSISTANT)
@@ -188,9 +188,9 @@ def _common_text(chosen: str, rejected: str) -> str:
 
 
 def _common_messages(prompt: Any, chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-    """The messages that two conversations begin with, and what follows in each.
+    """Return the common first messages of two conversations, and the continuation of each.
 
-    A prompt that is text must be what the user says last in them.
+    A prompt that is text must be the user's last message in them.
     """
     count = 0
     while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:

@@ -1,7 +1,7 @@
-"""Chat: conversations in files or in memory, of which only the assistant's turns are learnt.
+"""Chat: conversations in files or in memory; only the assistant's turns are learnt.
 
-Another source gives the records, `ChatReader` checks them. `streampack.tokenization.chat` renders
-and tokenizes them, and decides which tokens carry loss.
+Another source reads the records, and `ChatReader` checks them. `streampack.tokenization.chat`
+renders and tokenizes them, and decides which tokens carry loss.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ class Chat(Source):
     - "messages": ``{"messages": [{"role": ..., "content": ...}, ...]}``;
     - "sharegpt": ``{"conversations": [{"from": ..., "value": ...}, ...]}``;
     - "alpaca": ``{"instruction": text, "output": text}``, optionally with ``"input"``;
-    - "completion": ``{"prompt": [messages], "completion": [messages]}``, of which the completion's
-      turns are learnt; or two texts, joined as they are and ended by EOS, or, where `template` is
+    - "completion": ``{"prompt": [messages], "completion": [messages]}``; only the completion's
+      turns are learnt; or two texts, joined as they are and ended by EOS, or, if `template` is
       given, a user's and an assistant's turn;
     - "preference": ``{"prompt": ..., "chosen": ..., "rejected": ...}`` of texts or messages; the
       prompt may be left out where both sides begin with it. It makes two documents, the chosen one
       first, whose document field "chosen" tells them apart;
     - ``{"input_ids": [...]}`` with ``"labels"`` (a token's own id, or -100), or with a mask in
-      ``"loss_mask"``, ``"assistant_masks"`` or ``"completion_mask"``; of several, all must say so.
+      ``"loss_mask"``, ``"assistant_masks"`` or ``"completion_mask"``; with several, a token is
+      learnt if it is learnt in all.
 
     Beside messages there may be ``"tools"`` and ``"system"``. Content may be text or a list of
     parts of text. Every token of an assistant's turn carries loss, with the token that ends it, and
@@ -63,31 +64,31 @@ class Chat(Source):
 
     Args:
         data: files, directories, globs or brace expansions, local or any fsspec URL: Parquet, Arrow
-            or JSON lines (plain or compressed), by what their names end in. Or records in memory: a
-            list of them, a dataset of Hugging Face, a table of pyarrow, pandas or polars, and
-            whatever else `Iterable` takes. Lists and tables are cut among any number of lanes; of
-            what comes one by one there are as many as `Iterable` and `HFStream` give.
+            or JSON lines (plain or compressed), by the endings of their names. Or records in
+            memory: a list of them, a dataset of Hugging Face, a table of pyarrow, pandas or polars,
+            or any other input of `Iterable`. Lists and tables are cut among any number of lanes;
+            streams and iterables have as many as `HFStream` and `Iterable` give.
         template: a Jinja chat template, or the path of one. None is the tokenizer's.
-        template_kwargs: what the template can use besides, by name, such as
-            ``{"enable_thinking": False}``; values are what JSON has. "strftime_now" is the date
+        template_kwargs: further variables of the template by name, such as
+            ``{"enable_thinking": False}``, with JSON values. "strftime_now" is the date
             that a template asks for, in ISO format: ``{"strftime_now": "2025-07-26"}``.
-        turns: "whole" makes one document of a conversation. "each" makes one of every turn that is
-            learnt, with what comes before it as context, rendered as for generating that turn.
+        turns: "whole" makes one document of a conversation. "each" makes one of every learnt turn,
+            with the messages before it as context, rendered as for generating that turn.
         thoughts: "keep" leaves them to the template; "mask" renders them without loss;
-            "strip-history" takes them out of earlier turns, which goes with ``turns="each"``.
-        learn: the parts of a turn that carry loss. One that a message has and the template leaves
-            out makes the conversation broken.
-        shape: of all records; None tells it by each record's fields.
-        reading: how a lane reads the data.
-        storage: how files are reached and cached; for files.
+            "strip-history" takes them out of earlier turns, and requires ``turns="each"``.
+        learn: the parts of a turn that carry loss. A conversation with a part that the template
+            leaves out counts as broken.
+        shape: shape of all records; None recognises it by each record's fields.
+        reading: limits of blocks and open shards.
+        storage: access to files and their cache; only for files.
 
     Raises:
-        ConfigError: no such template, arguments that do not go together, or data whose fields hold
-            no conversations.
+        ConfigError: there is no such template, the arguments exclude each other, or the fields of
+            the data hold no conversations.
     """
 
     overflow: Overflow = "truncate"
-    #: Whether blocks are conversations, which a template renders.
+    #: True if blocks are conversations, which a template renders.
     renders = True
 
     @explained
@@ -105,7 +106,7 @@ class Chat(Source):
         storage: Storage | None = None,
     ) -> None:
         self._set(template, template_kwargs, TurnRules.of(turns, thoughts, learn), shape)
-        if turns == "each":  # what is learnt comes last
+        if turns == "each":  # a cut would take away the learnt turn, which is the last
             self.overflow = "drop"
         self._records: Source = source_of_records(data, ChatReader(self.shape), reading, storage)
         self.reading, self.once = self._records.reading, self._records.once
@@ -117,7 +118,7 @@ class Chat(Source):
         rules: TurnRules,
         shape: str | None,
     ) -> None:
-        """Set what conversations are rendered by."""
+        """Set the template, its variables and the rules for rendering conversations."""
         self.template = None if template is None else _read_template(template)
         self.template_kwargs = _checked_kwargs(template_kwargs or {})
         self.rules = rules
@@ -159,7 +160,7 @@ class Chat(Source):
         return self._records.lanes(n, seed=seed, epoch=epoch, shuffle=shuffle)
 
     def describe(self) -> dict[str, Any]:
-        """Adds the shape of the records, the template that was given, and what is learnt."""
+        """Add the shape of the records, the given template, and the rules on learnt turns."""
         template = self.template
         described = {
             **self._records.describe(),
@@ -198,13 +199,13 @@ def source_of_records(
     formats: Sequence[str] = RECORD_FORMATS,
     text: str | None = None,
 ) -> ShardedSource | ItemSource:
-    """The source of files, or of what is in memory, that gives its records to the reader."""
+    """Open files, or data in memory, as a source that passes whole records to `reader`."""
     fields = Fields(False, "", records=reader)
     made: ShardedSource | ItemSource
     if names_files(data):
         paths = named_paths(data)
         files: Any = open_files(paths, text=text, reading=reading, storage=storage, formats=formats)
-        if hasattr(files, "beside"):  # of those without columns
+        if hasattr(files, "beside"):  # formats without columns
             files.beside = reader
         else:
             files.fields = fields
@@ -233,7 +234,7 @@ def source_of_records(
 
 
 def _field_names(items: Sequence[Any]) -> set[str]:
-    """The fields that records in memory have; raises `ConfigError` if there are no records."""
+    """Return the fields of records in memory; raise `ConfigError` if there are no records."""
     if not len(items):
         raise ConfigError(
             "There are no items in data.", "Pass data that holds records.", setting="data"
@@ -250,13 +251,13 @@ def _field_names(items: Sequence[Any]) -> set[str]:
 
 
 def names_files(data: Any) -> bool:
-    """True for a path, or a list of them."""
+    """Return True for a path, or a list of paths."""
     one = data[0] if isinstance(data, Sequence) and len(data) else data
     return isinstance(one, (str, os.PathLike))
 
 
 def _read_template(template: str | Path) -> str:
-    """The template itself, from its file if that is what is named."""
+    """Return the template's text, read from its file if `template` is a path."""
     if isinstance(template, str) and "{" in template:
         return template
     try:
@@ -269,12 +270,12 @@ def _read_template(template: str | Path) -> str:
         ) from error
 
 
-#: Variables of a template that the conversation gives.
+#: Variables of a template that come from the conversation.
 _OF_CONVERSATIONS = ("messages", "tools", "documents", "add_generation_prompt")
 
 
 def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Copied by way of JSON, so that a fingerprint can tell them apart."""
+    """Check and copy `template_kwargs` by way of JSON, so that fingerprints can compare them."""
     taken = [name for name in given if name in _OF_CONVERSATIONS or not isinstance(name, str)]
     if taken:
         raise ConfigError(

@@ -3,8 +3,8 @@
 A directory holds `index.json` and shards. A shard is ``u32 n | u32 offsets[n + 1] | JSON config |
 samples``, offsets counting from the file's beginning; a sample is ``u32 size`` for each column of
 variable size, then the bytes of all columns, in the order of the index. All little-endian.
-An array column (`ndarray`) begins with what its encoding does not say: a byte for the dtype, then
-``ndim << 2 | log2(bytes per dimension)`` and the dimensions.
+A value of an array column (`ndarray`) begins with the facts that its encoding leaves open: a byte
+for the dtype, then ``ndim << 2 | log2(bytes per dimension)`` and the dimensions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streampack.storage.remote import shown, split_url
 from streampack.storage.storage import Storage
 
 _WRITE_AGAIN = "Write the shards again with mosaicml-streaming's MDSWriter, or check the path."
-_LARGEST = 1 << 33  # of any number about a shard: its samples begin at 32-bit offsets
+_LARGEST = 1 << 33  # limit of any number about a shard: its samples begin at 32-bit offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class IndexedShard:
     """A shard as its index describes it.
 
     Attributes:
-        name: the uncompressed file, relative to the index.
-        num_bytes: its size.
-        samples: how many it holds.
+        name: path of the uncompressed file, relative to the index.
+        num_bytes: size of the uncompressed file.
+        samples: number of samples.
         hashes: algorithm -> hexadecimal digest of the uncompressed file.
-        zip_name: the compressed file, or "" if there is none.
-        zip_bytes, zip_hashes: its size and digests.
-        codec: what it is compressed with.
+        zip_name: path of the compressed file, or "" if there is none.
+        zip_bytes, zip_hashes: size and digests of the compressed file.
+        codec: compression of that file.
     """
 
     name: str
@@ -65,14 +65,14 @@ class IndexedShard:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How to read a column.
+    """A column to read, and the type of its values.
 
     Attributes:
-        name: of it; number: its place among the shard's columns.
-        setting: what it is read as: "text", "image" (the bytes of a file), "tokens", "loss_mask",
+        name: name of the column; number: its index among the shard's columns.
+        setting: use of the column: "text", "image" (the bytes of a file), "tokens", "loss_mask",
             "token_fields" (arrays of numbers) or "document_fields" (a number per sample).
-        dtype: of its numbers; None if each sample has its own.
-        has_shape: True if each sample has its shape.
+        dtype: dtype of its numbers; None if each sample stores its own.
+        has_shape: True if each sample stores its shape.
     """
 
     name: str
@@ -83,21 +83,21 @@ class Column:
 
     @property
     def kind(self) -> int:
-        """The dtype as in `INTEGER_DTYPES`, unsigned for other numbers; 0 if there is none."""
+        """The dtype as a key of `INTEGER_DTYPES`, unsigned for other numbers; 0 without a dtype."""
         if self.dtype is None:
             return 0
         return self.dtype.itemsize + (16 if self.dtype.kind == "i" else 0)
 
 
 def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
-    """The shards of an index, one at a time; `where` is its path, for messages.
+    """Yield the shards of an index, one at a time; `where` is its path, for messages.
 
     Raises:
-        ConfigError: not an MDS index of version 2, or one that names files outside its directory.
+        ConfigError: `text` is no MDS index of version 2, or names files outside its directory.
     """
     try:
         index = json.loads(text)
-        _check_version(index.get("version", 2), where)  # shards have theirs, which must be there
+        _check_version(index.get("version", 2), where)  # the versions of shards are required
         for shard in index["shards"]:
             yield _indexed_shard(shard, where)
     except ConfigError:
@@ -111,7 +111,7 @@ def parse_index(text: bytes, where: str) -> Iterator[IndexedShard]:
 
 
 def _check_version(version: Any, where: str) -> None:
-    """Raise `ConfigError` unless this is version 2, the only one that says what the fields mean."""
+    """Raise `ConfigError` unless this is version 2, the only one with a defined layout."""
     if version != 2:
         raise ConfigError(
             f"{where} is of version {version!r:.80}, and only MDS version 2 can be read.",
@@ -149,14 +149,14 @@ def _indexed_shard(shard: dict[str, Any], where: str) -> IndexedShard:
 
 
 def _natural(value: Any) -> int:
-    """A size or a number, if a shard can have it: those of an index are added up in 64 bits."""
+    """Check a size or count of a shard: the numbers of an index are added up in 64 bits."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
         raise ValueError(f"{value!r:.80} is not a size that a shard can have")
     return value
 
 
 def _inside(name: Any, where: str) -> str:
-    """A file name from an index, if it cannot lead out of the directory of the index."""
+    """Check that a file name from an index does not lead out of the index's directory."""
     parts = str(name).replace("\\", "/").split("/")
     if ":" in parts[0] or any(part in ("", ".", "..") for part in parts) or not _is_name(str(name)):
         raise ConfigError(
@@ -169,7 +169,7 @@ def _inside(name: Any, where: str) -> str:
 
 
 def _is_name(text: str) -> bool:
-    """True if a file may have the name."""
+    """Return True if a file may have the name."""
     try:
         return b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
@@ -179,16 +179,16 @@ def _is_name(text: str) -> bool:
 def column_of(
     layout: Layout, name: str, setting: str, where: str, dtype: str | None = None
 ) -> Column:
-    """How to read the column `name` as what the setting says; see `Column`.
+    """Return the column `name` for the use `setting`; see `Column`.
 
     Args:
-        layout: of the shard.
-        name, setting: of the column.
-        where: the index is, for messages.
-        dtype: of a column of `bytes` with integers.
+        layout: layout of the shard.
+        name, setting: name and use of the column.
+        where: path of the index, for messages.
+        dtype: dtype of the integers in a column of `bytes`.
 
     Raises:
-        ConfigError: there is no such column, or its encoding is another one.
+        ConfigError: there is no such column, or its encoding does not fit the use.
     """
     number = layout.names.index(name) if name in layout.names else -1
     encoding = layout.encodings[number] if number >= 0 else ""
@@ -225,28 +225,28 @@ def column_of(
 
 
 def kinds_of(layout: Layout) -> dict[str, str]:
-    """Columns by name: "tokens" for those that may hold an array, "text" or ""."""
+    """Return the kinds of columns by name: "tokens" if it may hold an array, "text" or ""."""
     known = {"str": "text", "ndarray": "tokens", "bytes": "tokens"}
     kinds = [known.get(encoding.partition(":")[0], "") for encoding in layout.encodings]
     return dict(zip(layout.names, kinds, strict=True))
 
 
-#: What a column may hold.
+#: Encodings of numbers in a column.
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64",
 )  # fmt: skip
 CODECS = ("br", "bz2", "gz", "snappy", "zstd")
-#: How the names of shards end.
+#: Endings of the names of shards.
 SHARDS = (".mds", *(f".mds.{codec}" for codec in CODECS))
 
 
 def read_index(folder: str, storage: Storage) -> bytes:
-    """The content of a folder's index.
+    """Read a folder's index.
 
     Raises:
-        ConfigError: there is none.
-        ContentError, StorageError: it cannot be read.
+        ConfigError: there is no index.
+        ContentError, StorageError: the index cannot be read.
     """
     where = f"{folder}/index.json"
     try:
@@ -262,7 +262,7 @@ def read_index(folder: str, storage: Storage) -> bytes:
 
 
 def new_hash(algorithm: str) -> Any:
-    """A new hash object, from hashlib or else from the xxhash package."""
+    """Return a new hash object, from hashlib or else from the xxhash package."""
     if algorithm in hashlib.algorithms_available and not algorithm.startswith("shake_"):
         return hashlib.new(algorithm)
     try:
@@ -278,10 +278,10 @@ def new_hash(algorithm: str) -> Any:
 
 
 def folders_of(paths: Sequence[str]) -> list[str]:
-    """The directories of a corpus, by their paths or those of their indexes; local ones absolute.
+    """Return the directories of a corpus, given them or their indexes; local ones as absolute.
 
     Raises:
-        ConfigError: two are the same directory.
+        ConfigError: two paths lead to the same directory.
     """
     folders: list[str] = []
     for path in paths:
@@ -294,7 +294,7 @@ def folders_of(paths: Sequence[str]) -> list[str]:
 
 
 def only_raw(folder: str, shard: IndexedShard) -> bool:
-    """True if a local directory holds a compressed shard in its uncompressed form only.
+    """Return True if a local directory holds a compressed shard in its uncompressed form only.
 
     The caches of mosaicml-streaming look like this.
     """

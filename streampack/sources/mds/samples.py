@@ -1,4 +1,4 @@
-"""The samples of MDS shards: kernels that find values and trust no number; columns of fields."""
+"""The samples of MDS shards: kernels that find values and check every stored number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.sources.mds.index import Column
 
-#: What is wrong with a sample, by its status; ends a sentence that begins with its name.
+#: Reasons for broken samples by status; each ends a sentence that begins with a sample's name.
 STATUS = {
     1: "has columns whose sizes do not add up to its length",
     2: "has an array header that is cut short",
@@ -37,9 +37,9 @@ def scan_samples(
     """Find the values of columns `wanted` (W,) in samples start, start + 1, ...
 
     `table` has been checked against the length of `data`; no other number is trusted: each size is
-    compared with what is left of its sample before it is added. Fills value_starts and value_sizes
-    (W, N) and status (N,), and returns how many samples were scanned: up to `stop`, N samples, or
-    until the first wanted column has reached `max_bytes`.
+    compared with the remaining bytes of its sample before it is added. Fills value_starts and
+    value_sizes (W, N) and status (N,), and returns the number of scanned samples: up to `stop`, N
+    samples, or until the first wanted column has reached `max_bytes`.
     """
     variable = 0
     for c in range(len(sizes)):
@@ -95,7 +95,7 @@ def array_values(
 ) -> None:
     """Read the headers of N arrays: `starts` moves to the values, counts and kinds are filled.
 
-    Samples whose status is not 0 are skipped; broken ones get theirs (see `STATUS`).
+    Samples with a status other than 0 are skipped; broken ones get one of `STATUS`.
     """
     for i in range(len(starts)):
         if status[i] != 0:
@@ -153,12 +153,12 @@ def array_headers(
 
     Args:
         data: (B,) bytes of the shard.
-        columns: C of them, the document's first; the others are as long, or a number.
-        starts, sizes: (C, N) where values are, and their bytes; `starts` moves to the first number.
-        status: (N,) gets what is wrong (see `STATUS`).
+        columns: C columns, the document's first; the others are as long, or a number.
+        starts, sizes: (C, N) first byte and size of each value; `starts` moves to its first number.
+        status: (N,) receives a key of `STATUS` for a broken sample.
 
     Returns:
-        (C, N) numbers of each, and (C, N) their kinds as in `INTEGER_DTYPES`.
+        (C, N) counts of numbers, and (C, N) their kinds as keys of `INTEGER_DTYPES`.
     """
     counts = np.zeros_like(starts)
     kinds = np.zeros(counts.shape, dtype=np.uint8)
@@ -174,5 +174,5 @@ def array_headers(
 
 
 def problems_of(status: NDArray[np.uint8]) -> dict[int, str]:
-    """What is wrong with samples, by their number."""
+    """Return the reasons for broken samples, by index."""
     return {i: STATUS[int(status[i])] for i in np.flatnonzero(status).tolist()}

@@ -71,25 +71,25 @@ class MDS(FileSource):
         tokens: the column, if it holds token ids: `ndarray` with integers, with or without dtype
             and shape in the encoding, or `bytes` (see `dtype`). 64-bit ids become uint32 if they
             fit. If neither is given, documents are in "text", "txt", "tokens" or "input_ids",
-            whichever is there alone, or in the only column.
+            whichever exists alone, or in the only column.
         loss_mask: column with as many integers of 0 and 1, `ndarray` or `bytes` of one byte each,
-            or with labels: a token's own id where it is learnt, and -100 where not. Of several
-            columns, all must say so. None is "loss_mask", "labels", "assistant_masks" and
-            "completion_mask" where they are there; an empty list is no column.
-        dtype: the integers in a `bytes` column of tokens.
+            or with labels: a token's own id where it is learnt, and -100 where not. With several
+            columns, a token is learnt if it is learnt in all. None reads "loss_mask", "labels",
+            "assistant_masks" and "completion_mask" if they exist; an empty list reads no column.
+        dtype: dtype of the integers in a `bytes` column of tokens.
         validate_hash: hash algorithm to check every shard with when it is opened; the index must
             hold its digests. Sizes are always checked.
-        reading: how a lane reads the shards.
-        storage: how files are reached and cached.
+        reading: limits of blocks and open shards.
+        storage: access to files and their cache.
 
     Raises:
-        ConfigError: wrong arguments, an index that is not one or names files outside its
-            directory, or a column that does not fit.
+        ConfigError: an argument is wrong, an index is invalid or names files outside its
+            directory, or a column does not fit its use.
     """
 
     endings = FORMATS["MDS"].endings
     listing_fields: tuple[str, ...] = ("folders", "fields", "dtype", "validate_hash")
-    #: Reads texts with what stands beside them in other columns.
+    #: Reads texts together with other columns of a sample.
     beside: RecordReader | None = None
 
     @explained
@@ -145,7 +145,7 @@ class MDS(FileSource):
             "fields": self.fields,
             "digests": None if self.validate_hash is None else Names(digests),
         }
-        # Of its samples: were the table before them counted, the first ones would seem dear.
+        # Weights count samples alone: with the table before them, the first ones would weigh more.
         weights = np.where(samples > 0, np.maximum(raw - _head_bytes(samples), 1), 0)
         return Manifest(paths, weights, stored.copy(), details)
 
@@ -203,7 +203,10 @@ class MDS(FileSource):
         data: NDArray[np.uint8],
         places: dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]],
     ) -> tuple[Texts, dict[int, str]]:
-        """N texts with what lies at these places, by column (N,) starts and sizes; see `block`."""
+        """Join N texts with other columns at `places`, (N,) starts and sizes by column.
+
+        Returns a block and reasons, as `RecordReader.block` does.
+        """
 
         def record(i: int) -> dict[str, Any]:
             held = {
@@ -222,7 +225,7 @@ class MDS(FileSource):
         return self._form(shard)[0]
 
     def _form(self, shard: int) -> tuple[Layout, str]:
-        """A shard's columns, and what it is compressed with."""
+        """Return a shard's columns and its compression."""
         details = self.manifest.details
         form: tuple[Layout, str] = details["forms"][details["form"][shard]]
         return form
@@ -233,9 +236,9 @@ class MDS(FileSource):
         return self.fields.document or ""
 
     def _columns(self, layout: Layout, where: str) -> list[Column]:
-        """How to read the wanted columns: the document's, what stands beside, masks and fields.
+        """Return the wanted columns: the document's, those read by `beside`, masks and fields.
 
-        The fields of a map that makes them may be missing.
+        Fields that a map makes may be missing.
         """
         if not self.fields.tokenized:
             columns = [column_of(layout, self.column, "text", where, self.dtype)]
@@ -253,12 +256,12 @@ class MDS(FileSource):
 
     @property
     def _beside(self) -> list[str]:
-        """The columns that `beside` reads with the text."""
+        """Return the names of the columns that `beside` reads with the text."""
         names = () if self.beside is None else self.beside.columns
         return [name for name in names if name != self.column]
 
     def _digest(self, name: str, hashes: dict[str, str], where: str) -> str:
-        """The digest to check a shard with; "" if shards are not checked."""
+        """Return the digest to check a shard with; "" if shards are not checked."""
         algorithm = self.validate_hash
         if algorithm is None:
             return ""
@@ -273,7 +276,7 @@ class MDS(FileSource):
         return str(hashes[algorithm])
 
     def _content(self, shard: int, file: StoredFile, partly: bool) -> StoredFile:
-        """A shard, uncompressed, of the size the index says."""
+        """Return a shard's uncompressed content, of the size in its index."""
         details = self.manifest.details
         codec = self._form(shard)[1]
         expected = int(self.manifest.num_bytes[shard])
@@ -304,7 +307,7 @@ class MDS(FileSource):
         return MemoryFile(data)
 
     def _table(self, shard: int, file: StoredFile) -> NDArray[np.uint32]:
-        """The sample table (n + 1,) uint32, of which every entry has been checked."""
+        """Return the (n + 1,) uint32 sample table, with every entry checked."""
         n = int(self.manifest.details["documents"][shard])
         head = _head_bytes(n)
         if file.num_bytes < head:
@@ -336,13 +339,13 @@ class MDS(FileSource):
         stop: int,
         columns: Sequence[Column],
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]:
-        """The samples of a block: bytes that hold them, and in these (W, N) starts, (W, N) sizes
-        of the wanted columns and (N,) statuses.
+        """Return a block's samples: bytes that hold them, and in these (W, N) starts and (W, N)
+        sizes of the wanted columns, and (N,) statuses.
         """
         room = min(self.reading.documents_per_block, stop - start)
         until, most = int(table[stop]), self.reading.block_bytes
         while True:
-            # Other columns may be larger than what is wanted, and so a block than its limit.
+            # Other columns may be larger than the wanted ones, and make a block exceed its limit.
             end = start + room
             if not file.mapped:
                 end = int(np.searchsorted(table, int(table[start]) + most, "right"))
@@ -422,5 +425,5 @@ class MDS(FileSource):
 
 
 def _head_bytes(samples: Any) -> Any:
-    """Of a shard before its first sample: their number, and where each begins and the last ends."""
+    """Return the bytes of a shard before its samples: a count, and their n + 1 offsets."""
     return 4 * (samples + 2)

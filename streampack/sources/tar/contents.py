@@ -1,4 +1,4 @@
-"""What the members of tar shards hold: JSON, .npz, and `.npy` parsed in bulk."""
+"""Contents of the members of tar shards: JSON, .npz, and `.npy` parsed in bulk."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ Files = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8]]
 
 
 def npz_record(content: bytes, names: Collection[str], most_bytes: int) -> dict[str, NDArray[Any]]:
-    """The arrays of these names that a `.npz` file has; others are not read.
+    """Return the arrays of a `.npz` file that `names` lists; others are not read.
 
     Raises:
-        BrokenDocumentError: it is damaged, holds pickled objects, or unfolds to too much.
+        BrokenDocumentError: the file is damaged, holds pickled objects, or unpacks to more than
+            `most_bytes`.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -36,15 +37,15 @@ def npz_record(content: bytes, names: Collection[str], most_bytes: int) -> dict[
             return {name: array_in(archive.read(entry)) for name, entry in wanted.items()}
     except BrokenDocumentError:
         raise
-    except Exception as error:  # zipfile has no common class for what damaged archives raise
+    except Exception as error:  # zipfile has no common class for errors of damaged archives
         raise BrokenDocumentError(f"is not a .npz file ({error})") from None
 
 
 def array_in(content: bytes) -> NDArray[Any]:
-    """The array of a `.npy` file.
+    """Return the array of a `.npy` file.
 
     Raises:
-        BrokenDocumentError: it is damaged, or holds pickled objects.
+        BrokenDocumentError: the file is damaged, or holds pickled objects.
     """
 
     def read(stream: io.BytesIO) -> tuple[NDArray[Any], int]:
@@ -61,7 +62,7 @@ def array_in(content: bytes) -> NDArray[Any]:
 
 
 def file_document(content: bytes, form: str, dtype: str | None) -> NDArray[Any] | str:
-    """The ids or the text of a file that holds nothing else."""
+    """Return the ids or the text of a file that holds one document alone."""
     if form == "text":
         try:
             return content.decode()
@@ -77,7 +78,7 @@ def file_document(content: bytes, form: str, dtype: str | None) -> NDArray[Any] 
 
 
 def files_beside(data: NDArray[np.uint8], begin: int, extension: str, samples: int) -> Files:
-    """(N,) starts, sizes and status of the files of this extension, of N samples from `begin`."""
+    """Return (N,) starts, sizes, status of N samples' files of an extension, from byte `begin`."""
     starts = np.zeros(samples, dtype=np.int64)
     sizes, ends = np.zeros_like(starts), np.zeros_like(starts)
     status = np.full(samples, MISSING, dtype=np.uint8)
@@ -90,7 +91,7 @@ def files_beside(data: NDArray[np.uint8], begin: int, extension: str, samples: i
 def field_beside(
     data: NDArray[np.uint8], name: str, files: Files, i: int, most_bytes: int
 ) -> NDArray[Any] | None:
-    """The array of a field in sample `i`; None if the sample has no such file."""
+    """Return the array of a field in sample `i`; None if the sample has no such file."""
     start, size, status = (int(column[i]) for column in files)
     if status == DUPLICATE:
         raise BrokenDocumentError(f"has several files .{name}.npy")
@@ -107,7 +108,7 @@ def field_beside(
 #: Status of a file that the kernel leaves to numpy's own header parser.
 UNCOMMON = 255
 
-_HEADER_BYTES = 128  # of an array of one dimension, as numpy writes it
+_HEADER_BYTES = 128  # numpy's header of an array of one dimension
 _HEADER = re.compile(
     rb"\x93NUMPY[\1\2]\0.{2,4}\{'descr': '([<|][ui][1248])', 'fortran_order': .{4,5}, 'shape': \(",
     re.DOTALL,
@@ -124,10 +125,10 @@ def npy_counts(
     status: NDArray[np.uint8],
     counts: NDArray[np.int64],
 ) -> None:
-    """Read the headers of N files that have this beginning, up to their shapes.
+    """Read the headers of N files that begin like `beginning`, which ends before the shape.
 
-    `starts` moves to the first integer and counts are filled. Files whose status is not 0 are left
-    alone; anything unusual gets status `UNCOMMON`.
+    `starts` moves to the first integer and counts are filled. Files with a status other than 0 are
+    left alone; an unusual header gets status `UNCOMMON`.
     """
     for i in range(len(starts)):
         if status[i] != 0:
@@ -157,7 +158,7 @@ def array_headers(
     problems: dict[int, str],
     dtype: str | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """(N,) numbers of ids and (N,) kinds of arrays, with a `.npy` header or bare, of `dtype`.
+    """Return (N,) numbers of ids and (N,) kinds of arrays: `.npy` files, or bare ones of `dtype`.
 
     `starts` (N,) moves to the first id of each.
     """

@@ -1,9 +1,9 @@
 """Tar archives scanned in bulk: samples of a WebDataset shard, without a Python object per member.
 
 Steps: read headers one after the other (ustar, GNU long names, the path of pax; checksums are
-verified), put consecutive files whose names agree up to the first dot into one sample, and record
-where the wanted file of each sample is. Cost: about 0.2 microseconds per member; file contents are
-not read.
+verified), put consecutive files with the same name up to the first dot into one sample, and record
+the position of each sample's wanted file. Cost: about 0.2 microseconds per member; file contents
+are not read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.storage.files import StoredFile
 
-#: How a scan ended: a full block, or the end of the archive, or one of `FAULTS`.
+#: Outcomes of a scan: a full block, the end of the archive, or a key of `FAULTS`.
 MORE, ENDED = 0, 1
 FAULTS = {
     2: "it breaks off",
@@ -27,12 +27,12 @@ _CUT, _BAD, _SPARSE = 2, 3, 4
 #: Status of a sample: 0 is good.
 MISSING, DUPLICATE, TOO_LONG = 1, 2, 3
 
-#: Beyond any byte and any number of samples.
+#: A number above any byte offset and any number of samples.
 ALL = int(np.iinfo(np.int64).max)
 
-_WINDOW_BYTES = 1 << 20  # of an archive that is not mapped, at first
+_WINDOW_BYTES = 1 << 20  # initial window on an archive that is not mapped
 
-Index: TypeAlias = Any  # compiled, an int and an np.int64 are the same
+Index: TypeAlias = Any  # an int or an np.int64, which are the same in compiled code
 
 _NAME_LIMIT = 4096
 _PATH = np.frombuffer(b" path=", dtype=np.uint8)
@@ -55,27 +55,27 @@ def scan_tar(
 
     Args:
         data: (B,) the whole archive.
-        offset: where to begin: 0, or what an earlier call returned.
-        extension: the wanted file's, in lower case, without the dot.
+        offset: first byte to scan: 0, or the offset that an earlier call returned.
+        extension: extension of the wanted files, in lower case, without the dot.
         max_bytes: stop when the wanted files together reach this many bytes.
-        starts: (N,) is filled with where each wanted file begins,
-        sizes: (N,) with its bytes,
-        status: (N,) with 0, or why there is none: `MISSING`, `DUPLICATE`; and
-        ends: (N,) with where the headers of the sample after it begin.
+        starts: (N,) receives the first byte of each sample's wanted file,
+        sizes: (N,) its bytes,
+        status: (N,) 0, or the reason for a missing file: `MISSING`, `DUPLICATE`; and
+        ends: (N,) the byte at which the headers of the next sample begin.
 
     Returns:
-        The number of samples found (N at most), where the next one begins, and how the scan
-        ended: `MORE`, `ENDED` or a key of `FAULTS` (the second number is where that is). A sample
-        whose wanted file is after the fault is not counted.
+        The number of samples found (N at most), the byte at which the next one begins, and the
+        outcome: `MORE`, `ENDED` or a key of `FAULTS` (the second number is then the fault's byte).
+        A sample with its wanted file after the fault is not counted.
     """
     name = np.empty(_NAME_LIMIT, dtype=np.uint8)
     key = np.empty(_NAME_LIMIT, dtype=np.uint8)
-    name_length = -1  # of a name that an extra header gave
+    name_length = -1  # length of the name from an extra header; -1: no such header
     key_length = -1  # -1: no sample is open
     end = len(data)
     at = np.int64(offset)
-    group = at  # where the headers of the current member begin
-    closed = False  # whether the last block was zero: archives end with such blocks
+    group = at  # the byte at which the headers of the current member begin
+    closed = False  # True if the last block was zero: archives end with such blocks
     n = 0
     total = np.int64(0)
     while True:
@@ -115,7 +115,7 @@ def scan_tar(
         if name_length < 0:
             name_length = _header_name(data, at, name)
         stored = size if not 49 <= kind <= 54 else np.int64(0)  # links, devices, folders: no data
-        known = 49 <= kind <= 54 or 65 <= kind <= 90  # those, and what is some vendor's own
+        known = 49 <= kind <= 54 or 65 <= kind <= 90  # as above, and types reserved for vendors
         regular = not known and (kind != 0 or name[max(name_length - 1, 0)] != 47)
         stem = _stem(name, name_length) if regular else -1
         if stem >= 0:
@@ -155,10 +155,10 @@ class Scanned(NamedTuple):
     """Samples of an archive.
 
     Attributes:
-        data: bytes in which they are; base: of the archive before them.
+        data: bytes that hold the samples; base: bytes of the archive before `data`.
         starts, sizes, status: (N,) of the wanted files, in `data`; see `scan_tar`.
-        ends: (N,) where the sample after each begins in the archive.
-        end, outcome: where the next one begins in the archive, and how the scan ended.
+        ends: (N,) bytes of the archive at which the sample after each begins.
+        end, outcome: byte of the archive at which the next sample begins, and the scan's outcome.
     """
 
     data: NDArray[np.uint8]
@@ -181,8 +181,8 @@ def scan_file(
 ) -> Scanned:
     """Find the next samples of an archive, `most` at most; see `scan_tar`.
 
-    What is not mapped is read in a window, which grows while it ends inside of a sample. Reading
-    goes on to byte `until`.
+    A file that is not mapped is read in a window, which grows while it ends inside of a sample.
+    Read ahead up to byte `until`.
     """
     size = file.num_bytes if file.mapped else _WINDOW_BYTES
     base = 0 if file.mapped else offset
@@ -201,7 +201,7 @@ def scan_file(
 
 
 def is_header(data: NDArray[np.uint8]) -> bool:
-    """True if data (B,) begin with the header of a member, of whatever name."""
+    """Return True if data (B,) begin with the header of a member of any name."""
     return len(data) >= 512 and bool(_checksum_fits(data, 0))
 
 
@@ -215,7 +215,7 @@ def _is_zero(data: NDArray[np.uint8], start: Index, stop: Index) -> bool:
 
 @kernel
 def _number(data: NDArray[np.uint8], at: Index, width: Index) -> Index:
-    """A header field in octal digits; -1 if it is something else."""
+    """Parse a header field in octal digits; -1 if it has other characters."""
     value = np.int64(0)
     digits = 0
     for i in range(width):
@@ -234,7 +234,7 @@ def _number(data: NDArray[np.uint8], at: Index, width: Index) -> Index:
 
 @kernel
 def _checksum_fits(data: NDArray[np.uint8], at: Index) -> bool:
-    """True if the checksum is the sum of a header, with its own field as spaces."""
+    """Return True if the checksum is the sum of a header, with the checksum's field as spaces."""
     block = data[at : at + 512]
     unsigned = np.uint32(0)
     for i in range(512):
@@ -265,10 +265,11 @@ def _header_name(data: NDArray[np.uint8], at: Index, name: NDArray[np.uint8]) ->
 
 @kernel
 def _long_name(data: NDArray[np.uint8], kind: Index, at: Index, end: Index) -> tuple[Index, Index]:
-    """[first, last) of the next member's name in the extra header [at, end); 0 if it has none.
+    """Return [first, last) of the next member's name in the extra header [at, end); 0 without one.
 
-    GNU's holds it up to a zero; that of pax has records ``<length> <key>=<value>\\n``. The second
-    number is -1 if it makes no sense, and -2 if that member is a sparse file.
+    GNU's header holds the name up to a zero; a pax header holds records
+    ``<length> <key>=<value>\\n``. The second number is -1 if the header makes no sense, and -2 if
+    that member is a sparse file.
     """
     first, last = np.int64(0), np.int64(0)
     if kind == 76:  # L
@@ -316,10 +317,10 @@ def _same(a: NDArray[np.uint8], a_length: Index, b: NDArray[np.uint8], b_length:
 
 @kernel
 def _stem(name: NDArray[np.uint8], length: Index) -> Index:
-    """Length of a name up to the first dot of its last part; -1 if it is not part of a sample.
+    """Return a name's length up to the first dot of its last part; -1 if it is in no sample.
 
-    Names without a dot or with nothing before it are not, nor are WebDataset's own records, whose
-    first part is ``__something__``.
+    Names without a dot or with nothing before it belong to no sample, nor do WebDataset's own
+    records, which have ``__something__`` as first part.
     """
     slash = -1
     first_slash = length
@@ -340,7 +341,7 @@ def _stem(name: NDArray[np.uint8], length: Index) -> Index:
 def _has_extension(
     name: NDArray[np.uint8], start: Index, stop: Index, extension: NDArray[np.uint8]
 ) -> bool:
-    """True if name[start:stop] is the extension, in either case."""
+    """Return True if name[start:stop] is the extension, in either case."""
     if stop - start != len(extension):
         return False
     for i in range(len(extension)):

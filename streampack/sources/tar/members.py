@@ -1,9 +1,9 @@
-"""The members of tar shards: which holds a document, what stands beside, where a part begins.
+"""The members of tar shards: the documents' files, other files of a sample, beginnings of parts.
 
-Where a part of an archive begins.
+Beginnings of the parts of an archive.
 
 Headers lead only from one member to the next, and lanes that share an archive read many parts of
-it. So its headers are read once, up to the last part that begins inside it.
+it. So a process reads its headers once, up to the last part that begins inside it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ TEXT_ENDINGS = ("txt", "text", "md")
 
 
 class TarColumn(NamedTuple):
-    """Where the documents are.
+    """The member of a sample, and the field in it, that hold the document.
 
     Attributes:
         key: the ending of the files, in lower case: "npy".
         field: in a JSON or .npz file; "" in others.
-        form: how the file is read: "npy", "npz", "text", "json" or "raw".
+        form: format of the file: "npy", "npz", "text", "json" or "raw".
     """
 
     key: str
@@ -49,15 +49,15 @@ class TarColumn(NamedTuple):
 
     @classmethod
     def of(cls, name: str, dtype: str | None, tokenized: bool) -> TarColumn:
-        """The column of a name, "npy" or "json:text".
+        """Return the column of a name such as "npy" or "json:text".
 
         Args:
             name: the ending, and behind a colon the field.
-            dtype: of bare arrays.
-            tokenized: token ids are wanted.
+            dtype: dtype of bare arrays.
+            tokenized: True if token ids are wanted.
 
         Raises:
-            ConfigError: such files cannot be read, or hold something else.
+            ConfigError: such files cannot be read, or cannot hold such documents.
         """
         if dtype is not None:
             integer_kind(dtype)
@@ -77,18 +77,18 @@ class TarColumn(NamedTuple):
         return cls(key, field, form)
 
 
-_PEEKED = 64  # members of a shard that are looked at
-_HEAD_BYTES = 4 << 20  # of a shard, in which they are looked for
+_PEEKED = 64  # first members of a shard that are inspected
+_HEAD_BYTES = 4 << 20  # of a shard, searched for its first members
 _PART = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class FirstMembers:
-    """What the first members of a shard are.
+    """The endings and fields of a shard's first members.
 
     Attributes:
         endings: their names after the first dot, in lower case, each once.
-        fields: of the first JSON or .npz file of an ending, the kinds of its fields by name.
+        fields: by ending, the kinds of the fields in its first JSON or .npz file, by name.
     """
 
     endings: Sequence[str] = ()
@@ -96,11 +96,11 @@ class FirstMembers:
 
     @classmethod
     def of(cls, shard: FileInfo, storage: Storage) -> FirstMembers:
-        """Those of a shard; of a damaged one, those before the damage."""
+        """Inspect the first members of a shard; in a damaged one, the members before the damage."""
         data, _ = head_of(shard, storage, _HEAD_BYTES)
         fields: dict[str, Mapping[str, str]] = {}
         head = BytesIO(data[:_HEAD_BYTES].tobytes())
-        # Reading the shard says what is damaged, for which tarfile has no common class of errors.
+        # Damage is reported when the shard is read; tarfile has no common class of errors for it.
         with suppress(Exception), tarfile.open(fileobj=head) as archive:
             for _, member in zip(range(_PEEKED), archive, strict=False):
                 stem, _, ending = PurePosixPath(member.name).name.lower().partition(".")
@@ -110,13 +110,13 @@ class FirstMembers:
         return cls(tuple(fields), {name: found for name, found in fields.items() if found})
 
     def beside(self, key: str) -> Mapping[str, str]:
-        """What stands beside documents in files of an ending."""
+        """Return the kinds of the fields beside documents in files of the ending `key`."""
         arrays = [name for name in self.endings if name != key and name.endswith(".npy")]
         return {**{name[:-4]: "tokens" for name in arrays}, **self.fields.get(key, {})}
 
     def columns(self) -> dict[str, str]:
-        """What may be the documents: ".npy" and ".txt" files by their endings, and the fields of
-        JSON and .npz files as "json:text". Kinds are those of `Fields.found_in`.
+        """The possible documents: ".npy" and ".txt" files by their endings, and the fields of
+        JSON and .npz files as "json:text". Kinds are as in `Fields.found_in`.
         """
         kinds: dict[str, str] = {}
         for name in self.endings:
@@ -143,10 +143,10 @@ def _fields_in(ending: str, content: bytes) -> Mapping[str, str]:
 
 
 def head_of(shard: FileInfo, storage: Storage, most: int) -> tuple[NDArray[np.uint8], int]:
-    """The content at the beginning of a shard, and about how many bytes it is stored in.
+    """Return the content at the beginning of a shard, and about how many stored bytes hold it.
 
-    Of a compressed one it has about `most` bytes. Where they were stored is known the less, the
-    fewer they are: to blocks of a compression.
+    Of a compressed shard it has about `most` bytes. The stored bytes are known only to blocks of a
+    compression, so their number is the less exact, the fewer they are.
     """
     with storage.open(shard) as file:
         stored = file.read(0, _HEAD_BYTES)
@@ -170,10 +170,10 @@ _KEPT_SHARDS = 16
 
 
 class Samples:
-    """Where the samples of the archives of a source begin; headers are read once, as far as needed.
+    """Beginnings of the samples in a source's archives; headers are read once, as far as needed.
 
     Args:
-        extension: of the wanted files; see `scan_tar`.
+        extension: extension of the wanted files; see `scan_tar`.
     """
 
     def __init__(self, extension: NDArray[np.uint8]) -> None:
@@ -183,13 +183,13 @@ class Samples:
     def first(
         self, shard: int, file: StoredFile, document: int | None, least: int
     ) -> tuple[int, int, int]:
-        """The number of a sample, where it begins, and how the scan up to there ended.
+        """Return the index of a sample, the byte at which it begins, and the scan's outcome so far.
 
         Args:
-            shard: number of the archive; file: it.
-            document: the number; None is that of the first that begins at byte `least` or later.
+            shard: index of the archive; file: the archive.
+            document: index of the sample; None is the first that begins at byte `least` or later.
         """
-        # Where samples begin, and the one after them; where the scan is, and how it ended.
+        # The first byte of each sample and of the next; the scan's position and its outcome.
         begins, end, outcome = self._found.pop(shard, (np.zeros(1, dtype=np.int64), 0, MORE))
         while outcome == MORE and (
             begins[-1] < least if document is None else len(begins) <= document

@@ -1,4 +1,4 @@
-"""WebDataset shards: tar archives in which files with one stem are one sample, read in bulk."""
+"""WebDataset shards, read in bulk: tar archives in which files with one stem are one sample."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ from streampack.storage.listing import expand_braces, is_pipe, named_paths, refu
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 
-_PIPE_BYTES = 64 << 20  # what a shard from a command is taken to have
-_SAMPLED_BYTES = 32 << 20  # of content in which tokens are counted
-_SAMPLED = 16384  # samples, at most
+_PIPE_BYTES = 64 << 20  # assumed size of a shard from a command
+_SAMPLED_BYTES = 32 << 20  # of content in which tokens are counted for an estimate
+_SAMPLED = 16384  # samples in which tokens are counted, at most
 
 
 class _Unsaid(Skips):
-    """Skips of a look at a shard: reading it says what is broken."""
+    """Skips of a sample for an estimate: broken content is reported when the shard is read."""
 
     def handle(self, error: ContentError) -> None:
         """Nothing."""
@@ -83,36 +83,36 @@ class WebDataset(FileSource):
     without the zero block at its end counts as cut short: its documents are read, then it is
     reported.
 
-    A shard is cut by its bytes among any number of lanes. A process that is to begin inside it, as
-    after a restart, first reads all its headers, once; a compressed one of which parts are read
-    is decompressed into the cache, once per host.
+    A shard is cut by its bytes among any number of lanes. A process that begins inside it, as
+    after a restart, first reads all its headers, once; a compressed shard read in parts is
+    decompressed into the cache, once per host.
 
     Args:
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
-        text: where the text is: the ending of the sample's file, "txt", or a field of its JSON,
+        text: location of the text: the ending of the sample's file, "txt", or a field of its JSON,
             "json:text".
-        tokens: where the token ids are: "npy" (or "tokens.npy", ...), "npz:input_ids" for an array
-            of a `.npz`, "json:input_ids" for a field of JSON; any ending with `dtype`. If neither
-            is given, one that the first samples have of "npy", "input_ids.npy", "tokens.npy",
-            "txt" and the usual fields of JSON and `.npz`, or else the only one. Fields of the
-            dataset lie in the JSON or the `.npz`, or beside the others: the field "reward" in the
-            sample's ".reward.npy".
-        loss_mask: the field, array or file beside ids ("labels" is ".labels.npy") that says which
-            of them are learnt, as for `Parquet`. None is what the first samples have of the usual
-            names; behind `pipe:` URLs they are not looked for.
-        dtype: the wanted file is a bare array of these integers.
+        tokens: location of the token ids: "npy" (or "tokens.npy", ...), "npz:input_ids" for an
+            array of a `.npz`, "json:input_ids" for a field of JSON; any ending with `dtype`. If
+            neither is given, the one of "npy", "input_ids.npy", "tokens.npy", "txt" and the usual
+            fields of JSON and `.npz` that the first samples have, or else the only one. Fields of
+            the dataset lie in the JSON or the `.npz`, or in files of their own: the field "reward"
+            in the sample's ".reward.npy".
+        loss_mask: the field, array or file beside ids ("labels" is ".labels.npy") with a loss mask
+            or labels, as for `Parquet`. None reads the usual names that the first samples have;
+            shards behind `pipe:` URLs are not searched for them.
+        dtype: dtype of the integers, if the wanted file is a bare array.
         allow_pipe: run `pipe:` URLs in a shell, as webdataset does. They can do anything that
             you can, so a list of shards from elsewhere must not contain them.
-        reading: how a lane reads the shards.
-        storage: how files are reached and cached.
+        reading: limits of blocks and open shards.
+        storage: access to files and their cache.
 
     Raises:
-        ConfigError: wrong arguments, or `pipe:` URLs that are not allowed.
+        ConfigError: an argument is wrong, or `pipe:` URLs are not allowed.
     """
 
     endings = FORMATS["WebDataset"].endings
     listing_fields: tuple[str, ...] = ("paths", "fields")
-    #: Reads texts with what stands beside them in other files of the sample.
+    #: Reads texts together with the other files of a sample.
     beside: RecordReader | None = None
 
     @explained
@@ -140,7 +140,7 @@ class WebDataset(FileSource):
 
     @cached_property
     def column(self) -> TarColumn:
-        """Where the documents are; lists the shards if nobody said so."""
+        """Location of the documents in a sample; lists the shards if no argument names it."""
         tokenized = self.tokenized
         return TarColumn.of(self.fields.document or "", self.dtype, tokenized)
 
@@ -186,14 +186,17 @@ class WebDataset(FileSource):
         }
 
     def estimate_tokens(self) -> int | None:
-        """A rough number of tokens, by the first samples: headers may be most of an archive."""
+        """Estimate the number of tokens by the first samples: headers may be most of an archive."""
         if self._rate is None:
             self._rate = listed_once({"tokens in": self.describe()}, self._tokens_per_byte)
         content = int(self.manifest.num_bytes.sum())
         return int(self._rate * content) if self._rate else super().estimate_tokens()
 
     def _tokens_per_byte(self) -> float:
-        """Of what the first shard that is a file begins with; 0 if no sample is in that."""
+        """Count tokens per byte at the beginning of the first shard that is a file.
+
+        0 if that beginning holds no sample.
+        """
         shard = int(np.argmax(self.manifest.num_bytes > 0))
         if self.manifest.num_bytes[shard] == 0:
             return 0.0
@@ -212,7 +215,7 @@ class WebDataset(FileSource):
 
     @property
     def _masks(self) -> list[str]:
-        """The arrays that say which ids are learnt, and which are padding."""
+        """Return the names of the arrays that mark learnt ids and padding."""
         padding = [ATTENTION_MASK] if self.manifest.details["padded"] else []
         return [*self.fields.loss_masks, *padding]
 
@@ -224,7 +227,7 @@ class WebDataset(FileSource):
     ) -> Iterator[tuple[Block | Spans, int, int]]:
         weight = int(self.manifest.weights[shard])
         with self._opened(shard, high - low < weight) as (file, complete):
-            # Its weight is that of the stored file, and a sample lies where its headers begin.
+            # A shard's weight counts stored bytes; a sample's position is that of its headers.
             size = max(file.num_bytes, 1)
             least = -(-low * size // weight)
             most = ALL if high == weight else -(-high * size // weight)
@@ -246,7 +249,7 @@ class WebDataset(FileSource):
 
     @contextmanager
     def _opened(self, shard: int, partly: bool) -> Iterator[tuple[StoredFile, bool]]:
-        """An archive without its compression, and whether that (if any) ended properly."""
+        """Open an archive, decompressed; False beside it means that its compression breaks off."""
         path = self.manifest.paths[shard]
         if is_pipe(path):
             folder = self.storage.cache_dir
@@ -282,7 +285,8 @@ class WebDataset(FileSource):
     ) -> tuple[int, int, int, Block | Spans]:
         """Scan and read one block of samples that begin before byte `most`.
 
-        Returns how many documents, where the next begins, how it ended, and the block.
+        Returns the number of documents, the byte at which the next begins, the scan's outcome, and
+        the block.
         """
         reading = self.reading
         found = scan_file(
@@ -291,7 +295,7 @@ class WebDataset(FileSource):
         data, begin, n = found.data, offset - found.base, len(found.ends)
         offset, outcome = found.end, found.outcome
         own = int(np.searchsorted(found.ends, most)) + 1
-        if own <= n:  # what follows is the next part's, and so is what is wrong with it
+        if own <= n:  # later samples, and any fault among them, belong to the next part
             n, offset, outcome = own, int(found.ends[own - 1]), MORE
         starts, sizes, status = found.starts[:n], found.sizes[:n], found.status[:n]
         most_bytes = self.reading.most_bytes
@@ -328,7 +332,7 @@ class WebDataset(FileSource):
         origin: NDArray[np.void],
         problems: dict[int, str],
     ) -> Block:
-        """A record per document: what its JSON holds, its text, and files by their endings."""
+        """Make a record per document: the fields of its JSON, its text, and files by endings."""
         name, field, form = self.fields.document or "", self.column.field, self.column.form
         contents = list(pieces(data, starts, sizes))
         others = [other for other in reader.columns if other != name]
@@ -361,7 +365,7 @@ class WebDataset(FileSource):
         origin: NDArray[np.void],
         problems: dict[int, str],
     ) -> Block:
-        """One parse per document; the samples' headers begin at byte `begin`."""
+        """Parse documents one by one; the samples' headers begin at byte `begin`."""
         types, most = self.field_types, self.reading.most_bytes
         field, form = self.column.field, self.column.form
         contents = list(pieces(data, starts, sizes))
