@@ -1,4 +1,4 @@
-"""Sources: where documents come from, a file or folder per format; above, what formats share.
+"""Sources of documents: a file or folder per format, and the parts that formats share.
 
 Knows formats, and which of them a path has; it does not know tokenizers, rows or batches.
 """

@@ -1,11 +1,11 @@
-"""Arrow files as a source, and where their record batches lie.
+"""Arrow files as a source, and the byte ranges of their record batches.
 
-The record batches of an Arrow file: where each lies and how many rows it has, none decoded.
+Byte ranges and rows of the record batches are read without decoding any batch.
 
 A file of either form is a stream of messages: the schema, then record batches (and dictionaries),
 then an end mark. The random access form has a magic number before it and a footer after it. pyarrow
-gives the rows of a batch only with its columns, which may have to be unpacked, so this number is
-read from the message.
+gives the rows of a batch only with its columns, which may have to be unpacked, so the number of
+rows is read from the message.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Batches:
     """The K record batches of a file.
 
     Attributes:
-        schema: of all.
-        rows: K + 1 numbers, rows before each.
-        ends: K numbers, the byte after each; begins: those at which they begin.
-        compressed: K booleans.
+        schema: schema of all batches.
+        rows: K + 1 numbers, rows before each batch.
+        ends: K numbers, the byte after each batch; begins: the byte at which each begins.
+        compressed: K booleans, True for a batch with compressed columns.
     """
 
     schema: pa.Schema
@@ -57,10 +57,10 @@ class Batches:
 
     @classmethod
     def of(cls, file: Any) -> Batches:
-        """Those of an open file of pyarrow, mapped into memory.
+        """Read the batches' positions from an open file of pyarrow, mapped into memory.
 
         Raises:
-            DamagedFileError: the file is cut short, or damaged; so do exceptions of Arrow say.
+            DamagedFileError: the file is cut short, or damaged; Arrow's exceptions mean the same.
         """
         by_number = file.read_at(len(MAGIC), 0) == MAGIC
         file.seek(8 if by_number else 0)
@@ -91,15 +91,15 @@ class Batches:
 
     @property
     def places(self) -> Places:
-        """Where they lie in the file, from its first byte on."""
+        """The batches' positions on the weight of the file, from its first byte on."""
         bounds = np.array([0, *self.begins[1:], *self.ends[-1:]], dtype=np.int64)
         return Places(np.array(self.rows, dtype=np.int64), bounds, np.diff(bounds))
 
 
 def _head(message: Any) -> tuple[int, bool]:
-    """The rows of a record batch, and whether its columns are compressed.
+    """Return the rows of a record batch, and True if its columns are compressed.
 
-    The metadata is a flatbuffer: a table begins with the way back to the places of its fields.
+    The metadata is a flatbuffer: a table begins with an offset back to the list of its fields.
     """
     data = message.metadata.to_pybytes()
     try:
@@ -115,12 +115,12 @@ def _head(message: Any) -> tuple[int, bool]:
 
 
 def _follow(data: bytes, at: int) -> int:
-    """The place that an offset at this place leads to."""
+    """Return the position that an offset stored at `at` leads to."""
     return at + int(struct.unpack_from("<I", data, at)[0])
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Where a field of a table is; 0 if it has its default."""
+    """Return the position of a field of a table; 0 if the field has its default."""
     places = table - struct.unpack_from("<i", data, table)[0]
     (size,) = struct.unpack_from("<H", data, places)
     if 4 + 2 * number >= size:
@@ -129,7 +129,7 @@ def _field(data: bytes, table: int, number: int) -> int:
     return table + offset if offset else 0
 
 
-_HEADS = (64 << 10, 16 << 20)  # of a file, in which its schema is looked for
+_HEADS = (64 << 10, 16 << 20)  # bytes of a file's beginning that are searched for its schema
 _SPLITS = "/dataset_dict.json"
 
 
@@ -139,11 +139,11 @@ class Arrow(Parquet):
 
     Files are mapped into memory and cut at any row, by their bytes, among any number of lanes.
     Columns are read as they lie, without an object per row of token ids. Compressed batches are
-    unfolded one at a time; one that several parts share, into the cache, once per host. Arguments
-    and columns are those of `Parquet`.
+    unpacked one at a time; one that several parts share, into the cache, once per host. Arguments
+    and columns are as for `Parquet`.
 
     Raises:
-        ConfigError: arguments that do not go together; a folder with several splits.
+        ConfigError: the arguments exclude each other, or a folder has several splits.
     """
 
     whole_files = True
@@ -151,7 +151,7 @@ class Arrow(Parquet):
     endings = FORMATS["Arrow"].endings
 
     def list_shards(self) -> Manifest:
-        """The files, and the schemas of up to `MOST_FOOTERS` of them."""
+        """List the files; read the schemas of up to `MOST_FOOTERS` of them."""
         infos = self.storage.list(self.paths, endings=(*self.endings, _SPLITS))
         for info in infos:
             if has_ending(info.path, (_SPLITS,)):
@@ -182,7 +182,7 @@ class Arrow(Parquet):
         return Manifest.of_files(infos, sizes, details)
 
     def _item_bytes(self, schema: pa.Schema) -> int:
-        """Bytes per token."""
+        """Return the bytes per token."""
         if not self.fields.tokenized or self.fields.records is not None:
             return 4
         kind = schema.field(self.column).type
@@ -191,7 +191,7 @@ class Arrow(Parquet):
         )
 
     def estimate_tokens(self) -> int:
-        """A rough number of tokens: all bytes are ids, or four of them a token of text."""
+        """Estimate the number of tokens: all bytes are ids, or four of them a token of text."""
         return int(self.manifest.num_bytes.sum()) // int(self.manifest.details["item_bytes"])
 
     def slow_layout(self) -> str:
@@ -206,7 +206,7 @@ class Arrow(Parquet):
             yield batches.schema, batches.places, partial(self._decoded, file, opened, batches)
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:
-        """The schema of a file; None if it cannot be read."""
+        """Return the schema of a file; None if it cannot be read."""
         for size in _HEADS:
             head = self.storage.read_range(info, 0, min(size, info.num_bytes))
             try:
@@ -227,7 +227,7 @@ class Arrow(Parquet):
         start: int,
         stop: int,
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The rows [start, stop) in parts of batches, each with the number of its first row."""
+        """Yield rows [start, stop) in parts of batches, each with the index of its first row."""
         fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
         by_number = file.read_at(len(MAGIC), 0) == MAGIC
@@ -264,7 +264,7 @@ class Arrow(Parquet):
     def _unfolded(
         self, stored: StoredFile, what: str, file: Any, opened: Callable[[Any], Any], number: int
     ) -> pa.RecordBatch:
-        """A compressed batch of which others read parts, too."""
+        """Return a compressed batch, from the cache if other lanes read parts of it too."""
 
         def decode(file: Any) -> Iterator[pa.RecordBatch]:
             yield opened(file).get_batch(number)
@@ -279,8 +279,8 @@ def _mapped(file: StoredFile) -> Any:
 
 
 def _validate(column: pa.Array) -> None:
-    """Raise what Arrow raises if following the numbers in a column would lead out of it."""
-    if pa.types.is_string(column.type):  # of which the reader finds what is not UTF-8
+    """Raise Arrow's exception if the offsets in a column would lead out of it."""
+    if pa.types.is_string(column.type):  # the reader names the rows that are not UTF-8
         column = column.view(pa.binary())
     elif pa.types.is_large_string(column.type):
         column = column.view(pa.large_binary())

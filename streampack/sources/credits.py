@@ -1,13 +1,13 @@
-"""Which source of a mixture gives the next quantum: weights, shares of the tokens, credits.
+"""Choose the source of a mixture's next quantum: weights, shares of the tokens, credits.
 
-Steps, for every quantum (the few documents that are drawn from one source at a time):
+Steps for every quantum (the few documents that are drawn from one source at a time):
   1. Each source has a credit: the tokens it should have given by now, minus those it has given.
      Credits add up to zero.
   2. Sources whose credit is not negative are eligible. The one with the earliest deadline is
      chosen: the time at which its credit would exceed the largest quantum drawn so far, if it
      continued to grow as it does now. Ties go to the first.
   3. The tokens of the quantum are counted once it is drawn: the credit of every source grows by
-     its share of them, and that of the source that gave them falls by all of them.
+     its share of them, and the credit of the source that gave them falls by all of them.
 
 The tokens drawn from a source never exceed its share by more than one quantum. They never fall
 short of it by more than one, as long as quanta do not become larger than earlier ones. (Always
@@ -15,13 +15,13 @@ taking the largest credit, which is simpler, lets one of many sources fall short
 of a quantum is known only when it is read, so no rule can be more exact. Arithmetic is on integers,
 the same on any machine.
 
-Shares may change over the run, linearly between knots, or at once where two knots share a place;
+Shares may change over the run, linearly between knots, or at once where two knots share a position;
 the target is their integral.
 
 Cost: some microseconds per quantum and source.
 
 Source: J. Bennett, H. Zhang, "WF2Q: Worst-case Fair Weighted Fair Queueing" (1996), with the size
-of an expected quantum instead of that of a known packet.
+of an expected quantum in place of a known packet's.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from typing import NamedTuple
 from streampack.arguments import whole_value
 from streampack.errors import ConfigError
 
-ONE = 1 << 40  # what the shares of a knot add up to
-PARTS_PER_TOKEN = 1 << 20  # in which credits count, so that they stay below 2**53
+ONE = 1 << 40  # sum of the shares of a knot
+PARTS_PER_TOKEN = 1 << 20  # unit of credits, in which they stay below 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class TokenShares:
 
     Attributes:
         knots: pairs (tokens of the run, S shares in units of 2**-40 that add up to one), in order
-            from 0; linear in between, constant after the last. At a place that comes twice the
+            from 0; linear in between, constant after the last. At a position with two knots the
             shares step from the first to the second.
     """
 
@@ -57,11 +57,11 @@ class TokenShares:
 
     @classmethod
     def of_weights(cls, knots: Sequence[tuple[int, Sequence[float | Fraction]]]) -> TokenShares:
-        """From weights that need not add up to one (finite, none negative, not all zero)."""
+        """Scale weights to shares: they must be finite and not negative, with a sum above zero."""
         return cls(tuple((at, _shares(weights)) for at, weights in knots))
 
     def in_steps(self) -> TokenShares:
-        """The shares of each knot up to the next one, which steps to its own."""
+        """Return shares that stay constant from each knot to the next and step there."""
         steps = [
             knot
             for (_, before), (at, after) in pairwise(self.knots)
@@ -70,10 +70,10 @@ class TokenShares:
         return TokenShares((self.knots[0], *steps))
 
     def rates(self, at: int, active: Sequence[bool]) -> list[int]:
-        """S numbers in proportion to the shares of the active sources at one moment.
+        """Return S numbers in proportion to the shares of the active sources at one moment.
 
-        Sources that are not active have 0. If no active source has a share, the next knot counts
-        at which one has; all are 0 if there is none.
+        Inactive sources have 0. If no active source has a share, the next knot at which one has a
+        share counts; all are 0 without such a knot.
         """
         here = bisect_right(self.knots, at, key=lambda knot: knot[0]) - 1
         now = self._between(here, at, at + 1)
@@ -84,7 +84,7 @@ class TokenShares:
         return [0] * len(active)
 
     def integrals(self, start: int, stop: int) -> list[int]:
-        """S numbers in proportion to what is due between two moments, start < stop."""
+        """Return S numbers in proportion to the tokens due between two moments, start < stop."""
         due = [0] * len(self.knots[0][1])
         while start < stop:
             k = bisect_right(self.knots, start, key=lambda knot: knot[0]) - 1
@@ -96,7 +96,7 @@ class TokenShares:
         return due
 
     def _between(self, k: int, start: int, stop: int) -> list[int]:
-        """Integrals from `start` to `stop`, both between knots k and k + 1 (or after the last)."""
+        """Integrate from `start` to `stop`, both between knots k and k + 1 (or after the last)."""
         at, shares = self.knots[k]
         tokens = stop - start
         if k + 1 == len(self.knots):
@@ -122,9 +122,9 @@ class Credits:
     """Credits of S sources in one lane.
 
     Args:
-        shares: of the run.
-        lanes: when a lane has drawn t tokens, the run is taken to have drawn ``t * lanes``.
-        tokens: drawn in the lane so far.
+        shares: shares of the run's tokens.
+        lanes: number of lanes; when a lane has drawn t tokens, the run counts ``t * lanes``.
+        tokens: tokens drawn in the lane so far.
         quantum: the largest quantum so far, in tokens.
         amounts: (S,) credit of each source, in units of 2**-20 tokens.
         active: (S,) False for sources that have ended.
@@ -150,7 +150,7 @@ class Credits:
         self._level(-sum(self.amounts))
 
     def choose(self) -> int | None:
-        """The source that gives the next quantum; None if none is left that has a share."""
+        """Return the index of the next quantum's source; None if no source with a share is left."""
         rates = self._rates()
         best: int | None = None
         for i, rate in enumerate(rates):
@@ -177,7 +177,7 @@ class Credits:
         total = sum(due) or 1
         for i, part in enumerate(due):
             amounts[i] += tokens * PARTS_PER_TOKEN * part // total
-        amounts[source] -= sum(amounts)  # its tokens, and what the divisions left over
+        amounts[source] -= sum(amounts)  # its tokens, and the remainders of the divisions
         self.tokens += tokens
         self.quantum = max(self.quantum, tokens)
 
@@ -208,10 +208,10 @@ Weights = Mapping[str, float]
 def checked_weights(
     weights: Weights | Sequence[tuple[int, Weights]], names: list[str]
 ) -> list[tuple[int, list[Fraction]]]:
-    """Pairs (tokens of the run, weights in the order of `names`), ascending from 0.
+    """Return pairs (tokens of the run, weights in the order of `names`), ascending from 0.
 
     Raises:
-        ConfigError: they are not understood, not of these sources, or cannot be shares.
+        ConfigError: the weights have another type, name other sources, or cannot be shares.
     """
     try:
         pairs = [(0, weights)] if isinstance(weights, Mapping) else [(at, w) for at, w in weights]
@@ -264,31 +264,31 @@ def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
 
 
 class WeightChange(NamedTuple):
-    """Weights that hold from some place of a run on.
+    """Weights that apply from some batch of a run on.
 
     Attributes:
-        batch: number of a batch of the run: the first round of a lane that begins with it or with
+        batch: index of a batch of the run: the first round of a lane that begins with it or with
             a later one draws by these weights.
-        weights: by name.
+        weights: weights by name of the source.
     """
 
     batch: int
     weights: dict[str, float]
 
     def shares(self, names: Sequence[str]) -> TokenShares:
-        """The shares of these sources, constant over the run."""
+        """Return the shares of these sources, constant over the run."""
         of = dict(zip(self.weights, _shares([*self.weights.values()]), strict=True))
         return TokenShares(((0, tuple(of.get(name, 0) for name in names)),))
 
 
 def change_at(changes: Sequence[WeightChange], batch: int) -> WeightChange | None:
-    """What a round that begins with this batch draws by; None is the mixture's own weights."""
+    """Return the change in force from `batch` on; None keeps the mixture's own weights."""
     before = bisect_right(changes, batch, key=lambda change: change.batch)
     return changes[before - 1] if before else None
 
 
 def tempered(sizes: list[int], temperature: float) -> list[Fraction]:
-    """In proportion to size ** (1 / temperature), the same on any machine.
+    """Return weights in proportion to size ** (1 / temperature), the same on any machine.
 
     A float's power may differ in its last bit between C libraries; `Decimal`'s does not.
     """

@@ -159,7 +159,7 @@ class FlatSource(FileSource):
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block | Spans, int, int]]:
-        """Blocks of one file; see `ShardedSource.read_shard`."""
+        """Yield blocks of one file; see `ShardedSource.read_shard`."""
         start = position or 0
         try:
             with self.open_flat(shard) as file:

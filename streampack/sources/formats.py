@@ -1,7 +1,7 @@
-"""The table of file formats: which endings each reads, and where its source is.
+"""The table of file formats: the endings that each reads, and the module of its source.
 
 A source is imported when one of its files is read, or its class named, so a new format is a module
-and a line here. Formats are asked in the order of the table.
+and a line here. Formats are tried in the order of the table.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, NamedTuple
 
-_COMPRESSED = ("", ".gz", ".zst", ".zstd", ".bz2")  # of files that are read as streams
+_COMPRESSED = ("", ".gz", ".zst", ".zstd", ".bz2")  # endings of files that are read as streams
 
 
 class Format(NamedTuple):
     """A format of files.
 
     Attributes:
-        name: of its class in `streampack.sources`.
-        module: below `streampack.sources`, where the class is.
-        endings: of names of its files, in lower case; "/" begins a whole name.
+        name: name of its class in `streampack.sources`.
+        module: module of the class, below `streampack.sources`.
+        endings: endings of its files' names, in lower case; "/" begins a whole name.
         beside: endings of other files that its own library writes into a folder.
     """
 
@@ -61,7 +61,7 @@ _TABLE = (
 )
 FORMATS = {known.name: known for known in _TABLE}
 
-#: Formats of which nothing but text or ids need be chosen.
+#: Formats that need no arguments but the field of the text or the ids.
 DOCUMENT_FORMATS = ("Parquet", "JSONL", "Arrow", "TextFiles")
-#: Formats of records with several fields each, as conversations are.
+#: Formats of records with several fields, such as conversations.
 RECORD_FORMATS = ("Parquet", "JSONL", "Arrow")

@@ -1,4 +1,4 @@
-"""The source of what a user passes, paths or objects: the one place where it is decided."""
+"""Choose the source for a user's argument, paths or objects: the one place where it is decided."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streampack.sources.base import Reading
     from streampack.storage.storage import Storage
 
-_LOOKED_AT = 100  # strings of a list, to see whether they are paths
+_LOOKED_AT = 100  # strings of a list that are checked for being paths
 _OF_OBJECTS = ("text", "tokens", "loss_mask", "reading")
 
 
@@ -38,29 +38,31 @@ def open(
     reading: Reading | None = None,
     storage: Storage | None = None,
 ) -> Source:
-    """The source of what there is, which says what it was taken for; its shards are listed.
+    """Open files or objects as a source, and list its shards; its repr shows the chosen class.
 
-    Files are known by their names: an `index.json` of MDS, a `.idx` beside a `.bin`, an ending. If
-    one of the fields or columns is named "text", "txt", "tokens" or "input_ids" and is of its type,
-    or if there is only one, nothing need be named. `PackedDataset` and the commands take paths in
-    the same way.
+    Files are recognised by their names: an `index.json` of MDS, a `.idx` beside a `.bin`, an
+    ending. No field need be named if one field or column is called "text", "txt", "tokens" or
+    "input_ids" and has the right type, or if there is only one. `PackedDataset` and the commands
+    take paths in the same way.
 
     Args:
-        source: a file, folder, URL or pattern, or a list of them; or anything else that
+        source: a file, folder, URL or pattern, or a list of them; or any other source that
             `PackedDataset` takes.
         text: the field or column with the documents, as texts.
-        tokens: the same, as token ids.
+        tokens: the field or column with the documents, as token ids.
         loss_mask: the field or column with one bool (or 1 or 0) per token, or labels: a token's own
-            id where it is learnt, and -100 where not; of several, all must say so. If nothing is
-            named, "loss_mask", "labels", "assistant_masks" and "completion_mask" beside token ids.
-        dtype: the integers of raw files, of a `bytes` column of MDS or of bare arrays in tar.
+            id where it is learnt, and -100 where not; with several, a token is learnt if it is
+            learnt in all. None reads "loss_mask", "labels", "assistant_masks" and
+            "completion_mask" beside token ids.
+        dtype: dtype of the integers of raw files, of a `bytes` column of MDS or of bare arrays in
+            tar.
         eos_id: the token that ends a document, in flat files of tokens.
-        reading: how it is read.
-        storage: how files are reached.
+        reading: limits of blocks and open shards.
+        storage: access to files and their cache.
 
     Raises:
-        ConfigError: nothing is there, it is of no kind that can be read, or an argument is missing
-            or does not go with it; the message has the columns or files that are there.
+        ConfigError: the source is missing or of an unknown kind, or an argument is missing or does
+            not fit it; the message lists the existing columns or files.
     """
     opened = as_source(
         source,
@@ -77,18 +79,18 @@ def open(
 
 
 def as_source(source: Any, **given: Any) -> Source:
-    """`source` itself, or the source that its names or its type imply; nothing is listed yet.
+    """Return `source` itself, or the source that its names or its type imply, not listed yet.
 
-    Strings are documents only in a list that cannot be one of paths, or in another iterable.
+    Strings are documents only in a list that cannot be a list of paths, or in another iterable.
 
     Args:
         source: a `Source`; a file, folder, URL or pattern (or a list of them) of one format; a
-            dataset of Hugging Face; a pair of arrays (tokens, offsets); or what
-            `sources.Items` or `sources.Iterable` take.
+            dataset of Hugging Face; a pair of arrays (tokens, offsets); or an argument of
+            `sources.Items` or `sources.Iterable`.
         given: arguments of `open`.
 
     Raises:
-        ConfigError: it is none of these, or it is unknown which part of it is the document.
+        ConfigError: `source` has another type, or the part of it with the documents is unknown.
     """
     if isinstance(source, (str, os.PathLike)):
         return _of("paths", os.fspath(source), **given)
@@ -119,7 +121,7 @@ def _of(kind: str, source: Any, **given: Any) -> Source:
 
 
 def is_ragged(data: Any) -> bool:
-    """True for a tuple of two arrays of one dimension, as ``(tokens, offsets)`` is."""
+    """Return True for a tuple of two arrays of one dimension, as ``(tokens, offsets)`` is."""
     return (
         isinstance(data, tuple)
         and len(data) == 2
@@ -138,7 +140,7 @@ def _refuse_others(source: Any, given: Mapping[str, Any], takes: Collection[str]
 
 
 def _names_files(items: Sequence[Any]) -> bool:
-    """True if the items are paths; raises `ConfigError` if some are and others are not."""
+    """Return True if the items are paths; raise `ConfigError` if some are and others are not."""
     looked_at = list(islice(items, _LOOKED_AT))
     paths = [item for item in looked_at if _seems_path(item)]
     if paths and len(paths) == len(looked_at):

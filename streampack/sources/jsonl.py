@@ -3,10 +3,10 @@
 Lines are parsed one by one with the standard library. `pyarrow.json` was measured as well: parsing
 256 lines of text at a time it was 1.4 times as fast, with whole files half as fast, with lists of
 ids no faster. It also accepts two lines as one object or one line as two, and some broken input (a
-line that says ``null``) makes it crash the process, which data from elsewhere must not be able to
+line with ``null`` alone) makes it crash the process, which data from elsewhere must not be able to
 do. Either is much faster than any tokenizer.
 
-Seen on one noisy core: 350 MB/s of text, 18 M ids/s.
+Measured on one noisy core: 350 MB/s of text, 18 M ids/s.
 
 Files of lines in blocks, plain or compressed.
 
@@ -14,7 +14,7 @@ A part of a file is a range of its stored bytes, and a line belongs to the part 
 came from.
 
 A block is a pure function of where it starts: it takes lines until it has enough of them, holds
-enough bytes, or reaches the end of its part. So reading can start again wherever a block ends.
+enough bytes, or reaches the end of its part. So reading can restart wherever a block ends.
 Memory is bounded by a block and one line, whatever the file holds.
 
 Cost: one Python step per line, which parsing each line needs anyway.
@@ -54,16 +54,16 @@ from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 
 _BUFFER = 1 << 20
-_FEW_FILES, _LARGE_BYTES = 8, 64 << 20  # which several workers would wait for
+_FEW_FILES, _LARGE_BYTES = 8, 64 << 20  # several workers would wait for so few, so large files
 
 
 @dataclass(frozen=True, slots=True)
 class LineBlock:
-    """Consecutive lines of a file, those that hold only white space left out.
+    """Consecutive lines of a file, without lines of white space only.
 
     Attributes:
-        lines: N lines as stored; None for one that is longer than the limit.
-        index: (N,) int64, the byte of the content at which each begins.
+        lines: N lines as stored; None for a line above the limit.
+        index: (N,) int64, the byte of the content at which each line begins.
         end: the byte after the block.
     """
 
@@ -80,12 +80,13 @@ def line_blocks(
     *,
     reading: Reading,
 ) -> Iterator[LineBlock]:
-    """Blocks of the lines whose first byte was stored in a part of a file.
+    """Yield blocks of the lines with their first byte in a part of the stored file.
 
     Args:
-        content: of the file, of which nothing has been read.
+        content: content of the file, not read yet.
         low, high: the part [low, high) of the stored bytes; None is the end of the file.
-        position: the end of a block of this part, to go on after it; None is its beginning.
+        position: the end of a block of this part, to continue after it; None is the part's
+            beginning.
         reading: limits of a block and of a line.
 
     Raises:
@@ -122,7 +123,7 @@ def _blocks(
             if length > max_line_bytes and not line.endswith(b"\n"):
                 length += _rest_of_line(content.file)
         except DamagedError as error:
-            # The lines before it are read; the one that it is in may be the next part's.
+            # Lines before the damage are read; the damaged line may belong to the next part.
             damage = None if _is_beyond(content, position, high) else error
             break
         if not line or _is_beyond(content, position, high):
@@ -142,12 +143,12 @@ def _blocks(
 
 
 def _is_beyond(content: Content, position: int, high: int | None) -> bool:
-    """True if the content at a position was stored after the part that ends at `high`."""
+    """Return True if the content at a position is stored after the part that ends at `high`."""
     return high is not None and content.stored(position) >= high
 
 
 def _rest_of_line(file: IO[bytes]) -> int:
-    """Read on to the end of the line; the bytes that were read."""
+    """Read up to the end of the line; return the number of bytes read."""
     skipped = 0
     while True:
         piece = file.readline(_BUFFER)
@@ -163,24 +164,24 @@ class JSONL(FileSource):
     """Documents in files of JSON lines.
 
     Files are cut by their bytes among any number of lanes. Reading can start anywhere in a plain
-    file; a compressed one (``.gz``, ``.zst``, ``.bz2``) of which parts are read is decompressed
-    into the cache, once per host. `Documents.origin` holds the byte at which a line begins in the
+    file; a compressed file (``.gz``, ``.zst``, ``.bz2``) read in parts is decompressed into the
+    cache, once per host. `Documents.origin` holds the byte at which a line begins in the
     (decompressed) file.
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
         text: the field that holds the text. If neither this nor `tokens` is given, documents are in
-            "text", "txt", "tokens" or "input_ids", whichever is there alone, or in the only field.
+            "text", "txt", "tokens" or "input_ids", whichever exists alone, or in the only field.
         tokens: the field that holds a list of token ids (0 to 2**32 - 1), read as uint32.
         loss_mask: with `tokens`, a field with a list of as many true/false (or 1/0), or labels: a
-            token's own id where it is learnt, and -100 where not. Of several fields, all must say
-            so. None is "loss_mask", "labels", "assistant_masks" and "completion_mask" where the
-            first lines have them; an empty list is no field.
-        reading: how a lane reads the files.
-        storage: how files are reached and cached.
+            token's own id where it is learnt, and -100 where not. With several fields, a token is
+            learnt if it is learnt in all. None reads "loss_mask", "labels", "assistant_masks" and
+            "completion_mask" if the first lines have them; an empty list reads no field.
+        reading: limits of blocks and open shards.
+        storage: access to files and their cache.
 
     Raises:
-        ConfigError: arguments that do not go together.
+        ConfigError: the arguments exclude each other.
     """
 
     endings = FORMATS["JSONL"].endings
@@ -207,7 +208,7 @@ class JSONL(FileSource):
         return self.fields.several
 
     def list_shards(self) -> Manifest:
-        """The files and their sizes; the first lines show whether the named fields exist."""
+        """List the files and their sizes; check that their first lines have the named fields."""
         infos = self.storage.list(self.paths, endings=self.endings)
         weights = [info.num_bytes * _scale(_codec_of(info.path)) for info in infos]
         first = next((info for info in infos if info.num_bytes > 0), None)
@@ -216,7 +217,7 @@ class JSONL(FileSource):
         return Manifest.of_files(infos, np.array(weights, dtype=np.int64), {"fields": self.fields})
 
     def describe(self) -> dict[str, Any]:
-        """Adds the fields that are read; not the paths, so that the files may move."""
+        """Add the fields that are read; not the paths, so that the files may move."""
         return {
             **super().describe(),
             "field": self.fields.document,
@@ -225,7 +226,7 @@ class JSONL(FileSource):
         }
 
     def estimate_tokens(self) -> int:
-        """A rough number of tokens: ids take about six bytes."""
+        """Estimate the number of tokens: ids take about six bytes."""
         return self.weight // (6 if self.tokenized else 4)
 
     def slow_layout(self) -> str:
@@ -245,7 +246,7 @@ class JSONL(FileSource):
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block, int, int]]:
-        """Blocks of one file; see `ShardedSource.read_shard`."""
+        """Yield blocks of one file; see `ShardedSource.read_shard`."""
         codec = _codec_of(self.manifest.paths[shard])
         scale = _scale(codec)
         end = None if high == self.manifest.weights[shard] else -(-high // scale)
@@ -273,14 +274,14 @@ class JSONL(FileSource):
                 raise self.broken_shard(shard, f"after byte {at}, {error}", at) from error
 
     def record_of(self, line: bytes | None) -> dict[str, Any]:
-        """The object of a line; None is one that was too long to be kept."""
+        """Return the JSON object of a line; None is a line above the limit, which was not kept."""
         if line is None:
             limit = self.reading.most_bytes
             raise BrokenDocumentError(f"is longer than max_document_bytes={limit} of Reading")
         return record_of(line)
 
     def _check_fields(self, info: FileInfo) -> None:
-        """Look at the first lines: a wrong name should fail here, not in every worker."""
+        """Check the first lines, so that a wrong name fails here and not in every worker."""
         path, kinds = info.path, self._first_fields(info)
         if not kinds:
             return
@@ -295,7 +296,7 @@ class JSONL(FileSource):
             )
 
     def _first_fields(self, info: FileInfo) -> dict[str, str]:
-        """Those of the first lines; none if no line is short enough to be read."""
+        """Return the kinds of the first lines' fields; empty if every line is above the limit."""
         path = info.path
         with self.storage.open(info) as file:
             head = file.read(0, _HEAD_BYTES)
@@ -323,12 +324,12 @@ class JSONL(FileSource):
 
 
 def _scale(codec: str | None) -> int:
-    """Bytes of content per stored byte, about."""
+    """Estimate the bytes of content per stored byte."""
     return 1 if codec is None else 4
 
 
 def _misnamed(path: str, head: bytes) -> tuple[str, str] | None:
-    """A clause and a remedy for a file that begins otherwise than its name says."""
+    """Return a clause and a remedy if the file's first bytes contradict the ending of its name."""
     named, found = _codec_of(path), codec_of(head)
     if found == named or (found is None and head[:1] != b"{"):
         return None
@@ -342,5 +343,5 @@ def _misnamed(path: str, head: bytes) -> tuple[str, str] | None:
 
 
 def _codec_of(path: str) -> str | None:
-    """What a file is compressed with, by its name; None if it is plain."""
+    """Return the compression of a file, by its name; None if it is plain."""
     return next((codec for end, codec in CODEC_OF_ENDING.items() if has_ending(path, (end,))), None)

@@ -1,15 +1,15 @@
-"""The shards of a source, as columns; and their order, laid end to end for lanes to divide.
+"""The shards of a source as columns, and their order, laid end to end for lanes to divide.
 
-A million shards are a million names, so names are kept as the prefix that all of them share and one
-byte string with the rest of each; they become strings when they are asked for. A shard takes the
-rest of its name and 24 bytes of numbers; pickled and compressed, a few bytes.
+A million shards have a million names, so names are kept as their common prefix and one byte string
+with the remainder of each; they become strings on access. A shard takes the remainder of its name
+and 24 bytes of numbers; pickled and compressed, a few bytes.
 
 Line: the shards of one epoch laid end to end, which lanes divide among them.
 
-A shard takes as much of the line as it weighs. A piece is a part of one shard; the document whose
-beginning lies in it belongs to it, so a line can be cut anywhere. The order of the shards is worked
-out once per process (12 bytes per shard, 20 milliseconds for a million of them); a part of the line
-is two numbers into it.
+A shard takes as much of the line as it weighs. A piece is a part of one shard; documents that begin
+in a piece belong to it, so a line can be cut anywhere. The order of the shards is computed once per
+process (12 bytes per shard, 20 milliseconds for a million of them); a part of the line is two
+numbers into it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class Names(Sequence[str]):
-    """A long sequence of short strings with a common prefix; decoded when they are asked for."""
+    """A long sequence of short strings with a common prefix, decoded on access."""
 
     __slots__ = ("_bytes", "_ends", "_prefix")
 
     def __init__(self, names: Sequence[str]) -> None:
-        # All names have the prefix that the first and the last of them, sorted, have in common.
+        # The common prefix of the smallest and the largest name is a prefix of all names.
         low, high = (min(names), max(names)) if len(names) else ("", "")
         pairs = enumerate(zip(low, high, strict=False))
         cut = next((i for i, (a, b) in pairs if a != b), min(len(low), len(high)))
@@ -47,7 +47,7 @@ class Names(Sequence[str]):
 
     @property
     def folder(self) -> str:
-        """The folder that all of them are in."""
+        """The folder that contains all names."""
         return self._prefix[: self._prefix.rfind("/") + 1]
 
     def __len__(self) -> int:
@@ -85,12 +85,12 @@ class Manifest:
 
     Attributes:
         paths: S paths or URLs, in listing order; kept as `Names`.
-        weights: (S,) int64, about how much is in each shard, in a unit of the format's choice that
-            goes with tokens as closely as the listing can know; 0 for an empty one.
+        weights: (S,) int64, approximate amount of content per shard, in a unit of the format's
+            choice, as proportional to tokens as the listing can know; 0 for an empty one.
         num_bytes: (S,) int64, size of each shard as stored.
-        versions: S texts that differ between versions of a shard, as its store says when it is
-            listed; none at all if the store or the format's listing does not know.
-        details: what the format needs besides, for example column encodings.
+        versions: S texts that differ between versions of a shard, as its store reports them when it
+            is listed; empty if the store or the format's listing does not know them.
+        details: further facts that the format needs, for example column encodings.
     """
 
     paths: Sequence[str]
@@ -106,7 +106,7 @@ class Manifest:
         weights: NDArray[np.int64] | None = None,
         details: dict[str, Any] | None = None,
     ) -> Manifest:
-        """Of listed files; without `weights`, a file weighs its bytes, at least 1."""
+        """Make a manifest of listed files; without `weights`, a file weighs its bytes, or 1."""
         sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
         weights = np.maximum(sizes, 1) if weights is None else weights
         paths, versions = [info.path for info in infos], [info.version for info in infos]
@@ -122,14 +122,14 @@ class Manifest:
         return len(self.weights)
 
     def name(self, shard: int) -> str:
-        """The path of a shard, relative to the folder that all shards are in."""
+        """Return the path of a shard, relative to the folder that contains all shards."""
         names = self.paths
         assert isinstance(names, Names)
         return names[shard][len(names.folder) :]
 
     @cached_property
     def weight(self) -> int:
-        """Of all shards together."""
+        """The weight of all shards together."""
         return int(self.weights.sum())
 
     @cached_property
@@ -137,8 +137,8 @@ class Manifest:
         """64 bits, in hexadecimal, over names (without their folder), weights and sizes.
 
         The folder is left out so that a corpus may move between buckets and disks, and so are
-        versions, which a copy does not keep. Worked out once,
-        by the process that lists; it is part of a pickled manifest.
+        versions, which a copy does not keep. Computed once, by the process that lists the shards;
+        it is part of a pickled manifest.
         """
         digest = hashlib.blake2b(digest_size=8)
         for path in self.paths:
@@ -148,17 +148,17 @@ class Manifest:
         return digest.hexdigest()
 
 
-#: (shard, low, high): of the shard's weight.
+#: (shard, low, high): the part [low, high) of a shard's weight.
 Piece = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardOrder:
-    """The shards of one epoch in reading order; those that weigh nothing are left out.
+    """The shards of one epoch in reading order, without shards of weight 0.
 
     Attributes:
-        shards: (K,) int32, their numbers.
-        bounds: (K + 1,) int64, the weight before each.
+        shards: (K,) int32, indices of the shards.
+        bounds: (K + 1,) int64, the weight before each shard.
     """
 
     shards: NDArray[np.int32]
@@ -166,7 +166,7 @@ class ShardOrder:
 
     @classmethod
     def of(cls, manifest: Manifest, seed: int | None) -> ShardOrder:
-        """The line that the seed of an epoch gives; in the order of the manifest for None."""
+        """Shuffle the shards by the seed of an epoch; None keeps the order of the manifest."""
         count = len(manifest)
         shards = np.arange(count, dtype=np.int32)
         if seed is not None:
@@ -175,7 +175,7 @@ class ShardOrder:
         return cls(shards, offsets_of(manifest.weights[shards]))
 
     def pieces(self, low: int, high: int) -> Pieces:
-        """The pieces of [low, high) of the line; each is worked out when it is asked for."""
+        """Return the pieces of [low, high) of the line; each is computed on access."""
         first = int(np.searchsorted(self.bounds, low, side="right")) - 1
         end = int(np.searchsorted(self.bounds, high, side="left"))
         return Pieces(self, low, high, first, end - first if low < high else 0)
@@ -183,11 +183,11 @@ class ShardOrder:
 
 @dataclass(frozen=True, slots=True)
 class Pieces(Sequence[Piece]):
-    """Consecutive shards, the first and last of them in part.
+    """Pieces of consecutive shards; the first and the last may be parts of their shards.
 
     Attributes:
-        first: the place of the first shard in the line.
-        num_shards: how many there are.
+        first: position of the first shard in the line.
+        num_shards: number of shards.
     """
 
     line: ShardOrder
@@ -208,7 +208,7 @@ class Pieces(Sequence[Piece]):
         return shard, max(start, self.low) - start, min(stop, self.high) - start
 
     def weight(self, k: int) -> int:
-        """Of piece number k and those after it."""
+        """Return the weight of piece k and all later pieces."""
         if k >= self.num_shards:
             return 0
         return self.high - max(int(self.line.bounds[self.first + k]), self.low)

@@ -1,6 +1,6 @@
 """Indexed datasets of Megatron-LM as a source.
 
-The index of Megatron-LM, version 1: a header, and three arrays that are read where they lie.
+The index of Megatron-LM, version 1: a header, and three arrays that are read in place.
 
     "MMIDIDX" 0 0 | u64 version | u8 dtype | u64 S sequences | u64 D | i32 lengths[S] |
     i64 pointers[S] | i64 documents[D]
@@ -50,11 +50,11 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the beginning of an index says.
+    """The header of an index.
 
     Attributes:
-        kind: the dtype of the tokens, as in `INTEGER_DTYPES`.
-        sequences, documents: how many there are.
+        kind: dtype of the tokens, as a key of `INTEGER_DTYPES`.
+        sequences, documents: number of sequences and of documents.
     """
 
     kind: int
@@ -63,15 +63,15 @@ class Header:
 
 
 def parse_header(head: bytes, num_bytes: int, where: str) -> Header:
-    """The header of an index.
+    """Parse the header of an index.
 
     Args:
-        head: its first `HEADER_BYTES` bytes, or all if it has fewer.
-        num_bytes: of the whole index.
-        where: its path, for messages.
+        head: the first `HEADER_BYTES` bytes of the index, or all if it has fewer.
+        num_bytes: size of the whole index.
+        where: path of the index, for messages.
 
     Raises:
-        ConfigError: it is no such index, or one that cannot be read.
+        ConfigError: the file is no index of Megatron-LM, or has an unsupported version or dtype.
     """
     if not head.startswith(_MAGIC) or len(head) < HEADER_BYTES:
         raise ConfigError(
@@ -100,15 +100,15 @@ def parse_header(head: bytes, num_bytes: int, where: str) -> Header:
 
 
 class Index:
-    """An index that is open. Called with (low, high), it says where documents begin; see `ByIndex`.
+    """An open index. A call with (low, high) returns the beginnings of documents; see `ByIndex`.
 
     Args:
-        file: it.
-        header: of this index.
-        bin_bytes: of the `.bin`.
+        file: the index file.
+        header: header of the index.
+        bin_bytes: size of the `.bin`.
 
     Raises:
-        DamagedFileError: it does not end where the `.bin` does.
+        DamagedFileError: the index does not end where the `.bin` does.
     """
 
     def __init__(self, file: StoredFile, header: Header, bin_bytes: int) -> None:
@@ -151,20 +151,20 @@ _PARTNER = {".idx": ".bin", ".bin": ".idx"}
 class MegatronIndexed(FlatSource):
     """Documents in the indexed datasets of Megatron-LM, version 1: token ids of any integer dtype.
 
-    A document is what the index calls one; if it has several sequences, they are joined. An end
-    token that preprocessing has written stays. Files are cut at any document among any number of
-    lanes. Local files are mapped, remote ones read by range, so that a lane reads the parts that it
-    needs. `Documents.origin` holds the number of the document in its file.
+    Documents are those in the index; the sequences of a document are joined. An end token that
+    preprocessing has written stays. Files are cut at any document among any number of lanes. Local
+    files are mapped, remote ones read by range, so that a lane reads the parts that it needs.
+    `Documents.origin` holds the index of the document in its file.
 
     Args:
         paths: a `.idx` or `.bin`, the prefix that both share, a directory, a glob or brace
             expansion, local or any fsspec URL; or several.
-        reading: how a lane reads the files.
-        storage: how files are reached and cached.
+        reading: limits of blocks and open shards.
+        storage: access to files and their cache.
 
     Raises:
-        ConfigError: a file without its partner, an index that is not one, is damaged, or is of
-            multimodal data or floats; when the dataset is built.
+        ConfigError: a file lacks its partner, or an index is invalid, damaged, or for multimodal
+            data or floats; when the dataset is built.
     """
 
     endings = FORMATS["MegatronIndexed"].endings
@@ -201,7 +201,7 @@ class MegatronIndexed(FlatSource):
         return Manifest.of_files(bins, np.maximum(sizes, least), details)
 
     def _list(self, path: str) -> list[FileInfo]:
-        """The files that a path names, of which some may lack their partner."""
+        """List the files that a path names; some may lack their partner."""
         try:
             return self.storage.list(path, endings=tuple(_PARTNER))
         except ConfigError:
@@ -221,7 +221,7 @@ class MegatronIndexed(FlatSource):
         return {**super().describe(), "dtypes": kinds, "documents": int(details["documents"].sum())}
 
     def estimate_tokens(self) -> int:
-        """The exact number of tokens."""
+        """Return the exact number of tokens."""
         headers: list[Header] = self.manifest.details["headers"]
         item_bytes = [INTEGER_DTYPES[header.kind].itemsize for header in headers]
         return int((self.manifest.num_bytes // np.array(item_bytes)).sum())
@@ -237,10 +237,10 @@ class MegatronIndexed(FlatSource):
 
 
 def _partner(path: str) -> str:
-    """The index of a `.bin`, or the `.bin` of an index.
+    """Return the index of a `.bin`, or the `.bin` of an index.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: `path` is neither a `.bin` nor a `.idx`.
     """
     ending = path[-4:].lower()
     if ending not in _PARTNER:

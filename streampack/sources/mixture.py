@@ -1,8 +1,8 @@
 """Mixture: several sources in given shares of the tokens.
 
-Shares count tokens, and how many tokens a document has is known only after it is tokenized. So a
-mixture only says what is mixed, and how; the `MixedStream` of every lane does it, and reads each
-source through its own stream.
+Shares count tokens, and the number of a document's tokens is known only after it is tokenized. So
+a mixture only declares the sources and their shares; the `MixedStream` of every lane mixes them,
+and reads each source through its own stream.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ class Mixture(Source):
 
     Every lane draws a few documents at a time (a quantum) from one source. In any lane, at any
     time, the tokens drawn from a source differ from its target by one quantum at most. Documents
-    carry the number of their source, which is its place among `sources`, as ``origin["source"]``;
-    batches have it as `source_ids` and in their provenance.
+    carry the index of their source, its position in `sources`, as ``origin["source"]``; batches
+    have it as `source_ids` and in their provenance.
 
     Args:
-        sources: by name: whatever `PackedDataset` takes as a source. Texts and token ids may be
-            mixed; texts are tokenized with the tokenizer of the
-            dataset. Add new ones at the end, so that the others keep their numbers.
-        weights: by name, relative shares of the tokens; or pairs ``(tokens of the run, weights)``
+        sources: sources by name, of any type that `PackedDataset` takes. Texts and token ids may be
+            mixed; texts are tokenized with the tokenizer of the dataset. Add new ones at the end,
+            so that the others keep their indices.
+        weights: relative shares of the tokens by name; or pairs ``(tokens of the run, weights)``
             from 0 on, each of which begins a phase with these weights. A lane estimates the tokens
             of the run as its own times the number of lanes.
-        transition: how weights go over from one pair to the next: "step": they change at its place;
-            "linear": they move towards it all the way, and are constant after the last.
+        transition: change of weights from one pair to the next: "step" changes them at the next
+            pair; "linear" moves them towards it all the way. After the last they are constant.
         temperature: without weights: shares in proportion to size ** (1 / temperature), where size
-            is `estimate_tokens()`. 1 (the default) is proportional, more is more even.
-        epochs: by name, passes over a source; None is endless. Sources that are not named follow
+            is `estimate_tokens()`. 1 (the default) is proportional; a larger value makes the shares
+            more even.
+        epochs: passes over a source, by name; None is endless. Sources that are not named follow
             the run's `epochs`.
-        at_end: what happens in a lane when a source ends there: "share": the others share its
-            weight; "stop": the lane ends, and the rest of the others is not read. In a run with
-            finite `epochs` a lane also ends once only endless sources are left.
+        at_end: policy of a lane when a source ends there: "share" gives its weight to the others;
+            "stop" ends the lane and leaves the remaining documents of the others unread. In a run
+            with finite `epochs` a lane also ends once only endless sources are left.
         quantum_documents: documents drawn at once, at most; a quantum also ends when it has 32,768
             tokens.
 
     Raises:
-        ConfigError: no source, a mixture in a mixture, weights that name other sources or cannot
-            be shares.
+        ConfigError: there is no source, a source is itself a mixture, or weights name other sources
+            or cannot be shares.
     """
 
     @explained
@@ -135,7 +136,7 @@ class Mixture(Source):
         return sizes
 
     def source_epochs(self, epochs: int | None) -> tuple[int | None, ...]:
-        """Passes over each source in a run with so many `epochs`; None is endless."""
+        """Return the passes over each source in a run of `epochs` epochs; None is endless."""
         return tuple(self._epochs.get(name, epochs) for name in self.sources)
 
     def leaves(self) -> list[str]:
@@ -260,14 +261,14 @@ def named_in_errors(name: str) -> Iterator[None]:
 def earlier_mixture(
     mixture: Mixture, saved: Mapping[str, Any], current: Mapping[str, Any]
 ) -> Mixture:
-    """The mixture of a saved state, for a run whose mixture has additional sources.
+    """Return the mixture of a saved state, for a run with additional sources in its mixture.
 
     Args:
-        mixture: the one of this run.
+        mixture: the mixture of this run.
         saved, current: `source` in the fingerprints of the state and of this run.
 
     Raises:
-        StateError: the state is not that of a mixture, or one of its sources has changed.
+        StateError: the state was not saved with a mixture, or one of its sources has changed.
     """
     if saved["kind"] != current["kind"]:
         raise StateError(
@@ -297,12 +298,12 @@ def earlier_mixture(
 
 
 def source_seed(seed: int, number: int) -> int:
-    """A seed per source, so that two with equally many shards are shuffled differently."""
+    """Return a seed per source, so that sources with equally many shards differ in their order."""
     return derive_seed(seed, 4, number) if number else seed
 
 
 def sources_of(source: Source) -> tuple[Source, ...]:
-    """The sources of a mixture in the order of their numbers; a tuple of one for any other."""
+    """Return the sources of a mixture in the order of their indices; any other source alone."""
     return tuple(source.sources.values()) if isinstance(source, Mixture) else (source,)
 
 

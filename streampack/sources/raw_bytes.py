@@ -15,7 +15,7 @@ from streampack._jit import kernel
 from streampack.documents.blocks import TOKEN_DTYPES, Documents, Texts, offsets_of
 from streampack.errors import ConfigError
 
-#: What is wrong with a document that has such an id; ends a sentence that begins with its name.
+#: Reason for a document with an invalid id; ends a sentence that begins with the document's name.
 BAD_ID = "has an id that is negative or does not fit into 32 bits"
 
 #: The integer dtypes that documents may be stored in, by kind: the size of an item in bytes, plus
@@ -28,7 +28,7 @@ _LARGEST = 0xFFFFFFFF
 
 
 def integer_kind(dtype: DTypeLike, argument: str = "dtype") -> int:
-    """The kind of an integer dtype as in `INTEGER_DTYPES`; `ConfigError` for any other."""
+    """Return the kind of an integer dtype, a key of `INTEGER_DTYPES`; `ConfigError` for others."""
     try:
         wanted = np.dtype(dtype)
     except TypeError:
@@ -51,28 +51,28 @@ def integer_block(
     origin: NDArray[np.void],
     problems: dict[int, str],
 ) -> Documents | Spans:
-    """N integer arrays, at any byte position, as a block of documents.
+    """Make a block of documents of N integer arrays at any byte position.
 
     Args:
         data: (B,) bytes.
-        starts: (N,) where each array begins.
-        counts: (N,) its number of integers; the caller has checked that they end inside `data`.
-        kinds: (N,) their dtypes, as in `INTEGER_DTYPES`.
+        starts: (N,) byte at which each array begins.
+        counts: (N,) number of integers; the caller has checked that they end inside `data`.
+        kinds: (N,) dtypes of the arrays, as keys of `INTEGER_DTYPES`.
         origin: (N,) of dtype `ORIGIN`.
-        problems: what is wrong with an array, by its number: those arrays are left out. Arrays
-            with an id that is not a token id are left out too, and are added.
+        problems: reasons for broken arrays, by index; these arrays are left out. Arrays with an
+            invalid token id are added to it and left out too.
 
     Returns:
-        Arrays of one unsigned token dtype as `Spans`; others as `Documents`, whose
-        ids have the dtype of the arrays if that is one of uint16, uint32 and int32 for all of
-        them, and are uint32 otherwise.
+        `Spans` for arrays of one unsigned token dtype, else `Documents`. The ids of `Documents`
+        keep the dtype of the arrays if all have the same one of uint16, uint32 and int32, and are
+        uint32 otherwise.
     """
     good = np.arange(len(starts))
     if problems:
         good = np.setdiff1d(good, list(problems))
         starts, counts, kinds, origin = starts[good], counts[good], kinds[good], origin[good]
     dtype = _unsigned_dtype(kinds)
-    if dtype is not None:  # none of their ids can be wrong
+    if dtype is not None:  # an unsigned dtype of token ids has no invalid ids
         return Spans(data, starts, counts, dtype, origin)
     values, offsets = integers_at(data, starts, counts, kinds), offsets_of(counts)
     tokens = values if values.dtype in TOKEN_DTYPES else values.astype(np.uint32)
@@ -91,7 +91,7 @@ def integers_at(
     counts: NDArray[np.int64],
     kinds: NDArray[np.uint8],
 ) -> NDArray[Any]:
-    """(T,) the integers of N arrays end to end, of their dtype or int64; see `integer_block`."""
+    """Return (T,) integers of N arrays end to end, in their dtype or int64; see `integer_block`."""
     offsets = offsets_of(counts)
     if len(kinds) and bool((kinds == kinds[0]).all()):
         dtype = INTEGER_DTYPES[int(kinds[0])]
@@ -108,11 +108,11 @@ def integers_at(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """A block of N documents that are still where they were found, and are copied once, by `take`.
+    """A block of N documents that are still in the data of their shard; `take` copies them once.
 
     Attributes:
-        data: the bytes; starts, counts: (N,) int64, where each begins and how many ids it has.
-        dtype: of the ids, unsigned.
+        data: the bytes; starts, counts: (N,) int64, first byte and number of ids of each document.
+        dtype: dtype of the ids, unsigned.
         origin: (N,) of dtype `ORIGIN`.
     """
 
@@ -126,7 +126,7 @@ class Spans:
         return len(self.origin)
 
     def take(self, order: NDArray[np.int64]) -> Documents:
-        """The documents `order` (M,), copied in that order into a compact block."""
+        """Copy the documents `order` (M,), in that order, into a compact block."""
         offsets = offsets_of(self.counts[order])
         tokens = np.empty(int(offsets[-1]), dtype=self.dtype)
         copy_spans(
@@ -135,12 +135,12 @@ class Spans:
         return Documents(tokens, offsets, self.origin[order])
 
     def gathered(self) -> Documents:
-        """All of them, in their order."""
+        """Copy all documents, in their stored order."""
         return self.take(np.arange(len(self), dtype=np.int64))
 
 
 def _unsigned_dtype(kinds: NDArray[np.uint8]) -> np.dtype[Any] | None:
-    """The dtype that arrays of these kinds (N,) share, if it is an unsigned one of token ids."""
+    """Return the dtype that arrays of these kinds (N,) share, if it is an unsigned token dtype."""
     if not len(kinds) or not bool((kinds == kinds[0]).all()):
         return None
     return INTEGER_DTYPES[int(kinds[0])] if kinds[0] in (2, 4) else None
@@ -175,15 +175,15 @@ _NO_INTEGERS, _NOT_FLAT = "not a little-endian integer", "not one dimension"
 
 
 def no_npy(error: Exception) -> str:
-    """What numpy says of a file, without the addresses of its objects: the same every time."""
+    """Return numpy's message about a file without object addresses, so that it is reproducible."""
     return f"is not a .npy file ({re.sub(' object at 0x[0-9a-f]+', '', str(error))})"
 
 
 def read_again(read: Callable[[io.BytesIO], Read], content: bytes) -> Read:
-    """What a reader of numpy makes of a file's bytes; it raises what the reader raises.
+    """Call a reader of numpy on a file's bytes, with retries; its other exceptions are passed on.
 
-    Numpy has Python parse the header, which fails now and then where threads do so at once (a
-    SystemError, CPython's issue 106905). That says nothing about the file, so it is tried again.
+    Numpy has Python parse the header, which now and then fails if threads do so at the same time (a
+    SystemError, CPython's issue 106905). The file is not at fault, so the call is retried.
     """
     for _ in range(_ATTEMPTS):
         try:
@@ -194,16 +194,16 @@ def read_again(read: Callable[[io.BytesIO], Read], content: bytes) -> Read:
 
 
 def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
-    """Where the integers of a file are, by numpy's own parser: (header bytes, count, kind).
+    """Parse the header of a `.npy` file with numpy's own parser: (header bytes, count, kind).
 
     Args:
-        head: its beginning, with the whole header.
-        num_bytes: of the whole file.
+        head: the beginning of the file, with the whole header.
+        num_bytes: size of the whole file.
 
     Returns:
-        The kind is that of `INTEGER_DTYPES`. A text instead says what is wrong; it ends a sentence
-        that begins with the name of the document. Pickled objects are never loaded: only the
-        header is read.
+        The kind is a key of `INTEGER_DTYPES`. For a file that cannot be read, a text is returned
+        instead: the reason, which ends a sentence that begins with the name of the document.
+        Pickled objects are never loaded: only the header is read.
     """
     try:
         found = read_again(_header, head)
@@ -226,7 +226,7 @@ def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
 
 
 def _header(stream: io.BytesIO) -> tuple[int, Any, Any] | str:
-    """(bytes of the header, shape, dtype), or what is wrong with the version."""
+    """Return (bytes of the header, shape, dtype), or the reason if the version is unknown."""
     headers: Any = np.lib.format
     version = headers.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
@@ -239,7 +239,7 @@ def _header(stream: io.BytesIO) -> tuple[int, Any, Any] | str:
 def pieces(
     data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> Iterator[memoryview]:
-    """Views of `data` (B,) from each of `starts` (N,), `sizes` (N,) bytes long."""
+    """Yield views of `data` (B,) from each of `starts` (N,), `sizes` (N,) bytes long."""
     view = memoryview(cast(Any, data))
     for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True):
         yield view[start:stop]
@@ -252,9 +252,9 @@ def decoded_texts(
     origin: NDArray[np.void],
     problems: dict[int, str],
 ) -> Texts:
-    """N texts in UTF-8, at any byte position, as a block.
+    """Make a block of N texts in UTF-8, at any byte position.
 
-    `problems` is as for `integer_block`: texts that are not UTF-8 are added.
+    `problems` is as for `integer_block`: texts that are not UTF-8 are added to it and left out.
     """
     texts: list[str] = []
     good: list[int] = []

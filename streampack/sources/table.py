@@ -20,15 +20,15 @@ from streampack.sources.parquet.columns import kinds_of, row_sizes
 from streampack.sources.parquet.source import Parquet
 from streampack.sources.skips import Skips
 
-_BATCH_ROWS = 1024  # taken from the table at a time,
-_BATCH_BYTES = 256 << 20  # in batches of this size at most, as offsets of Arrow may have 32 bits
+_BATCH_ROWS = 1024  # rows taken from the table at a time
+_BATCH_BYTES = 256 << 20  # limit of a batch, as offsets of Arrow may have 32 bits
 
 
 class Table(InMemory, Parquet):
     """Documents in a column of a table, cut at any row among any number of lanes.
 
-    Columns are read as they lie, without an object per row of token ids. For the order, every 8,192
-    rows are a shard. `Documents.origin` holds its number and that of the row in it.
+    Columns are read in place, without an object per row of token ids. Shuffling treats every 8,192
+    rows as a shard. `Documents.origin` holds the index of the shard and of the row in it.
 
     Args:
         data: a table of pyarrow, pandas or polars, or a `datasets.Dataset`, which may have been
@@ -36,10 +36,10 @@ class Table(InMemory, Parquet):
         text: as for `Parquet`.
         tokens: as for `Parquet`.
         loss_mask: as for `Parquet`.
-        reading: how a lane reads the rows.
+        reading: limits of blocks and open shards.
 
     Raises:
-        ConfigError: arguments that do not go together, or with the columns.
+        ConfigError: the arguments exclude each other, or do not fit the columns.
     """
 
     words = ("row", "table")
@@ -76,7 +76,7 @@ class Table(InMemory, Parquet):
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block, int, int]]:
-        """Blocks of some rows, which weigh one each; see `ShardedSource.read_shard`."""
+        """Yield blocks of rows, which weigh one each; see `ShardedSource.read_shard`."""
         row, base = low if position is None else position, shard * SHARD_ITEMS
         blocks = self._block_maker(shard, skips, self._batch(0, 1)[0].schema)
         while row < high:
@@ -88,7 +88,7 @@ class Table(InMemory, Parquet):
             row = stop - base
 
     def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """(N,) how much each row holds: bytes of text, or ids."""
+        """Return the (N,) sizes of rows: bytes of text, or ids."""
         if (reader := self.fields.records) is not None:
             width = 4 if self.fields.tokenized else 1
             sizes = [reader.size(row, self.fields.tokenized) // width for row in batch.to_pylist()]
@@ -100,7 +100,7 @@ class Table(InMemory, Parquet):
         return data.slice(low, high - low) if isinstance(data, pa.Table) else data[low:high]
 
     def _batch(self, first: int, most: int) -> tuple[pa.RecordBatch, int]:
-        """Rows from `first` on, as one batch, and the row after them, which is `most` at most.
+        """Return rows from `first` on as one batch, and the row after them, `most` at most.
 
         Batches end at the same rows of the table wherever the first one begins.
         """
@@ -121,7 +121,7 @@ class Table(InMemory, Parquet):
 
 
 def is_ragged(data: Any) -> bool:
-    """True for a tuple of two arrays of one dimension, as ``(tokens, offsets)`` is."""
+    """Return True for a tuple of two arrays of one dimension, as ``(tokens, offsets)`` is."""
     return (
         isinstance(data, tuple)
         and len(data) == 2
@@ -130,14 +130,14 @@ def is_ragged(data: Any) -> bool:
 
 
 def table_of_ragged(tokens: Any, offsets: Any) -> pa.Table:
-    """A table with the column "tokens".
+    """Make a table with the column "tokens".
 
     Args:
         tokens: (T,) integers, of numpy or torch.
         offsets: (N + 1,) integers; document i is ``tokens[offsets[i]:offsets[i + 1]]``.
 
     Raises:
-        ConfigError: they are not integers, or the offsets are not those of the tokens.
+        ConfigError: the arrays do not hold integers, or the offsets do not fit the tokens.
     """
     try:
         ids, bounds = (np.asarray(part) for part in (tokens, offsets))
@@ -151,8 +151,8 @@ def table_of_ragged(tokens: Any, offsets: Any) -> pa.Table:
 
 
 def table_of_documents(documents: Documents) -> pa.Table:
-    """A table with the column "tokens", the loss mask as "loss_mask", and the fields."""
-    low, high = int(documents.offsets[0]), int(documents.offsets[-1])  # of a slice, inside
+    """Make a table with the columns "tokens" and "loss_mask" and a column per field."""
+    low, high = int(documents.offsets[0]), int(documents.offsets[-1])  # a slice begins after 0
     offsets = _checked(documents.tokens[low:high], documents.offsets - low)
     per_token = {"tokens": documents.tokens, **documents.token_fields}
     if documents.loss_mask is not None:
@@ -163,7 +163,7 @@ def table_of_documents(documents: Documents) -> pa.Table:
 
 
 def _checked(tokens: NDArray[Any], offsets: NDArray[Any]) -> NDArray[np.int64]:
-    """The offsets, which all tokens lie between."""
+    """Check that the offsets cover all tokens, and return them."""
     integers = tokens.dtype.kind in "iu" and offsets.dtype.kind in "iu"
     if integers and len(offsets):
         bounds = offsets.astype(np.int64)
@@ -182,7 +182,7 @@ def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.Array:
 
 
 def of_arrays(source: Any, **given: Any) -> Table:
-    """The source of `Documents`, or of a pair of arrays (tokens, offsets)."""
+    """Return the source of `Documents`, or of a pair of arrays (tokens, offsets)."""
     if isinstance(source, Documents):
         mask = [] if source.loss_mask is None else "loss_mask"
         return Table(table_of_documents(source), tokens="tokens", loss_mask=mask, **given)

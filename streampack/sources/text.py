@@ -22,7 +22,7 @@ from streampack.storage.storage import Storage
 
 
 class TextFiles(FileSource):
-    """UTF-8 text files, one document each: a whole file, whatever lines it has.
+    """UTF-8 text files, one document each: a whole file, with all its lines.
 
     A byte order mark is left out. A file with NUL characters is broken: it is UTF-16 or binary.
     A file is fetched by itself, so many small ones in an object store are better rewritten as
@@ -30,8 +30,8 @@ class TextFiles(FileSource):
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
-        reading: how a lane reads the files.
-        storage: how files are reached and cached.
+        reading: limits of blocks and open shards.
+        storage: access to files and their cache.
     """
 
     endings = FORMATS["TextFiles"].endings
@@ -58,7 +58,7 @@ class TextFiles(FileSource):
         return {**super().describe(), "dtype": "text"}
 
     def estimate_tokens(self) -> int:
-        """A rough number of tokens: four bytes each."""
+        """Estimate the number of tokens: four bytes each."""
         return self.weight // 4
 
     def document_name(self, origin: np.void) -> str:

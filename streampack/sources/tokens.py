@@ -1,9 +1,9 @@
-"""Flat files of token ids as a source, and where documents begin in them.
+"""Flat files of token ids as a source, and the beginnings of documents in them.
 
-The header of token files that llm.c writes, as modded-nanogpt does.
+The header of token files from llm.c and modded-nanogpt.
 
-256 little-endian int32: a magic number, a version, how many ids follow; the rest is 0. The magic
-number says how many bytes an id takes. See ``write_datafile`` of https://github.com/karpathy/llm.c
+256 little-endian int32: a magic number, a version, the number of ids that follow; the others are 0.
+The magic number gives the bytes per id. See ``write_datafile`` of https://github.com/karpathy/llm.c
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _LOOKED_AT = 1 << 16  # tokens at a time
 class ByEndToken:
     """Documents that end with an end token each, the last one perhaps without.
 
-    Their positions are the tokens that they begin at.
+    The position of a document is the token that it begins at.
 
     Args:
-        tokens: of the whole file.
-        eos_id: the end token.
+        tokens: the tokens of the whole file.
+        eos_id: id of the end token.
     """
 
     def __init__(self, tokens: Integers, eos_id: int) -> None:
@@ -81,12 +81,12 @@ _DTYPES = {20240520: "uint16", 20240801: "uint32"}  # by the magic number
 
 
 def is_llmc(head: bytes) -> bool:
-    """True if a file begins as one of them does."""
+    """Return True if a file begins with a header of llm.c."""
     return int.from_bytes(head[:4], "little") in _DTYPES and not any(head[12:HEADER_BYTES])
 
 
 def llmc_kind(head: bytes, num_bytes: int) -> int:
-    """The kind of the ids after the header; `DamagedFileError` where they are not as it says."""
+    """Return the kind of the ids after the header; `DamagedFileError` if they contradict it."""
     if num_bytes < HEADER_BYTES:
         raise DamagedFileError(f"it has {num_bytes} bytes, and its header {HEADER_BYTES}")
     magic, _, count = np.frombuffer(head[:12], "<i4").tolist()
@@ -102,32 +102,32 @@ def llmc_kind(head: bytes, num_bytes: int) -> int:
 logger = logging.getLogger(__name__)
 
 _INDEXED = (".ds",)
-_HEAD_BYTES = 1 << 20  # in which an end token should be
-_HEADER_BYTES = 64 << 10  # in which the whole header of a .npy file is
+_HEAD_BYTES = 1 << 20  # beginning of a file, which should contain an end token
+_HEADER_BYTES = 64 << 10  # beginning of a .npy file, which contains its whole header
 
 
 class Tokens(FlatSource):
     """Documents in files that are one long array of token ids.
 
-    `.npy` files of one dimension; raw files, as nanoGPT, OLMo and dolma write them (theirs end in
-    `.npy` and have no header); those of llm.c and modded-nanogpt, which have one: a document ends
-    with the end token, which stays, or where the file ends. Files of datatrove (`.ds`): documents
-    end where the `.ds.index` beside it says.
+    `.npy` files of one dimension; raw files, as nanoGPT, OLMo and dolma write them (the last two
+    end in `.npy` and have no header); files of llm.c and modded-nanogpt, which have a header: a
+    document ends with the end token, which stays, or where the file ends. Files of datatrove
+    (`.ds`): the `.ds.index` beside a file holds the ends of its documents.
 
     Files are cut at any byte among any number of lanes; a document belongs to the part that its
     first token is in. Local ones are mapped, remote ones read by range. `Documents.origin`
-    holds the token that a document begins at; of a `.ds` its number.
+    holds the token that a document begins at, or its index in a `.ds` file.
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
-        dtype: the integers of raw files, little-endian. The others say it themselves.
+        dtype: dtype of the little-endian integers in raw files. Other files declare it themselves.
         eos_id: the token that ends a document. Not for `.ds`.
-        reading: how a lane reads the files.
-        storage: how files are reached and cached.
+        reading: limits of blocks and open shards.
+        storage: access to files and their cache.
 
     Raises:
-        ConfigError: an argument is missing, which the error names, or does not go with the files;
-            when the dataset is built.
+        ConfigError: an argument is missing, which the error names, or does not fit the files; when
+            the dataset is built.
     """
 
     endings = FORMATS["Tokens"].endings
@@ -193,7 +193,7 @@ class Tokens(FlatSource):
         )
 
     def _look(self, info: FileInfo, index: FileInfo | None) -> tuple[int, int] | None:
-        """(kind, begin) of a file; None if it holds nothing that could say."""
+        """Return (kind, begin) of a file; None if the file is empty or damaged."""
         with self.storage.open(info) as file:
             head = file.read(0, _HEAD_BYTES)
         last = b""
@@ -213,7 +213,7 @@ class Tokens(FlatSource):
             end = int.from_bytes(last, "little") if last else None
             kind, begin = self._form(head, info.num_bytes, end)
         except DamagedFileError:
-            return None  # whoever reads it finds out, and `on_error` decides
+            return None  # reading it raises the error, and `on_error` decides
         whole = len(head) - (len(head) - begin) % INTEGER_DTYPES[kind].itemsize
         ids = np.frombuffer(head[begin:whole], dtype=INTEGER_DTYPES[kind])
         if self.eos_id is not None and not (ids == self.eos_id).any():
@@ -224,7 +224,7 @@ class Tokens(FlatSource):
         return kind, begin
 
     def _form(self, head: bytes, num_bytes: int, end: int | None) -> tuple[int, int]:
-        """(kind, begin) of a file, by its first bytes and the last number of its index."""
+        """Return (kind, begin) of a file, by its first bytes and the last number of its index."""
         wanted = 0 if self.dtype is None else integer_kind(self.dtype)
         begin, kind = 0, wanted
         if end is not None:
@@ -278,7 +278,7 @@ class Tokens(FlatSource):
         return {**super().describe(), "dtype": self.dtype, "eos_id": self.eos_id}
 
     def estimate_tokens(self) -> int:
-        """The number of tokens, exact where files have the dtype of the first one."""
+        """Return the number of tokens, exact if all files have the dtype of the first one."""
         details = self.manifest.details
         ids = np.maximum(self.manifest.num_bytes - details["begin"], 0) // details["item_bytes"]
         return int(ids.sum())

@@ -18,7 +18,7 @@ from streampack.sources.parquet.rows import row_parser
 def dataset_parser(data: Any) -> Callable[[Any], Any] | None:
     """Return the function that makes a record of a row of a dataset of Hugging Face.
 
-    None if the rows are records as they are: those of other data, and of generators.
+    Return None if the rows are records already, as in other data and in generators.
     """
     if not kind_name(data).startswith("datasets."):
         return None
@@ -35,10 +35,11 @@ class HFStream(ItemSource):
     shards (usually files).
 
     Resuming: a cursor holds the `state_dict` of the dataset, which continues inside a file. A
-    dataset with a shuffle buffer (`dataset.shuffle(...)`) has a state too, but forgets what is in
-    the buffer; such a dataset is read again up to the saved place instead, with a warning, and
-    only repeats itself if it was given a seed. It is better not to shuffle there: streampack
-    permutes documents inside blocks anyway. In datasets 5.0 a shuffled dataset is one shard.
+    dataset with a shuffle buffer (`dataset.shuffle(...)`) has a state too, but it lacks the rows in
+    the buffer; such a dataset is read from its beginning up to the saved position instead, with a
+    warning, and repeats its order only with a fixed seed. It is better not to shuffle there:
+    streampack permutes documents inside blocks anyway. In datasets 5.0 a shuffled dataset is one
+    shard.
 
     Epochs: if documents are to be shuffled, `set_epoch(epoch)` is called on the dataset. Since
     datasets 5 this reorders its shards in every epoch but the first; before that, only if
@@ -50,11 +51,12 @@ class HFStream(ItemSource):
         text: column of text, instead. If neither is given, the first row decides, as for
             `Iterable`.
         loss_mask: column with a loss mask or labels, as for `Iterable`.
-        reading: how many rows a block holds; `open_shards` only sets the default of that.
+        reading: limits of a block, in rows and bytes; `open_shards` only sets the default number
+            of rows.
 
     Raises:
-        ConfigError: not a streaming dataset, one that is split by node, or one whose columns do not
-            say which is the document.
+        ConfigError: `dataset` is not a streaming dataset, is split by node, or has no column that
+            is clearly the document.
     """
 
     @explained
@@ -78,7 +80,7 @@ class HFStream(ItemSource):
         self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
 
     def first_item(self, default: Any = None) -> Any:
-        """The first row; `default` where there is none."""
+        """Return the first row, or `default` if there is none."""
         first = next(iterate(own_copy(self.dataset, made_new=False)), default)
         if first is None:
             raise no_items("datasets.IterableDataset")
@@ -102,7 +104,7 @@ class HFStream(ItemSource):
         }
 
     def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
-        """A lane's part of the dataset, as a new object."""
+        """Return a lane's part of the dataset, as a new object."""
         part = self.dataset.shard(num_shards=lanes, index=lane)
         if shuffle:
             part.set_epoch(epoch)

@@ -1,4 +1,4 @@
-"""Lists and map-style datasets as a source: any lane can ask for any item."""
+"""Lists and map-style datasets as a source: any lane can read any item by its index."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 
 SHARD_ITEMS = 8192
-_LOOKED_AT = 100  # items, to see what they hold and how long they are
+_LOOKED_AT = 100  # items inspected for their fields and their length
 _NONE = object()  # in place of an item
 
 
 class InMemory(ShardedSource):
-    """Documents that can be asked for by their number. For the order, every 8,192 are a shard."""
+    """Documents that are read by index. Shuffling treats every 8,192 of them as a shard."""
 
     endings: tuple[str, ...] = ()
-    #: What a document is called, and what all of them are.
+    #: Names of one document and of the data, for messages.
     words: tuple[str, str]
 
     def numbered(self, count: int, mean_tokens: float, details: dict[str, Any]) -> Manifest:
-        """The manifest of so many documents, which weigh one each."""
+        """Return the manifest of `count` documents, which weigh one each."""
         begins = np.arange(0, count, SHARD_ITEMS, dtype=np.int64)
         held = np.minimum(count - begins, SHARD_ITEMS)
         details = {**details, "documents": held, "mean_tokens": mean_tokens}
@@ -53,7 +53,7 @@ class InMemory(ShardedSource):
         return Manifest(names, held, held, details)
 
     def estimate_tokens(self) -> int:
-        """A rough number of tokens, from the first documents."""
+        """Estimate the number of tokens from the first documents."""
         return max(int(self.manifest.details["mean_tokens"] * self.weight), 1)
 
     def document_name(self, origin: np.void) -> str:
@@ -61,25 +61,24 @@ class InMemory(ShardedSource):
         return f"{self.words[0]} {number} of the {self.words[1]}"
 
     def will_read(self, shards: Sequence[int]) -> None:
-        """Nothing has to be fetched."""
+        """Do nothing: the data are in memory."""
 
 
 class Items(InMemory):
     """Documents from a list, an array or a map-style dataset, cut at any item among any lanes.
 
-    Items are what `Iterable` takes. `Documents.origin` holds the number of a shard, which is 8,192
-    items, and that of the item in it.
+    Items are as for `Iterable`. `Documents.origin` holds the index of a shard, which is 8,192
+    items, and the index of the item in it.
 
     Args:
-        data: what has a length and gives any item by its number; it is not copied.
+        data: an object with a length that returns any item by its index; it is not copied.
         tokens: as for `Iterable`.
         text: as for `Iterable`.
         loss_mask: as for `Iterable`.
-        reading: how a lane reads the items.
+        reading: limits of blocks and open shards.
 
     Raises:
-        ConfigError: items cannot be asked for by number, or it is unknown which field holds the
-            documents.
+        ConfigError: items cannot be read by index, or the field with the documents is unknown.
     """
 
     #: Makes a record of an item; None if items are records.
@@ -117,18 +116,18 @@ class Items(InMemory):
         return {**super().describe(), **named, "loss_mask": fields.loss_mask}
 
     def items(self, low: int, high: int) -> Iterator[Any]:
-        """Those from number `low` to `high`."""
+        """Yield items [low, high)."""
         if type(self.data) in (list, tuple):
             return iter(self.data[low:high])
         data = getattr(self.data, "iloc", self.data)  # a Series is indexed by its labels
         return (data[number] for number in range(low, high))
 
     def first_items(self) -> list[Any]:
-        """Some, to see what they hold."""
+        """Return the first items, for a look at their fields and length."""
         return list(self.items(0, min(len(self.data), _LOOKED_AT)))
 
     def first_item(self, default: Any = _NONE) -> Any:
-        """The first item; `default` where there is none."""
+        """Return the first item, or `default` if there is none."""
         if not len(self.data) and default is _NONE:
             raise no_items(kind_name(self.data))
         return next(self.items(0, min(len(self.data), 1)), default)
@@ -141,7 +140,7 @@ class Items(InMemory):
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block, int, int]]:
-        """Blocks of some items, which weigh one each; see `ShardedSource.read_shard`."""
+        """Yield blocks of items, which weigh one each; see `ShardedSource.read_shard`."""
         at, base = low if position is None else position, shard * SHARD_ITEMS
         reading = self.reading
         items = self.items(base + at, base + high)

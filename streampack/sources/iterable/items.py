@@ -1,4 +1,4 @@
-"""Documents from Python objects, and what can be done with a user's iterable of them."""
+"""Documents from Python objects, and the abilities of a user's iterable: state, index, order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST = 2**32 - 1
 
 
 def item_size(item: Any, fields: Fields) -> int:
-    """About the bytes of a document: one per character of text, four per id."""
+    """Estimate the bytes of a document: one per character of text, four per id."""
     if fields.records is not None:
         return fields.records.size(item, fields.tokenized)
     try:
@@ -35,13 +35,13 @@ def item_size(item: Any, fields: Fields) -> int:
 
 
 def item_sizes(items: Sequence[Any], fields: Fields) -> NDArray[np.int64]:
-    """(N,) int64, the size of each item."""
+    """Return the (N,) int64 sizes of the items, in bytes."""
     if fields.records is None and fields.document is None:
         try:
             sizes = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
             return sizes * (4 if fields.tokenized else 1)
         except TypeError:
-            pass  # one of them is no document: it will be found and named
+            pass  # one of them is no document, which `item_block` names
     return np.array([item_size(item, fields) for item in items], dtype=np.int64)
 
 
@@ -52,12 +52,12 @@ def item_block(
     types: FieldTypes,
     parse: Callable[[Any], Any] | None = None,
 ) -> tuple[Block, dict[int, str]]:
-    """A block from items, without the broken ones, and what is wrong with those, by number.
+    """Make a block of the valid items, and a dict from index to reason for the others.
 
-    `parse` makes a record of an item; None says that it is one.
+    `parse` makes a record of an item; None if items are records.
     """
     if fields.records is None and fields.tokenized and fields.document is None:
-        types = FieldTypes()  # items are ids and nothing else
+        types = FieldTypes()  # items are ids, without further fields
         if (whole := _joined_arrays(items, origin)) is not None:
             return whole, {}
 
@@ -65,9 +65,9 @@ def item_block(
 
 
 def _joined_arrays(items: Sequence[Any], origin: NDArray[np.void]) -> Documents | None:
-    """A block from arrays that share a token dtype and hold no negative id; None for others.
+    """Make a block of arrays that share a token dtype and hold no negative id; None for others.
 
-    One call looks at all of them: a look at each takes three times as long as all the rest.
+    One call checks them all: a check of each array takes three times as long as all other steps.
     """
     first = items[0] if len(items) else None
     if type(first) is not np.ndarray or first.dtype not in TOKEN_DTYPES:
@@ -75,7 +75,7 @@ def _joined_arrays(items: Sequence[Any], origin: NDArray[np.void]) -> Documents 
     try:
         tokens = np.concatenate(items, dtype=first.dtype, casting="no")
     except (ValueError, TypeError, OverflowError, RuntimeError):
-        return None  # one of them is something else: it will be found and named
+        return None  # one of them is no array, which `record_block` reads or names
     if tokens.ndim != 1 or (tokens.dtype.kind == "i" and len(tokens) and int(tokens.min()) < 0):
         return None
     lengths = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
@@ -83,29 +83,29 @@ def _joined_arrays(items: Sequence[Any], origin: NDArray[np.void]) -> Documents 
 
 
 def has_state(items: Any) -> bool:
-    """True if an iterable can say where it is, and go on from there, without more arguments."""
+    """Return True if an iterable can save and load its position, without further arguments."""
     if not (hasattr(items, "state_dict") and hasattr(items, "load_state_dict")):
         return False
     try:
         inspect.signature(items.state_dict).bind()
-    except (TypeError, ValueError):  # that of litdata wants to know what a loader has taken
+    except (TypeError, ValueError):  # litdata's needs the number of samples a loader has taken
         return False
     return True
 
 
 def is_by_index(data: Any) -> bool:
-    """True if data can be read by index up to its length."""
+    """Return True if data can be read by index up to its length."""
     return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
-#: Whose arrays and columns are iterated in the order of their numbers; ours are the rows of tables.
+#: Packages with arrays and columns that iterate in index order; ours has the rows of tables.
 _ARRAYS = ("datasets", "numpy", "pandas", "polars", "pyarrow", "streampack", "torch")
 
 
 def is_random_access(data: Any) -> bool:
-    """True if the number of items is known and asking for any of them changes nothing.
+    """Return True if the number of items is known and reading one by index has no side effect.
 
-    So it is of lists, arrays and map-style datasets.
+    Lists, arrays and map-style datasets are such data.
     """
     if not is_by_index(data) or has_state(data) or hasattr(data, "set_epoch"):
         return False
@@ -118,7 +118,7 @@ def is_random_access(data: Any) -> bool:
 
 
 def kind_name(value: Any) -> str:
-    """The class of a value with its module, for messages."""
+    """Return the class of a value with its module, for messages."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 

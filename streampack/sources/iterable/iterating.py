@@ -1,4 +1,4 @@
-"""How iterables are passed over: by a copy, with or without their own state."""
+"""Iteration over a user's iterable: through a copy, with or without its own state."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from streampack.sources.iterable.items import has_state, is_by_index, kind_name
 
 
 def has_exact_state(items: Any) -> bool:
-    """True if the state of an iterable leads back to exactly the next item.
+    """Return True if the state of an iterable leads back to exactly the next item.
 
-    Hugging Face datasets with a shuffle buffer have a state, but lose what is in the buffer. Before
-    version 5.2 that of a mapped or filtered one may lead to other rows, before 3.6 that of any.
+    Hugging Face datasets with a shuffle buffer have a state, but lose the rows in the buffer.
+    Before version 5.2 the state of a mapped or filtered dataset may lead to other rows, before 3.6
+    the state of any dataset.
     """
     stream, library = getattr(items, "_ex_iterable", None), sys.modules.get("datasets")
     if stream is None or library is None:
@@ -29,17 +30,17 @@ def has_exact_state(items: Any) -> bool:
 
 
 def own_copy(items: Any, *, made_new: bool) -> Any:
-    """What a reader passes over instead of `items`, so that these stay as they are.
+    """Return a copy of `items` to iterate over, so that the user's object stays as it is.
 
-    An iterable may count in its attributes how far it is, or in theirs, so it is copied deeply.
-    What is read by index counts nothing, and is not copied.
+    An iterable may keep its position in its attributes, or in their attributes, so the copy is
+    deep. Data read by index keep no position, and are not copied.
 
     Args:
-        items: what the user passed, or what a function of the user's returned.
-        made_new: it may be used itself if it cannot be copied.
+        items: the user's object, or the result of the user's function.
+        made_new: True if `items` itself may be used where it cannot be copied.
 
     Raises:
-        ConfigError: it has a state and cannot be copied.
+        ConfigError: `items` has a state and cannot be copied.
     """
     if is_by_index(items) and not has_state(items) and not hasattr(items, "set_epoch"):
         return items
@@ -56,7 +57,7 @@ def own_copy(items: Any, *, made_new: bool) -> Any:
 
 
 def has_node(node: Any, names: Sequence[str]) -> bool:
-    """True if the class of a step of a Hugging Face pipeline begins with one of these names."""
+    """Return True if a step of a Hugging Face pipeline has a class that begins with a name."""
     if node is None or type(node).__name__.startswith(tuple(names)):
         return node is not None
     below = [getattr(node, "ex_iterable", None), *(getattr(node, "ex_iterables", None) or ())]
@@ -64,7 +65,7 @@ def has_node(node: Any, names: Sequence[str]) -> bool:
 
 
 def iterate(items: Any) -> Iterator[Any]:
-    """An iterator; a map-style dataset is read by index up to its length."""
+    """Return an iterator; a map-style dataset is read by index up to its length."""
     if not hasattr(items, "__iter__") and is_by_index(items):
         return (items[i] for i in range(len(items)))
     iterator: Iterator[Any] = iter(items)
@@ -74,7 +75,7 @@ def iterate(items: Any) -> Iterator[Any]:
 
 
 def _by_next(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Its items by `next` alone: where `iter` begins it again (litdata's), a second one repeats."""
+    """Yield items by `next` alone: an `iter` that restarts, as litdata's does, repeats items."""
     while True:
         try:
             item = next(iterator)
@@ -98,10 +99,10 @@ def check_state(state: Any, items: Any) -> None:
 
 
 def takes_lanes(function: Callable[..., Any]) -> bool:
-    """True if a function is called with (lane, lanes), False if with nothing.
+    """Return True if a function takes (lane, lanes), False if it takes no argument.
 
     Raises:
-        ConfigError: it can be called with neither.
+        ConfigError: the function has another signature.
     """
     try:
         signature = inspect.signature(function)

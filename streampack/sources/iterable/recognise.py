@@ -1,4 +1,4 @@
-"""What an object that a user passed holds: which documents, or why none."""
+"""Recognise the documents in a user's object, or refuse it with a reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streampack.sources.fields import Fields
 from streampack.sources.iterable.items import kind_name
 from streampack.sources.records import BrokenDocumentError, ids_of, is_several, kind_of
 
-#: Calls that give the rows of objects that hold none themselves, by the beginnings of their kinds.
+#: Calls that return the rows of lazy objects, by the beginnings of the classes' names.
 _CALLS = (
     ("polars.lazyframe.", "collect"),
     ("pyarrow._dataset.", "to_table"),
@@ -25,7 +25,7 @@ _CALLS = (
 
 
 def refuse_lazy(data: Any) -> None:
-    """Raise `ConfigError` for what has to be asked for its rows, with the call."""
+    """Raise `ConfigError` for an object without rows in memory, with the call that reads them."""
     kind = kind_name(data)
     for prefix, call in _CALLS:
         if kind.startswith(prefix) and hasattr(data, call):
@@ -38,7 +38,7 @@ def refuse_lazy(data: Any) -> None:
 
 
 def refuse_no_corpus(data: Any) -> None:
-    """Raise `ConfigError` for what can be iterated and gives no documents, or in no order."""
+    """Raise `ConfigError` for an iterable without documents, or without a fixed order."""
     refuse_lazy(data)
     no_items = (Mapping, str, bytes, bytearray, memoryview, set, frozenset, io.IOBase, type)
     if isinstance(data, no_items) or is_table(data):
@@ -52,15 +52,15 @@ def refuse_no_corpus(data: Any) -> None:
 
 
 def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
-    """The fields that are read of items, by the first of them.
+    """Return the fields to read of items, by the first item.
 
     Args:
-        loss_mask: the fields of the loss masks, if somebody named them.
-        first: text, token ids, or a record with either in a field that is alone or has a usual
+        loss_mask: the fields of the loss masks; None chooses them by the first item.
+        first: text, token ids, or a record with either in its only field or in one with a usual
             name.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: `first` is neither text, token ids nor such a record.
     """
     if isinstance(first, Mapping):
         fields = Fields.named(text=None, tokens=None, loss_mask=loss_mask)
@@ -79,10 +79,10 @@ def fields_in(
     tokens: str | None,
     loss_mask: str | Sequence[str] | None,
 ) -> Fields:
-    """The fields of items that the arguments of a source name, or that the first item shows.
+    """Return the fields of items that a source's arguments name, or that the first item has.
 
     Args:
-        first_item: returns the first item; what it is called with, where there is none.
+        first_item: returns the first item, or its argument if there is none.
         text, tokens, loss_mask: the arguments.
     """
     if text is None and tokens is None:
@@ -92,7 +92,7 @@ def fields_in(
 
 
 def no_items(kind: str) -> ConfigError:
-    """The error for data of this kind that is empty."""
+    """Return the error for empty data of this kind."""
     return ConfigError(
         f"There are no items in data ({kind}).",
         "Pass data that holds documents, or name their field with text= or tokens=.",
@@ -101,7 +101,7 @@ def no_items(kind: str) -> ConfigError:
 
 
 def with_masks_of(fields: Fields, first: Any) -> Fields:
-    """The fields, with the loss masks that the first item has, if nobody said which there are."""
+    """Add the loss masks that the first item has, if no argument names any."""
     if not fields.tokenized or not isinstance(first, Mapping):
         return fields
     return fields.found_in(_kinds_of(first), "The first item")
@@ -112,7 +112,7 @@ def _kinds_of(record: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _holds_ids(value: Any, where: str) -> bool:
-    """True for token ids, False for text."""
+    """Return True for token ids, False for text."""
     if isinstance(value, str):
         return False
     try:
@@ -127,24 +127,24 @@ def _holds_ids(value: Any, where: str) -> bool:
 
 
 def is_table(data: Any) -> bool:
-    """True for tables with rows and columns: those of pyarrow, pandas, polars and the like."""
+    """Return True for tables with rows and columns, as in pyarrow, pandas and polars."""
     arrow = ("__arrow_c_stream__", "__arrow_c_array__", "iloc")
     return any(hasattr(data, name) for name in arrow) and hasattr(data, "columns")
 
 
 def is_by_columns(data: Any) -> bool:
-    """True for what is read by columns: tables, and datasets without a transform."""
+    """Return True for data that are read by columns: tables, and datasets without a transform."""
     is_dataset = kind_name(data) == "datasets.arrow_dataset.Dataset"
     return is_table(data) or (is_dataset and data.format["type"] != "custom")
 
 
 def is_hf_stream(data: Any) -> bool:
-    """True for streaming datasets of Hugging Face."""
+    """Return True for streaming datasets of Hugging Face."""
     return kind_name(data).startswith("datasets.") and hasattr(data, "set_epoch")
 
 
 def arrow_table(data: Any) -> Any:
-    """A table of pyarrow of another library's.
+    """Convert another library's table to one of pyarrow.
 
     Raises:
         ConfigError: a column has values that Arrow has no type for, or two have one name.

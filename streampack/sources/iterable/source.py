@@ -48,11 +48,11 @@ _END = object()  # in place of an item
 class ItemSource(Source):
     """A source whose documents come one by one as Python objects.
 
-    Subclasses set `fields`, and say how to open a lane. The order is that of the iterable; with
-    shuffling, documents are permuted inside blocks, by seed, epoch and place.
+    Subclasses set `fields` and implement `open_lane`. Documents keep the iterable's order; with
+    shuffling, they are permuted inside blocks, by seed, epoch and position.
 
     Args:
-        reading: how much of the items is read at a time.
+        reading: limits of a block, in items and bytes.
     """
 
     fields: Fields
@@ -64,7 +64,7 @@ class ItemSource(Source):
 
     @abstractmethod
     def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
-        """A new iterable over the items of one lane; `resume` is True if a cursor follows."""
+        """Return a new iterable over one lane's items; `resume` is True if a cursor follows."""
 
     @property
     def tokenized(self) -> bool:  # type: ignore[override]
@@ -72,7 +72,7 @@ class ItemSource(Source):
         return self.fields.tokenized
 
     def prepare(self) -> None:
-        """Nothing is listed: items are not known before they come."""
+        """Do nothing: items are not known before they are read."""
 
     @property
     def grouped(self) -> bool:
@@ -112,7 +112,7 @@ class ItemSource(Source):
 class _ItemLane(LaneReader):
     """One lane; its cursor is ``{"count": items consumed, "state": the iterable's or null}``.
 
-    `shuffle` is for the iterable; `in_blocks` says whether documents are permuted in their blocks.
+    `shuffle` is for the iterable; `in_blocks` is True to permute documents in their blocks.
     """
 
     source: ItemSource
@@ -170,7 +170,7 @@ class _ItemLane(LaneReader):
             )
 
     def _take(self, items: Iterator[Any]) -> list[Any]:
-        """The items of the next block, which depend on nothing but where it starts."""
+        """Return the items of the next block, which depend only on the position of its start."""
         most, most_bytes = self.source.reading.documents_per_block, self.source.reading.block_bytes
         taken: list[Any] = []
         size = 0
@@ -194,7 +194,7 @@ class _ItemLane(LaneReader):
         return block
 
 
-_COMPARED = 4  # first items of two lanes, to see whether they are the same
+_COMPARED = 4  # first items that are compared between two lanes
 _NONE = object()  # in place of an item
 
 
@@ -208,10 +208,10 @@ class Iterable(ItemSource):
 
     Resuming: if the iterable has `state_dict` and `load_state_dict` as the datasets of Hugging
     Face and torchdata do, they are used. They must mean the same: `state_dict()` while iterating
-    is the place after the last item, and `load_state_dict(state)` applies to the next `iter()`.
-    Every reader works on a copy, so your iterable stays as it is. Anything else is read
-    again from its beginning up to the saved place, with a warning that says so, and must yield
-    the same items each time.
+    is the position after the last item, and `load_state_dict(state)` applies to the next `iter()`.
+    Every reader works on a copy, so your iterable stays as it is. Any other iterable is read from
+    its beginning up to the saved position, with a warning, and must yield the same items each
+    time.
 
     Args:
         data: an iterable; a map-style dataset (`__len__` and `__getitem__`); a function
@@ -223,14 +223,16 @@ class Iterable(ItemSource):
         text: field of text, instead. If neither is given, the first item decides: it is the only
             field, or "tokens" or "input_ids", or else "text" or "txt".
         loss_mask: field with one bool (or 1 or 0) per token, or labels: a token's own id where it
-            is learnt, and -100 where not; of several fields, all must say so. If nothing is named,
-            "loss_mask", "labels", "assistant_masks" and "completion_mask" beside ids.
+            is learnt, and -100 where not; with several fields, a token is learnt if it is learnt
+            in all. None reads "loss_mask", "labels", "assistant_masks" and "completion_mask"
+            beside ids.
         name: part of the fingerprint of saved states, which tells corpora apart.
-        reading: how many items a block holds; `open_shards` only sets the default of that.
+        reading: limits of a block, in items and bytes; `open_shards` only sets the default number
+            of items.
 
     Raises:
-        ConfigError: the data cannot be iterated, or it is unknown which field holds the documents;
-            of `check_lanes`, a function gives two lanes the same documents.
+        ConfigError: the data cannot be iterated, or the field with the documents is unknown; from
+            `check_lanes`, a function gives two lanes the same documents.
     """
 
     @explained
@@ -267,7 +269,7 @@ class Iterable(ItemSource):
         return f"Iterable({self._kind} of {self.fields.in_words})"
 
     def first_item(self, default: Any = _NONE) -> Any:
-        """The first item, which is not lost by being looked at; `default` where there is none."""
+        """Return the first item without consuming it, or `default` if there is none."""
         with outside_worker():
             iterator = iterate(self._items(0, 1))
             first = next(iterator, default)
@@ -301,7 +303,7 @@ class Iterable(ItemSource):
         return None if self._divided else 1
 
     def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
-        """A new iterable over the items of one lane."""
+        """Return a new iterable over the items of one lane."""
         if self.once:
             if self._begun or resume:
                 raise ConfigError(
@@ -318,7 +320,7 @@ class Iterable(ItemSource):
         return items
 
     def _items(self, lane: int, lanes: int) -> Any:
-        """What a lane passes over: never the user's own object, unless it can be read only once."""
+        """Return a lane's iterable, not the user's own object unless that can be read only once."""
         if self.once:
             return self.data
         arguments = (lane, lanes) if self._divided else ()

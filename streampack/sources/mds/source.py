@@ -256,7 +256,7 @@ class MDS(FileSource):
 
     @property
     def _beside(self) -> list[str]:
-        """Return the names of the columns that `beside` reads with the text."""
+        """Names of the columns that `beside` reads with the text."""
         names = () if self.beside is None else self.beside.columns
         return [name for name in names if name != self.column]
 

@@ -215,7 +215,7 @@ class WebDataset(FileSource):
 
     @property
     def _masks(self) -> list[str]:
-        """Return the names of the arrays that mark learnt ids and padding."""
+        """Names of the arrays that mark learnt ids and padding."""
         padding = [ATTENTION_MASK] if self.manifest.details["padded"] else []
         return [*self.fields.loss_masks, *padding]
 
