@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def _elsewhere(argument: str) -> str | None:
-    """Where an argument belongs that is one of a setting of the dataset."""
+    """Return a hint if an argument belongs to a setting of the dataset; None otherwise."""
     from streampack.packing import BestFitDecreasing
 
     kinds = {"packer": BestFitDecreasing, "window": WindowConfig, "token_rules": TokenRules}
@@ -61,60 +61,69 @@ def _elsewhere(argument: str) -> str | None:
 
 
 class PackedDataset(IterableDataset[PackedBatch]):
-    """A stream of packed batches.
+    """A stream of packed batches for one data-parallel rank.
+
+    Example:
+        >>> from streampack import PackedDataset
+        >>> documents = [[1, 2, 3], [4, 5], [6, 7, 8]]
+        >>> dataset = PackedDataset(documents, seq_len=8, batch_size=1, shuffle=False)
+        >>> next(iter(dataset)).input_ids.shape
+        torch.Size([1, 8])
 
     Iterate it directly, through a torch ``DataLoader(dataset, batch_size=None, num_workers=n)``,
-    or through `PackedLoader`, which keeps the state of what the loop has consumed.
+    or through `PackedLoader`, which keeps the exact state of the training loop.
 
     Args:
-        source: a `streampack.sources` source (for several, `Mixture`); a file, folder, URL or
-            pattern, or a list of them, in any format that `sources.open` knows; a dataset of
-            Hugging Face; a table of pyarrow, pandas or polars; arrays (tokens, offsets) or
-            `Documents`; or an iterable of texts, token ids or records. What is none of these is
-            refused with what to pass instead.
-        seq_len: tokens per row; short for ``packer=BestFitDecreasing(seq_len=seq_len)``, or with
+        source: documents to pack. A `streampack.sources` source (`Mixture` for several); a file,
+            folder, URL or pattern, or a list of them, in a format that `sources.open` supports; a
+            Hugging Face dataset; a table of pyarrow, pandas or polars; arrays (tokens, offsets) or
+            `Documents`; or an iterable of texts, token ids or records. Anything else raises
+            `ConfigError`, which lists the accepted types.
+        seq_len: tokens per row. Short for ``packer=BestFitDecreasing(seq_len=seq_len)``, or with
             an order for ``packer=Concat(seq_len=seq_len)``.
-        packer: how documents are packed.
-        batch_size: rows per batch; None is 8. Of rows of several lengths it counts the longest, and
-            None is 1, or what `Buckets` says in tokens.
-        tokenizer: for text: a path to tokenizer.json (or its folder), a tokenizers or
+        packer: packing algorithm, for another one than the default of `seq_len`.
+        batch_size: rows per batch; None is 8. For rows of several lengths it counts the longest
+            rows, and None is 1, or the batch size in tokens that `Buckets` sets.
+        tokenizer: tokenizer for text: a path to tokenizer.json (or its folder), a tokenizers or
             transformers tokenizer, or a `Tokenizer`. Never downloaded.
-        processor: for documents with images (`streampack.media.Images`): a processor of
-            transformers, or a `streampack.media.ImageModel`, whose tokenizer is used if none is
-            given (docs/media.md).
-        token_rules: end-of-document and padding ids and the size of the vocabulary, where they are
-            not to be taken from the tokenizer.
-        attention: "document" keeps documents apart; "row" lets a row attend across them.
-        layout: "tree" lays out once what the documents of a record begin with alike; batches are of
-            `TreeBatch` (docs/trees.md). A record is in one row then, and takes its slots.
-        filter: a function that says which documents stay; it sees them before `map`. A saved state
-            knows it by its module and name; a lambda is given one by `Hook`, which says what it
-            takes and returns.
-        map: a function that changes documents.
-        stages: objects that a block of documents passes after `map`, one after the other: called
-            with the block and its place, they return the block after them; what their
-            ``describe()`` returns is part of the fingerprint. See `examples/own_stage.py`.
-        token_fields: what else has one value per token and comes as ``batch.fields[name]``: by the
-            name of the column, key or member that holds it, its dtype ("float32"). A map may make
-            it instead.
-        document_fields: the same with one value per document, as ``batch.document_fields[name]``.
-        order: puts related documents one after the other, for example `SimilarityOrder`; goes
+        processor: processor for documents with images (`streampack.media.Images`): a transformers
+            processor or a `streampack.media.ImageModel`. Its tokenizer is the default of
+            `tokenizer` (docs/media.md).
+        token_rules: end-of-document id, padding id and vocabulary size, if the tokenizer's values
+            do not apply or there is no tokenizer.
+        attention: "document" isolates the documents of a row; "row" lets a row attend across them.
+        layout: "tree" stores a prefix shared by the documents of a record once, and gives batches
+            of type `TreeBatch` (docs/trees.md). Each record is then placed in one row, and takes
+            its slots.
+        filter: function that selects documents, applied before `map`. A saved state identifies it
+            by module and name; wrap a lambda in `Hook` to name it. `Hook` documents arguments and
+            return value.
+        map: function that changes documents; see `Hook`.
+        stages: objects applied to every block of documents, in order, after `map`. Each is called
+            with the block and its `Place` and returns a block; the result of its ``describe()``
+            is part of the fingerprint. See `examples/own_stage.py`.
+        token_fields: further values per token, delivered as ``batch.fields[name]``. Maps the name
+            of a column, key or member to a dtype such as "float32". A map may create the values.
+        document_fields: further values per document, delivered as
+            ``batch.document_fields[name]``, declared like `token_fields`.
+        order: places related documents next to each other, for example `SimilarityOrder`; use it
             with ``attention="row"`` and a packer that keeps the order.
-        window: how far a lane looks ahead.
-        seed: of every random decision.
+        window: how far a lane looks ahead when it packs; a larger window reduces padding but uses
+            more memory.
+        seed: seed of every random decision.
         shuffle: shuffle shards, and documents inside blocks.
         epochs: passes over the source; None is endless.
-        lanes: number of lanes, fixed for the whole run, on any number of ranks; None chooses (12
-            per rank if the corpus is large enough).
-        topology: which data-parallel rank this is; None detects it.
-        on_error: "raise" or "skip" broken documents and shards.
-        provenance: record where every piece of a batch came from.
+        lanes: number of lanes (parts of the corpus that are read side by side), fixed for the whole
+            run on any number of ranks; None chooses (12 per rank if the corpus is large enough).
+        topology: index and number of data-parallel ranks; None detects them.
+        on_error: "raise" stops at broken documents and shards; "skip" counts and skips them.
+        provenance: record the origin of every piece of a batch, for `locate`.
 
     Attributes:
-        topology: which data-parallel rank this is.
+        topology: index of this data-parallel rank, and the number of ranks.
 
     Raises:
-        ConfigError: settings that cannot work, or a source that has nothing.
+        ConfigError: settings cannot work, or the source is empty.
     """
 
     @explained_with(_elsewhere)
@@ -155,7 +164,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         fields = FieldTypes.of(token_fields, document_fields)
         if fields:
             source = source.with_fields(replace(fields, optional=map is not None))
-        source.prepare()  # a path that is wrong is said before anything else about what it holds
+        source.prepare()  # so that a wrong path is reported before any error about its contents
         warn_unread(source)
         source.check_epochs(epochs)
         if packer is not None:
@@ -194,12 +203,12 @@ class PackedDataset(IterableDataset[PackedBatch]):
         )
         if lanes:
             source.check_lanes(lanes, seed=seed, shuffle=shuffle)
-        self._config = config  # with 0 lanes where their number is to be chosen
+        self._config = config  # 0 lanes until their number is chosen
         self._plan: RunPlan | None = None
         self._start: RunState | None = None
         self._exchange = uuid.uuid4().hex  # of the worker processes of a DataLoader
-        self._evaluates = False  # so that no step is taken after the batches of all ranks
-        self._warned = False  # that ranks are not connected
+        self._evaluates = False  # True: batches of all ranks are no training step
+        self._warned = False  # about unconnected ranks
 
     @classmethod
     @explained_with(_elsewhere)
@@ -229,23 +238,23 @@ class PackedDataset(IterableDataset[PackedBatch]):
         on_error: Literal["raise", "skip"] = "raise",
         provenance: bool = False,
     ) -> PackedDataset:
-        """A finite, unshuffled dataset: the same documents in the same batches on any ranks.
+        """Make a finite, unshuffled dataset with the same batches on any number of ranks.
 
-        Rank r of R gives the batches g with ``g % R == r``, followed by an empty one where others
-        have one more. The number of lanes depends on the corpus alone.
+        Rank r of R gives the batches g with ``g % R == r``, and an empty batch at the end if other
+        ranks have one more. The number of lanes depends on the corpus alone.
 
         Args:
-            source: as for `PackedDataset`, like all that follow but these.
-            lanes: None is up to 48, fewer for a small corpus.
+            source: as for `PackedDataset`, like all arguments except these.
+            lanes: number of lanes; None chooses up to 48, fewer for a small corpus.
             epochs: passes over the source.
 
         Raises:
-            ConfigError: see `PackedDataset`; or it would be endless.
+            ConfigError: see `PackedDataset`; or `epochs` is None.
         """
         given = {name: value for name, value in locals().items() if name != "cls"}
         if epochs is None:
             raise ConfigError(
-                "epochs is None, and an evaluation ends.",
+                "epochs must be a number for an evaluation, got None.",
                 "Leave it out; PackedDataset(source, ...) may be endless.",
                 setting="epochs",
             )
@@ -280,26 +289,26 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
     @property
     def plan(self) -> RunPlan:
-        """What is fixed for the whole run: lanes, measured shares and costs, the fingerprint.
+        """The fixed settings of the run: lanes, measured shares and costs, the fingerprint.
 
-        It follows from the arguments alone, or from the state that was loaded, so it is the same
-        on every rank and in every worker. Packers or a balance that want a sample read some
-        thousand documents when it is first asked for.
+        The plan follows from the arguments alone, or from the loaded state, so it is the same on
+        every rank and in every worker. If a packer or a balance measures on a sample, the first
+        access reads some thousand documents.
         """
         if self._plan is None:
             self._plan = plan_run(self._config, self.topology)
         return self._plan
 
     def estimate_steps(self) -> Estimate | None:
-        """About how many steps the run has, from its beginning, and within what error.
+        """Estimate the steps of the whole run, with an error.
 
-        A step is one batch of every rank. Some thousand documents are read for it, the same on
-        every rank. There is no exact number before the run: how many rows documents fill is known
-        when they are packed. `PackedLoader.estimate_steps` knows more on the way.
+        A step is one batch of every rank. The estimate reads some thousand documents, the same on
+        every rank. There is no exact number before the run, because rows are counted when documents
+        are packed. `PackedLoader.estimate_steps` is more accurate during the run.
 
         Returns:
-            ``(steps, error)``; None of an endless run, and of generators, functions and
-            streams, whose length is not known, unless they are short.
+            ``(steps, error)``; None for an endless run, and for generators, functions and streams,
+            which have no known length, unless they are short.
         """
         estimate: Estimate | None = load(METHODS["estimate_steps"])(
             self.plan.config, self.plan.topology
@@ -307,24 +316,24 @@ class PackedDataset(IterableDataset[PackedBatch]):
         return estimate
 
     def explain(self, *, documents: int = 20_000, tokenizer: Any = None) -> Explanation:
-        """What the run will read, pack, cut, drop and learn, from a sample: print it.
-
-        Args:
-            documents: size of the sample.
-            tokenizer: for the row that is shown, if the documents are ids; None shows numbers.
-
-        Raises:
-            ConfigError: the source can be read only once, or holds no token.
+        """Forecast from a sample how the run reads, packs, cuts and drops tokens; print the result.
 
         Example:
             >>> print(PackedDataset([[1, 2, 3]] * 100, seq_len=8).explain())  # doctest: +SKIP
+
+        Args:
+            documents: size of the sample.
+            tokenizer: decodes the example row if the documents are ids; None shows numbers.
+
+        Raises:
+            ConfigError: the source can be read only once, or holds no token.
         """
         alone = self._alone(lanes=1, epochs=1)
         found: Explanation = load(METHODS["explain"])(self.plan, alone, documents, tokenizer)
         return found
 
     def with_provenance(self) -> PackedDataset:
-        """The same dataset, from the same place, with ``provenance=True``: the same batches."""
+        """Return this dataset at its state with ``provenance=True``; batches are unchanged."""
         other = copy.copy(self)
         other._config = _traced(self._config)
         if self._plan is not None:
@@ -332,37 +341,39 @@ class PackedDataset(IterableDataset[PackedBatch]):
         return other
 
     def _alone(self, **settings: Any) -> PackedDataset:
-        """The same documents in another run, of one rank, with other fields of `LaneConfig`."""
+        """Return the same documents as a run of one rank, with other fields of `LaneConfig`."""
         other = copy.copy(self)
         other._config, other.topology = replace(self._config, **settings), Topology()
         other._detected, other._plan, other._start = False, None, None
         return other
 
     def locate(self, batch: PackedBatch | NDArray[np.void]) -> list[Piece]:
-        """Where every document piece of a batch came from, in the order of its `document_ids`.
+        """Return the origin of every document piece of a batch, in the order of `document_ids`.
 
         Args:
-            batch: of a dataset with ``provenance=True``; or its `provenance`, as it was saved.
+            batch: batch of a dataset with ``provenance=True``, or its saved `provenance`.
 
         Raises:
-            ConfigError: it has no provenance.
+            ConfigError: the batch has no provenance.
         """
         pieces: list[Piece] = load(METHODS["locate"])(self._config.source, batch)
         return pieces
 
     def text_of(self, piece: Piece, tokenizer: Any = None) -> str:
-        """The whole document that a piece is of, read from its shard again.
+        """Read the whole document of a piece from its shard.
 
-        It is as the shard holds it, before tokenizer and hooks: a text; a conversation as JSON; of
-        ids the text by a tokenizer, or the ids as numbers without one. The tokens of the piece
-        alone are ``batch.decode(number, tokenizer)``.
+        The result is the stored document, before tokenizer and hooks: a text; a conversation as
+        JSON; token ids decoded by a tokenizer, or as numbers without one. For the tokens of the
+        piece alone use ``batch.decode(number, tokenizer)``.
 
         Args:
-            piece: of `locate`.
-            tokenizer: for ids, whatever `PackedDataset` takes; None is the dataset's.
+            piece: a piece returned by `locate`.
+            tokenizer: decodes ids; any tokenizer that `PackedDataset` accepts; None is the
+                dataset's.
 
         Raises:
-            ConfigError: it is of an iterable, of another dataset, or no longer there.
+            ConfigError: the piece comes from an iterable or another dataset, or its document no
+                longer exists.
             StorageError: its shard cannot be read.
         """
         given = self._config.preparation.find("tokenizer") if tokenizer is None else tokenizer
@@ -373,23 +384,24 @@ class PackedDataset(IterableDataset[PackedBatch]):
         """Start from a saved state instead of the beginning.
 
         Args:
-            state: of this rank, or of all ranks (`merge_states`), of any number of them.
-            allow: settings that may differ from the saved ones, of "attention", "batch_size",
+            state: state of this rank, or of all ranks (`merge_states`) of a run on any number of
+                ranks.
+            allow: settings that may differ from the saved ones: "attention", "batch_size",
                 "packer" (with its rows, window, balance and the tokens of a batch) and "source" (a
-                mixture with other weights or more sources). What was delivered stays delivered, the
-                rest is planned again with the new settings; with another attention alone, rows are
-                as they were.
+                mixture with other weights or more sources). Delivered tokens stay delivered, and
+                the rest is replanned with the new settings; if only attention differs, rows are
+                unchanged.
 
         Raises:
-            StateError: the state is of another run (the message names the field and both values),
-                damaged, or lacks lanes of this rank.
+            StateError: the state belongs to another run (the message names the field and both
+                values), is damaged, or lacks lanes of this rank.
         """
         self._go_on(*self._resumed(state, allow=allow))
 
     def _resumed(
         self, state: Mapping[str, Any], *, allow: Collection[str] = ()
     ) -> tuple[RunPlan, RunState]:
-        """The plan of a saved run and where it goes on, for a loader, which keeps its state itself.
+        """Return plan and state of a saved run, for a loader, which keeps its own state.
 
         Raises:
             StateError: see `load_state_dict`.
@@ -397,23 +409,23 @@ class PackedDataset(IterableDataset[PackedBatch]):
         return resume_run(self._config, self.topology, copy.deepcopy(state), allow)
 
     def _go_on(self, plan: RunPlan, start: RunState) -> None:
-        """Start from here instead of the beginning."""
+        """Start from this plan and state instead of the beginning."""
         self._plan, self._start = plan, start
         self._exchange = uuid.uuid4().hex
 
     def _begins(self) -> RunState:
-        """The state that iterating starts from."""
+        """Return the state that iteration starts from."""
         return self.plan.start() if self._start is None else self._start.copy()
 
     def _warn_alone(self) -> None:
-        """Warn of ranks that are not connected, once."""
+        """Warn once about ranks that are not connected."""
         if not self._warned:
             self._warned = True
             warn_unconnected(self.topology)
 
     def __getstate__(self) -> dict[str, Any]:
-        refuse_resharding()  # here, because a spawned worker does not know who asked for it
-        self._warn_alone()  # nor whether ranks are connected
+        refuse_resharding()  # here, because a spawned worker does not know its parent
+        self._warn_alone()  # here too: a worker does not know
         return self.__dict__
 
     def __iter__(self) -> WorkerShare:

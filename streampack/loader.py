@@ -1,7 +1,7 @@
 """PackedLoader: the batches of a rank, made ahead by worker processes, with exact state.
 
-Its state is what the loop has taken, never what a worker has made ahead. Finite runs end on every
-rank after the same step; see `streampack.job.ending`.
+The state covers the batches that the loop has taken, never batches made ahead by workers. Finite
+runs end on every rank after the same step; see `streampack.job.ending`.
 """
 
 from __future__ import annotations
@@ -39,62 +39,73 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Given = TypeVar("Given")  # of one iterator: the loader's items, or groups of them
+Given = TypeVar("Given")  # items of one iterator: the loader's, or groups of them
 
 
 class PackedLoader(DataLoader[Any], Generic[Item]):
-    """Iterate a `PackedDataset` with worker processes.
+    """Load the batches of a `PackedDataset`, made ahead by worker processes.
 
-    It is a torch DataLoader for what asks for one, as Lightning Fabric does. accelerate's
-    ``prepare`` leaves it as it is. A new DataLoader with other samplers cannot be made out of it.
+    Example:
+        >>> from streampack import PackedDataset, PackedLoader
+        >>> loader = PackedLoader(PackedDataset([[1, 2, 3]] * 100, seq_len=8, batch_size=2))
+        >>> for batch in loader:
+        ...     state = loader.state_dict()  # after a training step on batch
+        ...     break
+        >>> state["next_batch"]
+        1
 
-    Iterating goes on where the loop stopped: after a ``break``, after the last batch it got;
-    after `load_state_dict`, after the state. After the last epoch it begins again with the same
-    order, which follows from the seed and the place in the run alone. For several passes in
-    different orders, give the dataset ``epochs=n`` and write one loop. One iterator is live at a
-    time: the next one, or `load_state_dict`, ends it. Several loaders may share a dataset; each
-    starts from the dataset's state and keeps its own.
+    The loader is a torch DataLoader, for libraries that require one, such as Lightning Fabric.
+    accelerate's ``prepare`` leaves it unchanged. It cannot be rebuilt with other samplers.
 
-    A finite run ends on every data-parallel rank after the same step. With an initialised process
-    group its processes agree on it; all of them iterate, and leave a loop early, if at all, after
-    the same step. Without one each ends when its lanes have ended; `SimulatedRanks` lets threads of
-    one process agree.
+    Iteration continues where the loop stopped: after a ``break`` with the batch behind the last one
+    received, after `load_state_dict` with the batch behind the state. After the last epoch it
+    restarts with the same order, which depends only on the seed and the position in the run. For
+    several passes in different orders, give the dataset ``epochs=n`` and write one loop. One
+    iterator is live at a time: the next one, or `load_state_dict`, ends it. Several loaders may
+    share a dataset; each starts from the dataset's state and keeps its own.
+
+    A finite run ends on every data-parallel rank after the same step. The processes of an
+    initialised process group agree on it: all of them must iterate, and must leave a loop early
+    only after the same step. Without a process group each ends when its lanes have ended;
+    `SimulatedRanks` lets threads of one process agree.
 
     Args:
-        dataset: what to load.
+        dataset: dataset to load.
         num_workers: worker processes of torch's DataLoader, up to the number of the rank's lanes;
-            0 makes batches in the loop's own process.
-        prefetch_factor: batches each worker makes ahead; None is 16, which are small.
+            0 makes batches in the loop's process. Use workers if tokenizing or reading is slower
+            than a training step.
+        prefetch_factor: batches that each worker makes ahead; None is 16, because batches are
+            sent in compact form.
         multiprocessing_context: "fork", "spawn" or "forkserver"; None is Python's default.
-        pin_memory: give batches in page-locked memory, where there is a device to copy them to.
+        pin_memory: give batches in page-locked memory, if there is a device to copy them to.
         timeout: seconds to wait for the workers' next batch; 0 waits as long as they live.
-        end: how a finite run ends. "drain" loses nothing: lanes that are dry before others give
-            empty batches (padding only) in the steps in which another rank has one. "stop" leaves
-            at the first rotation in which some lane has no batch, and counts what it leaves in
-            `Metrics.left`.
-        transform: makes of each `PackedBatch`, on its device, what iterating gives:
+        end: how a finite run ends. "drain" loses nothing: lanes that end early give empty batches
+            (padding only) in steps in which another rank has a batch. "stop" ends at the first
+            rotation in which a lane has no batch, and counts the remainder in `Metrics.left`.
+        transform: converts each `PackedBatch`, on its device, to the item that the loop receives:
             ``lambda batch: batch.hf(model=model)`` for trainers that call ``model(**batch)``;
             ``PackedBatch.numpy`` for JAX. None gives the batch.
-        device: copy batches there, each while the loop computes on the one before it; None leaves
-            them on the CPU.
-        ranks: who agrees: None finds the job's processes (see `streampack.job.connect`);
-            `SimulatedRanks` are threads of one.
-        rank_timeout_s: how long to wait in a step for another process of the job, which may hang
-            or have left its loop. Longer than an evaluation or a checkpoint that one rank does
-            alone; the same on all ranks.
+        device: device to copy batches to, each while the loop computes on the one before it; None
+            leaves them on the CPU.
+        ranks: connection of the ranks that agree: None detects the job's processes (see
+            `streampack.job.connect`); `SimulatedRanks` connects threads of one process.
+        rank_timeout_s: seconds to wait in a step for another process of the job, which may hang or
+            have left its loop. Choose more than the time of an evaluation or a checkpoint on one
+            rank alone; the same on all ranks.
 
     Raises:
-        ConfigError: settings that cannot work; ValueError of those of a DataLoader.
+        ConfigError: settings cannot work.
+        ValueError: torch's DataLoader refuses a setting.
 
     Raises (while iterating):
-        WorkerError: a worker was killed or timed out. The loader can be iterated again, on one of
-            several ranks, too: it goes on after the last batch that the loop got.
-        RankError: another rank died, or starts another run or from another place.
-        StreampackError: whatever the source or a hook raised in a worker.
+        WorkerError: a worker was killed or timed out. The loader can be iterated once more, also on
+            one of several ranks: it continues after the last batch that the loop received.
+        RankError: another rank died, or started another run or at another batch.
+        StreampackError: any error of the source or a hook in a worker.
     """
 
     dataset: PackedDataset
-    _is_accelerate_prepared = True  # or accelerate would make another one of its dataset
+    _is_accelerate_prepared = True  # else accelerate would wrap the dataset in another loader
 
     @explained
     def __init__(
@@ -115,13 +126,13 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         one_of("end", end, get_args(End))
         if not isinstance(dataset, PackedDataset):
             raise ConfigError(
-                f"The dataset is {type_in_words(dataset)}.",
+                f"dataset must be a PackedDataset, got {type_in_words(dataset)}.",
                 "Pass PackedLoader(PackedDataset(source, seq_len=...)).",
                 setting="dataset",
             )
         if device is not None and pin_memory:
             raise ConfigError(
-                f"pin_memory is True and device is {device!r}, whose copies are pinned.",
+                f"pin_memory must be False with device={device!r}, since its copies are pinned.",
                 "Leave out pin_memory.",
                 setting="pin_memory",
             )
@@ -151,31 +162,35 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         self._live: Prefetcher | None = None
 
     def check_worker_number_rationality(self) -> None:
-        """Nothing: torch warns when workers start, of which there are no more than lanes."""
+        """Do nothing: torch checks when workers start, and there are never more than lanes."""
 
     def state_dict(self, *, after: Any = None, before: Any = None) -> dict[str, Any]:
-        """JSON-able state of the run after a batch: a resumed run begins with the one behind it.
+        """Return the JSON-able state after a batch; a resumed run begins with the next batch.
 
-        Without arguments it is the state after the last batch that the loop got. That is right in
-        the body of ``for batch in loader``. A loop that takes the next batch before it saves, as
-        nanoGPT's does, names the batch that it holds: ``state_dict(before=batch)``.
+        Without arguments it is the state after the last batch that the loop received, which is
+        right in the body of ``for batch in loader``. A loop that takes the next batch before it
+        saves, such as nanoGPT's, names the batch that it holds: ``state_dict(before=batch)``.
 
         Args:
             after: the batch that was trained on last.
             before: the batch that the loop holds and has not trained on; a resumed run begins with
-                it. None where the run has ended.
+                it. None if the run has ended.
 
-        Both take what the loop got: a batch or a copy of it on a device, the output of `transform`
-        or a tensor in it, a group of `accumulate`. It is of the last 16 batches.
+        Both accept any item that the loop received: a batch or a copy of it on a device, the output
+        of `transform` or a tensor in it, a group of `accumulate`, from the last 16 batches.
 
         Raises:
-            StateError: the batch is not one of the last 16; torch.distributed.checkpoint asks,
-                which takes a `DistributedState`; another thread takes the batches, so
-                that it is not known which of them the loop has got.
+            StateError: the batch is not one of the last 16; torch.distributed.checkpoint calls the
+                method (pass it a `DistributedState`); or another thread takes the batches, so that
+                the loop's last batch is unknown.
         """
         refuse_bare_checkpointing()
         if after is not None and before is not None:
-            raise ConfigError("after= and before= are both given.", "Pass one.", setting="before")
+            raise ConfigError(
+                "Only one of after= and before= may be set, got both.",
+                "Pass one.",
+                setting="before",
+            )
         if after is None and before is None:
             self._check_thread()
         return self._run.state_dict(after, before)
@@ -193,26 +208,26 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
             )
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Go on after a saved state at the next iteration.
+        """Resume from a saved state at the next iteration.
 
         Args:
-            state: see `PackedDataset.load_state_dict`.
-            allow: see there.
+            state: saved state; see `PackedDataset.load_state_dict`.
+            allow: settings that may differ; see `PackedDataset.load_state_dict`.
 
         Raises:
-            StateError: the state is of another run; the message names the field.
+            StateError: the state belongs to another run; the message names the field.
         """
         self._run.go_on(*self.dataset._resumed(state, allow=allow))
         self._finished = False
         self._stop()
 
     def estimate_steps(self) -> Estimate | None:
-        """About how many steps the run has, from its beginning, and within what error.
+        """Estimate the steps of the whole run, with an error.
 
-        Before a fiftieth of the corpus is read it is what `PackedDataset.estimate_steps` says, for
-        which documents are read once. After that it follows from what this rank's lanes have found
-        (ranks may differ a little), and costs nothing. It is None where that is: of endless runs
-        and of what has no known length, as generators.
+        Until a fiftieth of the corpus is read, this is `PackedDataset.estimate_steps`, which reads
+        a sample once. After that it follows from the reports of this rank's lanes (ranks may differ
+        a little), and costs nothing. Return None for endless runs and for sources
+        without a known length, such as generators.
         """
         return self._run.estimate_steps()
 
@@ -227,21 +242,20 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
     ) -> Iterator[Any]:
         """Iterate, and show how far the run is: batches, tokens, tokens/s, waiting, time left.
 
-        For a mixture it also shows by how much a source's share differs from its weight, at most.
+        For a mixture it also shows the largest difference between a source's share and its weight.
 
         ``for batch in loader.progress():``. A terminal or a notebook shows a bar, which needs rich
         (the extra ``cli``); elsewhere lines are written to standard error. Only rank 0 shows it.
-        Tokens are those of this rank since the loader was made; rates are those of the last
-        minute. The number of steps is that of `estimate_steps`, which first reads some thousand
-        documents.
+        Tokens count for this rank since the loader was made; rates cover the last minute. The
+        number of steps comes from `estimate_steps`, which first reads some thousand documents.
 
         Args:
-            over: what is iterated, for example ``loader.accumulate(4)``; None is the loader.
-            every_s: seconds between two lines where there is no bar.
+            over: iterable to follow, for example ``loader.accumulate(4)``; None is the loader.
+            every_s: seconds between two lines if there is no bar.
         """
         items = self if over is None else over
         topology = self._run.plan.topology
-        if topology.rank or Topology.detect().rank:  # the latter of all processes of the job
+        if topology.rank or Topology.detect().rank:  # the second covers all processes of the job
             return iter(items)
         shown: Iterator[Any] = load(METHODS["with_progress"])(items, self._run, every_s=every_s)
         return shown
@@ -251,11 +265,11 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         return self._run.metrics + Metrics()
 
     def by_source(self) -> SourceReport:
-        """What the loop has taken of each source of a mixture, beside what the weights ask for.
+        """Report the tokens taken from each source of a mixture, next to the shares by weight.
 
-        ``print(loader.by_source())`` is a table of expected and observed shares, tokens, documents,
-        loss tokens and epochs. It is of this rank, since the loader was made; only epochs are since
-        the beginning of the run.
+        ``print(loader.by_source())`` shows a table of expected and observed shares, tokens,
+        documents, loss tokens and epochs. It covers this rank since the loader was made; only
+        epochs count from the beginning of the run.
         """
         return self._run.by_source()
 
@@ -273,7 +287,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         )
 
     def __bool__(self) -> bool:
-        return True  # not by its length
+        return True  # else Python would ask for the length
 
     def __iter__(self) -> Iterator[Item]:  # type: ignore[override]
         return self._iterate(lambda ahead: ahead.batches(self._transformed, counted=self._trains))
@@ -281,34 +295,34 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
     def accumulate(self, batches: int) -> Iterator[BatchGroup[Item]]:
         """Iterate in groups of `batches`, for gradient accumulation.
 
-        A group says how many loss tokens its batches have on all data-parallel ranks together.
-        `PackedBatch.loss` and `.hf()` divide by it as they must where gradients are averaged over
-        the ranks, as by DDP and FSDP: add the losses of a group up, and do not divide again. That
-        number is one sum over ranks, which travels while the group before is used. The last
-        group of a finite run may be shorter, equally on all ranks. All batches of the group at
-        hand count as taken.
+        A group has the number of loss tokens of its batches on all data-parallel ranks together.
+        `PackedBatch.loss` and `.hf()` divide by it correctly for gradients averaged over ranks, as
+        in DDP and FSDP: sum the losses of a group, and do not divide them any further. The number
+        is one sum over ranks, which overlaps the use of the previous group. The last group of a
+        finite run may be shorter, equally on all ranks. All batches of the current group count as
+        taken.
 
         Args:
-            batches: per group, equal on all ranks.
+            batches: batches per group, equal on all ranks.
 
         Raises:
-            ConfigError: `batches` is no whole number of at least one.
+            ConfigError: `batches` is not an integer of at least 1.
         """
         count = whole_number("batches", batches)
         return self._iterate(lambda ahead: ahead.groups(count, self._transformed))
 
     def skip(self, batches: int) -> int:
-        """Step over the next `batches` batches of this rank, as after a spike in the loss.
+        """Skip the next `batches` batches of this rank, for example after a spike in the loss.
 
-        All ranks do it after the same step. The batches count as consumed: the state goes on
-        after them and records their numbers (``state["stepped_over"]``), and `Metrics` counts
-        their tokens apart.
+        All ranks must call it after the same step. The batches count as consumed: the state
+        continues after them and records their indices (``state["stepped_over"]``), and `Metrics`
+        counts their tokens separately.
 
         Returns:
-            How many there were: fewer than `batches` at the end of the run.
+            Number of skipped batches: fewer than `batches` at the end of the run.
 
         Raises:
-            ConfigError: `batches` is no whole number, or negative.
+            ConfigError: `batches` is not an integer, or negative.
         """
         batches = whole_number("batches", batches, least=0)
         if self._finished:
@@ -327,25 +341,26 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
     def set_weights(self, weights: Weights, *, from_step: int | None = None) -> None:
         """Mix the sources of the run's `Mixture` by other weights from a step on.
 
-        All ranks call it after the same step with the same numbers. It may be called inside the
-        loop, which goes on. Batches made ahead are dropped and made again, so that it costs
-        as much as a resume. Each lane draws by the new weights from its first round on that
-        begins with that step or later; what waits in its window comes first. So the batches are
-        the same for any number of ranks and workers, and the state records the change.
+        All ranks must call it after the same step with the same weights. It may be called inside
+        the loop, which continues. Batches made ahead are dropped and remade, so a call costs as
+        much as a resume. Each lane draws by the new weights from its first round that begins at
+        that step or later; documents in its window come first. So the batches are the same for any
+        number of ranks and workers, and the state records the change.
 
         Args:
-            weights: by name, one for every source, as for `Mixture`. They stay constant up to the
-                next change.
-            from_step: a step from the beginning of the run, counted as ranks are now; None is the
-                one that comes next. If ranks share batches, whole rounds of the lanes wait for it.
+            weights: one weight for every source by name, as for `Mixture`. They stay constant until
+                the next change.
+            from_step: first step with the new weights, counted from the beginning of the run with
+                the current number of ranks; None is the next step. If ranks share batches, the
+                change waits for whole rounds of the lanes.
 
         Raises:
-            ConfigError: the source is no mixture, the run has an order, the weights are not of
-                these sources or cannot be shares, or the step is over.
+            ConfigError: the source is not a mixture, the run has an order, the weights name other
+                sources or cannot be shares, or the step is past.
 
         Raises (in the next step):
-            RankError: the ranks gave different numbers, or this one was alone in calling it. In
-                the latter case the others raise one step later, after the batch that they had
+            RankError: the ranks passed different weights, or only this rank called the method. In
+                the second case the other ranks raise one step later, after the batch that they had
                 asked about before.
         """
         if self._finished:
@@ -377,7 +392,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         return self._live
 
     def _begin_again(self) -> None:
-        """Go back to the beginning, and to the mixture's own weights."""
+        """Return to the beginning of the run, and to the original weights of the mixture."""
         self._run.go_on(self._run.plan, self._run.plan.start())
         self._finished = False
 
@@ -387,7 +402,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
     def _feed(
         self, share: LaneShare, sharing: Sharing, exchange: ReportExchange
     ) -> Iterable[PackedBatch | LaneEnd]:
-        """Who makes the batches: worker processes, or this process."""
+        """Open the feed of batches: worker processes, or this process."""
         if self.num_workers:
             from streampack.run.workers import WorkerSettings, feed_from_workers
 
@@ -410,7 +425,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
     def _iterate(
         self, items: Callable[[Prefetcher], Iterator[Given]]
     ) -> Generator[Given, None, None]:
-        """What `items` gives of one iterator, which is live until the loop leaves it."""
+        """Yield `items` of a new iterator, which is live until the loop leaves it."""
         ahead = self._open()
         try:
             yield from items(ahead)
