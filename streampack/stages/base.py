@@ -1,7 +1,7 @@
-"""Block stages: what happens to a block between its source and the window, one after the other.
+"""Block stages: steps applied in order to each block between its source and the window.
 
-A run has a list of stages for every source of it, put together once, where the dataset is built:
-`passed_through` passes a block through them. A capability adds a stage, and nothing here changes.
+A run has a list of stages for each of its sources, assembled once, when the dataset is built.
+`passed_through` applies them to a block. A new capability adds a stage and needs no change here.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where a block is: its source and the number of that in a mixture, the run's seed, the epoch.
+    """Context of a block: its source and that source's index, the run's seed, and the epoch.
 
     Attributes:
-        skips: what to do with broken content.
+        skips: policy for broken documents and shards, with their counts.
     """
 
     source: Source
@@ -32,26 +32,27 @@ class Place(NamedTuple):
     skips: Skips
 
     def name(self, origin: np.void) -> str:
-        """A document in words."""
+        """Name a document for messages."""
         of = f' of source "{self.skips.name}"' if self.skips.name else ""
         return self.source.document_name(origin) + of
 
 
 class BlockStage(Protocol):
-    """One thing that happens to a block; picklable, without state.
+    """A step applied to a block; picklable, without state.
 
-    It must do to a document what it does to it in any other block, or resuming would differ.
+    The result for a document must not depend on the other documents of the block, because a resumed
+    run may cut blocks differently.
     """
 
     def __call__(self, block: Any, place: Place, /) -> Any:
-        """Return the block after it; raise, or pass documents to `place.skips` and drop them."""
+        """Return the changed block; raise, or report documents to `place.skips` and drop them."""
 
     def describe(self) -> Mapping[str, Any]:
-        """JSON-able: what of it decides the batches, by the fields of a fingerprint."""
+        """Return the JSON-able settings that affect batches, as fields of a fingerprint."""
 
 
 def passed_through(stages: Sequence[BlockStage], block: Block, place: Place) -> Documents:
-    """A block after all stages."""
+    """Apply all stages to a block."""
     for stage in stages:
         block = stage(block, place)
     assert isinstance(block, Documents)

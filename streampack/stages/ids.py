@@ -1,4 +1,4 @@
-"""The stages of every run: of documents that are token ids."""
+"""The stages of every run, for documents of token ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """Documents carry the number of their source in their origin."""
+    """Write the index of the source into the origin of documents."""
 
     def __call__(self, block: Any, place: Place) -> Any:
         if not place.number or not len(block):
@@ -32,7 +32,7 @@ class Numbered:
 
 @dataclass(frozen=True, slots=True)
 class CheckedIds:
-    """Documents that are ids already: without those of which one is not in the vocabulary."""
+    """Reject documents of token ids with an id outside the vocabulary."""
 
     vocab_size: int | None = None
 
@@ -46,7 +46,7 @@ class CheckedIds:
         tokens: NDArray[Any] = documents.tokens[low:high]
         highest = int(np.iinfo(tokens.dtype).max)
         limit = highest + 1 if self.vocab_size is None else self.vocab_size
-        # What the dtype excludes is not looked for: a look at every token is a pass over memory.
+        # Ids that the dtype excludes need no check, which would be a pass over memory.
         if (limit > highest or int(tokens.max()) < limit) and (
             tokens.dtype.kind == "u" or int(tokens.min()) >= 0
         ):
@@ -59,7 +59,7 @@ class CheckedIds:
             ids: NDArray[Any] = documents.document(i)
             origin = documents.origin[i]
             if origin.item() in reported[-1:]:
-                continue  # of one record
+                continue  # one report per record
             reported.append(origin.item())
             outside = int(ids[(ids < 0) | (ids >= limit)][0])
             what = f"and the vocabulary has {limit}" if outside >= 0 else "which is negative"
@@ -75,7 +75,7 @@ class CheckedIds:
 
 @dataclass(frozen=True, slots=True)
 class WithoutEmpty:
-    """Empty documents are left out and counted."""
+    """Drop empty documents and count them."""
 
     def describe(self) -> Mapping[str, Any]:
         return {}
@@ -91,7 +91,7 @@ class WithoutEmpty:
 
 @dataclass(frozen=True, slots=True)
 class Unsigned:
-    """Ids are unsigned: none is negative by now. What nobody declared of fields is left out."""
+    """Convert ids, which are checked by now, to an unsigned dtype; drop undeclared fields."""
 
     keeps_fields: bool = False
 
@@ -108,7 +108,7 @@ class Unsigned:
 
 @dataclass(frozen=True, slots=True)
 class Apart:
-    """The documents of which a source kept some together, because they are of one record."""
+    """Ungroup documents that a source kept together as one record."""
 
     def describe(self) -> Mapping[str, Any]:
         return {}
@@ -126,6 +126,6 @@ IDS_AS_THEY_ARE: tuple[BlockStage, ...] = (
 
 
 def without_records(documents: Documents, wrong: Any) -> Documents:
-    """The documents without those (K,), and without what else their records hold."""
+    """Return the documents without the `wrong` ones (K,) and without the rest of their records."""
     lost = np.isin(documents.origin, documents.origin[wrong])
     return documents.take(np.flatnonzero(~lost))

@@ -1,4 +1,4 @@
-"""Stages of a user's own: ``stages=[...]``."""
+"""User-defined stages: ``stages=[...]``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """A user's stage; the blocks that it returns are checked."""
+    """Apply a user's stage and check the block that it returns."""
 
     stage: BlockStage
 
@@ -26,7 +26,7 @@ class Own:
 
     @property
     def title(self) -> tuple[str, str]:
-        """Kind and name, for messages."""
+        """Return kind and name, for messages."""
         return "stage", type(self.stage).__name__
 
     def __call__(self, documents: Documents, place: Place) -> Documents:
@@ -35,7 +35,8 @@ class Own:
         result = self.stage(documents, place)
         if not isinstance(result, Documents):
             raise ConfigError(
-                f"The stage {type(self.stage).__name__} returned {type(result).__name__}.",
+                f"The stage {type(self.stage).__name__} must return Documents, got "
+                f"{type(result).__name__}.",
                 "Return Documents, such as dataclasses.replace(documents, tokens=...) or "
                 "documents.take(indices).",
                 setting="stages",
@@ -47,13 +48,13 @@ def add(recipe: Recipe, stages: Sequence[BlockStage]) -> None:
     """Add the user's stages, after `filter` and `map`.
 
     Raises:
-        ConfigError: one cannot be called, or does not describe itself.
+        ConfigError: a stage is not callable, or has no `describe`.
     """
     for stage in stages:
         described = callable(getattr(stage, "describe", None))
         if isinstance(stage, type) or not callable(stage) or not described:
             raise ConfigError(
-                f"stages holds {stage!r:.80}.",
+                f"stages must hold block stages, got {stage!r:.80}.",
                 "Pass objects with __call__(documents, place) and describe(); see "
                 "streampack.stages.base.BlockStage.",
                 setting="stages",

@@ -1,4 +1,4 @@
-"""Preparation: the stages of a run, for every source of it."""
+"""Preparation: the stages of a run, for each of its sources."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ class Preparation:
     """The stages of a run.
 
     Attributes:
-        stages: for every source of a mixture, or the only one.
+        stages: a sequence of stages for each source of a mixture, or for the only source.
     """
 
     stages: tuple[tuple[BlockStage, ...], ...] = ()
     described: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, number: int) -> tuple[BlockStage, ...]:
-        """Those of a source; token ids as they are, checked, if nothing was put together."""
+        """Return the stages of a source; by default the check of token ids."""
         return self.stages[number] if self.stages else IDS_AS_THEY_ARE
 
     def find(self, name: str) -> Any:
-        """The first value of an attribute of that name among all stages; None without one."""
+        """Return the first attribute called `name` among all stages; None without one."""
         every = (stage for own in self.stages for stage in own)
         found = next((found for stage in every if (found := getattr(stage, name, None))), None)
-        return getattr(found, name, found)  # of the tokenizer of chats, what it encodes with
+        return getattr(found, name, found)  # a chat tokenizer contains the encoder
 
     def titles(self, kind: str = "") -> list[tuple[str, str]]:
-        """The user's own stages, as (kind, name)."""
+        """Return the user's stages as (kind, name)."""
         own = self.of(0)
         return [title for stage in own if (title := getattr(stage, "title", None)) is not None]
 
     def describe(self) -> dict[str, Any]:
-        """What all stages describe, of the first source."""
+        """Return the descriptions of all stages of the first source."""
         return {**self.described_by(0), **self.described}
 
     def described_by(self, number: int) -> dict[str, Any]:
-        """What the stages of a source describe."""
+        """Return the descriptions of the stages of a source."""
         return {
             name: value for stage in self.of(number) for name, value in stage.describe().items()
         }
