@@ -1,4 +1,4 @@
 """The documents of one lane: read, tokenized, passed through hooks, mixed, ordered.
 
-Knows sources and tokenizers; it does not know rows, packers or batches.
+The package handles sources and tokenizers, independent of rows, packers and batches.
 """

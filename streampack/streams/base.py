@@ -1,4 +1,4 @@
-"""What a stream of documents of one lane is, and the places in it."""
+"""The protocol of a lane's document stream, and positions in it."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from streampack.documents.blocks import Documents
 from streampack.sources.skips import Skips
 from streampack.window.packed_rows import PackedRows
 
-#: The cursor of a source before its first document: the part, its epoch, the place in it (of its
-#: reader), the tokens before that place, and those before the part.
+#: The cursor of a source before its first document: the part, its epoch, the reader's position in
+#: it, the tokens before that position, and the tokens before the part.
 BEGINNING: dict[str, Any] = {"part": 0, "epoch": 0, "at": None, "tokens": 0, "before": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """A place in a stream: reading from `cursor` gives documents from number `serial` on."""
+    """A position in a stream: reading from `cursor` gives documents from index `serial` on."""
 
     serial: int
     cursor: dict[str, Any]
 
 
 class Remaining(NamedTuple):
-    """What a lane can see of a source that it is dealt.
+    """A lane's view of a source that it is dealt.
 
     Attributes:
-        source: its number in the mixture.
-        until: the weight, of what it was dealt, up to the end of the part that it reads.
-        ahead: tokens from those that come next up to there, as the part's tokens so far say.
-        tokens: before those that come next.
+        source: index of the source in the mixture.
+        until: weight dealt to the lane up to the end of the current part.
+        ahead: estimated tokens from the next document to the end of the part, at the part's
+            density of tokens so far.
+        tokens: tokens before the next document.
     """
 
     source: int
@@ -43,8 +44,8 @@ class LaneStream(ABC):
     """The documents of one lane, numbered from 0, as blocks of token ids.
 
     Attributes:
-        serial: number of the document that comes next.
-        skips: what to do with broken content, and what the lane has met.
+        serial: index of the next document.
+        skips: policy for broken documents and shards, with the lane's counts.
     """
 
     def __init__(self, skips: Skips, position: StreamPosition | None) -> None:
@@ -53,7 +54,7 @@ class LaneStream(ABC):
         self._pending: Documents | None = None
 
     def peek(self) -> Documents | None:
-        """The documents that come next (at least one), or None if there are none; see `ended`."""
+        """Return the next documents (at least one), or None if there are none; see `ended`."""
         while self._pending is None or not len(self._pending):
             self._pending = self._next_documents()
             if self._pending is None:
@@ -61,14 +62,14 @@ class LaneStream(ABC):
         return self._pending
 
     def consume(self, count: int) -> None:
-        """Step over the next `count` documents of what `peek` returned."""
+        """Step over the next `count` documents that `peek` returned."""
         if count:
             assert self._pending is not None
             self._pending = self._pending[count:]
             self.serial += count
 
     def step_over(self, count: int) -> int:
-        """Step over the next `count` documents; returns how many of them there are not."""
+        """Step over the next `count` documents; return the number missing at the end."""
         while count and (documents := self.peek()) is not None:
             step = min(len(documents), count)
             self.consume(step)
@@ -77,27 +78,27 @@ class LaneStream(ABC):
 
     @property
     def ended(self) -> bool:
-        """Whether None from `peek` is the end; otherwise the lane will be dealt more."""
+        """Return whether None from `peek` is the end; otherwise the lane will be dealt more."""
         return True
 
     def allow(self, step: int) -> None:  # noqa: B027
-        """The next round to be filled begins with batch number `step` of the lane."""
+        """Announce that the next round to be filled begins with batch `step` of the lane."""
 
     def reweigh(self, step: int) -> None:  # noqa: B027
-        """Go by the weights that hold for a round that begins with batch `step` of the lane."""
+        """Apply the weights in force for a round that begins with batch `step` of the lane."""
 
     def remaining(self) -> list[Remaining]:
-        """Of every source that the lane is dealt, in the order of the rule's lines."""
+        """Return the view of every source that the lane is dealt, in the order of rule lines."""
         return []
 
     def completed(self, batches: list[PackedRows]) -> list[PackedRows]:
-        """The batches of a round, with what only their stream knows."""
+        """Return the batches of a round, completed with data of the stream."""
         return batches
 
     @abstractmethod
     def position_before(self, serial: int) -> StreamPosition:
-        """The latest known place from which document `serial` is read; earlier ones are dropped."""
+        """Return the latest known position before document `serial`; drop earlier positions."""
 
     @abstractmethod
     def _next_documents(self) -> Documents | None:
-        """The documents after those that are consumed; None if there are none, or not yet."""
+        """Return the documents after the consumed ones; None if there are none, or not yet."""

@@ -1,4 +1,4 @@
-"""The stage of runs with fields: only those that are declared stay, in their dtypes."""
+"""Stage for runs with fields: keep declared fields, in their dtypes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Documents get the fields of the run; `skips` gets those whose values do not fit."""
+    """Cast the fields of documents; report documents with unfit values to `skips`."""
 
     types: FieldTypes
 
@@ -29,7 +29,7 @@ class Cast:
         documents, problems = self.types.cast(documents)
         if not problems:
             return documents
-        broken: dict[tuple[int, int], str] = {}  # all documents of a record are skipped together
+        broken: dict[tuple[int, int], str] = {}  # a record is skipped with all of its documents
         for i, problem in problems.items():
             origin = documents.origin[i]
             broken.setdefault((int(origin["shard"]), int(origin["index"])), problem)
@@ -39,7 +39,7 @@ class Cast:
 
 
 def add(recipe: Recipe, types: FieldTypes) -> None:
-    """Cast the fields of documents, and give rows those of their pieces."""
+    """Add the stage that casts fields, and let rows carry the fields of their pieces."""
     recipe.add("columns", Cast(types))
     gathered = types if recipe.gathered is None else recipe.gathered
     if gathered:

@@ -1,8 +1,8 @@
-"""Hooks: the user's own steps between reading and packing, checked where they come back.
+"""Hooks: user functions between reading and packing, with checked results.
 
-A hook works on whole blocks and has a name, which stands for it in the fingerprint of a saved
-state. Randomness comes from one seed per document, so that what a hook
-does to a document never depends on which others happened to be in the block.
+A hook works on whole blocks and has a name, which identifies it in the fingerprint of a saved
+state. Randomness comes from one seed per document, so that the result for a document never depends
+on the other documents of its block.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Refuse = Callable[[str, str], ConfigError]
 @explained
 @dataclass(frozen=True)
 class Hook:
-    """A named step. Rename it when what it does changes: a saved state knows it by name.
+    """A named function on documents. Rename it if its behaviour changes: states store the name.
 
     Attributes:
-        name: stands for the function in the fingerprint.
+        name: identifies the function in the fingerprint.
         function: called with `Documents` of N documents and (N,) uint64 seeds. A map returns
             `Documents` with the same origins in the same order (an empty document is dropped
             later, and counted); a filter returns an (N,) bool array, True to keep. It must be a
@@ -50,30 +50,30 @@ class Hook:
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
             raise ConfigError(
-                f"A hook is named {self.name!r}.",
+                f"A hook's name must be a text that is not empty, got {self.name!r}.",
                 'Give it a name, for example Hook("drop-short", function).',
                 setting="name",
             )
         if not callable(self.function):
             raise ConfigError(
-                f'The hook "{self.name}" has no function but {type_in_words(self.function)}.',
+                f'The hook "{self.name}" must have a function, got {type_in_words(self.function)}.',
                 "Pass a function (documents, seeds).",
                 setting="function",
             )
 
 
 def as_hook(setting: str, function: Hook | HookFunction) -> Hook:
-    """A function as the hook of its module and qualified name.
+    """Wrap a function in a hook named by its module and qualified name.
 
     Raises:
-        ConfigError: it has no name of its own, or is no function.
+        ConfigError: the function has no unique name, or is not a function.
     """
     if isinstance(function, Hook):
         return function
     name = getattr(function, "__qualname__", "<lambda>")
     if not callable(function) or name.endswith("<lambda>"):
         raise ConfigError(
-            f"{setting} is {function!r:.80}.",
+            f"{setting} must be a named function, got {function!r:.80}.",
             f'Pass a function (documents, seeds), or {setting}=Hook("a-name", function).',
             setting=setting,
         )
@@ -85,12 +85,12 @@ def _place(origin: np.void) -> str:
 
 
 def document_seeds(seed: int, epoch: int, origin: NDArray[np.void]) -> NDArray[np.uint64]:
-    """(N,) uint64: one seed per document, a function of (seed, epoch, its origin) alone.
+    """Return (N,) uint64 seeds, each a function of (seed, epoch, origin of the document) alone.
 
     Args:
-        seed: of the run.
-        epoch: number of the epoch, so that a document has another seed in each.
-        origin: (N,) of dtype `ORIGIN`.
+        seed: seed of the run.
+        epoch: index of the epoch, so that a document has a different seed in each.
+        origin: (N,) origins of dtype `ORIGIN`.
     """
     base = derive_seed(seed, epoch)
     source = origin["source"].astype(np.int64).view(np.uint64) << np.uint64(32)
@@ -105,18 +105,17 @@ def apply_map(
     vocab_size: int | None = None,
     name: Callable[[np.void], str] = _place,
 ) -> Documents:
-    """What the map made of a block of N documents.
+    """Apply a map to a block of N documents and check the result.
 
     Args:
         hook: the map.
         documents: N documents.
-        seeds: (N,) from `document_seeds`.
-        vocab_size: ids must be below it; None checks only that none is negative.
-        name: of a document, by its origin, for errors.
+        seeds: (N,) seeds from `document_seeds`.
+        vocab_size: exclusive upper bound of ids; None only refuses negative ids.
+        name: names a document by its origin, for errors.
 
     Raises:
-        ConfigError: the hook raised, or returned something else than these documents with valid
-            ids.
+        ConfigError: the hook raised, or did not return these documents with valid ids.
     """
     result = _called("map", hook, documents, seeds, name)
     refuse = partial(_refused, documents, name)
@@ -143,16 +142,16 @@ def apply_filter(
     seeds: NDArray[np.uint64],
     name: Callable[[np.void], str] = _place,
 ) -> Documents:
-    """The documents that the filter keeps, in order.
+    """Return the documents that the filter keeps, in order.
 
     Args:
         hook: the filter.
-        documents: N documents; returned as they are if all are kept.
-        seeds: (N,) from `document_seeds`.
-        name: of a document, by its origin, for errors.
+        documents: N documents; returned unchanged if all are kept.
+        seeds: (N,) seeds from `document_seeds`.
+        name: names a document by its origin, for errors.
 
     Raises:
-        ConfigError: the hook raised, or returned something else than an (N,) bool array.
+        ConfigError: the hook raised, or did not return an (N,) bool array.
     """
     keep = _called("filter", hook, documents, seeds, name)
     refuse = partial(_refused, documents, name)
@@ -212,12 +211,12 @@ def _called(
     seeds: NDArray[np.uint64],
     name: Callable[[np.void], str],
 ) -> Any:
-    """What the hook returns; an exception in it is raised again with the document's name."""
+    """Call the hook; reraise its exception as an error that names the document."""
     try:
         return hook.function(documents, seeds)
     except Exception as error:
         where = f"at {name(documents.origin[0])} or after it in its block"
-        for i in range(len(documents)):  # a hook does to a document what it does in any block
+        for i in range(len(documents)):  # a hook's result does not depend on the block
             try:
                 hook.function(documents[i : i + 1], seeds[i : i + 1])
             except Exception:
@@ -238,7 +237,7 @@ def _refused(
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """The documents that the user's filter keeps."""
+    """Block stage that applies the user's filter."""
 
     hook: Hook
 
@@ -261,7 +260,7 @@ class Filtered:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """What the user's map makes of documents; what it empties is left out."""
+    """Block stage that applies the user's map and drops documents that it empties."""
 
     hook: Hook
     vocab_size: int | None
@@ -290,5 +289,5 @@ def add_filter(recipe: Recipe, function: Any) -> None:
 
 
 def add_map(recipe: Recipe, function: Any) -> None:
-    """Add the user's map; after the filter."""
+    """Add the user's map, after the filter."""
     recipe.add("chosen", Mapped(as_hook("map", function), recipe.vocab_size))

@@ -1,4 +1,4 @@
-"""What a lane reads its documents from: streams put together, and in order if asked."""
+"""Open the document stream of a lane, with mixture and order if configured."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def open_stream(
     position: StreamPosition | None = None,
     dealer: Dealer | None = None,
 ) -> LaneStream:
-    """The documents of one lane, from `position` on (None: from the beginning).
+    """Open the documents of one lane, from `position` on (None: from the beginning).
 
     Args:
-        config: of the run.
-        lane: number of the lane.
-        skips: what to do with broken content.
-        times: where the streams add up their seconds.
-        position: what `position_before` of such a stream returned.
+        config: configuration of the run.
+        lane: index of the lane.
+        skips: policy for broken documents and shards.
+        times: accumulates the seconds of each stage.
+        position: return value of `position_before` of an equal stream.
         dealer: deals the lanes their parts of the sources; None divides these equally.
     """
     opened = load(config.source.stream if config.order is None else ORDERED)

@@ -1,4 +1,4 @@
-"""Places in the stream of a mixture: the cursors that name them, written and read."""
+"""Positions in the stream of a mixture: write and read their cursors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from streampack.streams.base import BEGINNING, StreamPosition
 
 @dataclass(frozen=True, slots=True)
 class SourcePlace:
-    """Where a source is at the start of a quantum.
+    """Position of a source at the start of a quantum.
 
     Attributes:
-        position: a position of its stream, at or before this place.
-        offset: documents between the position and this place.
-        tokens: drawn from it.
-        epoch: of the last document drawn.
-        ended: True if it has no more documents.
+        position: position of its stream, at or before the quantum.
+        offset: documents between `position` and the quantum.
+        tokens: tokens drawn from the source.
+        epoch: epoch of the last document drawn.
+        ended: True if the source has no more documents.
     """
 
     position: StreamPosition
@@ -33,14 +33,14 @@ class SourcePlace:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How sources are mixed up to a document.
+    """Rules of a mixture that apply up to a document.
 
     Attributes:
-        until: serial of the first document that other rules give; None for the rules in force.
-        shares: of all sources.
+        until: serial of the first document under later rules; None for the rules in force.
+        shares: shares of all sources.
         known: names of the sources that the rules mix.
-        quantum_documents: see `Mixture`.
-        batch: that of the `WeightChange` they are from; None if they are the mixture's own.
+        quantum_documents: documents in a quantum; see `Mixture`.
+        batch: batch of the `WeightChange` that set them; None for the mixture's original rules.
     """
 
     until: int | None
@@ -51,14 +51,14 @@ class Rules:
 
     @classmethod
     def of(cls, mixture: Mixture, change: WeightChange | None = None) -> Rules:
-        """The rules of a mixture, or those that a change of its weights makes of them."""
+        """Return the rules of a mixture, or the rules after a change of its weights."""
         names = tuple(mixture.sources)
         if change is None:
             return cls(None, mixture.shares, names, mixture.quantum_documents)
         return cls(None, change.shares(names), names, mixture.quantum_documents, change.batch)
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """JSON-able; `names` of all sources."""
+        """Return the rules JSON-able; `names` are the names of all sources."""
         known = [i for i, name in enumerate(names) if name in self.known]
         changed = {} if self.batch is None else {"batch": self.batch}
         return {
@@ -71,7 +71,7 @@ class Rules:
 
     @classmethod
     def read(cls, saved: Any, names: list[str]) -> Rules:
-        """The rules in a cursor, for a mixture whose sources have these names."""
+        """Read the rules of a cursor, for a mixture with sources of these names."""
         known = tuple(saved["sources"])
         knots = []
         for at, shares in saved["shares"]:
@@ -82,13 +82,13 @@ class Rules:
 
 
 def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> dict[str, Any]:
-    """A cursor of the mixture `before`, for a stream that continues with another mixture.
+    """Convert a cursor of the mixture `before` for a stream that continues with another mixture.
 
     Args:
-        cursor: of a position of `MixedStream`.
-        before: the mixture it was made with.
-        until: serial of the first document that the other mixture gives (a quantum that has begun
-            by then is drawn to its end).
+        cursor: cursor of a position of `MixedStream`.
+        before: mixture that made the cursor.
+        until: serial of the first document of the other mixture (a quantum that has begun by then
+            is drawn to its end).
     """
     rules = list(cursor["before"])
     if not rules or rules[-1]["until"] is not None:
@@ -99,14 +99,15 @@ def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> di
 
 @dataclass(frozen=True, slots=True)
 class MixedPlace:
-    """The start of a quantum.
+    """Position of a mixture at the start of a quantum.
 
     Attributes:
-        serial: number of the document that comes next.
-        tokens, quantum: see `Credits`; credits: of each source, by its number.
-        places: of each source.
-        before: the rules for documents up to here and some beyond, without those in force where
-            they are the mixture's own.
+        serial: index of the next document.
+        tokens, quantum: see `Credits`.
+        credits: credit of each source, by its index.
+        places: position of each source.
+        before: rules for documents up to here and some beyond; rules in force are left out if they
+            are the mixture's original rules.
     """
 
     serial: int
@@ -117,7 +118,7 @@ class MixedPlace:
     before: tuple[Rules, ...]
 
     def position(self, names: Sequence[str]) -> StreamPosition:
-        """The place as a position of the stream; `names` are those of the sources."""
+        """Return this as a position of the stream; `names` are the names of the sources."""
         sources = {
             name: {
                 "at": place.position.cursor,
@@ -139,10 +140,10 @@ class MixedPlace:
 
     @classmethod
     def read(cls, position: StreamPosition | None, mixture: Mixture) -> MixedPlace:
-        """The place of a saved position; None is before the first document.
+        """Read a saved position; None is before the first document.
 
         Raises:
-            StateError: the mixture lacks a source of it that had not ended.
+            StateError: the mixture lacks a source of the position that had not ended.
         """
         if position is None:
             position = StreamPosition(0, {"tokens": 0, "quantum": 0, "before": [], "sources": {}})

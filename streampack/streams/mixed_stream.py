@@ -1,19 +1,19 @@
 """The document stream of one lane of a mixture.
 
-Every source has its own `DocumentStream`, so tokens are counted as they come into the window: after
+Every source has its own `DocumentStream`, so tokens are counted as they enter the window: after
 tokenizer, filter and map. Documents are drawn in quanta: some dozen documents of one source, up to
 `QUANTUM_TOKENS` and no further than the end of its current block. `Credits` chooses the source.
 
-A place is the start of a quantum: for each source a position of its stream at or before it, how
-many documents are between the two, and its credit. From there on the same quanta follow, because
-the choice depends on nothing but credits. A source is read again only once it is chosen.
+A place is the start of a quantum: for each source a position of its stream at or before it, the
+number of documents between the two, and its credit. The same quanta follow from there, because the
+choice depends on credits alone. A resumed source is not read until it is chosen.
 
-Where lanes are dealt a source, it may have nothing for now when it is chosen. Then the lane waits,
-so that the order of draws does not depend on when deals are known.
+A dealt source may have no documents yet when it is chosen. Then the lane waits, so that the order
+of draws does not depend on the time at which deals are known.
 
 If a run continues with another mixture (`changed_cursor`) or with other weights (`reweigh`),
-documents that were read before the change are read again by the rules of that time: places hold
-those rules until they are after the change. Weights change with the quantum after the one of the
+documents that were read before the change are reread by the rules of that time: places hold these
+rules until they are after the change. Weights change with the quantum after the one of the
 document that comes next, for whether that one is drawn already a state does not say.
 """
 
@@ -50,16 +50,16 @@ QUANTUM_TOKENS = 1 << 15
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """A source of the mixture: its stream, and where it is."""
+    """A source of the mixture: its stream and position."""
 
     name: str
     stream: DocumentStream
     place: SourcePlace
-    unread: int  # documents after the position that are still to be stepped over
-    at_end: bool  # it was asked for more documents and had none
+    unread: int  # documents after the position still to be stepped over
+    at_end: bool  # asked for more documents, the source had none
 
     def peek(self) -> Documents | None:
-        """The documents that come next; None if there are none, or not yet."""
+        """Return the next documents; None if there are none, or not yet."""
         with named_in_errors(self.name):
             self.settle()
             return self.stream.peek()
@@ -80,7 +80,7 @@ class _Member:
         vars(counts).update(counted)
 
     def arrive(self, tokens: int) -> None:
-        """Set `place` to the end of a quantum of so many tokens."""
+        """Set `place` to the end of a quantum of `tokens` tokens."""
         stream = self.stream
         position = stream.position_before(stream.serial)
         offset = stream.serial - position.serial
@@ -91,11 +91,11 @@ class MixedStream(LaneStream):
     """The documents of a mixture.
 
     Args:
-        config: its source is a `Mixture`.
-        lane: which part of each source this is.
-        skips: what to do with broken content.
-        times: where reading and preparing add up their seconds.
-        position: where to start; None is the beginning. Sources that are not in it start at their
+        config: configuration of the run, with a `Mixture` as source.
+        lane: index of the lane, which selects its part of each source.
+        skips: policy for broken documents and shards.
+        times: accumulates the seconds of reading and preparing.
+        position: start position; None is the beginning. Sources missing from it start at their
             beginning, with a credit of 0.
         dealer: deals the lanes their parts of some sources; the others are divided equally.
 
@@ -161,9 +161,9 @@ class MixedStream(LaneStream):
 
     @property
     def epoch(self) -> int:
-        """A number that changes whenever a source begins its next epoch."""
+        """Sum of the sources' epochs, which changes when a source begins its next epoch."""
         total = sum(member.place.epoch for member in self._members)
-        if self._pending is not None:  # and the documents that come next may be its first
+        if self._pending is not None:  # the next documents may be the first of an epoch
             member = self._members[self._current]
             total += member.stream.epoch - member.place.epoch
         return total
@@ -194,7 +194,7 @@ class MixedStream(LaneStream):
             if name in members:
                 members[name].settle()
                 found += members[name].stream.remaining()
-            else:  # it had ended everywhere, and was left out
+            else:  # the source had ended in every lane, and was left out
                 found.append(Remaining(len(members), 0, 0, 0))
         return found
 
@@ -207,7 +207,7 @@ class MixedStream(LaneStream):
         return [with_passes(rows, passes) for rows in batches]
 
     def consume(self, count: int) -> None:
-        """Step over the next `count` documents of what `peek` returned."""
+        """Step over the next `count` documents that `peek` returned."""
         if not count:
             return
         assert self._pending is not None
@@ -225,7 +225,7 @@ class MixedStream(LaneStream):
                 self._shortfall.warn(self._rules[0].shares, self._credits.tokens, drawn)
 
     def position_before(self, serial: int) -> StreamPosition:
-        """The start of the quantum of document `serial`; earlier ones are dropped."""
+        """Return the start of the quantum of document `serial`; drop earlier positions."""
         while len(self._starts) > 1 and self._starts[1].serial <= serial:
             self._starts.popleft()
         return self._starts[0].position([member.name for member in self._members])
@@ -242,7 +242,7 @@ class MixedStream(LaneStream):
         )
 
     def _next_documents(self) -> Documents | None:
-        """The next quantum: documents of the source that is chosen."""
+        """Return the next quantum: documents of the chosen source."""
         self._waits = False
         while self._rules[0].until is not None and self.serial >= self._rules[0].until:
             self._rules = self._rules[1:]
@@ -275,7 +275,7 @@ class MixedStream(LaneStream):
         return None
 
     def _credits_of(self, tokens: int, quantum: int, amounts: list[int]) -> Credits:
-        """Credits under the rules in force, which leave out sources that were added later."""
+        """Return credits under the rules in force, which leave out sources added later."""
         rules = self._rules[0]
         return Credits(
             rules.shares,
@@ -289,7 +289,7 @@ class MixedStream(LaneStream):
         )
 
     def _finished(self) -> bool:
-        """True if nothing is left, or only endless sources in a run that is to end."""
+        """Return True if only endless sources remain in a finite run, or no source at all."""
         active = self._credits.active
         if self._endless:
             return not any(active)
@@ -298,7 +298,7 @@ class MixedStream(LaneStream):
 
 
 def add(recipe: Recipe, value: object) -> None:
-    """Let rows count what they hold of each source."""
+    """Add the stage that counts the tokens of each source in a row."""
     recipe.described["eos"] = [recipe.eos, recipe.eos_id]
     if not recipe.has_rows("counts"):
         counts = SourceCounts(len(recipe.source.parts), whole=recipe.whole)

@@ -45,7 +45,7 @@ def write_duplicates(
     like: NDArray[np.int64] | None,
     source: Source,
 ) -> None:
-    """Name the documents `dropped` (D,) of a window, their tokens, and what each is `like` (D,).
+    """Write the `dropped` (D,) documents of a window, their tokens, and the original in `like`.
 
     Raises:
         StorageError: the file cannot be written.
@@ -68,7 +68,7 @@ def write_duplicates(
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}.",
-            "Make room or pass another duplicates_folder; None names them nowhere.",
+            "Make room or pass another duplicates_folder; None writes no file.",
             setting="duplicates_folder",
             path=str(path),
         ) from error
@@ -81,15 +81,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Place:
-    """The start of an ordering window.
+    """Position of the start of an ordering window.
 
     Attributes:
-        number: of the window in the lane, from 0.
-        serial: number of its first document.
-        position: of the other stream, at or before the window.
-        offset: documents between the position and the window.
-        count: documents in it.
-        order: (M,) their order, M of `count`; None before they are read.
+        number: index of the window in the lane, from 0.
+        serial: index of its first document.
+        position: position of the inner stream, at or before the window.
+        offset: documents between `position` and the window.
+        count: documents in the window.
+        order: (M,) order of M of the `count` documents; None before they are read.
     """
 
     number: int
@@ -104,17 +104,17 @@ class OrderedStream(LaneStream):
     """The documents of another stream, in order.
 
     Args:
-        stream: the documents, from ``inner_position(position)`` on if there is a position.
-        order: what orders them.
-        source: names the documents that are dropped.
-        lane: its number.
-        seed: of the lane.
-        times: where ordering adds up its seconds.
-        position: where to start; None is the beginning.
+        stream: inner stream, opened at ``inner_position(position)`` if there is a position.
+        order: orders the documents of a window.
+        source: names dropped documents.
+        lane: index of the lane.
+        seed: seed of the lane.
+        times: accumulates the seconds of ordering.
+        position: start position; None is the beginning.
 
     Raises (while reading):
         StateError: a saved order does not fit the documents.
-        ConfigError: the embedder returned something it must not.
+        ConfigError: the embedder returned an invalid result.
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class OrderedStream(LaneStream):
 
     @staticmethod
     def inner_position(position: StreamPosition | None) -> StreamPosition | None:
-        """The position that the other stream has to start from."""
+        """Return the start position of the inner stream."""
         return None if position is None else StreamPosition(0, position.cursor["at"])
 
     def position_before(self, serial: int) -> StreamPosition:
-        """The start of the ordering window of document `serial`; earlier ones are dropped."""
+        """Return the start of the ordering window of document `serial`; drop earlier positions."""
         while len(self._places) > 1 and self._places[1].serial <= serial:
             self._places.popleft()
         first = self._places[0]
@@ -170,7 +170,7 @@ class OrderedStream(LaneStream):
         return self._stream.completed(batches)
 
     def _next_documents(self) -> Documents | None:
-        """The next ordering window."""
+        """Return the next ordering window."""
         stream = self._stream
         self._unread = stream.step_over(self._unread)
         if self._places[-1].order is not None:
@@ -195,13 +195,13 @@ class OrderedStream(LaneStream):
             return self._ordered(Documents.joined(parts), self._places[-1])
 
     def _window_documents(self, number: int) -> int:
-        """Documents of the lane's window `number`, counted from 0."""
+        """Return the size in documents of the lane's window `number`, counted from 0."""
         full = self._order.order_window_documents
         first = getattr(self._order, "first_window_documents", full)
         return min(full, first << min(number, 40))
 
     def _ordered(self, documents: Documents, place: _Place) -> Documents:
-        """The documents of a window in order; sets that order in `place`."""
+        """Return the documents of a window in order, and store the order in `place`."""
         if self._orders:
             order, dropped = self._saved_order(documents), np.zeros(0, dtype=np.int64)
         else:
@@ -239,7 +239,7 @@ class OrderedStream(LaneStream):
 
 
 def _encode(place: _Place) -> list[Any]:
-    """JSON-able: number of documents, and their order."""
+    """Encode the number of documents and their order, JSON-able."""
     assert place.order is not None
     raw = zlib.compress(place.order.astype("<u4").tobytes())
     return [place.count, base64.b64encode(raw).decode()]
@@ -254,7 +254,7 @@ def open_ordered(
     position: StreamPosition | None = None,
     dealer: Dealer | None = None,
 ) -> OrderedStream:
-    """The documents of the source's own stream in order; see `open_stream`."""
+    """Open the documents of the source's stream in order; see `open_stream`."""
     assert config.order is not None
     inner = OrderedStream.inner_position(position)
     return OrderedStream(
@@ -271,15 +271,15 @@ def open_ordered(
 
 
 def add(recipe: Recipe, order: Any) -> None:
-    """Choose a packer that leaves documents side by side, and check the one given.
+    """Choose a packer that keeps the order of documents, or check the user's packer.
 
     Raises:
-        ConfigError: it is no order, or the packer puts documents into rows by their lengths.
+        ConfigError: `order` is not an order, or the packer places documents by length.
     """
     if not isinstance(order, DocumentOrder):
         raise ConfigError(
-            f"order is {order!r:.80}.",
-            "Pass order=SimilarityOrder() or what has the same attributes, or leave it out.",
+            f"order must be a DocumentOrder, got {order!r:.80}.",
+            "Pass order=SimilarityOrder() or an object with the same attributes, or leave it out.",
             setting="order",
         )
     recipe.usual = partial(_usual_packer, order)
@@ -287,24 +287,24 @@ def add(recipe: Recipe, order: Any) -> None:
     if not packer.keeps_order:
         raise ConfigError(
             f"{type(packer).__name__} puts documents into rows by their lengths, "
-            f"which tears apart what {type(order).__name__} puts side by side.",
+            f"which separates the documents that {type(order).__name__} puts side by side.",
             f"Use packer=Concat(seq_len={packer.seq_lens[-1]}), or leave out the order.",
             setting="order",
         )
     if recipe.attention == "document":
         logger.warning(
-            '%s puts related documents into one row, and with attention="document" none of them '
-            'sees another. Pass attention="row" too, or leave out the order.',
+            '%s puts related documents into one row, and attention="document" isolates '
+            'them. Pass attention="row" too, or leave out the order.',
             type(order).__name__,
         )
 
 
 def _usual_packer(order: DocumentOrder, recipe: Recipe) -> Packer:
-    """Rows of documents in their order, cut where rows end."""
+    """Return the packer of documents in their order, cut at the ends of rows."""
     seq_len = recipe.seq_len or 0
     if recipe.one_overflow() != "split":
         raise ConfigError(
-            f"{type(order).__name__} goes with a packer that cuts documents where rows end.",
+            f"{type(order).__name__} requires a packer that cuts documents where rows end.",
             f"Pass packer=Concat(seq_len={seq_len}) to have them cut, or leave out the order.",
             setting="order",
         )

@@ -1,4 +1,4 @@
-"""Warn when a source of a mixture has ended and its weight no longer holds."""
+"""Warn when a source of a mixture has ended and its weight no longer applies."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from streampack.sources.credits import TokenShares
 
 logger = logging.getLogger(__name__)
 
-#: Share of the tokens due to a source from which on its missing tokens are worth a warning. Sources
-#: that are to end together end a few quanta apart.
+#: Fraction of a source's due tokens that must be missing for a warning. Sources that should end
+#: together end a few quanta apart.
 _NOTABLE = 0.1
 
 
 class Shortfall:
-    """Tokens that sources of a mixture would have given a lane, had they not ended.
+    """Tokens that ended sources of a mixture would have given a lane.
 
     Args:
-        lanes: of the run.
+        lanes: number of lanes of the run.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -25,15 +25,16 @@ class Shortfall:
         self._ends: dict[str, int] = {}  # tokens of the lane at the end of each source
 
     def end(self, name: str, tokens: int) -> None:
-        """Note that a source ends when the lane has drawn so many tokens."""
+        """Record that a source ended after the lane had drawn `tokens` tokens."""
         self._ends[name] = tokens
 
     def warn(self, shares: TokenShares, tokens: int, drawn: dict[str, int]) -> None:
         """Log each source, once, that gives notably less than its weight asks for.
 
         Args:
-            shares: by which the lane draws, of the sources in the order of `drawn`.
-            tokens: drawn in the lane; drawn: from each source, by its name.
+            shares: shares of the lane's draws, for the sources in the order of `drawn`.
+            tokens: tokens drawn in the lane.
+            drawn: tokens drawn from each source, by its name.
         """
         for name, end in [*self._ends.items()]:
             if tokens <= end:

@@ -1,8 +1,8 @@
 """The document stream of one lane: source, tokenizer and hooks, across epochs.
 
-Blocks come out as token blocks, ready for the window, and their documents are numbered. The stream
-remembers the cursor of the source at the start of recent blocks, so that a lane can say from where
-to read again to get any document that the window still holds.
+The stream yields token blocks, ready for the window, with numbered documents. It remembers the
+cursor of the source at the start of recent blocks, so that a lane's state can name the position to
+reread any document that the window still holds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from streampack.ordering import DocumentOrder
     from streampack.sources.credits import WeightChange
 
-#: Texts are tokenized in slices of at most so many documents or characters, so that the first
-#: window waits for little more than it needs.
+#: Limits of a slice of texts tokenized at once, in documents and characters, so that the first
+#: window waits for little more than its contents.
 CHUNK_DOCUMENTS = 64
 CHUNK_CHARACTERS = 1 << 20
 
@@ -39,15 +39,15 @@ class StreamConfig:
     """Everything that determines the documents of a run's lanes.
 
     Attributes:
-        source: prepared.
-        lanes: how many lanes it is split into.
+        source: prepared source.
+        lanes: number of lanes that it is split into.
         preparation: tokenizer, EOS rule and hooks.
-        seed: of the run.
+        seed: seed of the run.
         shuffle: True if the source shuffles.
-        epochs: how often the source is read; None is for ever.
-        on_error: see `Skips`.
-        order: orders documents before they come into the window; None leaves them as they are.
-        weight_changes: of a mixture, in the order of their batches.
+        epochs: passes over the source; None is endless.
+        on_error: policy for broken content; see `Skips`.
+        order: orders documents before they enter the window; None keeps the stream's order.
+        weight_changes: changes of a mixture's weights, in the order of their batches.
     """
 
     source: Source
@@ -66,13 +66,13 @@ class DocumentStream(LaneStream):
 
     Args:
         config: source and preparation; `order` is not used here.
-        lane: which part of the source this is.
-        skips: what to do with broken content.
-        times: where reading and preparing add up their seconds.
-        position: where to start; None is the beginning.
-        number: of the source in a mixture; documents carry it in their origin.
+        lane: index of the lane, which selects its part of the source.
+        skips: policy for broken documents and shards.
+        times: accumulates the seconds of reading and preparing.
+        position: start position; None is the beginning.
+        number: index of the source in a mixture, stored in the origin of documents.
         dealer: deals the lanes their parts; None divides every epoch equally.
-        line: the source's name among the lines of the dealer's rule.
+        line: name of the source among the lines of the dealer's rule.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class DocumentStream(LaneStream):
         if position is not None and isinstance(self._parts, EqualParts):
             self._parts.shift = position.cursor.get("shift", 0)
         self._empty_parts = 0  # in a row
-        # The place after the block at hand, and of the block the place before it and the share of
-        # its documents that are not prepared yet.
+        # Positions after and before the current block, and the fraction of its documents that is
+        # not prepared yet.
         self._after = self._before = (first, start)
         self._unprepared = 0.0
         self._tokens = position.cursor["tokens"] if position else 0  # prepared
@@ -132,13 +132,13 @@ class DocumentStream(LaneStream):
         before, size, unread = parts.weights(*self._after)
         if self._unprepared:
             unread += int(self._unprepared * (parts.weights(*self._before)[2] - unread))
-        if unread == size:  # nothing is known of this part
+        if unread == size:  # the part has no estimate before its first document
             return [Remaining(self._number, before, ahead, tokens)]
         ahead += unread * (self._tokens - self._tokens_before) // (size - unread)
         return [Remaining(self._number, before + size, ahead, tokens)]
 
     def _remember(self, number: int, part: Part | None, at: Any) -> None:
-        # Called only when everything read so far is consumed, so `serial` is what comes next. A
+        # Called only when everything read so far is consumed, so `serial` is the next document. A
         # position without documents after it (a filter may refuse a whole corpus) is not needed.
         if self._positions and self._positions[-1].serial == self.serial:
             self._positions.pop()
@@ -196,10 +196,10 @@ class DocumentStream(LaneStream):
             self._remember(number, None, None)
 
     def _read_another_share(self, epoch: int) -> None:
-        """After an empty part of an endless source, go on with the shares of the next lane.
+        """Continue with the parts of the next lane after an empty part of an endless source.
 
         Raises:
-            ConfigError: those of all lanes were empty.
+            ConfigError: the parts of all lanes were empty.
         """
         assert isinstance(self._parts, EqualParts)
         config = self._config
@@ -211,7 +211,7 @@ class DocumentStream(LaneStream):
         raise ConfigError(
             f"Lane {self._lane} of {config.lanes} found no document in any part of the corpus, up "
             f"to epoch {epoch}.",
-            "Check what the filter and on_error leave of the corpus"
+            "Check that the filter and on_error keep part of the corpus"
             + (f" (hooks: {named})." if named else "."),
             setting=titles[0][0] if titles else "source",
         )
@@ -226,7 +226,7 @@ def _parts_of(config: StreamConfig, lane: int, dealer: Dealer | None, line: str)
 
 
 def _chunks(block: Block) -> Iterator[Block]:
-    """A token block as it is; others in slices small enough to tokenize one at a time."""
+    """Yield a token block unchanged; other blocks in slices small enough to tokenize at once."""
     if isinstance(block, Documents):
         yield block
         return
