@@ -1,4 +1,4 @@
 """Records of several documents, which stay together in one batch.
 
-Knows blocks and rows; it does not know formats, tokenizers or lanes.
+The package handles blocks and rows, independent of formats, tokenizers and lanes.
 """

@@ -1,4 +1,4 @@
-"""Groups in a run: records of several documents stay together."""
+"""Leaf for groups: keep the documents of a record together in a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def add(recipe: Recipe, value: object) -> None:
-    """Choose the packer that keeps the documents of a record together, if the one given can."""
+    """Make the packer keep the documents of a record together, if it supports that."""
     recipe.overflow = recipe.overflow or "drop"
     packer = recipe.packer
     usual = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=packer.overflow)
@@ -34,7 +34,7 @@ def add(recipe: Recipe, value: object) -> None:
 
 def add_members(recipe: Recipe, value: object) -> None:
     """Add the stages of groups, for a packer that places their members one by one."""
-    if recipe.given["layout"] is not None:  # a tree is placed whole
+    if recipe.given["layout"] is not None:  # a tree is placed as a whole
         return
     recipe.gathered = replace(recipe.fields, document={})
     recipe.units = ("the group that begins with ", "tokens")

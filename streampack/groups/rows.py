@@ -1,4 +1,4 @@
-"""split_groups: rows of groups as rows of the documents that the groups consist of.
+"""split_groups: turn rows of groups into rows of their member documents.
 
 Cost: some numpy calls per batch; no token is copied.
 """
@@ -21,7 +21,7 @@ from streampack.window.packed_rows import PROVENANCE, PackedRows
 
 
 def groups_of(pieces: Pieces, held: FieldStore) -> list[Documents]:
-    """The documents of each of these pieces (D,) of groups."""
+    """Return the member documents of each of these pieces (D,), which are groups."""
     found = []
     for (block, i), start, stop in zip(
         held.places(pieces.serial), pieces.start.tolist(), pieces.stop.tolist(), strict=True
@@ -39,7 +39,7 @@ def groups_of(pieces: Pieces, held: FieldStore) -> list[Documents]:
 
 @dataclass(frozen=True, slots=True)
 class GroupsSplit:
-    """A row stage: the documents of groups are the pieces; `types` are the run's fields."""
+    """Row stage that makes pieces of the members of groups; `types` are the run's fields."""
 
     types: FieldTypes
     by_row: bool
@@ -64,17 +64,17 @@ def split_groups(
     *,
     by_row: bool,
 ) -> PackedRows:
-    """The same rows, with the documents of groups as pieces.
+    """Return the same rows with the members of groups as pieces.
 
     Args:
-        packed: D pieces, each of which is a group, or some of its documents.
-        groups: the documents of each (D,).
-        number: (D,) the group of each, by any number.
-        types: of the fields.
-        by_row: attention segments are rows.
+        packed: rows with D pieces, each a group or some of its members.
+        groups: members of each piece (D,).
+        number: (D,) an id of each piece's group, equal for pieces of one group.
+        types: declared fields.
+        by_row: True if attention segments are rows.
 
     Raises:
-        PlanError: a piece holds only a part of a document.
+        PlanError: a piece holds only part of a document.
     """
     count = np.array([len(group) for group in groups], dtype=np.int64)
     lengths = concatenated([group.lengths for group in groups], np.int64)
@@ -82,10 +82,10 @@ def split_groups(
     ends = offsets_of(lengths)[offsets_of(count)]
     if not np.array_equal(np.diff(ends), runs[is_group]):
         raise PlanError(
-            "A row holds a part of a group's document.",
-            "Use a packer that never cuts a document, as BestFitDecreasing does.",
+            "A row must hold whole documents of a group, and one is cut.",
+            "Use a packer that never cuts a document, such as BestFitDecreasing.",
         )
-    many = np.ones(len(runs), dtype=np.int64)  # runs that each run becomes
+    many = np.ones(len(runs), dtype=np.int64)  # runs that result from each run
     many[is_group] = count
     real = np.repeat(is_group, many)
     sizes = np.repeat(runs, many)
@@ -116,9 +116,9 @@ def columns_of(
     lengths: NDArray[np.int64],
     types: FieldTypes,
 ) -> dict[str, Any]:
-    """Columns of `PackedRows` with one entry per document of the groups; see `split_groups`.
+    """Make the columns of `PackedRows` with one entry per member; see `split_groups`.
 
-    `lengths` are those of the documents.
+    `lengths` are the lengths of the members.
     """
     origin = concatenated([group.origin for group in groups], ORIGIN)
     provenance = packed.provenance
@@ -143,11 +143,11 @@ def columns_of(
 
 
 def _apart(packed: PackedRows, sizes: NDArray[np.int64], real: NDArray[np.bool_]) -> PackedRows:
-    """The rows with an attention segment for every run (P,)."""
+    """Return the rows with an attention segment for every run (P,)."""
     lengths = sizes[real]
     if packed.loss_mask is None:
         loss_tokens = int((lengths - 1).sum())
-    else:  # padding is masked, and nothing is before the first token of a segment
+    else:  # padding is masked, and the first token of a segment has no predecessor
         firsts = packed.boundaries[:-1][real]
         loss_tokens = int(packed.loss_mask.sum()) - int(packed.loss_mask[firsts].sum())
     return packed._replace(
@@ -159,5 +159,5 @@ def _apart(packed: PackedRows, sizes: NDArray[np.int64], real: NDArray[np.bool_]
 
 
 def concatenated(arrays: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    """The arrays end to end in a dtype; there may be none."""
+    """Concatenate any number of arrays in a dtype, even zero."""
     return np.concatenate([np.zeros(0, dtype=dtype), *arrays], dtype=dtype, casting="unsafe")

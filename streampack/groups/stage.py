@@ -1,4 +1,4 @@
-"""Stages of runs whose records have several documents that stay together."""
+"""Block stage for records of several documents that stay together."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from streampack.stages.base import Place
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Documents side by side that have one origin become a group: one document of the window.
+    """Group adjacent documents of one origin into one document of the window.
 
-    What the window, packers and states see is its length. A group is what is left of its record.
+    Window, packers and states use the length of the group. A group holds the documents of its
+    record that earlier stages kept.
     """
 
     def describe(self) -> Mapping[str, Any]:
