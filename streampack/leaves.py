@@ -1,9 +1,9 @@
-"""The table of leaves: which capability adds what to a run, imported by the runs that use it.
+"""The table of leaves: optional capabilities of a run, imported only by runs that use them.
 
-A leaf is named by the argument of `PackedDataset` that asks for it, or by the `leaves` of a source
-or packer. Its function ``add(recipe, value)`` checks the value and adds stages to the `Recipe` of
-the run; without a value the function is not imported. Leaves are added in the order of the table,
-so those that choose defaults come before those that read them.
+A leaf is requested by an argument of `PackedDataset`, or by the `leaves` of a source or packer. Its
+function ``add(recipe, value)`` checks the value and adds stages to the `Recipe` of the run; without
+a value the function is not imported. Leaves are added in the order of the table, so a leaf that
+chooses a default comes before a leaf that reads it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streampack.run.recipe import Recipe
 
-#: Value of a leaf that a source asks for, where no argument of the dataset does.
+#: Value of a leaf requested by a source, and by no argument of the dataset.
 ASKED: Any = type("Asked", (), {"__repr__": lambda self: "asked by the source"})()
 
 #: Leaves that may choose the packer, in order.
@@ -40,7 +40,7 @@ AFTER_PACKER = {
     "mixture": "streams.mixed_stream:add",
 }
 
-#: Sources of objects, by what these are.
+#: Functions that make sources of objects in memory, by the kind of object.
 SOURCES = {
     "path": "sources.paths:seems_path",
     "paths": "sources.paths:open_files",
@@ -49,7 +49,7 @@ SOURCES = {
     "stream": "sources.iterable.hf:HFStream",
     "iterable": "sources.iterable.source:Iterable",
 }
-#: Methods of datasets and loaders that a run does without.
+#: Methods of datasets and loaders that are not needed to make batches.
 METHODS = {
     "estimate_steps": "run.estimation:estimate_steps",
     "explain": "run.explanation:explain",
@@ -59,16 +59,16 @@ METHODS = {
     "with_progress": "run.progress:with_progress",
     "worker_share": "run.worker_share:WorkerShare",
 }
-#: Documents of a lane in the order of `LaneConfig.order`.
+#: Opens the documents of a lane in the order of `LaneConfig.order`.
 ORDERED = "streams.ordered_stream:open_ordered"
-#: A run that goes on with other settings.
+#: Resumes a run with changed settings.
 CHANGED_SETTINGS = "run.changed_settings:resume_changed"
-#: The ranks of a job of several processes.
+#: Connection of the ranks in a job of several processes.
 RANKS = "job.exchange:ProcessRanks"
 
 
 def add_leaves(recipe: Recipe) -> None:
-    """Let every leaf that the run uses add its part to the recipe."""
+    """Let every requested leaf add its part to the recipe."""
     _add(recipe, BEFORE_PACKER)
     recipe.given.update(recipe.packer.leaves())
     _add(recipe, AFTER_PACKER)
@@ -82,6 +82,6 @@ def _add(recipe: Recipe, table: Mapping[str, str]) -> None:
 
 
 def load(function: str) -> Any:
-    """Import ``module:name`` of streampack."""
+    """Import and return ``module:name`` of streampack."""
     module, _, name = function.partition(":")
     return getattr(import_module(f"streampack.{module}"), name)
