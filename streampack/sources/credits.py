@@ -3,7 +3,7 @@
 Steps for every quantum (the few documents that are drawn from one source at a time):
   1. Each source has a credit: the tokens it should have given by now, minus those it has given.
      Credits add up to zero.
-  2. Sources whose credit is not negative are eligible. The one with the earliest deadline is
+  2. Sources with a credit of 0 or more are eligible. The one with the earliest deadline is
      chosen: the time at which its credit would exceed the largest quantum drawn so far, if it
      continued to grow as it does now. Ties go to the first.
   3. The tokens of the quantum are counted once it is drawn: the credit of every source grows by

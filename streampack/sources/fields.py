@@ -61,7 +61,7 @@ def masks_of_rows(
         at, value = place - int(offsets[row]), values[place]
         reasons.setdefault(
             row,
-            f"has the label {value} at token {at}, whose id is {ids[place]}; a label is the "
+            f"has the label {value} at token {at}, which has the id {ids[place]}; a label is the "
             f"token's own id or {IGNORED} (it is the model that shifts)"
             if labels
             else f'has the value {value} at token {at} in "{name}", so it is no mask of 0 and 1; '
@@ -345,7 +345,7 @@ def unknown_document(found: Sequence[str], kinds: Mapping[str, str], where: str)
     there = ", ".join(f'"{name}"' for name in list(kinds)[:30]) or "(none)"
     chats = chat_fields(kinds)
     held = found or [name for name, kind in kinds.items() if kind in ("text", "tokens", "several")]
-    given = "text= with the field of the texts, or tokens= with that of the ids,"
+    given = "text= with the field of the texts, or tokens= with the field of the ids,"
     if found or len(held) == 1:
         words = ["tokens" if kinds[name] in ("tokens", "several") else "text" for name in held]
         given = " or ".join(f"{word}={name!r}" for word, name in zip(words, held, strict=True))

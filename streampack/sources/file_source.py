@@ -1,4 +1,4 @@
-"""FileSource: a source whose shards are files, local or remote.
+"""FileSource: a source with files as shards, local or remote.
 
 A format adds the listing of its files and the reading of a part of one.
 """
@@ -28,7 +28,7 @@ _MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # opening such files may take longer
 
 
 class FileSource(ShardedSource):
-    """A source whose shards are files.
+    """A source with files as shards.
 
     Subclasses implement `list_shards` and `read_shard`, set `fields` or `tokenized`, and `endings`;
     formats with a costly listing also set `listing_fields`.
@@ -119,13 +119,13 @@ class FileSource(ShardedSource):
 
         Args:
             shard: index of the shard.
-            what: a clause with the fault: "it has 7 bytes and its index says 9".
+            what: a clause with the fault: "it has 7 bytes, and its index declares 9".
             index: index of the first document that cannot be read.
             remedy: the beginning of the advice, before the clause on skipping.
         """
         return ContentError(
             f"{shown(self.manifest.paths[shard])} is broken: {what}.",
-            f'{remedy}, or skip what is broken with on_error="skip" (--on-error).',
+            f'{remedy}, or skip broken content with on_error="skip" (--on-error).',
             shard=shard,
             index=index,
             rest_of_shard=True,

@@ -106,7 +106,7 @@ class Manifest:
         weights: NDArray[np.int64] | None = None,
         details: dict[str, Any] | None = None,
     ) -> Manifest:
-        """Make a manifest of listed files; without `weights`, a file weighs its bytes, or 1."""
+        """Make a manifest of files; without `weights`, a file weighs its bytes, at least 1."""
         sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
         weights = np.maximum(sizes, 1) if weights is None else weights
         paths, versions = [info.path for info in infos], [info.version for info in infos]

@@ -9,7 +9,7 @@ All little-endian. A length is in tokens, a pointer in bytes of the `.bin`. Docu
 sequences documents[i] to documents[i + 1], so there are D - 1. An index of multimodal data ends
 with S bytes more, the modes of its sequences.
 
-The sizes of the arrays are compared with that of the file when it is listed, their ends when it is
+The sizes of the arrays are compared with the file's when it is listed, their ends when it is
 opened, and lengths with pointers when they are read.
 """
 
@@ -125,7 +125,7 @@ class Index:
         if count:
             expected = self._pointers[count - 1] + self._lengths[count - 1] * self._item_bytes
         if expected != bin_bytes or (count and self._pointers[0]):
-            raise DamagedFileError(f"it has {bin_bytes} bytes and its index says {expected}")
+            raise DamagedFileError(f"it has {bin_bytes} bytes, and its index declares {expected}")
 
     def __call__(self, low: int, high: int) -> NDArray[np.int64]:
         sequences = self._documents.part(low, high)

@@ -85,7 +85,7 @@ def _look(
             named = [option for option in _NAMED if option in takes]
             raise ConfigError(
                 f"{name}={value!r} was given, and the files are read by {known.name}.",
-                remedy=f"It takes {', '.join(named) or 'none of the kind'}.",
+                remedy=f"It takes {', '.join(named) or 'no such argument'}.",
                 setting=name,
             )
     return known

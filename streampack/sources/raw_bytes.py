@@ -180,7 +180,7 @@ def no_npy(error: Exception) -> str:
 
 
 def read_again(read: Callable[[io.BytesIO], Read], content: bytes) -> Read:
-    """Call a reader of numpy on a file's bytes, with retries; its other exceptions are passed on.
+    """Call a reader of numpy on a file's bytes; retry at a `SystemError`, pass on other exceptions.
 
     Numpy has Python parse the header, which now and then fails if threads do so at the same time (a
     SystemError, CPython's issue 106905). The file is not at fault, so the call is retried.

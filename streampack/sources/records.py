@@ -290,8 +290,8 @@ def _masks_in(
     for name in unread:
         if given.get(name) is not None:
             raise BrokenDocumentError(
-                f'has "{name}", and the first document has not, so its tokens would be learnt '
-                "whatever that says: give it to all of them, or pass loss_mask=[], which reads none"
+                f'has "{name}", and the first document has not, so all its tokens would be learnt: '
+                "give it to all documents, or pass loss_mask=[] to read no mask"
             )
     if masks is None:
         masks = [name for name in LOSS_FIELDS if given.get(name) is not None]

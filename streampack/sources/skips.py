@@ -67,7 +67,7 @@ class Skips:
         self._log(error)
 
     def _log(self, error: ContentError) -> None:
-        """Log every shard, the first documents, and then those whose count is a power of ten."""
+        """Log every shard, the first documents, and later ones at counts that are powers of ten."""
         count = self.counts.skipped
         if count > NAMED and not error.rest_of_shard and str(count).strip("0") != "1":
             return

@@ -94,7 +94,7 @@ def llmc_kind(head: bytes, num_bytes: int) -> int:
     there = num_bytes - HEADER_BYTES
     if there != count * np.dtype(dtype).itemsize:
         raise DamagedFileError(
-            f"its header says {count} ids of {dtype}, and {max(there, 0)} bytes follow"
+            f"its header declares {count} ids of {dtype}, and {max(there, 0)} bytes follow"
         )
     return integer_kind(dtype)
 
@@ -230,7 +230,9 @@ class Tokens(FlatSource):
         if end is not None:
             kind = kind or (num_bytes // end if end and num_bytes in (2 * end, 4 * end) else 0)
             if not kind or end * INTEGER_DTYPES[kind].itemsize != num_bytes:
-                raise DamagedFileError(f"it has {num_bytes} bytes and its index says {end} ids")
+                raise DamagedFileError(
+                    f"it has {num_bytes} bytes, and its index declares {end} ids"
+                )
         elif head.startswith(NPY_MAGIC):
             header = npy_header(head, num_bytes)
             if isinstance(header, str):

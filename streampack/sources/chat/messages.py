@@ -196,7 +196,7 @@ def _plain_list(value: Any, name: str) -> list[Any]:
     try:
         json.dumps(value)
     except (TypeError, ValueError) as error:
-        raise BrokenDocumentError(f"has in {name} what is not JSON ({error})") from None
+        raise BrokenDocumentError(f"has a value in {name} that is not JSON ({error})") from None
     return list(value)
 
 

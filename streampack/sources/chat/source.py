@@ -51,16 +51,16 @@ class Chat(Source):
       given, a user's and an assistant's turn;
     - "preference": ``{"prompt": ..., "chosen": ..., "rejected": ...}`` of texts or messages; the
       prompt may be left out where both sides begin with it. It makes two documents, the chosen one
-      first, whose document field "chosen" tells them apart;
+      first; their document field "chosen" tells them apart;
     - ``{"input_ids": [...]}`` with ``"labels"`` (a token's own id, or -100), or with a mask in
       ``"loss_mask"``, ``"assistant_masks"`` or ``"completion_mask"``; with several, a token is
       learnt if it is learnt in all.
 
     Beside messages there may be ``"tools"`` and ``"system"``. Content may be text or a list of
     parts of text. Every token of an assistant's turn carries loss, with the token that ends it, and
-    no other token does; a turn whose message has ``"weight": 0``, ``"train": false`` or
-    ``"loss": false`` carries none. Conversations longer than a row are dropped, counted and named,
-    unless the packer that is passed does something else.
+    no other token does; a turn carries none if its message has ``"weight": 0``, ``"train": false``
+    or ``"loss": false``. Conversations longer than a row are dropped, counted and named, unless the
+    given packer has another policy.
 
     Args:
         data: files, directories, globs or brace expansions, local or any fsspec URL: Parquet, Arrow
@@ -288,7 +288,7 @@ def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"template_kwargs is {dict(given)!r:.200}: {error}.",
-            "Use what JSON has: texts, numbers, true and false, lists and objects; and a date as "
+            "Use JSON values: texts, numbers, true and false, lists and objects; and a date as "
             '"2025-07-26".',
             setting="template_kwargs",
         ) from error

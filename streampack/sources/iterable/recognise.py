@@ -31,7 +31,7 @@ def refuse_lazy(data: Any) -> None:
         if kind.startswith(prefix) and hasattr(data, call):
             files = "its files, data.files, or " if hasattr(data, "files") else ""
             raise ConfigError(
-                f"data is {with_article(kind)}, whose rows are not in memory.",
+                f"data is {with_article(kind)}, and its rows are not in memory.",
                 f"Pass {files}its rows, sources.Table(data.{call}()).",
                 setting="data",
             )

@@ -46,7 +46,7 @@ _END = object()  # in place of an item
 
 
 class ItemSource(Source):
-    """A source whose documents come one by one as Python objects.
+    """A source of documents that come one by one as Python objects.
 
     Subclasses set `fields` and implement `open_lane`. Documents keep the iterable's order; with
     shuffling, they are permuted inside blocks, by seed, epoch and position.
@@ -308,7 +308,7 @@ class Iterable(ItemSource):
             if self._begun or resume:
                 raise ConfigError(
                     f"A {self._kind} can be read only once.",
-                    "Pass something that can be iterated again: a list, a dataset, or a function "
+                    "Pass data that can be iterated repeatedly: a list, a dataset, or a function "
                     "(lane, lanes) -> iterable that makes a new generator.",
                     setting="data",
                 )

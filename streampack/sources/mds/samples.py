@@ -10,11 +10,11 @@ from streampack.sources.mds.index import Column
 
 #: Reasons for broken samples by status; each ends a sentence that begins with a sample's name.
 STATUS = {
-    1: "has columns whose sizes do not add up to its length",
+    1: "has columns with sizes that do not add up to its length",
     2: "has an array header that is cut short",
     3: "has an array that does not hold integers",
     4: "has an array of more than one dimension",
-    5: "has an array whose bytes do not match its shape",
+    5: "has an array with bytes that do not match its shape",
     6: "has a loss mask or a field that is not as long as its tokens",
     7: "is longer than max_document_bytes of Reading",
 }

@@ -282,7 +282,7 @@ class MDS(FileSource):
         expected = int(self.manifest.num_bytes[shard])
         if file.num_bytes != expected:
             raise self.broken_shard(
-                shard, f"it has {file.num_bytes} bytes and its index says {expected}"
+                shard, f"it has {file.num_bytes} bytes, and its index declares {expected}"
             )
         if self.validate_hash is not None:
             digest = new_hash(self.validate_hash)
@@ -317,7 +317,7 @@ class MDS(FileSource):
         data = file.array(0, head)
         count = int(data[:4].view(np.uint32)[0])
         if count != n:
-            raise self.broken_shard(shard, f"it says it has {count} samples and its index says {n}")
+            raise self.broken_shard(shard, f"it has {count} samples, and its index declares {n}")
         table = data[4:head].view(np.uint32)
         wrong = np.flatnonzero(table[1:] < table[:-1])
         if len(wrong):

@@ -1,8 +1,8 @@
 """Footers of Parquet files: a file's schema, rows and bytes, read without its data.
 
-A footer is untrusted. Of pyarrow's accessors only those of files, schemas and row groups are used.
+A footer is untrusted. Only pyarrow's accessors of files, schemas and row groups are used.
 `RowGroupMetaData.column()`, which everything about a single column needs, ends the process on about
-one in a hundred flipped bits of a footer, because nothing catches what it throws. The others, and
+one in a hundred flipped bits of a footer, because nothing catches its exceptions. The others, and
 reading itself, raised an error or worked on every flipped bit
 (tests/sources/test_parquet_damage.py).
 """

@@ -120,7 +120,7 @@ def _value(convert: _Convert, value: Any) -> Any:
 
 
 def _without_nulls(value: Any, depth: int = 0) -> Any:
-    if depth > MOST_NESTED:  # in memory; what is read from text has been checked
+    if depth > MOST_NESTED:  # in memory; values parsed from text have been checked
         raise too_deep()
     if isinstance(value, Mapping):
         items = value.items()

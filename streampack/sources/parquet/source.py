@@ -261,7 +261,7 @@ class Parquet(FileSource):
         footer, places = footer_of(file, int(self.manifest.weights[shard]))
         listed = self.manifest.details["documents"]
         if listed is not None and footer.num_rows != listed[shard]:
-            raise DamagedFileError("the number of rows is not what it was when listed")
+            raise DamagedFileError("its number of rows has changed since it was listed")
         order = ColumnOrder()
         with open_file(file, footer, order) as opened:
             yield opened.schema_arrow, places, partial(self._batches, file, opened, places, order)
@@ -273,7 +273,7 @@ class Parquet(FileSource):
         except ConfigError as error:
             raise DamagedFileError(str(error)) from error
         if not narrow and self.manifest.details["dtype"] == "uint16":
-            raise DamagedFileError("its ids are of a wider type than those of other files")
+            raise DamagedFileError("its ids have a wider type than the ids of other files")
 
     def _batches(
         self,
