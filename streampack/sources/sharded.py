@@ -115,7 +115,7 @@ class ShardedSource(Source):
         return self._manifest
 
     def listed(self) -> Manifest:
-        """The shards, from `list_shards`."""
+        """Return the manifest from `list_shards`."""
         return self.list_shards()
 
     def prepare(self) -> None:

@@ -140,7 +140,7 @@ class TextBlocks:
     fields: Sequence[str] = ()
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
-        """Blocks of these rows; `first` is the number of the first one."""
+        """Yield blocks of these rows; `first` is the index of the first row."""
         column = _plain_text(rows.column(self.column))
         sizes = row_sizes(column)
         large = sizes > self.max_bytes
@@ -272,7 +272,7 @@ class TokenBlocks:
     document_fields: Sequence[str] = ()
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
-        """Blocks of these rows; `first` is the number of the first one."""
+        """Yield blocks of these rows; `first` is the index of the first row."""
         lists = _Lists.of(rows.column(self.tokens))
         reasons: dict[int, str] = dict.fromkeys(lists.nulls.tolist(), "is null")
         ids = self._ids(lists, reasons)

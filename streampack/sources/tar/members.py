@@ -115,7 +115,7 @@ class FirstMembers:
         return {**{name[:-4]: "tokens" for name in arrays}, **self.fields.get(key, {})}
 
     def columns(self) -> dict[str, str]:
-        """The possible documents: ".npy" and ".txt" files by their endings, and the fields of
+        """Return possible documents: ".npy" and ".txt" files by their endings, and the fields of
         JSON and .npz files as "json:text". Kinds are as in `Fields.found_in`.
         """
         kinds: dict[str, str] = {}
