@@ -133,9 +133,10 @@ def test_the_epoch_counts_passes_over_the_corpus_and_goes_on_after_a_resume(
 
     corpus = write_corpus(tmp_path / "corpus", 200)
     batches = sum(1 for _ in PackedLoader(PackedDataset(
-        corpus, seq_len=64, batch_size=2, lanes=4, token_rules=TokenRules(pad_id=0, eos_id=0)
+        corpus, seq_len=64, batch_size=2, lanes=4, epochs=passes or 1,
+        token_rules=TokenRules(pad_id=0, eos_id=0),
     )))  # fmt: skip
-    steps = batches // 2  # of two batches, in a pass
+    steps = batches // (passes or 1) // 2  # of two batches, in a pass
     first = make_trainer(
         tmp_path / "run", corpus, max_steps=steps, save_steps=steps // 3, kind=Passes
     )
