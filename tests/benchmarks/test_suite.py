@@ -140,6 +140,7 @@ COMMANDS = {
     "scale": "--shards 1000 --lanes 64 --ranks 4 --documents 3000",
     "alignment": "--documents 2000",
     "gpu": "--quick",
+    "pipelines": "--median 2000",
     "state": "--documents 500 --lanes 2 --samples 1",
     "tokenizers": "--only GPT-2 --texts 100 --megabytes 0.1",
     "trees": "--scale 0.05 --passes 1",
