@@ -1,4 +1,4 @@
-"""A lane: documents in, batches out, and the state that repeats them.
+"""A lane: makes batches from documents, with a state that reproduces them.
 
-Knows its stream, window and packer; it does not know which rank or worker runs it.
+The package combines stream, window and packer, independent of the rank or worker that runs a lane.
 """

@@ -1,4 +1,4 @@
-"""LaneConfig: all that the batches of a run's lanes follow from; kernels compiled for it."""
+"""LaneConfig: all settings that determine the batches of lanes; compile the kernels for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streampack.window.window import Window
 if TYPE_CHECKING:
     from streampack.packing.balancing import Balance
 
-MOST_LANES = 1 << 20  # of a run
+MOST_LANES = 1 << 20  # limit of a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +32,11 @@ class LaneConfig(StreamConfig):
     """Everything that determines the batches of a run, shared by all of its lanes.
 
     Attributes:
-        packer, window (resolved), batch_tokens: how rows are made and grouped.
-        row_format: how they are written.
-        balance: the schedule of costs, measured; None goes by no costs.
-        dealing: how the lanes are dealt the source; None divides every epoch equally among them.
+        packer, window, batch_tokens: packing of documents into rows and batches; `window` is
+            resolved.
+        row_format: layout of rows.
+        balance: measured schedule of costs; None ignores costs.
+        dealing: rule by which lanes are dealt the source; None divides every epoch equally.
     """
 
     packer: Packer
@@ -47,7 +48,7 @@ class LaneConfig(StreamConfig):
 
     @property
     def deal_settings(self) -> DealSettings:
-        """What of it deals depend on."""
+        """Return the settings that deals depend on."""
         return DealSettings(
             source=self.source,
             epochs=self.epochs,
@@ -59,36 +60,36 @@ class LaneConfig(StreamConfig):
 
     @property
     def finishes(self) -> bool:
-        """Whether batches are finished where they are handed out."""
+        """Return whether a row stage finishes batches when they are handed out."""
         return any(hasattr(stage, "finish") for stage in self.row_format.stages)
 
     def finished(self, rows: PackedRows, name: Callable[[Any], str], skips: Skips) -> PackedRows:
-        """A batch as it is handed out."""
+        """Apply the finishing row stages to a batch, when it is handed out."""
         for stage in self.row_format.stages:
             if (finish := getattr(stage, "finish", None)) is not None:
                 rows = finish(rows, name, skips)
         return rows
 
     def empty_batch(self, step: int) -> PackedRows:
-        """Rows of padding, in the shape that batch number `step` of any lane has."""
+        """Return rows of padding, in the shape of batch `step` of any lane."""
         seq_len = self.packer.seq_len_at(step, schedule_seed=self.seed)
         (rows,) = self.packer.rows_per_batch(np.array([seq_len]), self.batch_tokens).tolist()
         return empty_rows(self.row_format, rows, seq_len)
 
     def mean_batch_tokens(self, count: int) -> float:
-        """Slots of a lane's first `count` batches, on average."""
+        """Return the mean number of slots of a lane's first `count` batches."""
         return self.batch_tokens * self.packer.batch_share(count, schedule_seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True)
 class LaneShare:
-    """The lanes that a process runs, and from where on.
+    """The lanes that a process runs, and the states that they start from.
 
     Attributes:
-        config: of the run.
-        topology: of the rank whose batches are wanted; start: number of the first batch.
-        states: of each lane, where it goes on from (None is its beginning), in the order of the
-            rotation.
+        config: configuration of the run.
+        topology: topology of the rank that takes the batches.
+        start: index of the first batch.
+        states: start state of each lane (None is its beginning), in the order of the rotation.
     """
 
     config: LaneConfig
@@ -108,7 +109,7 @@ def warm_up(config: LaneConfig) -> None:
         )
         documents.take(np.array([1, 0], dtype=np.int64))
         order = config.order
-        if order is not None and getattr(order, "exact", False):  # loads no model
+        if order is not None and getattr(order, "exact", False):  # an exact order loads no model
             order.order(documents)
         window = Window(
             config.window,

@@ -1,7 +1,7 @@
-"""Fill: the documents that a lane reads come into its window.
+"""Fill: read documents into the window of a lane.
 
-A lane goes on from a state by reading the window's documents again. They are compared with the
-state by a digest, so documents that changed since are refused.
+A lane resumes from a state by rereading the window's documents. A digest compares them with the
+state, so documents that have changed are refused.
 """
 
 from __future__ import annotations
@@ -28,26 +28,28 @@ from streampack.window.window import Window
 
 logger = logging.getLogger(__name__)
 
-ADMIT_DOCUMENTS = 4096  # that the window is shown at once
-NAMED_DOCUMENTS = 10  # of those dropped for their length, in the log of a lane
+ADMIT_DOCUMENTS = 4096  # offered to the window at once
+NAMED_DOCUMENTS = 10  # named in a lane's log when dropped for their length
 
 
 class Fill:
-    """The stream and the window of a lane, which starts from `state` or from the beginning.
+    """A lane's stream and window, restored from `state` if given.
 
     Args:
-        config: of the run; lane: number of the lane.
-        state: of `RoundStart.state`; None is the beginning.
-        dealer: makes the deals where the configuration has a rule for them.
+        config: configuration of the run.
+        lane: index of the lane.
+        state: a state from `RoundStart.state`; None is the beginning.
+        dealer: makes the deals if the configuration has a rule for them.
 
     Attributes:
-        stream: the documents that come next; window: those that wait.
-        reports: what the lane has reported for deals.
+        stream: stream of the next documents.
+        window: documents that wait for a row.
+        reports: reports of the lane for deals.
         times: seconds spent by stage.
 
     Raises (while reading):
-        StateError: the documents are not those the state was made from.
-        ContentError, StorageError: from the source.
+        StateError: the documents differ from the documents of the state.
+        ContentError, StorageError: the source cannot be read.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Fill:
             self._read_again(state)
 
     def read(self, step: int) -> bool:
-        """Admit what the round that begins with batch `step` wants; True if there was less."""
+        """Fill the window for the round from batch `step` on; return True if documents ran out."""
         self.stream.allow(step)
         self.stream.reweigh(step)
         self.reports.forget(step)
@@ -93,15 +95,15 @@ class Fill:
         return starved
 
     def member_lengths(self, entries: Entries) -> MemberLengths | None:
-        """Of the groups among these of the window's entries; None without groups."""
+        """Return the member lengths of groups among these window entries; None without groups."""
         if not self.config.row_format.units[0]:
             return None
         return self.window.buffer.fields.member_lengths(entries.serial)
 
     def changed(self, what: str) -> StateError:
-        """The error for documents that are not those of a state."""
+        """Return the error for documents that differ from the documents of a state."""
         return StateError(
-            f"Lane {self.lane} was read again from its saved place, and {what}.",
+            f"Lane {self.lane} was reread from its saved position, and {what}.",
             "Resume with the same data and code, or start a new run.",
         )
 
@@ -111,7 +113,7 @@ class Fill:
             documents = stream.peek()
             if documents is None:
                 return True
-            # Not more at a time than a round may use, for it looks at all of them again.
+            # No more at a time than a round may use, because the window examines all of them.
             documents = documents[:ADMIT_DOCUMENTS]
             with self.times.measure("pack_s"):
                 taken, full = window.admit(documents, stream.serial)
@@ -135,14 +137,14 @@ class Fill:
             stream.consume(count - held_in_part)
         if window.entries.digest() != state["digest"]:
             raise self.changed(
-                f"the window's digest is {window.entries.digest()}, the state says "
-                f"{state['digest']!r:.40}"
+                f"the window's digest is {window.entries.digest()}, not "
+                f"{state['digest']!r:.40} as in the state"
             )
         window.round = state["round"]
         stream.skips.counts.skipped = state["skipped"]
 
     def _name_dropped(self, entries: Entries) -> None:
-        """Log which documents are longer than a row, the first few by name."""
+        """Log documents that are longer than a row, the first few by name."""
         config, first = self.config, self._dropped
         dropped = np.flatnonzero(entries.held == 0)
         self._dropped += len(dropped)

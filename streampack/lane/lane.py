@@ -1,9 +1,9 @@
-"""A lane: document stream, window, plan, batches; and the state that repeats them.
+"""A lane: document stream, window, plan and batches, with a state that reproduces them.
 
-A lane is deterministic on its own: the same source, settings and seed give the same batches on
-any machine, rank or worker. Its state is coordinates only: where to read again from, which of the
-documents read since then the window held at the start of the current round, and how many of the
-round's batches are emitted. Restoring reads them again, plans again and skips those batches.
+A lane is deterministic on its own: the same source, settings and seed give the same batches on any
+machine, rank or worker. Its state consists of coordinates: a position in the stream, the documents
+after it that the window held at the start of the current round, and the number of emitted batches
+of the round. Restoring rereads the documents, replans the round and skips the emitted batches.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from streampack.metrics import Metrics
 
 
 class Lane:
-    """The batches of lane number `lane`, which starts from `state` or from the beginning.
+    """The batches of a lane, restored from `state` if given.
 
-    Args and errors are those of `Fill`.
+    Arguments and errors are the same as in `Fill`.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class Lane:
         self._round = None if state is None else Round.again(self._fill, state)
         self._step = 0 if state is None else state["step"] + state["emitted"]
         self._totals = totals(self._fill)
-        self._metrics: Metrics | None = None  # of the round, until a batch takes them
+        self._metrics: Metrics | None = None  # metrics of the round, until a batch carries them
         self._following: LaneBatch | LaneEnd | None = None
 
     def next(self) -> LaneBatch | LaneEnd:
-        """The next batch, or the lane's end when the last epoch is packed to its end.
+        """Return the next batch, or the lane's end once the last epoch is packed.
 
-        A batch says whether another one follows. That is known without work unless it is the last
-        of its round; then the next round is made before the batch is handed out.
+        `has_next` of a batch tells if another batch follows. For the last batch of a round this
+        requires the next round, which is made before the batch is handed out.
         """
         item, self._following = self._following or self._make_next(), None
         if isinstance(item, LaneEnd) or not self._ends or not self._is_through():
@@ -76,11 +76,11 @@ class Lane:
         )
 
     def _is_through(self) -> bool:
-        """Whether all batches of the round are given."""
+        """Return whether all batches of the round are given."""
         return self._round is None or self._round.emitted == len(self._round.batches)
 
     def _next_round(self) -> Round:
-        """Remove the rows that went, fill the window and make the batches of a round."""
+        """Remove the delivered rows, fill the window and make the batches of a round."""
         fill, last = self._fill, self._round
         if last is not None:
             with fill.times.measure("pack_s"):
@@ -94,6 +94,6 @@ class Lane:
         return made
 
     def _take_metrics(self) -> Metrics | None:
-        """What was lost or spent since they were last taken; None if nothing."""
+        """Return losses and times since the last call; None if there are none."""
         metrics, self._metrics = self._metrics, None
         return metrics

@@ -1,4 +1,4 @@
-"""The lanes of one process: in turn, and with what those of other processes report."""
+"""Run the lanes of one process in turn, with the reports of lanes in other processes."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ def rotate(
 ) -> Iterator[LaneBatch | LaneEnd]:
     """Yield the rank's batches of some lanes in turn, each lane up to its last batch.
 
-    `sharing` and `exchange` say how the lanes take part in deals.
+    `sharing` and `exchange` configure the lanes' part in deals.
 
-    A lane gives its end, once, if its last batch is another rank's or if it has none. What was
-    lost in making another rank's batch is left to that rank to count. A lane starts when its turn
-    comes first, so that the first batch waits for one lane only. The lanes take their turns
-    together, batches of other ranks included: deals go by what all of them have reported.
+    A lane yields its end, once, if its last batch belongs to another rank or if it has no batch.
+    Losses in another rank's batch are counted by that rank. A lane starts at its first turn, so
+    that the first batch waits for one lane only. The lanes take their turns together, batches of
+    other ranks included, because deals depend on the reports of all lanes.
     """
     config, states, topology, start = share.config, share.states, share.topology, share.start
     dealer = sharing.dealer(config.dealing, exchange, states)
-    skips = Skips(config.on_error)  # of images
+    skips = Skips(config.on_error)  # counts broken images
     others = OtherLanes(config, dealer, sharing)
     running: dict[int, Lane | None] = dict.fromkeys(states)
-    waited_for = set(states)  # those that have not given their last item
+    waited_for = set(states)  # lanes that have not given their last item
     ready: dict[int, LaneBatch | LaneEnd] = {}
-    following = start  # number of the batch after those that are made
+    following = start  # index of the next batch to make
     own = topology.batch(start, 0)
     while waited_for:
         for number in range(following, own + 1):
             step, lane = divmod(number, config.lanes)
             if lane in running:
-                others.report_for(step + 1)  # a lane makes a round one batch ahead
+                others.report_for(step + 1)  # because a lane makes a round one batch ahead
                 running[lane] = started = running[lane] or Lane(config, lane, states[lane], dealer)
                 item = started.next()
                 while item.has_next and item.step < step:
-                    item = started.next()  # the loop had left it after a turn of another rank
+                    item = started.next()  # the loop stopped after another rank's batch
                 if not item.has_next:
                     del running[lane]
                 if number == own and (item.step == step or isinstance(item, LaneEnd)):
@@ -65,7 +65,7 @@ def rotate(
 
 
 def _finished(item: LaneBatch | LaneEnd, config: LaneConfig, skips: Skips) -> LaneBatch | LaneEnd:
-    """The item; of a batch, with what row stages make of it only where it is handed out."""
+    """Return the item; a batch is first finished by the row stages that run at hand-out."""
     if not config.finishes or isinstance(item, LaneEnd):
         return item
     before = skips.counts.skipped
@@ -79,19 +79,19 @@ def _finished(item: LaneBatch | LaneEnd, config: LaneConfig, skips: Skips) -> La
 
 
 def _end(item: LaneBatch | LaneEnd) -> LaneEnd:
-    """The end of a lane whose last item is another rank's."""
+    """Return the end of a lane after a last item that belongs to another rank."""
     spent = Metrics() if item.metrics is None else Metrics(times=item.metrics.times)
     given = item.step + isinstance(item, LaneBatch)
     return LaneEnd(item.lane, given, item.start, item.emitted, spent)
 
 
 class OtherLanes:
-    """The lanes of ranks that are not connected: this process runs them for what they report.
+    """The lanes of unconnected ranks, which this process runs for their reports.
 
     Args:
-        config: of the run.
-        dealer: of this process; None where lanes are dealt nothing.
-        sharing: says which lanes these are, and where they begin.
+        config: configuration of the run.
+        dealer: dealer of this process; None if parts are not dealt.
+        sharing: names these lanes and their start states.
     """
 
     def __init__(self, config: LaneConfig, dealer: Dealer | None, sharing: Sharing) -> None:
@@ -99,16 +99,16 @@ class OtherLanes:
         self._dealer = dealer if sharing.unknown or sharing.missing else None
         self._sharing = sharing
         self._running: dict[int, Lane] = {}
-        self._done = 1  # deals; nobody reports for the first
+        self._done = 1  # deals; the first needs no report
 
     def report_for(self, step: int) -> None:
-        """Let them run until they have reported for all that a round from batch `step` may know.
+        """Run these lanes until they have reported for each deal known to a round from `step` on.
 
-        Called before a lane of this process begins such a round. What they need of deals
-        themselves is older, and so made by then.
+        To be called before a lane of this process begins such a round. The lanes themselves need
+        only older deals, which are made by then.
 
         Raises:
-            StateError: the state of such a lane is not there.
+            StateError: the state of such a lane is missing.
         """
         dealer = self._dealer
         if dealer is None:
@@ -123,18 +123,18 @@ class OtherLanes:
             self._done += 1
 
     def _run(self, number: int, deal: int, dealer: Dealer) -> None:
-        """Let a lane run until it has reported for a deal, if it is one of these."""
+        """Run a lane until it has reported for a deal, if it belongs to an unconnected rank."""
         sharing = self._sharing
         if number in sharing.missing:
             raise StateError(
-                f"Lane {number} is another rank's, and the state does not hold it.",
-                "Load what merge_states makes of all ranks' states, or connect the ranks.",
+                f"The state must hold lane {number} of another rank, and lacks it.",
+                "Load the result of merge_states for all ranks' states, or connect the ranks.",
             )
         if number not in sharing.unknown:
             return
         if not self._running:
             logger.warning(
-                "%d lanes are those of other ranks, which are not connected with this process, so "
+                "%d lanes belong to other ranks, which are not connected with this process, so "
                 "it reads their documents too. Initialise torch.distributed before the loader is "
                 "built, and use PackedLoader. Where there are fewer lanes than ranks, it cannot "
                 "be avoided.",
@@ -144,4 +144,4 @@ class OtherLanes:
             self._running[number] = Lane(self._config, number, sharing.unknown[number], dealer)
         lane = self._running[number]
         while number in dealer.exchange.needed(deal) and lane.next().has_next:
-            pass  # its batches are the other rank's
+            pass  # its batches belong to the other rank

@@ -1,4 +1,4 @@
-"""Round: a window is planned, and the rows that go are gathered into batches."""
+"""Round: plan a window, and gather the chosen rows into batches."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from streampack.window.planned import PlannedWindow
 
 
 class Round:
-    """One round of a lane: the window as it is, its plan, and the batches that go.
+    """One round of a lane: the window, its plan, and the batches of chosen rows.
 
-    A lane that is dealt more later and has no batch until then gives an empty one.
+    A lane that waits for a deal and has no batch until then gives an empty one.
 
     Args:
-        fill: of the lane, whose window is full, or has all there is.
-        step: number of the first batch.
-        starved: whether the window wanted more than there was.
+        fill: fill of the lane, with a window that is full or holds all remaining documents.
+        step: index of the first batch.
+        starved: True if documents ran out before the window was full.
 
     Attributes:
-        final: nothing comes after what the window holds.
-        planned: the window's plan.
-        batches: in order; emitted: how many of them the lane has given.
-        lost: counts of what no row holds.
-        start: what the lane's state describes.
+        final: True if no documents follow the window.
+        planned: plan of the window.
+        batches: batches in order.
+        emitted: number of batches that the lane has given.
+        lost: counts of documents and tokens outside every row.
+        start: start of the round, as the lane's state describes it.
     """
 
     def __init__(self, fill: Fill, step: int, starved: bool) -> None:
@@ -57,10 +58,10 @@ class Round:
 
     @classmethod
     def again(cls, fill: Fill, state: Mapping[str, Any]) -> Round | None:
-        """The round of a state, whose window `fill` has read again; None if it is to be filled.
+        """Remake the round of a state, after `fill` reread its window; None if it must be filled.
 
         Raises:
-            StateError: the documents are not those the state was made from.
+            StateError: the documents differ from the documents of the state.
         """
         if state["final"] is None:
             return None
@@ -83,7 +84,7 @@ class Round:
 
 
 def round_start(fill: Fill, step: int, *, final: bool | None) -> RoundStart:
-    """What the state of a lane describes whose next batch is `step`; `final` as in `RoundStart`."""
+    """Return the round start of a lane before batch `step`; `final` as in `RoundStart`."""
     window, stream = fill.window, fill.stream
     entries, continued = window.entries, window.continued
     position = stream.position_before(int(entries.serial[0]) if len(entries) else stream.serial)
@@ -103,12 +104,13 @@ def round_start(fill: Fill, step: int, *, final: bool | None) -> RoundStart:
 
 
 def report_deals(fill: Fill, step: int, batches: list[PackedRows], *, final: bool) -> None:
-    """For batches that deals go by, report how far the lane sees, in tokens too.
+    """Report the lane's view of its sources at the batches that deals depend on.
 
     Args:
-        fill: of the lane, which has read for a round.
-        step: number of the round's first batch; batches: those of the round.
-        final: whether the lane ends with them.
+        fill: fill of the lane, after it has read for a round.
+        step: index of the round's first batch.
+        batches: batches of the round.
+        final: True if the lane ends with them.
     """
     reports, window = fill.reports, fill.window
     due = reports.due(step, step + len(batches))
@@ -117,11 +119,11 @@ def report_deals(fill: Fill, step: int, batches: list[PackedRows], *, final: boo
         total = max(int(held.sum()), 1)
         sizes = [rows.composition.placed - rows.composition.repeated for rows in batches]
         after = (total - np.cumsum(sizes, dtype=np.int64)).tolist()
-        # Tokens count as the room that they take, in rows as full as those of this round.
+        # Tokens count as the slots that they take, in rows as full as the rows of this round.
         placed = sum(sizes)
         slots = sum(rows.composition.slots for rows in batches) if placed else 1
         remaining = fill.stream.remaining()
-        waits = not placed and not final  # for a deal, whatever it holds
+        waits = not placed and not final  # for a deal, of any contents
         for number, at in due:
             waiting = max(after[at], 0)
             for line, (source, until, ahead, tokens) in enumerate(remaining):
@@ -134,7 +136,7 @@ def report_deals(fill: Fill, step: int, batches: list[PackedRows], *, final: boo
 
 
 def held_by_source(entries: Entries, *, continued: bool) -> NDArray[np.int64]:
-    """Tokens in a window by source, as far as the last source that has any.
+    """Return the tokens in a window by source index, up to the last source with tokens.
 
     If the last document is held in part (`continued`), all of it counts.
     """
@@ -145,9 +147,9 @@ def held_by_source(entries: Entries, *, continued: bool) -> NDArray[np.int64]:
 
 
 def _lost(fill: Fill, planned: PlannedWindow) -> Composition:
-    """Counts of the documents that the plan drops whole.
+    """Count the documents that the plan drops whole.
 
-    Of some of them earlier rows hold a part; where that is more than one row, they are cut too.
+    Earlier rows may hold parts of them; a document with parts in several rows also counts as cut.
     """
     lost = planned.dropped >= planned.lengths  # the packer sees a length of 0
     if not lost.any():
@@ -166,10 +168,10 @@ def _lost(fill: Fill, planned: PlannedWindow) -> Composition:
     members = fill.member_lengths(entries.pick(np.flatnonzero(lost)))
     if members is None:
         return found
-    more = len(members.lengths) - int(lost.sum())  # what is lost are groups
+    more = len(members.lengths) - int(lost.sum())  # lost entries are groups
     return found + Composition(documents_cropped=more, documents_lost=more, documents_unlearnt=more)
 
 
 def totals(fill: Fill) -> dict[str, Any]:
-    """What a lane has met and spent; names as in `Metrics`."""
+    """Return the lane's counters and stage times after a round, named as in `Metrics`."""
     return {**asdict(fill.stream.skips.counts), "times": fill.times + LaneTimes()}

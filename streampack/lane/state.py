@@ -1,9 +1,9 @@
-"""What a lane gives, and its state: what its window held at the start of a round.
+"""The items that a lane gives, and its state: the contents of its window at the start of a round.
 
-`RoundStart.state` writes it and `SavedEntries` reads it back while the documents are read again. It
-says which documents wait, how far each is delivered and since when it waits: a few kilobytes for
-ten thousand documents, and no tokens. Only `emitted` changes from batch to batch. The checksum of
-the run's state covers all of it.
+`RoundStart.state` writes the state and `SavedEntries` reads it while the documents are reread. It
+records the waiting documents, how far each is delivered and since which round it waits: a few
+kilobytes for ten thousand documents, and no tokens. Only `emitted` changes from batch to batch. The
+checksum of the run's state covers all of it.
 
 The window's documents are columns of small numbers, mostly zero or constant, in one text. Steps:
 
@@ -40,20 +40,21 @@ _COLUMNS = 5  # of `SavedEntries`
 
 @dataclass(frozen=True, eq=False)
 class RoundStart:
-    """The lane as it was at the start of a round: what its state describes.
+    """A lane at the start of a round, as its state describes it.
 
     Attributes:
-        lane: its number.
-        number: of the round; step: batches the lane had given before it.
-        final: nothing comes after what the window holds; None if the round has still to read.
-        position: from where the window's documents are read again.
-        admitted: documents read from there on that the window has taken, wholly or in part.
+        lane: index of the lane.
+        number: index of the round.
+        step: batches that the lane had given before the round.
+        final: True if no documents follow the window; None if the round has still to read.
+        position: stream position to reread the window's documents from.
+        admitted: documents after `position` that the window has taken, wholly or in part.
         continued: True if the last of them is held in part.
-        entries: what the window holds.
-        skipped: broken documents and shards since the beginning.
-        reports: what the lane has reported for deals, up to the last batch of the round; see
+        entries: entries of the window.
+        skipped: counts of broken documents and shards since the beginning.
+        reports: reports of the lane for deals, up to the last batch of the round; see
             `LaneReports`.
-        reported_deal: number of the last deal that the lane has reported for.
+        reported_deal: index of the last deal that the lane has reported for.
     """
 
     lane: int
@@ -69,7 +70,7 @@ class RoundStart:
     reported_deal: int
 
     def state(self, emitted: int) -> dict[str, Any]:
-        """JSON-able state after `emitted` batches of this round."""
+        """Return the JSON-able state after `emitted` batches of this round."""
         return {**self._coordinates, "emitted": emitted}
 
     @cached_property
@@ -103,7 +104,7 @@ class RoundStart:
 
 
 def encode_columns(columns: NDArray[np.int64]) -> str:
-    """Columns (C, N) int64 as text; no number is negative, and no column's sum exceeds 2**53."""
+    """Encode (C, N) int64 columns as text; values are at least 0, sums per column at most 2**53."""
     width = max((int(columns.max(initial=0)).bit_length() + 7) // 8, 1)
     # `astype` keeps the lowest byte.
     planes = [(columns >> 8 * plane).astype(np.uint8).tobytes() for plane in range(width)]
@@ -112,7 +113,7 @@ def encode_columns(columns: NDArray[np.int64]) -> str:
 
 
 def decode_columns(text: str, columns: int, count: int) -> NDArray[np.int64]:
-    """The (columns, count) int64 numbers that `encode_columns` wrote."""
+    """Decode the (columns, count) int64 values that `encode_columns` wrote."""
     data = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
     values = np.zeros((columns, count), dtype=np.int64)
     for number, plane in enumerate(data.reshape(-1, columns, count) if count else ()):
@@ -122,15 +123,15 @@ def decode_columns(text: str, columns: int, count: int) -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class SavedEntries:
-    """The window's documents as a state describes them, taken over as they are read again.
+    """The window's documents in a state, admitted while they are reread.
 
-    The columns of `entries`, a number for each of the window's N documents: `step`, how far its
-    running number is above that of the document before it (0: one more part of the same
-    document); `start`, `repeated` and `cut` as in `Entries`; `waited`, rounds between its arrival
-    and that of the next one, of the last one until this round.
+    `entries` has five columns, with a value for each of the window's N entries: `step`, the
+    increase of the serial over the entry before (0: one more part of the same document); `start`,
+    `repeated` and `cut` as in `Entries`; `waited`, rounds between its arrival and the next entry's
+    arrival, or this round for the last entry.
 
     Raises:
-        StateError: the documents are not those of the state.
+        StateError: the documents differ from the documents of the state.
     """
 
     state: Mapping[str, Any]
@@ -149,16 +150,16 @@ class SavedEntries:
 
     @property
     def admitted(self) -> int:
-        """Documents to be read."""
+        """Number of documents to be read."""
         return int(self.state["admitted"])
 
     @property
     def continued(self) -> bool:
-        """True if the last of them is held in part."""
+        """True if the last document is held in part."""
         return self.state["held"] is not None
 
     def take(self, documents: Documents, serial: int) -> None:
-        """The next documents of the stream, as many as are still to be read or fewer."""
+        """Admit the next documents of the stream: at most the number still to be read."""
         first, stop = np.searchsorted(self._place, [self.read, self.read + len(documents)])
         here = self._place[first:stop] - self.read
         self.read += len(documents)
@@ -173,8 +174,8 @@ class SavedEntries:
         short = start + cut > kept.lengths
         if (short | (held > most) | (repeated > held)).any():
             raise StateError(
-                f"A document of lane {self.state['lane']} is shorter than what the saved state "
-                "says was delivered of it.",
+                f"A document of lane {self.state['lane']} is shorter than its delivered part in "
+                "the saved state.",
                 "Resume with the same data and code, or start a new run.",
             )
         entries = Entries.of(
@@ -194,13 +195,14 @@ class LaneBatch(NamedTuple):
     """One batch of a lane.
 
     Attributes:
-        lane, step: it is batch number `step` of this lane.
+        lane: index of the lane.
+        step: index of the batch in the lane.
         rows: the batch in compact form.
         start, emitted: the lane's state is ``start.state(emitted)`` once this batch is consumed;
-            `start` is that of the batch's round.
-        metrics: what was lost or spent since the batch before, as far as the rows do not say it;
-            None if nothing, as for all but the first batch of a round.
-        has_next: True if the lane has another batch. The last one's state is that of the end.
+            `start` is the start of the batch's round.
+        metrics: losses and times since the previous batch that the rows do not contain; None if
+            there are none, as for all but the first batch of a round.
+        has_next: True if the lane has another batch. The state of the last batch is the end's.
     """
 
     lane: int
@@ -213,12 +215,13 @@ class LaneBatch(NamedTuple):
 
 
 class LaneEnd(NamedTuple):
-    """The end of a lane, where no batch carries it.
+    """The end of a lane, if no batch carries it.
 
     Attributes:
-        lane: which lane; step: batches it has given.
+        lane: index of the lane.
+        step: batches that the lane has given.
         start, emitted: the lane's state is ``start.state(emitted)``.
-        metrics: what was lost or spent since the last batch.
+        metrics: losses and times since the last batch.
     """
 
     lane: int
@@ -229,19 +232,19 @@ class LaneEnd(NamedTuple):
 
     @property
     def has_next(self) -> bool:
-        """False, as of a lane's last batch."""
+        """False, as for a lane's last batch."""
         return False
 
 
 class SavedStart(NamedTuple):
-    """The start of a round as its state: what another process knows of it.
+    """The start of a round as a state, for another process.
 
     Attributes:
-        start: the lane's state before any batch of the round.
+        start: state of the lane before any batch of the round.
     """
 
     start: dict[str, Any]
 
     def state(self, emitted: int) -> dict[str, Any]:
-        """As `RoundStart.state`."""
+        """Return the state after `emitted` batches, like `RoundStart.state`."""
         return {**self.start, "emitted": emitted}
