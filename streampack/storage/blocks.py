@@ -1,14 +1,14 @@
 """The blocks of remote files that a host holds, shared by all of its processes.
 
-A block is `BLOCK_BYTES` of one version of a file, or what its end leaves of that. It is written
-under another name and renamed into place, so it is complete or not there, and never changes. A
-checksum behind its bytes finds what a power failure or a disk has made of it. Readers map it and
-take no lock: a block that is evicted stays readable for whoever has it mapped.
+A block is `BLOCK_BYTES` of one version of a file, or less at its end. It is written under another
+name and renamed into place, so it is complete or absent, and never changes. A checksum behind its
+bytes detects damage by a power failure or a disk. Readers map it without a lock: an evicted block
+stays readable while it is mapped.
 
 Blocks are spread over folders by their names, and folders over zones with an equal share of the
 limit each. A process counts the bytes that it adds to a zone, looks through the zone after some of
-them, and evicts those opened longest ago. So a look takes the same time whatever the cache holds,
-and nothing is recorded that a killed process could leave wrong.
+them, and evicts the least recently opened blocks. So a scan takes the same time for any size of the
+cache, and no record exists that a killed process could leave wrong.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from streampack.errors import StorageError
 from streampack.storage.locks import Lock
 
 BLOCK_BYTES = 256 << 10
-#: Fetched at once, under one lock, at most.
+#: Maximum of blocks fetched at once, under one lock.
 STRIPE_BLOCKS = 16
 
 _FOLDERS = 256
 _ZONE_BYTES = 64 << 20  # a smaller cache has fewer zones
-_LEAST_BYTES = 4096  # that a file takes on a disk
-_LOOKS = 32  # of a process at a zone, while its share of the limit is added
-_STALE_S = 600.0  # after which a part has no writer
+_LEAST_BYTES = 4096  # of a file on a disk
+_LOOKS = 32  # scans of a zone by a process, while it adds the zone's share of the limit
+_STALE_S = 600.0  # age at which a part has no writer
 _TRAILER = struct.Struct("<II")  # bytes of the block, and their CRC-32
 
 
@@ -43,8 +43,8 @@ class BlockCache:
     """The blocks in a folder.
 
     Args:
-        folder: created when a block is first written.
-        limit_bytes: called for the room that blocks may take.
+        folder: folder of the blocks, created when a block is first written.
+        limit_bytes: returns the bytes that blocks may take.
     """
 
     def __init__(self, folder: Path, limit_bytes: Callable[[], int]) -> None:
@@ -53,12 +53,12 @@ class BlockCache:
         self._added: dict[int, float] = {}
 
     def path(self, key: str, number: int) -> Path:
-        """The name of block `number` of a file."""
+        """Return the path of block `number` of a file."""
         place = hashlib.blake2b(f"{key} {number}".encode(), digest_size=1).hexdigest()
         return self.folder / place / f"{key}-{number}"
 
     def get(self, key: str, number: int, size: int, *, verify: bool = True) -> memoryview | None:
-        """The `size` bytes of a block, mapped; None if it is not there or damaged."""
+        """Map the `size` bytes of a block; return None if it is missing or damaged."""
         path = self.path(key, number)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -68,7 +68,7 @@ class BlockCache:
             if os.fstat(fd).st_size != size + _TRAILER.size:
                 return None
             data = memoryview(mmap.mmap(fd, size + _TRAILER.size, access=mmap.ACCESS_READ))
-            with suppress(OSError):  # another user's
+            with suppress(OSError):  # the file of another user
                 os.utime(path)
         finally:
             os.close(fd)
@@ -78,11 +78,11 @@ class BlockCache:
         return block
 
     def has(self, key: str, number: int) -> bool:
-        """True if there is such a block, which may be damaged."""
+        """Return True if the block exists; it may be damaged."""
         return self.path(key, number).exists()
 
     def put(self, key: str, number: int, block: bytes | memoryview) -> None:
-        """Keep a block; to be called under the lock of its stripe.
+        """Store a block; to be called under the lock of its stripe.
 
         Raises:
             StorageError: the folder cannot be written.
@@ -95,7 +95,7 @@ class BlockCache:
                 self._write(part, block, trailer)
                 os.replace(part, path)
                 break
-            except FileNotFoundError as error:  # somebody removed the folder
+            except FileNotFoundError as error:  # another process removed the folder
                 if attempt:
                     raise self._unusable(error) from error
             except OSError as error:
@@ -115,7 +115,7 @@ class BlockCache:
 
     @contextmanager
     def fetching(self, key: str, number: int) -> Iterator[None]:
-        """A context in which no other process fetches a block of the same stripe."""
+        """Enter a context in which no other process fetches a block of the same stripe."""
         path = self.path(key, number - number % STRIPE_BLOCKS)
         path = path.with_name(f".{path.name}.lock")
         try:
@@ -135,7 +135,7 @@ class BlockCache:
                 lock.release()
 
     def forget(self, key: str, blocks: int) -> bool:
-        """Remove the blocks of a file, of which there are so many; True if there was one."""
+        """Remove the `blocks` blocks of a file; return True if any existed."""
         found = False
         for number in range(blocks):
             with suppress(OSError):
@@ -144,7 +144,7 @@ class BlockCache:
         return found
 
     def used_bytes(self) -> int:
-        """About how many bytes the blocks take, by one zone."""
+        """Estimate the bytes that the blocks take, from one zone."""
         zones = self._zones()
         zone = random.randrange(zones)
         return sum(status.st_size for _, status in self._entries(zone)) * zones
@@ -161,7 +161,7 @@ class BlockCache:
 
     def _zones(self) -> int:
         zones = max(1, min(_FOLDERS, self._limit_bytes() // _ZONE_BYTES))
-        return 1 << (zones.bit_length() - 1)  # the same for limits that are nearly equal
+        return 1 << (zones.bit_length() - 1)  # equal for nearly equal limits
 
     def _quota(self) -> int:
         return max(1, self._limit_bytes() // self._zones())
@@ -206,14 +206,14 @@ class BlockCache:
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(
             f"The cache directory {self.folder.parent} cannot be used ({error}).",
-            "Point `cache_dir` at a writable directory on a local disk with some room.",
+            "Point `cache_dir` at a writable directory on a local disk with free space.",
             setting="cache_dir",
             path=str(self.folder.parent),
         )
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove a part or a lock of a process that was killed."""
+    """Remove a part or a lock of a killed process."""
     if path.suffix != ".lock":
         _unlink(str(path))
         return

@@ -1,11 +1,11 @@
 """A directory of downloaded files, shared by any number of processes.
 
 An entry is three names in one flat directory. ``<key>-<basename>`` is the file. ``.<key>.lock`` is
-locked with `flock`: shared by processes that have the file open or download it, exclusively by one
-that evicts it. ``.<key>.part`` is the file while it is written, locked by the one that writes it.
-The operating system releases the locks of a dead process, so what nobody has locked is garbage.
-Files with other names stay. Any of them may be removed at any time: who needs a file that is
-missing downloads it, whoever else has it open.
+locked with `flock`: shared by processes that have the file open or download it, exclusively by a
+process that evicts it. ``.<key>.part`` is the file while it is written, locked by its writer. The
+operating system releases the locks of a dead process, so an unlocked part is garbage. Files with
+other names stay. Any file may be removed at any time: a process that needs a missing file downloads
+it, even if other processes have the removed one open.
 
 Cost: opening a file takes two system calls; a download scans the directory once, to keep it below
 its limit.
@@ -31,14 +31,14 @@ from streampack.storage.locks import Lock
 
 logger = logging.getLogger(__name__)
 
-ANY_SIZE = -1  # of a file that is made here; it is complete once it has its name
-_MOST_KNOWN = 64  # files of which a reader's notes are kept
-MOST_TRIES = 3  # to download a file that somebody removes meanwhile
+ANY_SIZE = -1  # of a file made on this host; it is complete once it has its name
+_MOST_KNOWN = 64  # files with kept reader's notes
+MOST_TRIES = 3  # downloads of a file that other processes remove meanwhile
 _OURS = re.compile(r"(?:\.(?P<hidden>[0-9a-f]{24})\.(?:part|lock)|(?P<key>[0-9a-f]{24})-.*)\Z")
 
 
 def default_cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/streampack``, ``~/.cache/streampack``, or a private temporary directory."""
+    """Return ``$XDG_CACHE_HOME/streampack``, ``~/.cache/streampack``, or a temporary directory."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "streampack"
     try:
@@ -54,7 +54,7 @@ def default_cache_dir() -> Path:
     status = folder.lstat()
     if not folder.is_symlink() and folder.is_dir() and status.st_uid == os.getuid():
         return folder
-    # Another user made that directory first: files in it must not be read as ours.
+    # Another user made that directory first, so its files must not be trusted.
     return Path(tempfile.mkdtemp(prefix="streampack-"))
 
 
@@ -72,7 +72,7 @@ class Entry:
     lock: Path
 
     def is_complete(self) -> bool:
-        """True if the file exists and has the right size."""
+        """Return True if the file exists and has the right size."""
         try:
             return self.num_bytes in (ANY_SIZE, self.data.stat().st_size)
         except FileNotFoundError:
@@ -83,10 +83,10 @@ class Cache:
     """A directory of downloaded files; see the module.
 
     Args:
-        folder: created when it is first needed.
-        limit_bytes: files are evicted, least recently opened first, to stay below it. Files that
-            are open are not evicted, so together they may exceed the limit.
-        taken_bytes: called for how much of that others take.
+        folder: folder of the files, created when first needed.
+        limit_bytes: limit of their size; the least recently opened files are evicted first. Open
+            files are not evicted, so together they may exceed the limit.
+        taken_bytes: returns the part of the limit used by others.
     """
 
     def __init__(
@@ -95,26 +95,26 @@ class Cache:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self._taken_bytes = taken_bytes
-        self._used = (-1, 0)  # when the folder had changed, and the bytes that its files took
-        self._is_over = False  # as of this process's last look
+        self._used = (-1, 0)  # modification time of the folder, and the bytes of its files then
+        self._is_over = False  # at this process's last scan
         self._has_warned = False
         self._known: dict[Path, dict[int, Any]] = {}
-        self.not_made: set[Path] = set()  # what this process tried to make
+        self.not_made: set[Path] = set()  # files that this process failed to make
 
     def used_bytes(self) -> int:
-        """About how many bytes the files take, counted when one has come or gone."""
+        """Return the approximate bytes of the files, counted anew when the folder has changed."""
         try:
             changed = self.folder.stat().st_mtime_ns
             if changed != self._used[0]:
                 with os.scandir(self.folder) as entries:
                     sizes = [e.stat(follow_symlinks=False).st_size for e in entries if e.is_file()]
                 self._used = changed, sum(sizes)
-        except OSError:  # it is not there yet, or changes at this moment
+        except OSError:  # the folder does not exist yet, or is changing
             pass
         return self._used[1]
 
     def entry(self, url: str, num_bytes: int, version: str) -> Entry:
-        """Names for this version of a file; no part of a URL can lead out of the folder."""
+        """Return the names of this version of a file; no URL can lead out of the folder."""
         identity = f"{url}\0{num_bytes}\0{version}".encode()
         key = hashlib.blake2b(identity, digest_size=12).hexdigest()
         basename = url.partition("?")[0].rstrip("/").rsplit("/", 1)[-1]
@@ -128,11 +128,11 @@ class Cache:
 
     @contextmanager
     def open(self, entry: Entry, fetch: Callable[[Path], None]) -> Iterator[Path]:
-        """The complete file, which is not evicted inside the context.
+        """Open a context with the complete file, which is not evicted inside it.
 
         Args:
-            entry: the file.
-            fetch: called to download it if it is missing; writes it to the path that is passed.
+            entry: entry of the file.
+            fetch: downloads a missing file to the path it is called with.
         """
         lock, _ = self._hold(entry, fetch)
         try:
@@ -147,9 +147,9 @@ class Cache:
     def growing(
         self, entry: Entry, make: Callable[[IO[bytes]], None], name: str
     ) -> Iterator[GrowingFile | None]:
-        """The same of a file that is made here and read as it grows; see `GrowingFile`.
+        """Open a context with a file made on this host and read as it grows; see `GrowingFile`.
 
-        None if it cannot be made, now or before.
+        Yield None if it cannot be made, now or before.
         """
         with ExitStack() as stack:
             found = None
@@ -165,20 +165,20 @@ class Cache:
             yield found
 
     def known(self, entry: Entry) -> dict[int, Any]:
-        """What this process noted of a file that it reads; of the last ones only."""
+        """Return this process's notes on a file that it reads; only the last files have notes."""
         found = self._known.pop(entry.data, {})
         self._known = {**dict([*self._known.items()][-_MOST_KNOWN:]), entry.data: found}
         return found
 
     def refuse(self, entry: Entry, name: str, error: Exception) -> None:
-        """Make this file no more, and say what that costs."""
+        """Stop making this file, and log the cost."""
         if entry.data not in self.not_made:
             self.not_made.add(entry.data)
             explain(name, error)
 
     @contextmanager
     def keeping(self, entry: Entry) -> Iterator[None]:
-        """A context in which an entry is not evicted."""
+        """Enter a context in which an entry is not evicted."""
         lock = self._lock(entry.lock, exclusive=False)
         _touch(entry.data)
         try:
@@ -190,15 +190,15 @@ class Cache:
                     self.evict(0)
 
     def ensure(self, entry: Entry, fetch: Callable[[Path], None]) -> bool:
-        """Download the file unless it is in the cache; True if it was downloaded."""
+        """Download the file unless it is in the cache; return True if it was downloaded."""
         lock, downloaded = self._hold(entry, fetch)
         lock.release()
         return downloaded
 
     def forget(self, entry: Entry) -> bool:
-        """Remove the file, so that it is downloaded again; False if it is not there.
+        """Remove the file, so that the next use downloads it; return False if it is missing.
 
-        Who has it open reads on.
+        Open readers of the file continue.
         """
         try:
             entry.data.unlink()
@@ -207,7 +207,7 @@ class Cache:
         return True
 
     def _hold(self, entry: Entry, fetch: Callable[[Path], None]) -> tuple[Lock, bool]:
-        """A shared lock on the complete file, and whether this call downloaded it."""
+        """Return a shared lock on the complete file, and whether this call downloaded it."""
         downloaded = False
         lock = self._lock(entry.lock, exclusive=False)
         try:
@@ -232,7 +232,7 @@ class Cache:
         return lock, downloaded
 
     def lock(self, path: Path, *, exclusive: bool, wait: bool = True) -> Lock | None:
-        """See `Lock.acquire`."""
+        """Acquire a lock in the cache's folder; see `Lock.acquire`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return Lock.acquire(path, exclusive=exclusive, wait=wait)
@@ -250,7 +250,7 @@ class Cache:
         return lock
 
     def _download(self, entry: Entry, fetch: Callable[[Path], None]) -> bool:
-        """Download unless another one has done it; the part of a dead process is overwritten."""
+        """Download unless another process has done so; overwrite the part of a dead process."""
         lock = self._lock(entry.part, exclusive=True)
         try:
             if entry.is_complete():
@@ -262,21 +262,21 @@ class Cache:
                 if lock.is_of(entry.part):
                     raise
                 raise _RemovedError from error
-            if not lock.is_of(entry.part):  # what is there may be another process's half of it
+            if not lock.is_of(entry.part):  # the path may hold another process's part
                 raise _RemovedError
             with open(entry.part, "rb") as written:
-                os.fsync(written.fileno())  # or the bytes could be missing after a power failure
+                os.fsync(written.fileno())  # else bytes could be missing after a power failure
             os.replace(entry.part, entry.data)
             self.evict(0)  # other processes may have downloaded at the same time
             return True
         finally:
-            if lock.is_of(entry.part):  # this failed, or was not needed
+            if lock.is_of(entry.part):  # the download failed, or was not needed
                 with suppress(OSError):
                     entry.part.unlink()
             lock.release()
 
     def evict(self, incoming: int) -> None:
-        """Remove what dead processes left, then files until there is room for `incoming` bytes."""
+        """Remove files of dead processes, then others until `incoming` bytes fit."""
         total = self._taken_bytes()
         files: list[tuple[int, int, os.DirEntry[str], str]] = []
         hidden: dict[str, list[os.DirEntry[str]]] = {}
@@ -314,7 +314,7 @@ class Cache:
             )
 
     def _remove(self, key: str, items: list[os.DirEntry[str]]) -> int:
-        """Remove files and the lock of an entry, unless it is in use; the bytes that were freed."""
+        """Remove files and lock of an entry unless it is in use; return the bytes freed."""
         path = self.folder / f".{key}.lock"
         try:
             lock = Lock.acquire(path, exclusive=True, wait=False)
@@ -337,6 +337,6 @@ class Cache:
 
 
 def _touch(path: Path) -> None:
-    """Note that a file is opened now; that it has not changed its other time says."""
-    with suppress(OSError):  # it is missing, or another user's
+    """Set the access time of a file to now, and keep its modification time."""
+    with suppress(OSError):  # the file is missing, or belongs to another user
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))

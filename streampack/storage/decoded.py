@@ -1,13 +1,13 @@
-"""What cannot be cut where it lies, decoded once per host and cut there.
+"""Decode compressed files once per host, so that lanes can read parts of them.
 
-A part of a compressed file that begins inside it would decompress all that comes before, for every
-part that some lane reads. So the first process that needs such a part writes the content into the
-cache (`Storage.decoded`), and all others read it there, as far as it is there. Where that is not
-possible, or the file is damaged, each part is decoded from the beginning, with the same result.
+A part inside a compressed file can only be read by decompressing everything before it, for every
+part that a lane reads. So the first process that needs such a part writes the content into the
+cache (`Storage.decoded`), and all others read it there while it grows. If that is not possible, or
+the file is damaged, each part is decoded from the beginning, with the same result.
 
-Content that is read forwards is kept in pieces: a header; for each chunk, where in the stored file
-the decoder was and how many bytes it gave; then these bytes. So parts lie where they lie in the
-stored file, and who begins inside of it goes from header to header.
+Content that is read forwards is kept in pieces: a header; for each chunk, the decoder's offset in
+the stored file and the number of bytes it gave; then these bytes. So the order of the stored file
+is kept, and a reader that begins inside it moves from header to header.
 
 Record batches are kept as streams of Arrow that are not compressed, one each, after its size and
 aligned, so reading one copies nothing.
@@ -41,13 +41,13 @@ from streampack.storage.storage import Storage
 
 F = TypeVar("F")
 
-#: Smaller files are decompressed again: they are hardly cut.
+#: Smaller files are decompressed each time, because they are rarely cut.
 LEAST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
-_HEADER = struct.Struct("<qqq")  # chunks of a piece, their bytes, the place of the last
-_PLACE = struct.Struct("<qq")  # of a chunk, and its bytes
-_SIZE = struct.Struct("<q56x")  # of a stream of Arrow
-#: Others may cut content otherwise.
+_HEADER = struct.Struct("<qqq")  # chunks of a piece, their bytes, the offset of the last
+_PLACE = struct.Struct("<qq")  # offset of a chunk, and its bytes
+_SIZE = struct.Struct("<q56x")  # size of an Arrow stream
+#: Part of the cached file's name, because other versions may cut content differently.
 _MADE_BY = f"by Python {platform.python_version()} and pyarrow {pa.__version__}"
 
 
@@ -55,13 +55,13 @@ _MADE_BY = f"by Python {platform.python_version()} and pyarrow {pa.__version__}"
 def shared_content(
     storage: Storage, file: StoredFile, codec: str | None, *, inside: bool, until: int | None
 ) -> Iterator[Content]:
-    """The content of a file, to be read forwards; see `open_content`.
+    """Open the content of a file, to be read forwards; see `open_content`.
 
     Args:
-        storage: whose cache is used.
-        file: of `storage`.
+        storage: storage with the cache.
+        file: a file opened by `storage`.
         codec, until: as for `open_content`.
-        inside: reading is to begin inside of it.
+        inside: True if reading begins inside the file.
     """
     with ExitStack() as stack:
         copy = None
@@ -91,7 +91,7 @@ class _PieceWriter:
 
 
 class _Pieces:
-    """Chunks out of a file of pieces, and from the decoder if that file cannot be made."""
+    """Chunks from a file of pieces, or from the decoder if that file cannot be made."""
 
     def __init__(self, file: GrowingFile) -> None:
         self._file = file
@@ -120,14 +120,14 @@ class _Pieces:
         return chunks_from
 
     def _header(self, at: int) -> tuple[int, int, int, int]:
-        """Of the piece at a byte: its chunks, their bytes, the last place, and where it ends."""
+        """Read the header at a byte: count of chunks, their bytes, last offset, end of piece."""
         if not self._file.has(at + _HEADER.size):
             raise NotMadeError
         chunks, size, last = _HEADER.unpack(self._file.view(at, _HEADER.size))
         return chunks, size, last, at + _HEADER.size + chunks * _PLACE.size + size
 
     def _chunks(self, at: int, passed: int, decoded: Iterator[Chunk]) -> Iterator[Chunk]:
-        """Chunks of the piece at a byte and of all that follow; `passed` lie before it."""
+        """Yield chunks of the piece at a byte and of all later ones; `passed` come before it."""
         file = self._file
         try:
             while file.has(at + _HEADER.size):
@@ -152,11 +152,11 @@ def shared_bytes(
     partly: bool,
     exact_bytes: int | None = None,
 ) -> tuple[NDArray[np.uint8], bool]:
-    """The whole content of a file, mapped, and whether its compression ended; see `decompress`.
+    """Map the whole content of a file; also return whether its compression ended properly.
 
     Args:
         storage, file, codec: as for `shared_content`.
-        partly: others read parts of it, too.
+        partly: True if other readers need parts of it, too.
         exact_bytes: as for `decompress`.
     """
 
@@ -168,7 +168,7 @@ def shared_bytes(
         with storage.decoded(file, f"{codec} content", make) as copy:
             if copy is not None:
                 try:
-                    return copy.whole(), True  # which stays readable if the file is removed
+                    return copy.whole(), True  # the mapping survives removal of the file
                 except NotMadeError:
                     pass
     return decompress(file, codec, folder=storage.cache_dir, exact_bytes=exact_bytes)
@@ -184,20 +184,20 @@ def shared_batches(
     opened: F,
     open_file: Callable[[StoredFile], AbstractContextManager[F]],
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """What `decode` gives, from the cache if it is decoded before or meanwhile on this host.
+    """Yield the batches of `decode`, from the cache if this host has decoded them already.
 
     Args:
-        storage: whose cache is used.
-        file: that is decoded.
-        what: is decoded of it; "" if it is not to be kept.
-        size: rows of each batch but the last.
-        row: the first that is wanted; batches before it may be left out.
-        decode: gives batches of one schema of an open file.
-        opened: this file, as `open_file` opens it.
-        open_file: opens it for another thread.
+        storage: storage with the cache.
+        file: file to decode.
+        what: name of the decoded content; "" keeps nothing in the cache.
+        size: rows of each batch except the last.
+        row: first row needed; batches before it may be left out.
+        decode: yields batches of one schema from an open file.
+        opened: this file, opened by `open_file`.
+        open_file: opens the file for another thread.
 
     Yields:
-        Batches, each with the number of its first row.
+        Batches, each with the index of its first row.
     """
 
     def write(file: StoredFile, out: IO[bytes]) -> None:
@@ -239,9 +239,9 @@ def _write_batch(out: IO[bytes], batch: pa.RecordBatch) -> None:
 
 
 def _batches(file: GrowingFile, number: int) -> Iterator[pa.RecordBatch]:
-    """Record batches of a file, from one on."""
+    """Yield the record batches of a file, from index `number` on."""
     options = pa.ipc.IpcReadOptions(use_threads=False)
-    starts: dict[int, int] = file.known  # of batches, as far as somebody went
+    starts: dict[int, int] = file.known  # offsets of batches known so far
     k = min(number, max(len(starts) - 1, 0))
     at = starts.setdefault(k, 0)
     while file.has(at + _SIZE.size):

@@ -1,7 +1,7 @@
-"""Compressed files: as streams, or as byte arrays that are mapped from a temporary file.
+"""Decompress files as streams, or as byte arrays mapped from a temporary file.
 
 A shard that is read in place is decompressed, once per opening, into a file without a name. So
-memory stays bounded whatever the size of the shard, and a process that dies leaves nothing on disk.
+memory stays bounded for any size of the shard, and a process that dies leaves nothing on disk.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ from streampack.storage.failures import is_of_system
 if TYPE_CHECKING:
     from streampack.storage.files import StoredFile
 
-#: What the last part of a file name says of its compression.
+#: Codec by the ending of a file name.
 CODEC_OF_ENDING = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 
 _CHUNK = 1 << 20
-_FEED = 16 << 10  # of compressed data at a time: as fine as its content can be cut
-_PART = 64 << 10  # of content at a time, where the library feeds itself
+_FEED = 16 << 10  # bytes of compressed data at a time: the granularity of cuts in the content
+_PART = 64 << 10  # bytes of content at a time, if the library reads the source itself
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 # Frames that hold no content, with which pzstd begins.
 _MAGIC |= {bytes((0x50 + n, 0x2A, 0x4D, 0x18)): "zstd" for n in range(16)}
 
 
 class DamagedError(ValueError):
-    """Compressed data that does not decompress to what it should; the message says how."""
+    """Raised for compressed data that is corrupt or of the wrong size; the message has details."""
 
 
 class _CutShortError(DamagedError):
-    """Data that is sound as far as it goes, but ends too early."""
+    """Raised for compressed data that is valid but ends too early."""
 
     def __init__(self) -> None:
         super().__init__("its compressed data breaks off")
 
 
 def map_file(path: Path) -> NDArray[np.uint8]:
-    """(B,) uint8: the bytes of a file, read-only and paged in as they are touched."""
+    """Map the bytes of a file as (B,) uint8, read-only and paged in on access."""
     with open(path, "rb") as file:
         return _map(file)
 
 
 def codec_of(head: bytes) -> str | None:
-    """What a file is compressed with, by its first bytes: "gz", "bz2", "zstd" or None."""
+    """Return the codec of a file by its first bytes: "gz", "bz2", "zstd" or None."""
     return next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
 
 
@@ -72,13 +72,13 @@ def decompress(
     Args:
         file: the compressed file.
         codec: "gz", "bz2", "zstd", "br" or "snappy" (raw; needs `exact_bytes`).
-        folder: where the temporary file goes; None means the system's place.
-        exact_bytes: the size the content must have; never more than this is written.
+        folder: folder of the temporary file; None is the system's default.
+        exact_bytes: required size of the content; at most this much is written.
 
     Returns:
-        (B,) uint8, and whether the compressed data ended properly: of files that are cut short,
-        everything before the cut is returned. What comes before corrupt data is not, as it may be
-        wrong already where the decoder notices.
+        (B,) uint8, and whether the compressed data ended properly: for a file that is cut short,
+        everything before the cut is returned. Content before corrupt data is not returned, since it
+        may be wrong before the decoder notices.
 
     Raises:
         DamagedError: the data is corrupt, or its content has another size.
@@ -117,10 +117,10 @@ def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int | N
         return complete
 
 
-#: How much of the stored data had been read when the decoder gave some content, and this content.
+#: Bytes of stored data read when the decoder gave some content, and this content.
 Chunk = tuple[int, "bytes | memoryview"]
-#: Called with an offset in the content and a byte of the stored data: where its chunks begin, not
-#: after both of them; the byte before (none at the beginning); and the chunks.
+#: Takes an offset in the content and one in the stored data. Returns the content offset of the
+#: first chunk, at most at both; the byte before it (empty at the beginning); and the chunks.
 ChunksFrom = Callable[[int, int], "tuple[int, bytes, Iterator[Chunk]]"]
 
 
@@ -131,13 +131,13 @@ def open_content(
     kept: Callable[[Iterator[Chunk]], ChunksFrom] | None = None,
     until: int | None = None,
 ) -> Iterator[Content]:
-    """The content of a file, or of bytes in memory.
+    """Open the content of a file, or of bytes in memory.
 
     Args:
-        file: the stored data.
-        until: they are read up to this byte, or a little further; None is the end.
-        codec: "gz", "bz2", "zstd", "br", or None for data that is not compressed.
-        kept: gives the chunks that somebody has kept. It is called with what decompresses them.
+        file: stored data.
+        codec: "gz", "bz2", "zstd", "br", or None for uncompressed data.
+        kept: replaces decompression by stored chunks. It is called with the decompressing iterator.
+        until: stored data is read up to this byte, or a little further; None is the end.
     """
     with io.BytesIO(file) if isinstance(file, bytes) else file.stream(until) as source:
         if codec is None:
@@ -148,7 +148,7 @@ def open_content(
 
 
 def placed_chunks(source: IO[bytes], codec: str) -> Iterator[Chunk]:
-    """The content of compressed data piece by piece, each with its place; the last one is empty.
+    """Yield the content of compressed data in chunks with their offsets; the last one is empty.
 
     Raises:
         DamagedError: after the last piece before the damage.
@@ -163,18 +163,18 @@ def placed_chunks(source: IO[bytes], codec: str) -> Iterator[Chunk]:
 
 
 class Content:
-    """What a file holds, read forwards, with the place in the stored file that it came from.
+    """The content of a file, read forwards, with offsets in the stored file.
 
-    Of compressed data, that is how much had been read when the decoder gave it: the same for every
-    reader, however far apart they begin.
+    For compressed data, an offset is the number of bytes read when the decoder gave the content: it
+    is the same for every reader, regardless of its start.
 
     Args:
-        source: the stored data.
-        chunks: of the content, if that is compressed.
+        source: stored data.
+        chunks: chunks of the content, if it is compressed.
 
     Attributes:
         file: reads the content. It raises `DamagedError` where the data is corrupt or ends too
-            early; what comes before that is read.
+            early, after all content before that.
     """
 
     def __init__(self, source: IO[bytes], chunks: ChunksFrom | None) -> None:
@@ -182,12 +182,12 @@ class Content:
         self.file = source if self._chunks is None else io.BufferedReader(self._chunks, _CHUNK)
 
     def skip_stored(self, least: int) -> tuple[int, bytes]:
-        """Go to the first content that was stored at byte `least` or later.
+        """Skip to the first content that was stored at byte `least` or later.
 
         To be called before anything is read.
 
         Returns:
-            Its offset in the content, and the byte before it (none at the beginning).
+            Its offset in the content, and the byte before it (empty at the beginning).
         """
         if self._chunks is not None:
             return self._chunks.skip(least=least)
@@ -195,24 +195,24 @@ class Content:
         return least, self.file.read(1) if least else b""
 
     def skip(self, offset: int) -> None:
-        """Go to an offset in the content, before anything is read."""
+        """Skip to an offset in the content, before anything is read."""
         if self._chunks is not None:
             self._chunks.skip(offset=offset)
         else:
             self.file.seek(offset)
 
     def stored(self, offset: int) -> int:
-        """Where in the stored data the content at an offset came from; asked for in order."""
+        """Return the stored offset of the content at `offset`; calls must be in order."""
         return offset if self._chunks is None else self._chunks.stored(offset)
 
     @property
     def produced(self) -> int:
-        """Bytes of content that have been decompressed."""
+        """Number of bytes decompressed so far."""
         return 0 if self._chunks is None else self._chunks.offset
 
 
 class _ChunkReader(io.RawIOBase):
-    """Chunks of content as a raw stream, which knows where each came from."""
+    """Chunks of content as a raw stream, which tracks the stored offset of each."""
 
     def __init__(self, chunks: ChunksFrom) -> None:
         self._from = chunks
@@ -225,7 +225,7 @@ class _ChunkReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer with what is left of the current chunk, or with the next one."""
+        """Fill the buffer from the rest of the current chunk, or from the next one."""
         if not len(self._rest):
             self._next()
         size = min(len(buffer), len(self._rest))
@@ -234,7 +234,7 @@ class _ChunkReader(io.RawIOBase):
         return size
 
     def _next(self) -> int:
-        """Take the next chunk, which is empty at the end; where it was stored."""
+        """Take the next chunk, which is empty at the end; return its stored offset."""
         if self._chunks is None:
             self.offset, _, self._chunks = self._from(0, 0)
         chunk = next(self._chunks, None)
@@ -247,7 +247,7 @@ class _ChunkReader(io.RawIOBase):
         return place
 
     def skip(self, *, offset: int = 0, least: int = 0) -> tuple[int, bytes]:
-        """Drop what lies before an offset, and what was stored before byte `least`."""
+        """Drop content before an offset, and content stored before byte `least`."""
         self.offset, before, self._chunks = self._from(offset, least)
         while True:
             place = self._next()
@@ -259,7 +259,7 @@ class _ChunkReader(io.RawIOBase):
                 return start, before
             before = bytes(self._rest[-1:])
             self._rest = self._rest[:0]
-            self.stored(self._places[-1][0])  # earlier ones are not asked for
+            self.stored(self._places[-1][0])  # earlier offsets are not needed
 
     def stored(self, offset: int) -> int:
         while len(self._places) > 1 and self._places[1][0] <= offset:
@@ -285,12 +285,12 @@ def _temporary(folder: Path | None) -> IO[bytes]:
 def _no_room(error: OSError) -> StorageError:
     return StorageError(
         f"Writing a temporary file failed: {error}.",
-        "Free some space, or let the storage's cache_dir (or TMPDIR) point where there is some.",
+        "Free some space, or let the storage's cache_dir (or TMPDIR) point to a disk with space.",
     )
 
 
 def _chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Iterator[bytes]:
-    """The decompressed content, piece by piece; raises `DamagedError` where that fails."""
+    """Yield the decompressed content in chunks; raise `DamagedError` at the damage."""
     if codec == "gz":
         yield from _stdlib_chunks(source, lambda: zlib.decompressobj(wbits=31), zlib.error)
     elif codec == "bz2":
@@ -300,7 +300,7 @@ def _chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Iterator[
 
 
 def _stdlib_chunks(source: IO[bytes], new: Any, error_type: type[Exception]) -> Iterator[bytes]:
-    """Members of a gz or bz2 file one after the other, at most a chunk of output at a time."""
+    """Decompress the members of a gz or bz2 file in order, at most a chunk of output at a time."""
     decoder = new()
     pending = b""
     while True:
@@ -353,7 +353,7 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
 
 
 def _snappy_size(data: bytes) -> int:
-    """The decompressed size at the start of raw snappy data, a varint; -1 if it is none."""
+    """Return the decompressed size at the start of raw snappy data, a varint; -1 if invalid."""
     size = 0
     for i, byte in enumerate(data[:5]):
         size |= (byte & 127) << (7 * i)

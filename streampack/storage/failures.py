@@ -1,7 +1,7 @@
-"""What the failure of a store means: missing, denied, transient (worth another attempt) or other.
+"""Classify failures of a store: missing, denied, transient (worth another attempt) or other.
 
-fsspec's file systems raise errors of their own libraries. An error and what it was raised from are
-looked through for an HTTP status, and else for a type of Python's own.
+fsspec's file systems raise errors of their libraries. The chain of an error and its causes is
+searched for an HTTP status, and otherwise for a built-in exception type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from streampack.errors import StoreFailure
 
-#: What the message says of a failure, and what to do.
+#: Fact and remedy of a failure, for messages.
 WORDS: dict[StoreFailure, tuple[str, str]] = {
     "missing": ("there is no such file", "Check the path or URL."),
     "denied": (
@@ -56,11 +56,11 @@ _LASTING = (
 
 
 class TooSlowError(OSError):
-    """Bytes arrive, but too slowly to wait for the end."""
+    """Raised if bytes arrive too slowly to wait for the end."""
 
 
 def failure_of(error: BaseException) -> StoreFailure:
-    """What an error of a file system means."""
+    """Classify an error of a file system."""
     chain = list(_chain(error))
     if any(isinstance(link, TooSlowError) for link in chain):
         return "transient"
@@ -73,7 +73,7 @@ def failure_of(error: BaseException) -> StoreFailure:
         return "missing"
     cause = error.__cause__
     if isinstance(error, FileNotFoundError):
-        # Over HTTP, whatever fails is called a missing file.
+        # fsspec reports any HTTP failure as a missing file.
         failed = isinstance(cause, OSError | asyncio.TimeoutError) or _module(cause) == "aiohttp"
         return failure_of(cause) if cause is not None and failed else "missing"
     if isinstance(error, PermissionError) or str(error).startswith("Forbidden: "):  # of gcsfs
@@ -84,12 +84,12 @@ def failure_of(error: BaseException) -> StoreFailure:
 
 
 def is_of_system(error: BaseException) -> bool:
-    """True if the operating system failed, as at a broken disk, and not the content of a file."""
+    """Return True if the operating system failed, as with a broken disk, not a file's content."""
     return isinstance(error, OSError) and error.errno is not None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised from or wraps, outermost first."""
+    """Yield the error and its causes or wrapped errors, outermost first."""
     seen: list[BaseException] = []
     waiting: list[Any] = [error]
     while waiting and len(seen) < 16:
@@ -107,7 +107,7 @@ def _module(error: BaseException | None) -> str:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that an answer had, if the error is about an answer."""
+    """Return the HTTP status of an error about an answer; None for other errors."""
     answer = getattr(error, "response", None)
     if isinstance(answer, dict):  # of botocore
         found = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -118,11 +118,11 @@ def _status(error: BaseException) -> int | None:
 
 
 def retry_after_s(error: BaseException, now_s: float | None = None) -> float:
-    """Seconds that the server asked to wait with ``Retry-After``, a number or a date; 0 if not.
+    """Return the seconds to wait by the server's ``Retry-After`` (number or date); 0 without one.
 
     Args:
-        error: of the attempt.
-        now_s: seconds since 1970, by default the clock's.
+        error: error of the attempt.
+        now_s: current time in seconds since 1970; None reads the clock.
     """
     text = next((text for text in map(_retry_after, _chain(error)) if text), "")
     if re.fullmatch(r"\s*\d{1,9}\s*", text):
@@ -146,6 +146,6 @@ def _retry_after(error: BaseException) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """A message without the queries and passwords of the URLs in it."""
+    """Remove queries and passwords from the URLs in a message."""
     text = re.sub(r"(\b[a-z][a-z0-9+.-]*://)[^/\s'\"@?]*@", r"\1", text)
     return re.sub(r"(\b[a-z][a-z0-9+.-]*://[^\s'\"?<>)]*)\?[^\s'\"<>)]*", r"\1", text)

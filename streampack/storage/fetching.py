@@ -1,4 +1,4 @@
-"""Fetching blocks of remote files, for one process: now, or ahead in threads.
+"""Fetch blocks of remote files for one process, at once or ahead in threads.
 
 Threads start when there is work and end when there is none, so an idle process has no thread.
 """
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _THREADS = 4
-_MOST_TASKS = 256  # that wait; a thread that comes to the last of them is far behind its readers
-_MOST_BLOCKS = 64  # ahead of one reader
+_MOST_TASKS = 256  # in the queue; a later task would run far behind its readers
+_MOST_BLOCKS = 64  # fetched ahead of one reader
 
-#: Called with a file, a range of its bytes and how often to try again; None is as often as usual.
+#: Called with a file, a range of its bytes and the number of retries; None is the default.
 GetRange = Callable[["FileInfo", int, int, "int | None"], bytes]
 
 
 class Fetcher:
-    """Blocks by the files that they are of.
+    """Blocks of remote files, from the cache or fetched.
 
     Args:
-        cache: holds the blocks.
+        cache: cache of blocks.
         get: fetches a range of a file's bytes.
-        ahead_bytes: that may be fetched ahead of all readers together; 0 turns that off.
+        ahead_bytes: bytes that may be fetched ahead of all readers together; 0 turns that off.
 
     Attributes:
-        readers: files that are open.
+        readers: open files.
     """
 
     def __init__(self, cache: BlockCache, get: GetRange, ahead_bytes: int) -> None:
@@ -49,30 +49,30 @@ class Fetcher:
 
     @staticmethod
     def key(listed: FileInfo) -> str:
-        """Of a version of a file, for the names of its blocks; no part of a URL is in it."""
+        """Return the key of a file's version for the names of its blocks, without its URL."""
         identity = f"{listed.path}\0{listed.num_bytes}\0{listed.version}".encode()
         return hashlib.blake2b(identity, digest_size=12).hexdigest()
 
     def most_ahead(self) -> int:
-        """Blocks that a reader may have fetched ahead."""
+        """Maximum of blocks fetched ahead of one reader."""
         return min(self._ahead_bytes // max(self.readers, 1) // BLOCK_BYTES, _MOST_BLOCKS)
 
     def kept(self, file: RangedFile, number: int) -> memoryview | None:
-        """A block, if this host has it."""
+        """Return a block if this host has it; None otherwise."""
         return self.cache.get(file.key, number, file.block_bytes(number))
 
     def fetched(self, file: RangedFile, number: int, end: int) -> memoryview:
-        """A block, fetched now with those up to `end` that are in its stripe and not there."""
+        """Fetch a block now, with the missing blocks of its stripe up to `end`; return it."""
         found = self._fetch(file, number, end)
         assert found is not None
         return found
 
     def fetch_ahead(self, file: RangedFile, number: int, end: int) -> None:
-        """Have blocks of a stripe fetched while `file` is open; failures are left to its reader."""
+        """Queue blocks of a stripe for fetching while `file` is open; its reader meets failures."""
         self._tasks.add(lambda: file.closed or self._fetch(file, number, end, ahead=True))
 
     def in_background(self, task: Callable[[], object]) -> None:
-        """Have something called in one of the threads; what it raises is dropped."""
+        """Call `task` in one of the threads; its errors are dropped."""
         self._tasks.add(task)
 
     def _fetch(
@@ -97,20 +97,20 @@ class Fetcher:
             return found
 
     def _put(self, file: RangedFile, first: int, end: int, retries: int | None) -> memoryview:
-        """Fetch blocks that follow each other, and keep them; the first one."""
+        """Fetch and store consecutive blocks; return the first one."""
         stop = min(end * BLOCK_BYTES, file.num_bytes)
         data = memoryview(self._get(file.listed, first * BLOCK_BYTES, stop, retries))
         for number in range(first, end):
             at = (number - first) * BLOCK_BYTES
             self.cache.put(file.key, number, data[at : at + BLOCK_BYTES])
         size = file.block_bytes(first)
-        # Mapped, its memory is the system's; it may have been evicted again.
+        # A mapped block uses the page cache; the block may be evicted by now.
         mapped = self.cache.get(file.key, first, size, verify=False)
         return data[:size] if mapped is None else mapped
 
 
 class Tasks:
-    """Calls that a few threads make, in order."""
+    """Run calls in order on a few threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class Tasks:
         self._threads = 0
 
     def add(self, task: Callable[[], object]) -> None:
-        """Have something called, unless too many wait already; what it raises is dropped."""
+        """Queue a call unless too many are waiting; its errors are dropped."""
         with self._lock:
             if len(self._waiting) >= _MOST_TASKS:
                 return
@@ -138,5 +138,5 @@ class Tasks:
                 task = self._waiting.popleft()
             try:
                 task()
-            except Exception as error:  # the reader will get it, after all its retries
+            except Exception as error:  # the reader meets the error, after all its retries
                 logger.debug("reading ahead failed: %s", error)

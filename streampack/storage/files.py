@@ -1,9 +1,9 @@
-"""A stored file as formats see it: its size, bytes of a range, and views that are read forwards.
+"""The interface of a stored file for formats: size, ranges of bytes, and forward streams.
 
 A local file is mapped. A remote one is read by range, block by block, through the cache of the host
-(`blocks`): a block that is not there is fetched, with those that are sure to be read next. Whoever
-reads forwards names the byte up to which it will. While it never waits, nothing is fetched ahead;
-each time it does, twice as much.
+(`blocks`): a missing block is fetched with the blocks that are certain to be read next. A forward
+reader declares the byte up to which it reads. While it never waits, nothing is fetched ahead; each
+wait doubles the amount.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from streampack.storage.fetching import Fetcher
     from streampack.storage.remote import FileInfo
 
-#: Called with a byte: which of several readers of the file is there, and the sorted numbers of the
-#: blocks that this one reads, as far as that is known.
+#: Called with a byte offset: the reader at this offset, among several readers of the file, and the
+#: sorted indices of the blocks that it reads, as far as they are known.
 Order = Callable[[int], tuple[Hashable, Sequence[int]]]
 
 _BUFFER = 1 << 20
-_KEPT_BLOCKS = 8  # mapped, behind the one that is read
-_FIRST_BLOCKS = 4  # fetched at once where more will follow
+_KEPT_BLOCKS = 8  # mapped, behind the current one
+_FIRST_BLOCKS = 4  # fetched at once if more will follow
 
 
 class StoredFile(ABC):
-    """A file that is open.
+    """An open file.
 
     Attributes:
-        num_bytes: its size.
-        version: its path or URL, and what differs between versions of it.
-        listed: of a remote one, as it was listed.
-        mapped: any range of it is there at no cost.
+        num_bytes: size in bytes.
+        version: path or URL, and an identifier of the version.
+        listed: listing of a remote file.
+        mapped: True if any range is available without cost.
     """
 
     num_bytes: int
@@ -52,11 +52,11 @@ class StoredFile(ABC):
 
     @abstractmethod
     def array(self, start: int, stop: int, until: int = 0) -> NDArray[np.uint8]:
-        """(stop - start,) uint8: bytes of the file, read-only; not more than it has.
+        """Return read-only bytes [start, stop) as (stop - start,) uint8, fewer at the file's end.
 
         Args:
-            start, stop: the range.
-            until: reading goes on to this byte, one range after the other.
+            start, stop: range in bytes.
+            until: byte up to which the caller will read, range by range.
 
         Raises:
             StateError: the file was replaced.
@@ -65,22 +65,22 @@ class StoredFile(ABC):
 
     @abstractmethod
     def stream(self, until: int | None = None) -> IO[bytes]:
-        """The file to be read forwards, from any place on, up to byte `until` or its end.
+        """Open the file for forward reading, from any offset up to byte `until` or its end.
 
-        It reads on beyond that if it is asked to. Raises what `array` does.
+        Reading beyond `until` works. Raises the errors of `array`.
         """
 
     def read(self, start: int, stop: int) -> bytes:
-        """Bytes of a range; not more than there are."""
+        """Return the bytes of a range, fewer at the end of the file."""
         return self.array(start, stop).tobytes()
 
 
 class LocalFile(StoredFile):
-    """A file of this machine, mapped when that is first needed.
+    """A local file, mapped at its first use.
 
     Args:
-        path: of it.
-        listed: the remote file that it is a copy of.
+        path: path of the file.
+        listed: the remote file that it is a copy of; None without one.
     """
 
     def __init__(self, path: Path, listed: FileInfo | None = None) -> None:
@@ -121,8 +121,8 @@ class RangedFile(StoredFile):
     """A remote file.
 
     Args:
-        listed: its URL, size and version.
-        fetcher: of this process.
+        listed: URL, size and version of the file.
+        fetcher: fetcher of this process.
     """
 
     mapped = False
@@ -157,32 +157,32 @@ class RangedFile(StoredFile):
         return self.ordered_stream(lambda _: (0, blocks))
 
     def ordered_stream(self, order: Order) -> IO[bytes]:
-        """The file to be read by several readers in turns, each of them forwards."""
+        """Open the file for several readers in turns, each reading forwards."""
         return io.BufferedReader(_Stream(self, self._fetcher, order), BLOCK_BYTES)
 
     def _blocks(self, until: int) -> range:
         return range(-(-min(until, self.num_bytes) // BLOCK_BYTES))
 
     def block_bytes(self, number: int) -> int:
-        """How many bytes a block has."""
+        """Return the size of a block in bytes."""
         return min(BLOCK_BYTES, self.num_bytes - number * BLOCK_BYTES)
 
 
 class Forwards:
-    """Blocks of a file that are read in order, and what is fetched ahead of them."""
+    """Blocks of a file that are read in order, with blocks fetched ahead."""
 
     def __init__(self, file: RangedFile, fetcher: Fetcher) -> None:
         self._file, self._fetcher = file, fetcher
         self._views: dict[int, memoryview] = {}
         self._ahead = 0  # blocks
-        self._asked = 0  # for what is before this place in the order
+        self._asked = 0  # position in the order up to which blocks are queued
 
     def block(self, number: int, end: int, order: Sequence[int]) -> memoryview:
-        """Block `number`; those before block `end` are needed next.
+        """Return block `number`; the blocks before `end` are needed next.
 
         Args:
-            number, end: of blocks.
-            order: sorted numbers of the blocks that are read, as far as that is known.
+            number, end: indices of blocks.
+            order: sorted indices of the blocks that are read, as far as they are known.
         """
         view = self._views.pop(number, None)
         if view is None:
@@ -193,9 +193,9 @@ class Forwards:
         return view
 
     def _fetched(self, number: int, end: int, order: Sequence[int]) -> memoryview:
-        """A block that is not there, fetched with those that follow in the order and in the file.
+        """Fetch a missing block, with the blocks that follow in the order and in the file.
 
-        Whoever had to wait for it has more fetched ahead from now on.
+        A reader that had to wait gets more blocks fetched ahead from here on.
         """
         most = self._fetcher.most_ahead()
         at, stop = bisect_right(order, number), number + 1
@@ -207,9 +207,9 @@ class Forwards:
         return self._fetcher.fetched(self._file, number, max(end, stop))
 
     def _ask(self, following: int, order: Sequence[int]) -> None:
-        """Have blocks fetched ahead, many at a time."""
+        """Queue blocks to be fetched ahead, many at a time."""
         if not following <= self._asked <= following + self._ahead:
-            self._asked = following  # it begins elsewhere
+            self._asked = following  # the reader moved to another position
         low, high = self._asked, min(following + self._ahead, len(order))
         if high <= low or (high < len(order) and 2 * (high - low) < self._ahead):
             return

@@ -1,4 +1,4 @@
-"""Opening fsspec file systems: which options they take, how long they wait, and who owns them."""
+"""Open fsspec file systems, with options, time limits and ownership by process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PACKAGES = {
 
 
 def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) -> Any:
-    """A new fsspec file system that gives up a silent connection after `timeout_s` seconds.
+    """Open a new fsspec file system that gives up a silent connection after `timeout_s` seconds.
 
-    It belongs to the process that opens it: async file systems own a thread and an event loop
-    and survive neither a fork nor a pickle.
+    It belongs to the process that opens it: async file systems own a thread and an event loop and
+    survive neither a fork nor a pickle.
     """
     import fsspec
 
@@ -79,7 +79,7 @@ def _not_installed(protocol: str, error: ImportError) -> ConfigError:
 
 
 def _try_once(protocol: str, filesystem: Any) -> None:
-    """Switch off the file system's own retries: `with_retries` makes them."""
+    """Switch off the file system's retries, because `with_retries` makes them."""
     if protocol in ("s3", "s3a"):
         filesystem.retries = 1
     elif protocol in ("gs", "gcs"):
@@ -96,7 +96,7 @@ _inherited: list[Any] = []
 
 
 def _keep_inherited() -> None:
-    """In a forked child: keep the file systems of the parent alive, so none is finalized.
+    """Keep the parent's file systems alive in a forked child, so that none is finalized.
 
     Their finalizers would close connections on an event loop whose thread does not exist after the
     fork; the parent has both and closes them itself.

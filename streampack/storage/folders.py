@@ -1,4 +1,4 @@
-"""Folders of this machine and of stores, as patterns look into them; each is looked into once."""
+"""Local and remote folders, as patterns list them; each folder is listed once."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Folders(ABC):
     """Folders of one file system.
 
     Attributes:
-        marked: folders that bear a mark, of those that were looked into or lie above them, and its
-            name; see `marks`.
+        marked: names of marks by folder, for listed folders and folders above them; see `marks`.
     """
 
     def __init__(self) -> None:
@@ -33,14 +32,14 @@ class Folders(ABC):
         self._above: set[str] = set()
 
     def names(self, folder: str) -> Entries:
-        """What lies directly in a folder, by name; nothing if it does not exist."""
+        """Return the direct contents of a folder by name; empty if it does not exist."""
         found = self._names.get(folder)
         if found is None:
             found = self._names.setdefault(folder, self._list(folder))
         return found
 
     def entries(self, folder: str) -> Entries:
-        """The same of a folder that is looked into by a pattern, so its marks are noted."""
+        """Return the direct contents of a folder for a pattern, and record its marks."""
         found = self.names(folder)
         if folder not in self._seen:
             self._seen.add(folder)
@@ -50,18 +49,17 @@ class Folders(ABC):
         return found
 
     def below(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:
-        """All files in a folder and below it, by their paths relative to it.
+        """Return all files in a folder and below it, by their paths relative to it.
 
         Args:
             folder: path or URL.
-            enters: called with the name of a folder that is on the way; those for which it is False
-                may be left out.
+            enters: called with the name of a folder on the way; False allows to leave it out.
         """
         self._look_above(folder)
         return self._walk(folder, enters)
 
     def _look_above(self, folder: str) -> None:
-        """Note if a folder lies in a table: as a partition of it, or as the folder of its data."""
+        """Record a mark if a folder lies in a table, as its partition or its data folder."""
         while True:
             above, _, name = folder.rpartition("/")
             if not above or above.endswith("/") or above in self._above:
@@ -73,7 +71,7 @@ class Folders(ABC):
             if name == "data":
                 self._look_for(above, "metadata")
             name = above.rpartition("/")[2]
-            if name != "data" and "=" not in name:  # it is no partition
+            if name != "data" and "=" not in name:  # not a partition
                 return
             folder = above
 
@@ -81,7 +79,7 @@ class Folders(ABC):
         try:
             inside = join(folder, mark)
             names = self._list(inside) if self._is_folder(inside) else {}
-        except StorageError:  # nobody asked for that folder, which may be forbidden
+        except StorageError:  # the user did not name that folder, and may lack access
             return
         if any(fnmatchcase(name, MARKS[mark].files) for name in names):
             self.marked[folder] = mark
@@ -97,23 +95,23 @@ class Folders(ABC):
 
 
 def join(folder: str, name: str) -> str:
-    """The path or URL of a name in a folder."""
+    """Return the path or URL of a name in a folder."""
     return f"{folder}{name}" if folder.endswith("/") else f"{folder}/{name}"
 
 
 def _leads_nowhere(item: os.DirEntry[str]) -> bool:
-    """True for a link to a file that is gone, by its name; `real_files` refuses it if it is read.
+    """Return True for a dangling link to a file, judged by name; `real_files` refuses to read it.
 
-    A file that was moved or removed behind the link would else be missing without a word.
+    Otherwise a file that was moved or removed behind the link would be missing silently.
     """
     return item.is_symlink() and "." in item.name and not os.path.exists(item.path)
 
 
 class LocalFolders(Folders):
-    """Folders of this machine, by absolute paths.
+    """Local folders, by absolute paths.
 
-    A folder that several ways lead to, over links, is walked once: on a way without a link, if
-    there is one.
+    A folder that links reach by several paths is walked once, by a path without links if there is
+    one.
     """
 
     def _is_folder(self, path: str) -> bool:
@@ -123,7 +121,7 @@ class LocalFolders(Folders):
         found: dict[str, FileInfo | None] = {}
         with suppress(OSError), os.scandir(folder) as items:
             for item in items:
-                with suppress(OSError):  # a link to nothing
+                with suppress(OSError):  # a dangling link
                     path = join(folder, item.name)
                     if item.is_file() or _leads_nowhere(item):
                         found[item.name] = FileInfo(
@@ -158,7 +156,7 @@ class RemoteFolders(Folders):
     """Folders of a store, by URLs.
 
     Args:
-        filesystem: of fsspec.
+        filesystem: fsspec file system.
         retries: attempts of each call after the first.
     """
 
@@ -167,7 +165,7 @@ class RemoteFolders(Folders):
         self._filesystem, self._retries = filesystem, retries
 
     def _is_folder(self, path: str) -> bool:
-        # A store lists what lies beside a folder, if it is missing.
+        # A store lists the siblings of a missing folder.
         return bool(self._ask(path, "info", {}).get("type") == "directory")
 
     def _list(self, folder: str) -> Entries:

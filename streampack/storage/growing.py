@@ -1,10 +1,9 @@
-"""Files of the cache that are made on this host, once, and read while they grow.
+"""Cached files that are made once on this host, and read while they grow.
 
-The first process that needs such a file makes it, in a thread. All others, and its own readers, see
-how far it has got by the size of the part, and that it is complete by its final name. Whatever ends
-the making also releases the lock of the part (see `Cache`): then the next reader that waits makes
-the file anew. What makes a file must give the same bytes whenever it is called, so readers go on
-where they were.
+The first process that needs such a file makes it, in a thread. All readers see its progress by the
+size of the part, and its completion by the final name. If the writer stops for any reason, the lock
+of the part is released (see `Cache`), and the next waiting reader makes the file anew. The writing
+function must give the same bytes on every call, so that readers continue at their offsets.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger("streampack.storage.cache")
 
 THREAD_NAME = "streampack-decode"
-MOST_TRIES = 3  # to make a file that somebody removes meanwhile
-_PAUSES_S = (0.0005, 0.02)  # between looks at a file that has not grown: at first, and at most
+MOST_TRIES = 3  # to make a file that other processes remove meanwhile
+_PAUSES_S = (0.0005, 0.02)  # between checks of a file that has not grown: first, and longest
 
 
 class NotMadeError(Exception):
-    """The file cannot be made by this process."""
+    """Raised if this process cannot make the file."""
 
 
 class _StoppedError(Exception):
-    """The file need not be made any longer."""
+    """Raised to stop making a file that is no longer needed."""
 
 
 class _Part(io.FileIO):
-    """The part that its writer has locked, with so many bytes at most; writes are not buffered."""
+    """The part locked by its writer, with at most `most_bytes` bytes; writes are not buffered."""
 
     def __init__(self, path: Path, lock: Lock, most_bytes: int) -> None:
         super().__init__(path, "r+")
@@ -68,39 +67,39 @@ class _Part(io.FileIO):
 
 
 class GrowingFile:
-    """A file that is made on this host, as far as it is made.
+    """A file that is made on this host, readable as far as it has grown.
 
     Args:
-        cache: in which it is.
-        entry: its names there, of `ANY_SIZE`.
-        make: writes it. Whatever it raises, the file is not made again by this process.
-        name: of what it is made of, for the log.
+        cache: cache with the file.
+        entry: names in the cache, of `ANY_SIZE`.
+        make: writes the file. After any error of it this process does not try once more.
+        name: name of the file's origin, for the log.
 
     Raises:
-        NotMadeError: it cannot be made; so do the methods.
+        NotMadeError: the file cannot be made; the methods raise it too.
     """
 
     def __init__(
         self, cache: Cache, entry: Entry, make: Callable[[IO[bytes]], None], name: str
     ) -> None:
         self._cache, self._entry, self._make, self._name = cache, entry, make, name
-        #: What its readers note of it, for the next ones of this process.
+        #: Notes of its readers, for later readers in this process.
         self.known = cache.known(entry)
         self._tries = 0
         self._fd = -1
-        self._has_name = False  # the open file has its final name, so it grows no more
-        self._is_complete = False  # and is mapped to its end
+        self._has_name = False  # True: the open file has its final name, so it is complete
+        self._is_complete = False  # True: it is mapped to its end
         self._data = memoryview(b"")
         self._open()
 
     def close(self) -> None:
-        """Views of the file stay valid."""
+        """Close the file; its views stay valid."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
 
     def has(self, end: int) -> bool:
-        """Wait until the file has so many bytes; False if it is complete with fewer."""
+        """Wait until the file has `end` bytes; return False if it is complete with fewer."""
         pause_s, most_s = _PAUSES_S
         while end > len(self._data) and not self._is_complete:
             if not self._grew():
@@ -111,11 +110,11 @@ class GrowingFile:
         return end <= len(self._data)
 
     def view(self, at: int, size: int) -> memoryview:
-        """Some of its bytes; the file `has` them."""
+        """Return `size` bytes from `at` on; `has` must have returned True for them."""
         return self._data[at : at + size]
 
     def whole(self) -> NDArray[np.uint8]:
-        """(B,) uint8: the complete file, which is waited for."""
+        """Wait for the complete file; return it as (B,) uint8."""
         pause_s, most_s = _PAUSES_S
         while not self._is_complete:
             if not self._grew():
@@ -125,7 +124,7 @@ class GrowingFile:
         return np.frombuffer(self._data, dtype=np.uint8)
 
     def _grew(self) -> bool:
-        """Look at the file; True if there is more of it, or its end is known."""
+        """Check the file; return True if it has grown, or its end is known."""
         if not self._has_name and self._entry.data.exists():
             self._open()
         size = os.fstat(self._fd).st_size
@@ -137,7 +136,7 @@ class GrowingFile:
         return grew or self._is_complete
 
     def _open(self) -> None:
-        """Open what there is of the file; begin to make it if nobody does."""
+        """Open the file in its current state; begin to make it if no process does."""
         entry = self._entry
         while entry.data not in self._cache.not_made:
             fd = _opened(entry.data)
@@ -160,7 +159,7 @@ class GrowingFile:
         if lock is None:
             return
         try:
-            if entry.data.exists() or entry.part.stat().st_size:  # of a dead process
+            if entry.data.exists() or entry.part.stat().st_size:  # left by a dead process
                 entry.part.unlink()
                 lock.release()
                 return
@@ -190,11 +189,11 @@ def _opened(path: Path) -> int | None:
 def _write(
     cache: Cache, entry: Entry, lock: Lock, make: Callable[[IO[bytes]], None], name: str
 ) -> None:
-    """Make the file whose part is locked, give it its name, and release the lock."""
+    """Make the file with the locked part, rename it, and release the lock."""
     try:
         with cache.keeping(entry), _opened_part(cache, entry, lock) as out:
             make(out)
-            os.fsync(out.fileno())  # or bytes could be missing after a power failure
+            os.fsync(out.fileno())  # else bytes could be missing after a power failure
             if lock.is_of(entry.part):
                 logger.info("%s was decoded into the cache: %d bytes", name, out.tell())
                 os.replace(entry.part, entry.data)
@@ -220,7 +219,7 @@ def _opened_part(cache: Cache, entry: Entry, lock: Lock) -> _Part:
 
 
 def explain(name: str, error: Exception) -> None:
-    """Say what it costs that a file is not made, if its content is not the reason."""
+    """Log the cost of a file that is not made, unless its content is the reason."""
     if is_of_system(error) or isinstance(error, StorageError):
         logger.warning(
             "%s is decoded again for every part of it that a lane reads, which may take many times "

@@ -1,4 +1,4 @@
-"""What a user writes to name files, and listing them with as few calls as possible.
+"""Interpret the paths and patterns of users, and list files with as few calls as possible.
 
 An object store lists a thousand objects with their sizes per call, so many names in one folder are
 looked up in its listing, and a few names with one call each. HTTP has no listing: every file is
@@ -26,7 +26,7 @@ from streampack.storage.matching import has_glob, matches
 from streampack.storage.remote import FileInfo, Pace, look_up, shown, split_url
 
 _CHAINED = re.compile(r"::(\w+://|/|\.)")
-#: What URLs of a protocol name first.
+#: The first component of a URL, by protocol.
 _WITH_HOST = {
     **dict.fromkeys(("s3", "s3a", "gs", "gcs"), "bucket"),
     **dict.fromkeys(("az", "abfs", "abfss"), "container"),
@@ -37,10 +37,10 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)\Z")
 
 
 def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
-    """What a user passed as one path or several, as a list.
+    """Return one path or several as a list.
 
     Raises:
-        ConfigError: it is something else, such as records; or a URL that names no file.
+        ConfigError: `paths` is not a path, but for example records; or a URL names no file.
     """
     several = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     listed = list(several) if isinstance(several, Iterable) else [several]
@@ -76,11 +76,11 @@ def _refuse_misspelt(url: str) -> None:
 
 
 def refuse_repeated(paths: Sequence[str], files: Sequence[str] | None = None) -> None:
-    """Raise `ConfigError` if a file is there more than once: a file is read once per epoch.
+    """Raise `ConfigError` if a file occurs more than once: a file is read once per epoch.
 
     Args:
-        paths: N of them.
-        files: (N,) what they lead to, as `real_files` gives it; None compares the paths themselves.
+        paths: N paths.
+        files: N resolved paths, from `real_files`; None compares `paths`.
     """
     first: dict[str, str] = {}
     for path, file in zip(paths, paths if files is None else files, strict=True):
@@ -96,10 +96,10 @@ def refuse_repeated(paths: Sequence[str], files: Sequence[str] | None = None) ->
 
 
 def real_files(paths: Iterable[str], filesystem_of: Callable[[str], Any]) -> list[str]:
-    """What each path or URL leads to, over links and whatever way it is written.
+    """Resolve each path or URL to its canonical form, with links followed.
 
     Raises:
-        ConfigError: a path is a link to nothing.
+        ConfigError: a path is a dangling link.
     """
     folders: dict[str, str] = {}
     found = []
@@ -125,7 +125,7 @@ def real_files(paths: Iterable[str], filesystem_of: Callable[[str], Any]) -> lis
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
-    """``a{00..11}b`` and ``{x,y}``, as a shell expands them; braces without either stay.
+    """Expand ``a{00..11}b`` and ``{x,y}`` as a shell does; other braces stay.
 
     Groups may be nested and there may be several; the last one varies fastest.
     """
@@ -149,7 +149,7 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _group(pattern: str, opening: int) -> tuple[int, list[int]]:
-    """Where the group that opens here closes (-1: nowhere), and the commas at its own level."""
+    """Return the closing index of the group that opens here (-1: none), and its own commas."""
     depth = 0
     commas: list[int] = []
     for i in range(opening, len(pattern)):
@@ -173,11 +173,12 @@ def _numbers(first: str, last: str) -> list[str]:
 
 
 def has_ending(path: str, endings: Sequence[str]) -> bool:
-    """True if a path, or the path in an HTTP URL, ends in one of these; case does not matter.
+    """Return True if a path, or the path of an HTTP URL, has one of the endings, in any case.
 
     Args:
-        path: local, or a URL.
-        endings: in lower case. One that begins with a slash is a whole name: "/index.json".
+        path: local path or URL.
+        endings: endings in lower case. A leading slash makes an ending a whole name:
+            "/index.json".
     """
     if path.startswith(("http://", "https://")):
         path = path.partition("?")[0]
@@ -186,25 +187,25 @@ def has_ending(path: str, endings: Sequence[str]) -> bool:
 
 
 def wanted(relative: str, endings: Sequence[str]) -> bool:
-    """True if a file found in a directory is meant: by its ending, and not hidden.
+    """Return True if a file in a directory is data: it has an ending and is not hidden.
 
-    Names that begin with a dot or an underscore are what other tools put beside the data.
+    Other tools use names with a leading dot or underscore for files beside the data.
     """
     hidden = any(part.startswith((".", "_")) for part in relative.split("/"))
     return not hidden and (not endings or has_ending(relative, endings))
 
 
 def local_names(pattern: str) -> list[str]:
-    """The names that a local pattern stands for: itself if it exists, else what its braces say."""
+    """Return the names of a local pattern: itself if it exists, else its brace expansion."""
     expanded = os.path.expanduser(pattern)
     return [expanded] if os.path.exists(expanded) else list(expand_braces(expanded))
 
 
 def list_local(names: Sequence[str], endings: Sequence[str]) -> list[list[FileInfo]]:
-    """The files that each of these names without braces stands for, in no certain order.
+    """Return the files of each of these names without braces, in any order.
 
     Raises:
-        ConfigError: a folder is no corpus as it lies; see `marks`.
+        ConfigError: a folder is not a corpus by itself; see `marks`.
     """
     folders = LocalFolders()
 
@@ -212,7 +213,7 @@ def list_local(names: Sequence[str], endings: Sequence[str]) -> list[list[FileIn
         path = os.path.abspath(name)
         if os.path.isdir(path):
             return _folder_files(folders, path, endings)
-        if os.path.exists(path):  # it is that file, whatever characters it has
+        if os.path.exists(path):  # an existing name is literal, even with wildcards
             return [FileInfo(path, os.path.getsize(path))]
         return _pattern_files(folders, path, "/") if has_glob(path) else []
 
@@ -220,7 +221,7 @@ def list_local(names: Sequence[str], endings: Sequence[str]) -> list[list[FileIn
 
 
 def _folder_files(folders: Folders, folder: str, endings: Sequence[str]) -> list[FileInfo]:
-    """The files in a folder, and below it, that are meant if it is named."""
+    """Return the data files in a folder and below it."""
     below = folders.below(folder, lambda name: wanted(name, ()))
     found = [info for name, info in below.items() if wanted(name, endings)]
     refuse_marked(found, folders.marked, folder)
@@ -228,7 +229,7 @@ def _folder_files(folders: Folders, folder: str, endings: Sequence[str]) -> list
 
 
 def _pattern_files(folders: Folders, pattern: str, top: str) -> list[FileInfo]:
-    """The files that a path or URL with wildcards names; `top` is the folder above all others."""
+    """Return the files of a path or URL with wildcards; `top` is its fixed leading folder."""
     components = pattern.removeprefix(top).split("/")
     literal = next(i for i, component in enumerate(components) if has_glob(component))
     folder = join(top, "/".join(components[:literal])) if literal else top
@@ -240,11 +241,11 @@ def _pattern_files(folders: Folders, pattern: str, top: str) -> list[FileInfo]:
 T = TypeVar("T")
 R = TypeVar("R")
 
-MANY_NAMES = 256  # in one folder: with so many or more, the folder is listed
+MANY_NAMES = 256  # in one folder, from which on the folder is listed
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
-    """``[function(item) for item in items]``, with up to `threads` calls at the same time."""
+    """Return ``[function(item) for item in items]``, with up to `threads` calls at a time."""
     items = list(items)
     if len(items) < 2:
         return [function(item) for item in items]
@@ -258,17 +259,17 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16
 def list_remote(
     filesystem: Any, names: Sequence[str], endings: Sequence[str], *, pace: Pace, retries: int
 ) -> list[list[FileInfo]]:
-    """The files that each of these URLs without braces names; an empty list if there are none.
+    """Return the files of each of these URLs without braces; an empty list for no file.
 
     Args:
-        filesystem: of the URLs' protocol.
+        filesystem: file system of the URLs' protocol.
         names: files, directories or globs.
-        endings: from directories, take only names that end in one of these.
-        pace: of looking up one file. A listing may take as long as its many answers take.
+        endings: endings of the files to take from directories.
+        pace: time limits of looking up one file. A listing has many answers and no limit.
         retries: attempts of each call after the first.
 
     Raises:
-        ConfigError: a wildcard over HTTP, or a folder is no corpus as it lies; see `marks`.
+        ConfigError: a wildcard over HTTP, or a folder is not a corpus by itself; see `marks`.
         StorageError: a call failed after all retries.
     """
     folders = RemoteFolders(filesystem, retries)
@@ -301,7 +302,7 @@ def list_remote(
 
 
 def _folder(name: str) -> str:
-    """The folder with the names that the last component of a URL is compared with, or ""."""
+    """Return the folder to list for the last component of a URL, or ""."""
     folder, _, base = name.rpartition("/")
     plain = folder and not folder.endswith("/") and not has_glob(folder)
     return folder if plain and base and base != "**" else ""
@@ -315,7 +316,7 @@ def _list_named(
     pace: Pace,
     retries: int,
 ) -> list[FileInfo]:
-    """The files of a URL that is taken as it is written: a file, a directory or nothing."""
+    """Return the files of a literal URL: a file, the files of a directory, or none."""
     try:
         info = look_up(filesystem, url, pace=pace, retries=retries)
     except StorageError as error:
@@ -328,7 +329,7 @@ def _list_named(
 
 
 def is_pipe(path: str) -> bool:
-    """True for a `pipe:` URL."""
+    """Return True for a `pipe:` URL."""
     return path.startswith("pipe:")
 
 
@@ -345,7 +346,7 @@ def refuse_pipes(paths: Sequence[str]) -> None:
 
 
 def run_pipe(url: str, target: Path) -> None:
-    """Write what a `pipe:` URL yields to a file; webdataset runs the command.
+    """Write the output of a `pipe:` URL to a file; webdataset runs the command.
 
     Raises:
         ConfigError: webdataset is not installed.

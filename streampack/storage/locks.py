@@ -1,4 +1,4 @@
-"""Locks between processes, which the operating system releases when a process dies."""
+"""Locks between processes, released by the operating system when a process dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Lock:
 
     @classmethod
     def acquire(cls, path: Path, *, exclusive: bool, wait: bool = True) -> Lock | None:
-        """The lock at `path`, created if missing; None if it is held and `wait` is False."""
+        """Lock `path`, created if missing; return None if it is locked and `wait` is False."""
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -38,7 +38,7 @@ class Lock:
                 raise
 
     def is_of(self, path: Path) -> bool:
-        """True if the file at a path is the one that is locked."""
+        """Return True if the file at `path` is the locked file."""
         try:
             return os.fstat(self._fd).st_ino == os.stat(path).st_ino
         except FileNotFoundError:
@@ -53,7 +53,7 @@ class Lock:
             os.close(fd)
 
     def forget(self) -> None:
-        """Close this process's copy, without unlocking the lock it is a copy of."""
+        """Close this process's copy of the descriptor, without unlocking the original."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

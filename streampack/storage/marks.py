@@ -1,7 +1,7 @@
-"""Marks of folders with files that are no corpus as they lie.
+"""Marks of folders with files that are not a corpus by themselves.
 
 The log of a table format lists the files of each of its snapshots; the folder also holds files of
-older snapshots, and of some formats no file that is read here. `streampack convert` and
+older snapshots, and for some formats no readable file at all. `streampack convert` and
 `streampack order` keep their notes in the destination until they end.
 """
 
@@ -20,12 +20,12 @@ UNFINISHED = ".streampack"
 
 
 class Mark(NamedTuple):
-    """A folder by which another one, in which it lies, is known.
+    """A subfolder that identifies the kind of its parent folder.
 
     Attributes:
-        files: pattern of the names of files in it.
-        fact: ends the sentence that begins with the name of the folder in which it lies.
-        remedy: has a place for that folder.
+        files: pattern of the names of files in the subfolder.
+        fact: predicate of a sentence about the parent folder.
+        remedy: remedy with a placeholder for the parent folder.
     """
 
     files: str
@@ -68,7 +68,7 @@ _MARKED = re.compile(rf"(?:^|/)({'|'.join(map(re.escape, MARKS))})/(?:.*/)?([^/]
 
 
 def marks_among(names: Iterable[str]) -> dict[str, str]:
-    """Marked folders and their marks, among relative paths of files; "" is the top."""
+    """Return marked folders and their marks from relative paths of files; "" is the top."""
     found = {}
     for match in filter(None, map(_MARKED.search, names)):
         if fnmatchcase(match[2], MARKS[match[1]].files):
@@ -77,11 +77,11 @@ def marks_among(names: Iterable[str]) -> dict[str, str]:
 
 
 def refuse_marked(files: Sequence[FileInfo], marked: Mapping[str, str], looked_into: str) -> None:
-    """Raise `ConfigError` for files in a marked folder, or if there is nothing else.
+    """Raise `ConfigError` for files in a marked folder, or a marked folder without other files.
 
     Args:
-        files: that a pattern names.
-        marked: folders, and the names of their marks.
+        files: files of a pattern.
+        marked: names of marks by folder.
         looked_into: the folder in which the pattern looks for names.
     """
     for folder, mark in sorted(marked.items()):

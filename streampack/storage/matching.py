@@ -1,11 +1,11 @@
-"""The files that a pattern names.
+"""Match files with patterns.
 
 Rules:
-  1. A component with wildcards is compared with the names in its folder. A name that is written as
-     the component is meant itself, whatever characters it has.
+  1. A component with wildcards is compared with the names in its folder. A name equal to the
+     component matches literally, even if it contains wildcard characters.
   2. ``**`` stands for a folder and all folders below it.
-  3. A wildcard stands for no name that begins with a dot, and for no folder that begins with an
-     underscore: other tools put those beside the data. A component may begin with such a character.
+  3. A wildcard matches no name with a leading dot and no folder with a leading underscore, because
+     other tools put these beside the data. A component may begin with such a character.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from streampack.storage.remote import FileInfo
 
 
 def has_glob(path: str) -> bool:
-    """True if the path contains ``*``, ``?`` or ``[``."""
+    """Return True if the path contains ``*``, ``?`` or ``[``."""
     return any(character in path for character in "*?[")
 
 
 def is_hidden(name: str, *, is_folder: bool) -> bool:
-    """True if no wildcard stands for the name."""
+    """Return True if no wildcard matches the name."""
     return name.startswith((".", "_") if is_folder else ".")
 
 
 def matches(folders: Folders, folder: str, components: Sequence[str]) -> Iterator[FileInfo]:
-    """The files below a folder that a pattern names; several ways may lead to one.
+    """Yield the files below a folder that match a pattern; a file may occur several times.
 
     Args:
-        folders: of the file system.
+        folders: folders of the file system.
         folder: path or URL.
-        components: of the pattern, the first of which is compared with the names in `folder`.
+        components: components of the pattern; the first is compared with the names in `folder`.
     """
     first, rest = components[0], components[1:]
     if first == "**":
@@ -64,7 +64,7 @@ def _stands_for(component: str, name: str, *, is_folder: bool) -> bool:
 
 
 def _fits(names: Sequence[str], components: Sequence[str]) -> bool:
-    """True if the names of folders and of a file in them fit a pattern's components."""
+    """Return True if the names of folders and a file match a pattern's components."""
     first, rest = components[0], components[1:]
     is_folder = len(names) > 1
     if first != "**":

@@ -1,4 +1,4 @@
-"""Byte ranges of remote files, each checked for its length and for the version it is of."""
+"""Fetch byte ranges of remote files, each checked for its length and the file's version."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from streampack.storage.remote import VERSION_FIELDS, Pace, info_of, replaced, s
 
 _HTTP = ("http", "https")
 _S3 = ("s3", "s3a")
-#: Protocols with ranges. The answers of the first two kinds name their version; of the others it is
-#: asked for after each range. hf:// is left out: the Hub limits how often it may be asked.
+#: Protocols with ranges. Answers of the first two kinds contain the version; for the others it is
+#: looked up after each range. hf:// is left out, because the Hub limits the rate of requests.
 _RANGED = (*_HTTP, *_S3, "gs", "gcs", "az", "abfs", "abfss")
 
 
 class Part(NamedTuple):
-    """Bytes of a file, and its version by then, as `version_of` has it."""
+    """Bytes of a file, and its version at that time, from `version_of`."""
 
     data: bytes
     version: str
 
 
 def has_ranges(protocol: str) -> bool:
-    """True if files of a protocol are read by range."""
+    """Return True if files of a protocol are read by range."""
     return protocol in _RANGED
 
 
 def fetch_range(
     filesystem: Any, url: str, start: int, stop: int, size: int, pace: Pace
 ) -> Part | None:
-    """Bytes [start, stop) of a file of `size` bytes; None if the server sends whole files only.
+    """Fetch bytes [start, stop) of a file of `size` bytes; None if the server has no ranges.
 
     Raises:
-        OSError: other bytes came, or fewer; so may others of the file system.
+        OSError: other bytes came, or fewer; the file system may raise other errors too.
     """
     protocol = split_url(url)[0]
     method: Any = "cat_file"

@@ -1,8 +1,8 @@
-"""Asking for remote files: how slow an answer may be, which version it is of, and another attempt.
+"""Requests for remote files: time limits, versions and retries.
 
 Every action runs inside `with_retries`, which sleeps a random time below a doubling bound between
-attempts (so that a thousand ranks do not try again together), or longer if the server asks for it,
-and raises at once if another attempt cannot help: a file is missing or forbidden, the disk is full.
+attempts (so that a thousand ranks do not retry together), or longer if the server asks for it. It
+raises at once if another attempt cannot help: a file is missing or forbidden, the disk is full.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _AND_TIME = "; Last-Modified "
 
 FIRST_WAIT_S = 0.25
 LONGEST_WAIT_S = 30.0
-LONGEST_RETRY_AFTER_S = 300.0  # of what a server asks for
+LONGEST_RETRY_AFTER_S = 300.0  # limit of a server's request
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ class FileInfo:
 
     Attributes:
         path: absolute local path, or URL.
-        num_bytes: its size.
-        version: of a remote file, what its store says; see `version_of`.
-        ranges: False if a server says that it can only send the whole file.
+        num_bytes: size in bytes.
+        version: version of a remote file from its store; see `version_of`.
+        ranges: False if a server declares that it only sends whole files.
     """
 
     path: str
@@ -74,7 +74,7 @@ class FileInfo:
 
     @classmethod
     def of(cls, url: str, info: dict[str, Any]) -> FileInfo:
-        """From the answer of an fsspec file system; `StorageError` if it has no size."""
+        """Convert the answer of an fsspec file system; raise `StorageError` without a size."""
         if info.get("type") == "directory":
             raise StorageError(
                 f"{shown(url)} is a directory.",
@@ -93,10 +93,10 @@ class FileInfo:
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """What differs between versions of a file, with the names of the fields that say so.
+    """Return the fields that differ between versions of a file, with their names, as text.
 
-    "" if the store says nothing of the kind. Weak ETags (``W/``) are left out, as they need not be
-    of the bytes. An HTTP server's ETag comes with its time: see `is_another_version`.
+    The result is "" if the store has no such field. Weak ETags (``W/``) are left out, as they need
+    not depend on the bytes. An HTTP server's ETag comes with its time: see `is_another_version`.
     """
     for name in VERSION_FIELDS:
         found = info.get(name) or ""
@@ -110,10 +110,10 @@ def version_of(info: dict[str, Any]) -> str:
 
 
 def is_another_version(one: str, other: str) -> bool:
-    """True for two versions of a file; a listing and a look-up may say it in other fields.
+    """Return True if two versions differ; a listing and a look-up may have different fields.
 
-    One field that agrees is enough: behind some proxies a file has another ETag in every answer,
-    or another time on every server.
+    One equal field makes versions equal: behind some proxies a file has another ETag in every
+    answer, or another time on every server.
     """
     (tag, _, time), (other_tag, _, other_time) = (
         one.partition(_AND_TIME),
@@ -124,21 +124,21 @@ def is_another_version(one: str, other: str) -> bool:
 
 
 class Progress(Callback):  # type: ignore[misc]
-    """Stops a download that yields more bytes than the file has, or hardly any in a time.
+    """Stop a download that yields more bytes than the file has, or arrives too slowly.
 
     Args:
-        limit: bytes of the file.
-        pace: see `Pace`.
+        limit: size of the file in bytes.
+        pace: time limits of the download.
     """
 
     def __init__(self, limit: int, pace: Pace) -> None:
         super().__init__()
         self.limit = limit
         self._pace = pace
-        self._since = time.monotonic(), 0  # when the current stretch began, and the bytes by then
+        self._since = time.monotonic(), 0  # start of the current interval, and the bytes by then
 
     def call(self, *args: Any, **kwargs: Any) -> None:
-        """Called by the file system whenever `value`, the number of bytes, has changed."""
+        """Check the progress; the file system calls this when `value`, in bytes, has changed."""
         if self.value > self.limit:
             raise OSError(f"the server sent more than the {self.limit} bytes it had announced")
         now = time.monotonic()
@@ -151,34 +151,34 @@ class Progress(Callback):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How slow a server may be.
+    """Limits on the slowness of a server.
 
     Attributes:
-        timeout_s: seconds after which an attempt has failed in which nothing arrives, or less than
+        timeout_s: seconds after which an attempt fails if nothing arrives, or less than
             `min_bytes_per_s`.
-        min_bytes_per_s: 0 is no limit.
+        min_bytes_per_s: minimum rate; 0 is no limit.
     """
 
     timeout_s: float
     min_bytes_per_s: float
 
     def too_slow(self, num_bytes: int | None, seconds: float) -> TooSlowError:
-        """The error for an answer of which so few bytes have come."""
+        """Return the error for an answer with only `num_bytes` bytes after `seconds`."""
         came = "the answer was not complete" if num_bytes is None else f"{num_bytes} bytes came"
         return TooSlowError(
             f"{came} after {seconds:.3g} s; min_bytes_per_s is {self.min_bytes_per_s:g}"
         )
 
     def call(self, filesystem: Any, method: Any, *args: Any, num_bytes: int, **options: Any) -> Any:
-        """`method` of a file system, given up if it takes longer than `num_bytes` may.
+        """Call `method` of a file system, and give up after the time allowed for `num_bytes`.
 
         Args:
-            filesystem: of fsspec.
-            method: its name, or a coroutine function. What is not asynchronous is called as it is,
-                with the limits that it may have itself.
-            args: for the method.
-            num_bytes: that it is to bring; 0 for a short answer.
-            options: for the method.
+            filesystem: fsspec file system.
+            method: name of a method, or a coroutine function. A synchronous method is called
+                directly, with its own time limits.
+            args: arguments of the method.
+            num_bytes: expected size of the answer; 0 for a short answer.
+            options: keyword arguments of the method.
         """
         if isinstance(method, str):
             if not filesystem.async_impl:
@@ -204,7 +204,7 @@ class Pace:
 
 
 def replaced(url: str, before: str, now: str) -> StateError:
-    """The error for a file that is not what it was when it was listed."""
+    """Return the error for a file that changed since it was listed."""
     return StateError(
         f"{shown(url)} was replaced: it had {before or 'no version'} when the run began, and has "
         f"{now or 'none'} now.",
@@ -215,7 +215,7 @@ def replaced(url: str, before: str, now: str) -> StateError:
 
 
 def split_url(path: str) -> tuple[str | None, str]:
-    """(protocol, rest), the protocol being None for a local path; ``file://`` counts as local."""
+    """Return (protocol, rest); the protocol is None for local paths, including ``file://``."""
     protocol, separator, rest = path.partition("://")
     if not separator:
         return None, path
@@ -225,7 +225,7 @@ def split_url(path: str) -> tuple[str | None, str]:
 
 
 def shown(url: str) -> str:
-    """The URL as messages show it: without query and password, which may be secret."""
+    """Return the URL for messages, without query and password, which may be secret."""
     protocol, _ = split_url(url)
     if protocol not in ("http", "https"):
         return url
@@ -235,24 +235,24 @@ def shown(url: str) -> str:
 
 
 def info_of(filesystem: Any, url: str, pace: Pace) -> dict[str, Any]:
-    """What a file system says of a URL, asked once; of hf:// with the version, too."""
+    """Look up a URL with a single attempt; for hf:// the result includes the version."""
     options = {"expand_info": True} if split_url(url)[0] == "hf" else {}
     info: dict[str, Any] = pace.call(filesystem, "info", url, num_bytes=0, **options)
     return info
 
 
 def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str, Any]:
-    """What a file system says of a URL: of a file, or of a directory.
+    """Look up the file or directory at a URL.
 
     Raises:
-        StorageError: there is nothing, or the look-up failed after all retries.
+        StorageError: the URL does not exist, or the look-up failed after all retries.
     """
 
     def ask() -> dict[str, Any]:
         try:
             return info_of(filesystem, url, pace)
         except Exception as error:
-            if failure_of(error) in ("denied", "other"):  # only an answer with a body says why
+            if failure_of(error) in ("denied", "other"):  # a body has the reason
                 pace.call(filesystem, "cat_file", url, start=0, end=1, num_bytes=1)
             raise
 
@@ -260,19 +260,19 @@ def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str,
 
 
 def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int) -> T:
-    """The result of `action`, tried again up to `retries` times.
+    """Return the result of `action`, with up to `retries` further attempts.
 
     Args:
-        action: does the whole attempt, from the beginning.
-        doing: what the action does, for messages: "Reading", "Downloading".
-        url: what it does that to.
+        action: makes a whole attempt, from the beginning.
+        doing: name of the action for messages: "Reading", "Downloading".
+        url: URL that the action works on.
         retries: attempts after the first.
 
     Raises:
-        StorageError: every attempt failed, or one failed in a way that will not change. Its cause
-            is the error of the last attempt.
+        StorageError: every attempt failed, or one failed permanently. Its cause is the error of the
+            last attempt.
     """
-    chance = random.Random()  # the generator of the module belongs to the user, who may seed it
+    chance = random.Random()  # not the module's generator, which users may seed
     attempt = 0
     while True:
         attempt += 1
@@ -282,7 +282,7 @@ def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int)
             raise
         except Exception as error:
             failure = failure_of(error)
-            original = error.__cause__ or error  # of the library, before fsspec translated it
+            original = error.__cause__ or error  # the library's error, before fsspec translated it
             said = next(iter(str(original).replace(url, shown(url)).splitlines()), "")
             words = without_secrets(f"{type(original).__name__}: {said}")
             if failure == "transient" and attempt <= retries:

@@ -1,9 +1,9 @@
-"""One small interface to local files and to remote ones.
+"""One small interface to local and remote files.
 
-Local files are used in place. Remote ones are read by range, through a cache directory that any
-number of processes share. A server or protocol without ranges has its files downloaded whole into
-that directory. A `Storage` may be pickled or forked at any time: connections, threads and locks
-belong to one process, and another makes its own.
+Local files are used in place. Remote files are read by range, through a cache directory that any
+number of processes share. Without ranges in a server or protocol, files are downloaded whole into
+that directory. A `Storage` may be pickled or forked at any time: each process makes its own
+connections, threads and locks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-_MOST_LOOKED_UP = 4096  # files of which a process remembers size and version
+_MOST_LOOKED_UP = 4096  # files with size and version remembered by a process
 
 _forks = 0
 
@@ -70,7 +70,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class _Process:
-    """What belongs to one process: connections, look-ups, threads."""
+    """State of a storage in one process: connections, look-ups, threads."""
 
     def __init__(self, storage: Storage) -> None:
         self.filesystems: dict[str, Any] = {}
@@ -78,7 +78,7 @@ class _Process:
         self.whole: set[str] = set()  # servers and protocols without ranges
         folder = storage.cache_dir or default_cache_dir()
         limit = storage.cache_limit_bytes
-        # Each of the two may take what the other one leaves, and half of the limit in any case.
+        # Each of the two may use the space that the other leaves, and at least half of the limit.
         blocks = BlockCache(
             folder / "blocks", lambda: limit - min(self.cache.used_bytes(), limit // 2)
         )
@@ -89,22 +89,22 @@ class _Process:
 
 @explained
 class Storage:
-    """Lists, reads and caches files at local paths and any URL that fsspec knows.
+    """List, read and cache files at local paths and any URL that fsspec supports.
 
     Args:
-        cache_dir: directory for what is fetched, best on a local disk. Any number of processes and
-            datasets may share it. Default: ``$XDG_CACHE_HOME/streampack`` or
-            ``~/.cache/streampack``, or a private temporary directory if that cannot be written.
-        cache_limit_bytes: what was used least recently is removed to stay below it; files that are
-            downloaded whole are not while they are in use, even if that exceeds it.
+        cache_dir: directory of fetched data; use a local disk. Any number of processes and datasets
+            may share it. Default: ``$XDG_CACHE_HOME/streampack`` or ``~/.cache/streampack``, or a
+            private temporary directory if that cannot be written.
+        cache_limit_bytes: maximum size of the cache; the least recently used data is removed first.
+            Files that are downloaded whole stay while they are in use, even above the limit.
         retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s.
-        timeout_s: seconds without an answer after which an attempt has failed.
-        min_bytes_per_s: an attempt that gets less than that, for `timeout_s` seconds, has failed as
-            well; so a server that sends a byte now and then is no hang. 0 is no limit. It does not
-            hold for listings, which are many answers, nor for protocols that fsspec reads without
+        timeout_s: seconds without an answer after which an attempt fails.
+        min_bytes_per_s: minimum rate over `timeout_s` seconds, below which an attempt fails, so
+            that a server that sends a byte now and then causes no hang. 0 is no limit. It does not
+            apply to listings, which have many answers, nor to protocols that fsspec reads without
             asyncio, such as sftp:// and hf://.
-        read_ahead_bytes: bytes that a process may have fetched ahead of all of its readers
-            together. 0 turns reading ahead off.
+        read_ahead_bytes: bytes that a process may fetch ahead of all of its readers together; 0
+            turns reading ahead off.
         storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An
             S3 endpoint is also taken from ``S3_ENDPOINT_URL`` or ``AWS_ENDPOINT_URL``.
     """
@@ -147,18 +147,18 @@ class Storage:
     def list(
         self, patterns: str | Path | Sequence[str | Path], *, endings: Sequence[str] = ()
     ) -> builtins.list[FileInfo]:
-        """The files that patterns name, sorted by path.
+        """List the files that match patterns, sorted by path.
 
         Args:
             patterns: paths or URLs; each may be a file, a directory (everything below it that is
                 not hidden), a glob (``*``, ``**``, ``?``, ``[..]``) or a brace expansion
                 (``{000..127}``, ``{a,b}``). HTTP has no listing: files are named one by one, or
                 with braces.
-            endings: from directories, take only names that end in one of these.
+            endings: endings of the files to take from directories.
 
         Raises:
-            ConfigError: a pattern, or one of the names its braces stand for, names nothing; two
-                of them lead to the same file; a folder is a table of another library, or holds an
+            ConfigError: a pattern, or a name of its brace expansion, matches nothing; two names
+                lead to the same file; a folder is a table of another library, or holds an
                 unfinished conversion; or a protocol needs a package.
             StorageError: the listing failed after all retries.
         """
@@ -195,15 +195,15 @@ class Storage:
 
     @contextmanager
     def local(self, path: str, version: str = "") -> Iterator[Path]:
-        """A local file with the content of `path`, complete and in place inside the context.
+        """Open a context with a complete local file that has the content of `path`.
 
         Args:
             path: path or URL. A remote file is downloaded whole.
-            version: that a remote file had when it was listed; "" is any.
+            version: version of a remote file when it was listed; "" accepts any.
 
         Raises:
-            StateError: the file was replaced, since it was listed or while it was downloaded.
-            StorageError: it could not be downloaded, after all retries.
+            StateError: the file was replaced since it was listed or while it was downloaded.
+            StorageError: the file could not be downloaded, after all retries.
         """
         protocol, rest = split_url(path)
         if protocol is None:
@@ -218,15 +218,15 @@ class Storage:
 
     @contextmanager
     def open(self, file: str | FileInfo, *, whole: bool = False) -> Iterator[StoredFile]:
-        """A file, open inside the context.
+        """Open a file inside a context.
 
         Args:
-            file: path or URL, or what was listed: then it is the version of that.
-            whole: as a `LocalFile`; a remote one is downloaded.
+            file: path or URL; or a listed file, which fixes the version.
+            whole: True opens a `LocalFile`; a remote file is downloaded.
 
         Raises (as its methods do):
             StateError: the file was replaced since it was listed.
-            StorageError: it cannot be read, after all retries.
+            StorageError: the file cannot be read, after all retries.
         """
         path = file if isinstance(file, str) else file.path
         protocol, rest = split_url(path)
@@ -250,15 +250,16 @@ class Storage:
     def decoded(
         self, file: StoredFile, what: str, make: Callable[[StoredFile, IO[bytes]], None]
     ) -> Iterator[GrowingFile | None]:
-        """A file in the cache that is made of another one, once for all processes of a host.
+        """Open a cached file derived from another one, made once for all processes of a host.
 
         Args:
-            file: the other one, which was opened with `open`.
-            what: is made of it; a name.
-            make: reads it and writes the file, in a thread, the same bytes whenever it is called.
+            file: the original, opened with `open`.
+            what: name of the derived content.
+            make: reads the original and writes the derived file, in a thread; it must write the
+                same bytes on every call.
 
         Yields:
-            The file, which may still grow, or None if it cannot be made: there is no room, the
+            The file, which may still grow, or None if it cannot be made: there is no space, the
             cache cannot be written, or `make` raised before in this process.
         """
         process = self._process
@@ -274,9 +275,9 @@ class Storage:
             yield made
 
     def forget(self, file: str | FileInfo) -> bool:
-        """Remove what the cache holds of a remote file, so that it is fetched again.
+        """Remove a remote file from the cache, so that the next use fetches it.
 
-        False if there is nothing.
+        Return False if the cache has none of it.
         """
         path = file if isinstance(file, str) else file.path
         if split_url(path)[0] is None:
@@ -289,12 +290,12 @@ class Storage:
         return process.fetcher.cache.forget(process.fetcher.key(listed), blocks)
 
     def prefetch(self, files: Iterable[FileInfo], num_bytes: int) -> None:
-        """Hint that these files are read next; returns at once.
+        """Start to fetch files that are read next; return at once.
 
         Args:
-            files: as they were listed.
-            num_bytes: that are read first, from the end of a file if below zero; 0 is all of them,
-                as a local file.
+            files: listed files.
+            num_bytes: bytes that are read first, counted from the end of a file if negative; 0 is
+                the whole file, as a local file.
         """
         for file in files:
             if self.read_ahead_bytes and split_url(file.path)[0] is not None:
@@ -312,18 +313,18 @@ class Storage:
             file.array(start, start + abs(num_bytes))
 
     def size(self, path: str) -> int:
-        """Bytes in a file."""
+        """Return the size of a file in bytes."""
         protocol, rest = split_url(path)
         if protocol is not None:
             return self._look_up(path).num_bytes
         return self._attempt("Reading", path, lambda: os.path.getsize(rest))
 
     def read_range(self, file: str | FileInfo, start: int, stop: int) -> bytes:
-        """Bytes [start, stop) of a file, which must have them; they are not kept in the cache.
+        """Read bytes [start, stop) of a file, which must have them, without caching them.
 
         Raises:
             StateError: the file was replaced since it was listed.
-            StorageError: they could not be read, after all retries.
+            StorageError: the bytes could not be read, after all retries.
         """
         path = file if isinstance(file, str) else file.path
         protocol, rest = split_url(path)
@@ -334,7 +335,7 @@ class Storage:
         return self._get(self._listed(file), start, stop)
 
     def _get(self, listed: FileInfo, start: int, stop: int, retries: int | None = None) -> bytes:
-        """Bytes [start, stop) of a remote file, of the version that was listed."""
+        """Fetch bytes [start, stop) of the listed version of a remote file."""
         url, pace = listed.path, self._pace
         filesystem = self._filesystem(split_url(url)[0] or "")
 
@@ -352,7 +353,7 @@ class Storage:
             try:
                 data = with_retries(read, doing="Reading", url=url, retries=retries)
             except StorageError as error:
-                if error.failure == "other":  # as for a range behind the end of a shorter file
+                if error.failure == "other":  # for example a range beyond the end of a shorter file
                     self._check_unchanged(listed, error)
                 raise
         if data is not None:
@@ -363,7 +364,7 @@ class Storage:
             return _read_exactly(copy, start, stop)
 
     def _check_unchanged(self, listed: FileInfo, error: StorageError) -> None:
-        """Raise `StateError` from an error if a file is not what was listed."""
+        """Raise `StateError` from an error if a file changed since it was listed."""
         url = listed.path
         with suppress(StorageError):
             filesystem = self._filesystem(split_url(url)[0] or "")
@@ -374,7 +375,7 @@ class Storage:
                 raise replaced(url, listed.version, now.version) from error
 
     def _is_whole(self, url: str) -> bool:
-        """True if a remote file is downloaded before it is read."""
+        """Return True if a remote file is downloaded before it is read."""
         protocol = split_url(url)[0] or ""
         if not has_ranges(protocol):
             self._read_whole(url)
@@ -382,7 +383,7 @@ class Storage:
         return bool(self._process.whole) and _server(url) in self._process.whole
 
     def _read_whole(self, url: str) -> None:
-        """Note that a server sends no ranges."""
+        """Record that a server sends no ranges."""
         server, whole = _server(url), self._process.whole
         if server not in whole:
             whole.add(server)
@@ -392,7 +393,7 @@ class Storage:
             )  # fmt: skip
 
     def _listed(self, file: str | FileInfo) -> FileInfo:
-        """A remote file with its version, which is asked for if nobody has."""
+        """Return a remote file with its version, which is looked up if unknown."""
         if isinstance(file, str):
             return self._look_up(file)
         return file if file.version else self._look_up(file.path)
@@ -413,7 +414,7 @@ class Storage:
         return found
 
     def _look_up(self, url: str) -> FileInfo:
-        """Size and version of a remote file; a process remembers the last ones."""
+        """Look up size and version of a remote file; a process remembers the last ones."""
         looked_up = self._process.looked_up
         found = looked_up.get(url)
         if found is None:
@@ -431,7 +432,7 @@ class Storage:
         return self._process.cache.entry(url, remote.num_bytes, remote.version)
 
     def _download(self, url: str, part: Path, retries: int | None = None) -> None:
-        """Write the whole file to `part`, checking its size, and that it is what was looked up."""
+        """Write the whole file to `part`, and check its size and version."""
         remote = self._look_up(url)
         filesystem = self._filesystem(split_url(url)[0] or "")
 
@@ -468,7 +469,7 @@ class Storage:
 
 
 def _server(url: str) -> str:
-    """The server of a URL, or its protocol, for messages."""
+    """Return the server of a URL, or its protocol, for messages."""
     protocol = split_url(url)[0] or ""
     over_http = protocol in ("http", "https")
     return urlsplit(url).netloc.rpartition("@")[2] if over_http else f"{protocol}://"
