@@ -119,7 +119,7 @@ def read(name: str, url: str) -> None:
 def read_share(name: str, url: str) -> None:
     """Read the documents of hosts one after the other, in this process."""
     layout = LAYOUTS[name]
-    with tempfile.TemporaryDirectory() as base:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as base:  # threads still fetch
         for host in range(HOSTS):
             storage = sources.Storage(cache_dir=Path(base) / str(host))
             source = layout.kind(url, storage=storage, **layout.arguments)
