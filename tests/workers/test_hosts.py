@@ -141,7 +141,7 @@ CHILD = """
             try:
                 next(running)
             except WorkerError as error:
-                os._exit("its parent's" not in str(error))
+                os._exit("parent" not in error.fact)
             os._exit(1)"""
 SLOW = pytest.mark.slow
 #: What a program does; that its workers are interrupted may be said.
