@@ -120,15 +120,6 @@ class Table(InMemory, Parquet):
         return batch, end
 
 
-def is_ragged(data: Any) -> bool:
-    """Return True for a tuple of two arrays of one dimension, as ``(tokens, offsets)`` is."""
-    return (
-        isinstance(data, tuple)
-        and len(data) == 2
-        and all(hasattr(part, "__array__") and getattr(part, "ndim", 0) == 1 for part in data)
-    )
-
-
 def table_of_ragged(tokens: Any, offsets: Any) -> pa.Table:
     """Make a table with the column "tokens".
 
