@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.papers.bucket_pool import plan_pool
 from benchmarks.papers.multi_bucket import plan_multi_bucket
 from benchmarks.papers.orders import ClusterOrder, NeighbourOrder, RandomOrder
-from streampack.packing import Plan, check_plan
+from streampack.packing import Buckets, Plan, check_plan
 from tests.support import packing_reference as reference
 from tests.support.plans import rows_of
 from tests.support.topics import together, topical
@@ -44,6 +45,24 @@ def test_multi_bucket_concatenates_and_cuts_every_length_class_by_itself(
         expected += [(size, row) for row in reference.concat(own, size)]
     assert sorted(rows) == sorted(expected)
     assert [size for size, _ in rows] == [size for size, _ in expected]
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 12), st.integers(0, 40), st.integers(0, 400)), max_size=60),
+    st.sampled_from([0.0, 0.05, 0.3, 1.0]),
+    st.integers(1, 70),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_pool_keeps_every_token_and_a_pool_of_all_documents_is_the_first_version(
+    lengths: list[int], threshold: float, pool: int
+) -> None:
+    array, sizes = np.array(lengths, dtype=np.int64), (8, 16, 64)
+    plan = plan_pool(array, sizes, threshold, pool)
+    check_plan(plan, array)
+    assert not plan.dropped.any()
+    if pool >= np.count_nonzero(array):
+        whole = Buckets(seq_lens=sizes, padding_threshold=threshold).plan(array, final=True, seed=0)
+        assert rows_of(plan) == rows_of(whole)
 
 
 # ------------------------------------------------------------------ orders

@@ -145,6 +145,7 @@ COMMANDS = {
     "tokenizers": "--only GPT-2 --texts 100 --megabytes 0.1",
     "trees": "--scale 0.05 --passes 1",
     "papers.buckets": "--documents 1000",
+    "papers.bucket_pool": "--documents 1000",
     "papers.online": "--documents 20",
     "papers.refining": "--small",
     "papers.seamless": "--draws 1",
