@@ -34,7 +34,7 @@ PAGES = [
     *(
         README.parent / "docs" / f"{name}.md"
         for name in (
-            *("quickstart", "sources", "storage", "packers", "order", "loops"),
+            *("index", "quickstart", "sources", "storage", "packers", "order", "loops"),
             *("fields", "rollouts", "trees", "chat", "balance"),
         )
     ),

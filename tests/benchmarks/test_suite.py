@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.__main__ import DOCS, main
 from benchmarks.jobs import JOBS
+from benchmarks.picture import LABELS
 from benchmarks.protocol import Counts, Measured, WrongOutputError
 from benchmarks.report import put_between, ratios
 from benchmarks.runners.parts import Costs, Stages, Windows, Workers
@@ -140,6 +141,7 @@ COMMANDS = {
     "scale": "--shards 1000 --lanes 64 --ranks 4 --documents 3000",
     "alignment": "--documents 2000",
     "gpu": "--quick",
+    "picture": "--out /dev/null",
     "pipelines": "--median 2000",
     "state": "--documents 500 --lanes 2 --samples 1",
     "tokenizers": "--only GPT-2 --texts 100 --megabytes 0.1",
@@ -154,6 +156,15 @@ COMMANDS = {
     "papers.corpus_order": "--documents 200 --workers 0",
     "papers.recall": "--report",
 }
+
+
+def test_the_picture_shows_the_committed_figures() -> None:
+    figures = json.loads((DOCS / "benchmarks" / "gpu.json").read_text())
+    picture = (DOCS / "throughput.svg").read_text()
+    for name, label in LABELS.items():
+        rate = figures["layouts"][name]["tokens_per_s"]
+        assert f"{rate / 1000:.0f},000 (" in picture
+        assert all(line in picture for line in label.splitlines())
 
 
 @pytest.mark.slow
