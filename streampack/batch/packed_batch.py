@@ -32,7 +32,7 @@ from streampack.window.packed_rows import PackedRows
 if TYPE_CHECKING:
     from typing_extensions import Self, TypeVar
 
-    from streampack.batch import attention, hf_arguments, numpy_arrays, parallel, text
+    from streampack.batch import attention, hf_arguments, numpy_arrays, parallel, slices, text
     from streampack.batch import loss as losses
 else:
     from typing import TypeVar
@@ -255,6 +255,7 @@ class PackedBatch:
         varlen = attention.varlen
         fla = attention.fla
         flex = attention.flex
+        magi = slices.magi
         next_tokens = attention.next_tokens
         context_parallel = parallel.context_parallel
         hf = hf_arguments.hf
@@ -271,6 +272,7 @@ class PackedBatch:
         varlen = Form("attention.varlen")
         fla = Form("attention.fla")
         flex = Form("attention.flex")
+        magi = Form("slices.magi")
         next_tokens = Form("attention.next_tokens")
         context_parallel = Form("parallel.context_parallel")
         hf = Form("hf_arguments.hf")

@@ -155,6 +155,12 @@ class TreeBatch(PackedBatch):
 
         return nodes_of(self)
 
+    def magi(self) -> dict[str, Tensor]:
+        """Return the mask as arguments of MagiAttention; see `slices.of_trees`."""
+        from streampack.batch.slices import of_trees
+
+        return of_trees(self)
+
     def hf(self, model: Any = None, **options: Any) -> dict[str, Any]:  # type: ignore[override]
         """Return keyword arguments for a causal language model of Hugging Face transformers.
 
