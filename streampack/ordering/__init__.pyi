@@ -1,4 +1,5 @@
 from .bm25 import BM25 as BM25
+from .by_field import ByField as ByField
 from .embedding import Embedder as Embedder
 from .embedding import TextEmbedder as TextEmbedder
 from .embedding import TokenEmbedder as TokenEmbedder

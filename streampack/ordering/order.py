@@ -54,6 +54,7 @@ class DocumentOrder(Protocol):
         order_window_documents: documents per ordering window; fewer at the end of an epoch.
         exact: True if it gives the same order on any machine; otherwise a state stores the order.
 
+    An order with ``related = False`` does not ask for a packer that keeps documents side by side.
     An order may also have `first_window_documents`, the size of a lane's first window; later
     windows double until they are full. With `duplicates_folder`, files in this folder list the
     documents that it drops.

@@ -271,7 +271,7 @@ def open_ordered(
 
 
 def add(recipe: Recipe, order: Any) -> None:
-    """Choose a packer that keeps the order of documents, or check the user's packer.
+    """Choose a packer that keeps related documents together, or check the user's packer.
 
     Raises:
         ConfigError: `order` is not an order, or the packer places documents by length.
@@ -282,6 +282,8 @@ def add(recipe: Recipe, order: Any) -> None:
             "Pass order=SimilarityOrder() or an object with the same attributes, or leave it out.",
             setting="order",
         )
+    if not getattr(order, "related", True):
+        return
     recipe.usual = partial(_usual_packer, order)
     packer = recipe.packer
     if not packer.keeps_order:
