@@ -108,9 +108,8 @@ def warm_up(config: LaneConfig) -> None:
             tokens, np.array([0, 3, 5], dtype=np.int64), origin, document_fields=weights
         )
         documents.take(np.array([1, 0], dtype=np.int64))
-        order = config.order
-        if order is not None and getattr(order, "exact", False):  # an exact order loads no model
-            order.order(documents)
+        if (warm := getattr(config.order, "warm_up", None)) is not None:
+            warm(documents)
         window = Window(
             config.window,
             config.packer,

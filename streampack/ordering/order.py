@@ -55,6 +55,7 @@ class DocumentOrder(Protocol):
         exact: True if it gives the same order on any machine; otherwise a state stores the order.
 
     An order with ``related = False`` does not ask for a packer that keeps documents side by side.
+    An order with compiled code may have `warm_up(documents)`, called before workers are forked.
     An order may also have `first_window_documents`, the size of a lane's first window; later
     windows double until they are full. With `duplicates_folder`, files in this folder list the
     documents that it drops.
@@ -202,6 +203,11 @@ class SimilarityOrder:
         limit = self.limit(documents.lengths[found.kept])
         path = walk(found.ids, found.similarity, limit=limit)
         return ordered(found, path)
+
+    def warm_up(self, documents: Documents) -> None:
+        """Compile the kernels by ordering the documents, unless that loads a model."""
+        if self.exact:
+            self.order(documents)
 
     def describe(self) -> dict[str, Any]:
         """Return kind, parameters and algorithm revision; the limit only if one is set."""

@@ -4,7 +4,8 @@ The three signals that "Beyond Random Sampling: Efficient Language Model Pretrai
 Learning" (EACL 2026, arXiv 2506.11300) found effective. Each needs one core and no model. They are
 computed once, when a corpus is written, and stored in a column beside the text:
 
-    >>> records = [{"text": text, "score": compression_ratio(text)} for text in ("aaaa" * 9, "Yes.")]
+    >>> texts = ["One two. " * 40, "Colourless green ideas sleep furiously."]
+    >>> records = [{"text": text, "score": compression_ratio(text)} for text in texts]
     >>> records[0]["score"] < records[1]["score"]
     True
 """

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, sources
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
-from streampack.ordering import ByField
+from streampack.ordering import ByField, GroupBy
 from streampack.ordering.signals import (
     compression_ratio,
     flesch_reading_ease,
@@ -133,6 +133,17 @@ def test_a_run_without_the_field_names_the_setting_to_add(tmp_path: Path) -> Non
     with pytest.raises(ConfigError) as caught:
         next(iter(PackedLoader(dataset)))
     assert caught.value.setting == "document_fields"
+
+
+@pytest.mark.parametrize("order", [ByField("score"), GroupBy("score")], ids=["by field", "groups"])
+def test_a_worker_orders_by_a_field_as_the_loop_does(tmp_path: Path, order: Any) -> None:
+    dataset = PackedDataset(
+        sources.Parquet(corpus(tmp_path), tokens="tokens"), seq_len=64, order=order,
+        document_fields={"score": "float32"}, attention="row", topology=Topology(),
+    )  # fmt: skip
+    ids = [[batch.input_ids for batch in PackedLoader(dataset, num_workers=n)] for n in (0, 1)]
+    assert len(ids[0]) > 1
+    assert all(a.equal(b) for a, b in zip(*ids, strict=True))
 
 
 # ------------------------------------------------------------------ signals
