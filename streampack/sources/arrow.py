@@ -1,17 +1,15 @@
 """Arrow files as a source, and the byte ranges of their record batches.
 
-Byte ranges and rows of the record batches are read without decoding any batch.
-
 A file of either form is a stream of messages: the schema, then record batches (and dictionaries),
-then an end mark. The random access form has a magic number before it and a footer after it. pyarrow
-gives the rows of a batch only with its columns, which may have to be unpacked, so the number of
-rows is read from the message.
+then an end mark. The random access form has a magic number before it and a footer after it. The
+rows of a batch are in the head of its message, so a file is cut without reading its columns: of a
+remote file, the heads up to a part and the record batches of the part are fetched.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +24,7 @@ from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.columns import is_null
 from streampack.sources.parquet.footer import DAMAGE
-from streampack.sources.parquet.places import Places
+from streampack.sources.parquet.places import Places, kept
 from streampack.sources.parquet.source import MOST_FOOTERS, Parquet, RowReader
 from streampack.sources.records import DamagedFileError
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
@@ -36,6 +34,9 @@ from streampack.storage.remote import FileInfo, shown
 
 MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
+_MARK, _SCHEMA, _DICTIONARY, _BATCH = _END[:4], 1, 2, 3
+_HEAD_BYTES = 4096  # read of a message at a time
+_FEW_BYTES = 1 << 20  # of batches; larger ones are passed over between their heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,50 +45,58 @@ class Batches:
 
     Attributes:
         schema: schema of all batches.
+        by_number: True for the random access form.
+        enterable: True if a batch can be read without the batches before it.
         rows: K + 1 numbers, rows before each batch.
-        ends: K numbers, the byte after each batch; begins: the byte at which each begins.
+        begins: K numbers, the byte at which each batch begins.
+        ends: K numbers, the byte after each batch.
         compressed: K booleans, True for a batch with compressed columns.
     """
 
     schema: pa.Schema
+    by_number: bool
+    enterable: bool
     rows: list[int]
     begins: list[int]
     ends: list[int]
     compressed: list[bool]
 
     @classmethod
-    def of(cls, file: Any) -> Batches:
-        """Read the batches' positions from an open file of pyarrow, mapped into memory.
+    def of(cls, file: StoredFile) -> Batches:
+        """Read the heads of a file's messages.
 
         Raises:
             DamagedFileError: the file is cut short, or damaged; Arrow's exceptions mean the same.
         """
-        by_number = file.read_at(len(MAGIC), 0) == MAGIC
-        file.seek(8 if by_number else 0)
-        reader = pa.ipc.MessageReader.open_stream(file)
-        first = next(iter(reader), None)
-        if first is None:
-            raise DamagedFileError("it has no schema")
-        found = cls(pa.ipc.read_schema(first), [0], [], [], [])
+        by_number = file.read(0, len(MAGIC)) == MAGIC
+        schema, enterable = None, True
+        rows, begins, ends, compressed = [0], list[int](), list[int](), list[bool]()
+        at = begin = 8 if by_number else 0
         while True:
-            begin = file.tell()
-            try:
-                message = reader.read_next_message()
-            except StopIteration:
+            mean_bytes = (at - begin) // max(len(ends), 1)
+            message = _Message.of(file, at, file.num_bytes if mean_bytes < _FEW_BYTES else 0)
+            if message is None:
                 break
-            if message.type == "record batch":
-                rows, compressed = _head(message)
-                found.rows.append(found.rows[-1] + rows)
-                found.compressed.append(compressed)
-                found.begins.append(begin)
-                found.ends.append(file.tell())
-            elif message.type != "dictionary":
-                raise DamagedFileError(f'a message of kind "{message.type}" stands for a batch')
-        if file.read_at(len(_END), begin) != _END:
-            raise DamagedFileError("it is cut short: its end mark is missing")
-        if not by_number and begin + len(_END) != file.size():
-            raise DamagedFileError(f"its end mark is at byte {begin:,} of {file.size():,}")
-        return found
+            if (schema is None) != (message.kind == _SCHEMA):
+                raise DamagedFileError("it has no schema" if schema is None else "it has several")
+            if schema is None:
+                schema = pa.ipc.read_schema(pa.py_buffer(message.head))
+            elif message.kind == _BATCH:
+                count, is_compressed = message.batch()
+                rows.append(rows[-1] + count)
+                compressed.append(is_compressed)
+                begins.append(at)
+                ends.append(message.end)
+            elif message.kind == _DICTIONARY:
+                enterable = by_number
+            else:
+                raise DamagedFileError(f"a message of kind {message.kind} stands for a batch")
+            at = message.end
+        if schema is None:
+            raise DamagedFileError("it has no schema")
+        if not by_number and at + len(_END) != file.num_bytes:
+            raise DamagedFileError(f"its end mark is at byte {at:,} of {file.num_bytes:,}")
+        return cls(schema, by_number, enterable, rows, begins, ends, compressed)
 
     @property
     def places(self) -> Places:
@@ -96,37 +105,69 @@ class Batches:
         return Places(np.array(self.rows, dtype=np.int64), bounds, np.diff(bounds))
 
 
-def _head(message: Any) -> tuple[int, bool]:
-    """Return the rows of a record batch, and True if its columns are compressed.
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """The head of a message: a mark, its size, and a flatbuffer with the size of the body.
 
-    The metadata is a flatbuffer: a table begins with an offset back to the list of its fields.
+    A table of a flatbuffer begins with an offset back to the list of its fields.
     """
-    data = message.metadata.to_pybytes()
-    try:
-        table = _follow(data, _field(data, _follow(data, 0), 2))
-        at = _field(data, table, 0)
-        rows = int(struct.unpack_from("<q", data, at)[0]) if at else 0
-        compressed = _field(data, table, 3) > 0
-    except struct.error as error:
-        raise DamagedFileError(f"a batch cannot be followed ({error})") from error
-    if rows < 0:
-        raise DamagedFileError(f"a batch has {rows} rows")
-    return rows, compressed
 
+    head: bytes
+    end: int
 
-def _follow(data: bytes, at: int) -> int:
-    """Return the position that an offset stored at `at` leads to."""
-    return at + int(struct.unpack_from("<I", data, at)[0])
+    @classmethod
+    def of(cls, file: StoredFile, at: int, until: int) -> _Message | None:
+        """Read the head at a byte, and ahead up to byte `until`; return None at the end mark."""
+        data = file.array(at, at + _HEAD_BYTES, until).tobytes()
+        if data[:8] == _END:
+            return None
+        size = 8 + struct.unpack_from("<i", data, 4)[0] if len(data) >= 8 else -1
+        if data[:4] != _MARK or size < 8 or at + size > file.num_bytes:
+            raise DamagedFileError("it is cut short: its end mark is missing")
+        message = cls(data[:size] if size <= len(data) else file.read(at, at + size), 0)
+        body = message._number("<q", 3)
+        end = at + size + body
+        if body < 0 or end > file.num_bytes:
+            raise DamagedFileError("it is cut short: its end mark is missing")
+        return cls(message.head, end)
 
+    @property
+    def kind(self) -> int:
+        """The kind of message: `_SCHEMA`, `_DICTIONARY`, `_BATCH` or another one."""
+        return self._number("<B", 1)
 
-def _field(data: bytes, table: int, number: int) -> int:
-    """Return the position of a field of a table; 0 if the field has its default."""
-    places = table - struct.unpack_from("<i", data, table)[0]
-    (size,) = struct.unpack_from("<H", data, places)
-    if 4 + 2 * number >= size:
-        return 0
-    (offset,) = struct.unpack_from("<H", data, places + 4 + 2 * number)
-    return table + offset if offset else 0
+    def batch(self) -> tuple[int, bool]:
+        """Return the rows of a record batch, and True if its columns are compressed."""
+        try:
+            table = self._follow(self._field(self._follow(8), 2))
+            at = self._field(table, 0)
+            rows = int(struct.unpack_from("<q", self.head, at)[0]) if at else 0
+            compressed = self._field(table, 3) > 0
+        except struct.error as error:
+            raise DamagedFileError(f"a batch cannot be followed ({error})") from error
+        if rows < 0:
+            raise DamagedFileError(f"a batch has {rows} rows")
+        return rows, compressed
+
+    def _number(self, form: str, field: int) -> int:
+        try:
+            at = self._field(self._follow(8), field)
+            return int(struct.unpack_from(form, self.head, at)[0]) if at else 0
+        except struct.error as error:
+            raise DamagedFileError(f"a message cannot be followed ({error})") from error
+
+    def _follow(self, at: int) -> int:
+        """Return the position that an offset stored at `at` leads to."""
+        return at + int(struct.unpack_from("<I", self.head, at)[0])
+
+    def _field(self, table: int, number: int) -> int:
+        """Return the position of a field of a table; 0 if the field has its default."""
+        places = table - struct.unpack_from("<i", self.head, table)[0]
+        (size,) = struct.unpack_from("<H", self.head, places)
+        if 4 + 2 * number >= size:
+            return 0
+        (offset,) = struct.unpack_from("<H", self.head, places + 4 + 2 * number)
+        return table + offset if offset else 0
 
 
 _HEADS = (64 << 10, 16 << 20)  # bytes of a file's beginning that are searched for its schema
@@ -137,17 +178,16 @@ class Arrow(Parquet):
     """Documents in a column of Arrow files: IPC files and streams, Feather (version 2), and the
     folders that `datasets.Dataset.save_to_disk` writes.
 
-    Files are mapped into memory and cut at any row, by their bytes, among any number of lanes.
-    Columns are read as they lie, without an object per row of token ids. Compressed batches are
-    unpacked one at a time; one that several parts share, into the cache, once per host. Arguments
-    and columns are as for `Parquet`.
+    Files are cut at any row, by their bytes, among any number of lanes. Local files are mapped into
+    memory. Columns are read as they lie, without an object per row of token ids. Compressed batches
+    are unpacked one at a time; one that several parts share, into the cache, once per host.
+    Arguments and columns are as for `Parquet`.
 
     Raises:
         ConfigError: the arguments exclude each other, or a folder has several splits.
     """
 
-    whole_files = True
-    first_bytes = 0
+    first_bytes = FileSource.first_bytes
     endings = FORMATS["Arrow"].endings
 
     def list_shards(self) -> Manifest:
@@ -201,9 +241,8 @@ class Arrow(Parquet):
     def open_rows(
         self, file: StoredFile, shard: int
     ) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
-        with _mapped(file) as opened:
-            batches = Batches.of(opened)
-            yield batches.schema, batches.places, partial(self._decoded, file, opened, batches)
+        batches = kept((file.version, "batches"), lambda: Batches.of(file))
+        yield batches.schema, batches.places, partial(self._decoded, file, batches)
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:
         """Return the schema of a file; None if it cannot be read."""
@@ -219,26 +258,46 @@ class Arrow(Parquet):
         return None
 
     def _decoded(
+        self, stored: StoredFile, batches: Batches, _begin: int, start: int, stop: int
+    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yield rows [start, stop) in parts of batches, each with the index of its first row."""
+        fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]
+        first = max(int(np.searchsorted(batches.rows, start, side="right")) - 1, 0)
+        last = min(int(np.searchsorted(batches.rows, stop)), len(batches.ends))
+        # The random access form gives the bytes of some columns alone; then none are fetched ahead.
+        ahead = not batches.by_number or len(set(fields)) == len(batches.schema)
+        until = batches.ends[last - 1] if last and ahead else 0
+        begin = batches.begins[first] if first < last and batches.enterable else 0
+        with _opened(stored, until, begin) as file:
+            yield from self._parts(stored, file, batches, fields, start, stop)
+
+    def _parts(
         self,
         stored: StoredFile,
         file: Any,
         batches: Batches,
-        _begin: int,
+        fields: list[int],
         start: int,
         stop: int,
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Yield rows [start, stop) in parts of batches, each with the index of its first row."""
-        fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-        by_number = file.read_at(len(MAGIC), 0) == MAGIC
 
         def opened(file: Any) -> Any:
             file.seek(0)
-            return (pa.ipc.open_file if by_number else pa.ipc.open_stream)(file, options=options)
+            return (pa.ipc.open_file if batches.by_number else pa.ipc.open_stream)(
+                file, options=options
+            )
+
+        def read(file: Any, reader: Any, number: int) -> pa.RecordBatch:
+            if batches.by_number:
+                return reader.get_batch(number)
+            if batches.enterable:
+                file.seek(batches.begins[number])
+            return reader.read_next_batch()
 
         reader = opened(file)
         wanted = pa.schema([batches.schema.field(number) for number in sorted(set(fields))])
-        if by_number and (
+        if batches.by_number and (
             reader.num_record_batches != len(batches.ends) or not reader.schema.equals(wanted)
         ):
             raise DamagedFileError("its footer names other batches or columns than there are")
@@ -246,13 +305,19 @@ class Arrow(Parquet):
             low, high = max(start - first, 0), min(stop, end) - first
             if first > stop or first == stop < end:  # one without rows may be damage
                 return
-            if by_number and (low > high or low == high < end - first):
+            if batches.enterable and (low > high or (low == high and first < end)):
                 continue
             inside = low > 0 and batches.ends[k] - batches.begins[k] >= LEAST_BYTES
-            if by_number and inside and batches.compressed[k]:
-                batch = self._unfolded(stored, f"batch {k} {fields}", file, opened, k)
+            if batches.enterable and inside and batches.compressed[k]:
+
+                def decode(file: Any, k: int = k) -> Iterator[pa.RecordBatch]:
+                    yield read(file, opened(file), k)
+
+                what = f"batch {k} {fields}"
+                found = shared_batches(self.storage, stored, what, 1, 0, decode, file, _opened)
+                batch = next(found)[0]
             else:
-                batch = reader.get_batch(k) if by_number else reader.read_next_batch()
+                batch = read(file, reader, k)
             batch.validate()
             if batch.num_rows != end - first:
                 raise DamagedFileError(f"batch {k} has {batch.num_rows} rows, not {end - first}")
@@ -261,21 +326,12 @@ class Arrow(Parquet):
                     _validate(column)
                 yield batch.slice(low, high - low), first + low
 
-    def _unfolded(
-        self, stored: StoredFile, what: str, file: Any, opened: Callable[[Any], Any], number: int
-    ) -> pa.RecordBatch:
-        """Return a compressed batch, from the cache if other lanes read parts of it too."""
 
-        def decode(file: Any) -> Iterator[pa.RecordBatch]:
-            yield opened(file).get_batch(number)
-
-        found = shared_batches(self.storage, stored, what, 1, 0, decode, file, _mapped)
-        return next(found)[0]
-
-
-def _mapped(file: StoredFile) -> Any:
-    assert isinstance(file, LocalFile)
-    return pa.memory_map(str(file.path))
+def _opened(file: StoredFile, until: int = 0, begin: int = 0) -> Any:
+    """Open a file for Arrow, mapped if it is local; of a remote one, read [begin, until) ahead."""
+    if isinstance(file, LocalFile):
+        return pa.memory_map(str(file.path))
+    return pa.PythonFile(file.stream(until, begin), "r")
 
 
 def _validate(column: pa.Array) -> None:

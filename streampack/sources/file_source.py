@@ -65,10 +65,8 @@ class FileSource(ShardedSource):
             parts.append(f"shards={len(self._manifest)}")
         return f"{self.kind}({', '.join(parts)})"
 
-    #: Bytes of a shard with which reading it begins, from its end if below zero; 0 is all of them.
+    #: Bytes of a shard with which reading it begins, from its end if below zero.
     first_bytes = 1 << 20
-    #: Shards are needed as local files, so remote ones are downloaded before they are read.
-    whole_files = False
 
     def will_read(self, shards: Sequence[int]) -> None:
         """Fetch the beginnings of remote shards ahead; a hint that these shards are next."""
@@ -94,7 +92,7 @@ class FileSource(ShardedSource):
     @contextmanager
     def open_listed(self, listed: FileInfo) -> Iterator[StoredFile]:
         """Open any listed file, a shard or its index; raises like `open_shard`."""
-        with self.storage.open(listed, whole=self.whole_files) as file:
+        with self.storage.open(listed) as file:
             if file.num_bytes != listed.num_bytes:
                 raise StateError(
                     f"{shown(listed.path)} has {file.num_bytes} bytes and had {listed.num_bytes} "

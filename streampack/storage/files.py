@@ -64,10 +64,10 @@ class StoredFile(ABC):
         """
 
     @abstractmethod
-    def stream(self, until: int | None = None) -> IO[bytes]:
+    def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
         """Open the file for forward reading, from any offset up to byte `until` or its end.
 
-        Reading beyond `until` works. Raises the errors of `array`.
+        Reading outside of [begin, until) works, without read-ahead. Raises the errors of `array`.
         """
 
     def read(self, start: int, stop: int) -> bytes:
@@ -98,7 +98,7 @@ class LocalFile(StoredFile):
             self._data = map_file(self.path)
         return self._data[start:stop]
 
-    def stream(self, until: int | None = None) -> IO[bytes]:
+    def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
         return open(self.path, "rb", _BUFFER)
 
 
@@ -113,7 +113,7 @@ class MemoryFile(StoredFile):
     def array(self, start: int, stop: int, until: int = 0) -> NDArray[np.uint8]:
         return self._data[start:stop]
 
-    def stream(self, until: int | None = None) -> IO[bytes]:
+    def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
         return io.BytesIO(self._data.tobytes())
 
 
@@ -152,8 +152,8 @@ class RangedFile(StoredFile):
         data.flags.writeable = False
         return data
 
-    def stream(self, until: int | None = None) -> IO[bytes]:
-        blocks = self._blocks(self.num_bytes if until is None else until)
+    def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
+        blocks = self._blocks(self.num_bytes if until is None else until)[begin // BLOCK_BYTES :]
         return self.ordered_stream(lambda _: (0, blocks))
 
     def ordered_stream(self, order: Order) -> IO[bytes]:

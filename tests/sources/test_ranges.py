@@ -34,6 +34,7 @@ REMOTE: dict[str, Any] = {
     "npy": lambda url, **o: sources.Tokens(url + "/{0,1}.npy", eos_id=250, **o),
     "datatrove": lambda url, **o: sources.Tokens(f"{url}/a.ds", **o),
     "arrow-stream": lambda url, **o: sources.Arrow(f"{url}/a.arrow", tokens="ids", **o),
+    "arrow-file": lambda url, **o: sources.Arrow(f"{url}/a.arrow", **o),
 }
 
 
@@ -153,6 +154,32 @@ def test_the_first_rows_of_a_large_row_group_take_a_small_part_of_it(
     assert len(next(iter(part.read(None, Skips())))[0])
     assert (http.folder / "a.parquet").stat().st_size > 20e6
     assert fetched(http) < 5e6
+
+
+def test_a_part_of_an_arrow_stream_fetches_its_batches_and_the_heads_before(
+    http: HTTPServer, storage: Storage
+) -> None:
+    table = wide_table(12_000).select(["ids"])
+    with pa.ipc.new_stream(http.folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=2000)
+    source = sources.Arrow(f"{http.url}/a.arrow", storage=storage)
+    source.prepare()
+    part = source.lanes(6, seed=0, epoch=0, shuffle=False)[5]
+    assert sum(len(block) for block, _ in part.read(None, Skips()))
+    batch = (http.folder / "a.arrow").stat().st_size // 6
+    assert fetched(http) < batch + 12 * (256 << 10) < 3 * batch
+
+
+def test_columns_of_an_arrow_file_that_nobody_reads_are_not_fetched(
+    http: HTTPServer, storage: Storage
+) -> None:
+    table = wide_table(8000)
+    with pa.ipc.new_file(http.folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=4000)
+    assert blocks_of(sources.Arrow(f"{http.url}/a.arrow", tokens="ids", storage=storage), 1)
+    wanted = 8000 * 300 * 4
+    assert fetched(http) <= wanted + 12 * (256 << 10)
+    assert (http.folder / "a.arrow").stat().st_size > 5 * wanted
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:
         with open_file(file) as opened:
             return opened.metadata, Places.of(row_groups(opened.metadata), weight)
 
-    return _kept((file.version, weight), read)
+    return kept((file.version, weight), read)
 
 
 def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
@@ -72,10 +72,10 @@ def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
         length = int.from_bytes(file.read(size - 8, size - 4), "little")
         return Chunks.of(file.read(max(size - 8 - length, 0), size - 8), columns, size)
 
-    return _kept((file.version, *columns), read)
+    return kept((file.version, *columns), read)
 
 
-def _kept(key: Hashable, read: Callable[[], R]) -> R:
+def kept(key: Hashable, read: Callable[[], R]) -> R:
     """Return the cached result of `read` for this key, or call it."""
     found = _footers.pop(key, None)
     if found is None:
