@@ -8,8 +8,9 @@ chooses a default comes before a leaf that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,11 +26,14 @@ BEFORE_PACKER = {
     "processor": "media.leaf:add",
     "groups": "groups.leaf:add",
 }
-#: Leaves that are added once the packer is known, in order.
-AFTER_PACKER = {
-    "members": "groups.leaf:add_members",
+#: Leaves that a packer requests by its attributes, in order.
+OF_PACKER = {
+    "packs_members": "groups.leaf:add_members",
     "balance": "packing.balancing:add",
     "weights": "packing.limits:add",
+}
+#: Leaves that are added once the packer is known, in order.
+AFTER_PACKER = {
     "tokenizer": "tokenization.leaf:add",
     "eos": "tokenization.ends:add",
     "filter": "streams.hooks:add_filter",
@@ -40,6 +44,10 @@ AFTER_PACKER = {
     "mixture": "streams.mixed_stream:add",
 }
 
+#: Limits of rows (`RowLimits`) by the attribute of a packer that sets them.
+LIMITS = {"capacity": "packing.limits:Capacity.of"}
+#: Checks of settings of `BestFitDecreasing`, which return the document fields that they need.
+NEEDS = {"capacity": "packing.limits:needs", "balance": "packing.balancing:needs"}
 #: Functions that make sources of objects in memory, by the kind of object.
 SOURCES = {
     "path": "sources.paths:seems_path",
@@ -70,13 +78,26 @@ RANKS = "job.exchange:ProcessRanks"
 def add_leaves(recipe: Recipe) -> None:
     """Let every requested leaf add its part to the recipe."""
     _add(recipe, BEFORE_PACKER)
-    recipe.given.update(recipe.packer.leaves())
+    _add(recipe, OF_PACKER, {name: getattr(recipe.packer, name) or None for name in OF_PACKER})
     _add(recipe, AFTER_PACKER)
 
 
-def _add(recipe: Recipe, table: Mapping[str, str]) -> None:
+def of_settings(owner: Any, base: type, table: Mapping[str, str]) -> Iterator[Any]:
+    """Yield the results of the table's functions for each setting that differs from its default.
+
+    Args:
+        owner: the object with the settings, which the functions take.
+        base: class with the defaults as attributes.
+        table: functions by name of the setting.
+    """
     for name, function in table.items():
-        value = recipe.given.get(name)
+        if getattr(owner, name) != getattr(base, name):
+            yield load(function)(owner)
+
+
+def _add(recipe: Recipe, table: Mapping[str, str], given: Mapping[str, Any] | None = None) -> None:
+    for name, function in table.items():
+        value = (recipe.given if given is None else given).get(name)
         if value is not None:
             load(function)(recipe, value)
 
@@ -84,4 +105,4 @@ def _add(recipe: Recipe, table: Mapping[str, str]) -> None:
 def load(function: str) -> Any:
     """Import and return ``module:name`` of streampack."""
     module, _, name = function.partition(":")
-    return getattr(import_module(f"streampack.{module}"), name)
+    return attrgetter(name)(import_module(f"streampack.{module}"))

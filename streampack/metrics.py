@@ -193,8 +193,8 @@ class Metrics:
         way, remedy = f'overflow="{packer.overflow}"', ' Longer rows or overflow="split" keep them.'
         if packer.overflow == "split":
             way, remedy = type(packer).__name__, ""
-        elif packer.capacity:
-            remedy = " Longer rows or a larger capacity keep them."
+        elif packer.weights:  # documents are whole
+            remedy = " Longer rows or higher limits of a row keep them."
         documents = found.documents + found.documents_lost
         return (
             f"{found.dropped_ratio:.1%} of the tokens {of} and {self.loss_dropped_ratio:.1%} of "

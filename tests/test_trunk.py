@@ -11,7 +11,10 @@ from streampack.leaves import (
     AFTER_PACKER,
     BEFORE_PACKER,
     CHANGED_SETTINGS,
+    LIMITS,
     METHODS,
+    NEEDS,
+    OF_PACKER,
     ORDERED,
     RANKS,
     SOURCES,
@@ -65,7 +68,7 @@ def test_a_run_works_without_the_leaves_of_others_and_imports_little(kind: str) 
     assert sum(sizes.values()) <= MOST_LINES[kind], {name: sizes[name] for name in largest}
 
 
-TABLES = (BEFORE_PACKER, AFTER_PACKER, SOURCES, METHODS)
+TABLES = (BEFORE_PACKER, OF_PACKER, AFTER_PACKER, LIMITS, NEEDS, SOURCES, METHODS)
 NAMED = [
     *(CHANGED_SETTINGS, ORDERED, RANKS),
     *(function for table in TABLES for function in table.values()),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from streampack.deals.rule import DealRule
 from streampack.deals.settings import DealSettings
 from streampack.documents.blocks import Documents, make_origin
 from streampack.job.topology import Topology
+from streampack.packing.choice import RowChoice
 from streampack.packing.packer import Packer
 from streampack.sources.skips import Skips
 from streampack.streams.stream import StreamConfig
@@ -20,9 +21,6 @@ from streampack.window.empty_rows import empty_rows
 from streampack.window.gather import RowFormat, gather_rows
 from streampack.window.packed_rows import PackedRows, derive_fields
 from streampack.window.window import Window
-
-if TYPE_CHECKING:
-    from streampack.packing.balancing import Balance
 
 MOST_LANES = 1 << 20  # limit of a run
 
@@ -35,7 +33,7 @@ class LaneConfig(StreamConfig):
         packer, window, batch_tokens: packing of documents into rows and batches; `window` is
             resolved.
         row_format: layout of rows.
-        balance: measured schedule of costs; None ignores costs.
+        choice: choice of the rows that go in a round.
         dealing: rule by which lanes are dealt the source; None divides every epoch equally.
     """
 
@@ -43,7 +41,7 @@ class LaneConfig(StreamConfig):
     window: WindowConfig
     batch_tokens: int
     row_format: RowFormat
-    balance: Balance | None = None
+    choice: RowChoice = field(default_factory=RowChoice)
     dealing: DealRule | None = None
 
     @property
@@ -115,7 +113,7 @@ def warm_up(config: LaneConfig) -> None:
             config.packer,
             batch_tokens=config.batch_tokens,
             seed=0,
-            balance=config.balance,
+            choice=config.choice,
         )
         window.admit(documents, 0)
         planned = window.plan(final=True)

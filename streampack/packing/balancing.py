@@ -33,7 +33,7 @@ window's rows differ from the schedule.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,14 +41,17 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.arguments import one_of
-from streampack.documents.blocks import Fields
+from streampack.documents.blocks import PATCHES, Fields
 from streampack.errors import ConfigError
-from streampack.packing.limits import row_weights
+from streampack.packing.choice import RowChoice
+from streampack.packing.limits import require_whole, row_weights
 from streampack.packing.plan import Plan
+from streampack.packing.request import WindowRequest
+from streampack.packing.selection import rows_before
 
 if TYPE_CHECKING:
+    from streampack.packing.decreasing import Decreasing
     from streampack.run.recipe import Recipe
-
 
 _STEPS = 128  # equal steps between the least and the greatest cost of a measured distribution
 _BEARABLE = 1152  # mean cost of the rows to choose from, over the schedule's mean, in 1024ths
@@ -56,7 +59,7 @@ _BITS = 32  # precision of an element of the van der Corput sequence
 
 
 @dataclass(frozen=True)
-class Balance:
+class Balance(RowChoice):
     """The schedule of costs that all lanes of a run follow.
 
     Args:
@@ -67,6 +70,62 @@ class Balance:
 
     quantiles: tuple[int, ...] | None = None
     kind: str = "attention"
+
+    orders = True
+
+    @property
+    def needs_sample(self) -> bool:
+        """True until the costs are measured."""
+        return self.quantiles is None
+
+    def adapted(self, request: WindowRequest) -> WindowRequest:
+        """Plan the full rows of long documents before their tails.
+
+        The last piece of a document longer than a row is planned only after its full rows were
+        delivered, since its row would have to wait for theirs. In return the full rows go a round
+        early.
+        """
+        if request.final:
+            return request
+        lengths, longest = request.lengths, request.seq_len
+        return replace(
+            request,
+            lengths=np.where(lengths > longest, lengths // longest * longest, lengths),
+            rounds_left=request.rounds_left - (request.held > longest),
+        )
+
+    def chosen(
+        self,
+        plan: Plan,
+        request: WindowRequest,
+        rows: NDArray[np.int64],
+        must_go: int,
+        pool: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Select the rows of the pool with the costs that the schedule requires (step 3)."""
+        if not len(rows):
+            return rows
+        each, costs = request.rows_per_batch, self.costs(plan, request.weights)
+        # Rows of equal cost go in order of arrival.
+        oldest = np.minimum.reduceat(plan.document, plan.row_offsets[:-1])
+        pool = np.sort(pool)
+        pool = pool[np.lexsort((oldest[pool], costs[pool]))]
+        wanted = self.wanted(request.step, len(rows) // each, each, costs[pool])
+        before_offsets, before = rows_before(
+            plan.row_offsets, plan.document, plan.start, len(request.held)
+        )
+        chosen = choose_by_cost(pool, costs, rows[:must_go], wanted, before_offsets, before)
+        return chosen if len(chosen) == len(rows) else rows  # some rows wait for each other
+
+    def ordered(
+        self, plan: Plan, request: WindowRequest, rows: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Put each row at the position of its cost (step 4)."""
+        if not len(rows):
+            return rows
+        each = request.rows_per_batch
+        wanted = self.wanted(request.step, -(-len(rows) // each), each)
+        return order_by_cost(rows, self.costs(plan, request.weights), wanted)
 
     @classmethod
     def measured(cls, costs: NDArray[np.int64], kind: str = "attention") -> Balance:
@@ -249,6 +308,18 @@ def _choose(
     return chosen[:count]
 
 
+def needs(packer: Decreasing) -> tuple[str, ...]:
+    """Return the document fields that the packer's `balance` needs.
+
+    Raises:
+        ConfigError: documents with such a field would be cut.
+    """
+    if packer.balance != PATCHES:
+        return ()
+    require_whole([PATCHES], packer.overflow, packer.extra_capacity)
+    return (PATCHES,)
+
+
 def add(recipe: Recipe, kind: str) -> None:
     """Add the packer's `balance` to the recipe as a schedule still to be measured.
 
@@ -264,4 +335,4 @@ def add(recipe: Recipe, kind: str) -> None:
             setting="balance",
         )
     if len(recipe.packer.seq_lens) == 1:  # rows of several lengths have a schedule of their own
-        recipe.balance = Balance(kind=kind)
+        recipe.choice = Balance(kind=kind)

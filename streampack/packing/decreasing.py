@@ -24,6 +24,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import numpy as np
@@ -31,7 +32,8 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.arguments import whole_number
-from streampack.documents.blocks import NO_FIELDS, PATCHES, Fields
+from streampack.documents.blocks import NO_FIELDS, Fields
+from streampack.leaves import NEEDS, of_settings
 from streampack.packing.fit import greedy_fit
 from streampack.packing.overflow import (
     Overflow,
@@ -68,7 +70,7 @@ def scratch_words(count: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Decreasing(Packer):
+class Decreasing(Packer):
     """Base of both strategies; the module's docstring has the steps.
 
     Args:
@@ -96,7 +98,7 @@ class _Decreasing(Packer):
     capacity: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     keeps_whole = True
-    _best: ClassVar[bool]
+    best: ClassVar[bool]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
@@ -104,22 +106,12 @@ class _Decreasing(Packer):
         extra = whole_number("extra_capacity", self.extra_capacity, least=0, most=most)
         object.__setattr__(self, "extra_capacity", extra)
         object.__setattr__(self, "align", require_align(self.align, self.seq_len, extra))
-        capacity = dict(self.capacity) if isinstance(self.capacity, Mapping) else self.capacity
-        if capacity != {}:
-            from streampack.packing.limits import require_capacity
-
-            capacity = require_capacity(capacity)
-        object.__setattr__(self, "capacity", capacity)
-        balanced = [PATCHES] if self.balance == PATCHES else []
-        object.__setattr__(self, "weights", tuple(dict.fromkeys([*capacity, *balanced])))
-        if self.weights:
-            from streampack.packing.limits import require_whole
-
-            require_whole(self.weights, self.overflow, extra)
         object.__setattr__(self, "seq_lens", (self.seq_len,))
+        needed = chain.from_iterable(of_settings(self, Packer, NEEDS))
+        object.__setattr__(self, "weights", tuple(dict.fromkeys(needed)))
 
     @property
-    def _multiple(self) -> int:
+    def multiple(self) -> int:
         """`align` as an int, which `__post_init__` has made it."""
         return cast(int, self.align)
 
@@ -140,13 +132,10 @@ class _Decreasing(Packer):
 
         `weights` maps document fields to their values (N,); see `Packer`.
         """
-        if self.capacity:
-            from streampack.packing.limits import plan_within
+        return self.limits.plan(self, lengths, weights)
 
-            return plan_within(
-                lengths, weights, self.capacity, seq_len=self.seq_len, align=self._multiple,
-                best=self._best, overflow=self.overflow,
-            )  # fmt: skip
+    def plan_tokens(self, lengths: NDArray[np.int64]) -> Plan:
+        """Pack documents of these lengths (N,) by the steps of the module."""
         kept, dropped = limit_lengths(lengths, self.seq_len, self.overflow)
         # One kernel fills the arrays, because each array that a kernel returns costs microseconds.
         pieces = len(kept) + int(kept.sum()) // self.seq_len
@@ -157,7 +146,7 @@ class _Decreasing(Packer):
         least_room = self.extra_capacity + 1 if self.protect_short else 0
         count, segments = _plan(
             kept,
-            _Rule(self.seq_len, self.max_tokens_per_row, least_room, self._best, self._multiple),
+            _Rule(self.seq_len, self.max_tokens_per_row, least_room, self.best, self.multiple),
             Placed(row_offsets, columns, dropped),
             _NONE if dropped_with is None else dropped_with,
             scratch_words(5 * pieces),
@@ -178,22 +167,20 @@ class _Decreasing(Packer):
 
     def describe(self) -> dict[str, Any]:
         """Return class, parameters and revision; `align` and `capacity` only if they are set."""
-        align = {"align": self.align} if self._multiple > 1 else {}
-        capacity = {"capacity": self.capacity} if self.capacity else {}
         names = ("seq_len", "overflow", "extra_capacity", "protect_short")
-        return {**align, **capacity, **self._described(*names)}
+        return self._described(*names, if_set=("align", "capacity"))
 
 
-class FirstFitDecreasing(_Decreasing):
+class FirstFitDecreasing(Decreasing):
     """Places the longest documents first, each into the earliest opened row with room."""
 
-    _best = False
+    best = False
 
 
-class BestFitDecreasing(_Decreasing):
+class BestFitDecreasing(Decreasing):
     """Places the longest documents first, each into the fullest row with room. The default."""
 
-    _best = True
+    best = True
 
 
 _NONE = np.zeros(0, dtype=np.int64)

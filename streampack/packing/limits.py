@@ -19,7 +19,7 @@ K. Talwar, L. Uyeda, U. Wieder, "Heuristics for Vector Bin Packing", 2011).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,9 +31,64 @@ from streampack.documents.blocks import PATCHES, Fields, offsets_of
 from streampack.errors import ConfigError, PlanError
 from streampack.packing.overflow import checked_lengths
 from streampack.packing.plan import Plan
+from streampack.packing.request import DocumentSizes
+from streampack.packing.row_limits import RowLimits
 
 if TYPE_CHECKING:
+    from streampack.packing.decreasing import Decreasing
+    from streampack.packing.packer import Packer
     from streampack.run.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Capacity(RowLimits):
+    """Limits of a row by document field, beside its tokens.
+
+    Args:
+        most: limit by document field.
+    """
+
+    most: Mapping[str, int]
+
+    @classmethod
+    def of(cls, packer: Packer) -> Capacity:
+        """Return the limits of the packer's `capacity`."""
+        return cls(packer.capacity)
+
+    def fits(self, sizes: DocumentSizes, seq_len: int) -> NDArray[np.bool_]:
+        """See `RowLimits`."""
+        return super().fits(sizes, seq_len) & within(self.most, sizes.weights, len(sizes.lengths))
+
+    def excess(self, weights: Fields, i: int) -> str | None:
+        """See `RowLimits`."""
+        return excess(self.most, weights, i)
+
+    def plan(self, packer: Decreasing, lengths: NDArray[np.int64], weights: Fields) -> Plan:
+        """See `plan_within`."""
+        return plan_within(
+            lengths, weights, self.most, seq_len=packer.seq_len, align=packer.multiple,
+            best=packer.best, overflow=packer.overflow,
+        )  # fmt: skip
+
+    def loads(self, plan: Plan, weights: Fields) -> NDArray[np.int64]:
+        """See `row_loads`."""
+        return row_loads(plan, self.most, weights)
+
+    def check(self, plan: Plan, weights: Fields) -> None:
+        """See `check_weights`."""
+        check_weights(plan, self.most, weights)
+
+
+def needs(packer: Decreasing) -> tuple[str, ...]:
+    """Return the document fields that the packer's `capacity` limits, and normalise it to a dict.
+
+    Raises:
+        ConfigError: it is not a mapping from names to positive integers, or documents would be cut.
+    """
+    capacity = require_capacity(packer.capacity)
+    require_whole([*capacity], packer.overflow, packer.extra_capacity)
+    object.__setattr__(packer, "capacity", capacity)
+    return (*capacity,)
 
 
 def require_capacity(capacity: Any) -> dict[str, int]:

@@ -11,11 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import check_call, is_whole
+from streampack.cached import cached_property
 from streampack.errors import ConfigError, PlanError
+from streampack.leaves import LIMITS, of_settings
 from streampack.packing.overflow import OVERFLOWS, Overflow
 from streampack.packing.plan import Plan
 from streampack.packing.request import DocumentSizes, Selection, WindowRequest
-from streampack.packing.selection import full_rows_first, fullest_rows
+from streampack.packing.row_limits import RowLimits
+from streampack.packing.selection import fullest_rows
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -35,10 +38,9 @@ class Packer(ABC):
         mask_repeated: True to leave tokens repeated from an earlier row out of the loss.
         keeps_order: True if consecutive documents mostly share a row.
         keeps_whole: True if a document that fits a row is never cut.
-        balance: "attention", or one of `weights`, if `plan_window` follows `WindowRequest.balance`,
-            as the functions of `packing.selection` do; None to ignore costs.
-        capacity: limits of a row by document field. `fits` and the fill of rows take them into
-            account.
+        balance: "attention", or one of `weights`, if `plan_window` asks `WindowRequest.choice`, as
+            the functions of `packing.selection` do; None to ignore costs.
+        capacity: limits of a row by document field, which `limits` applies.
         weights: document fields that rows are filled or balanced by. If there are any, `plan`
             receives their values as ``weights=``, a mapping from name to (N,) int64.
         batch_tokens: tokens per batch, a multiple of the longest row; None leaves it to the run.
@@ -85,10 +87,15 @@ class Packer(ABC):
     def describe(self) -> dict[str, Any]:
         """Return the JSON-compatible identity for the fingerprint: class, parameters, revision."""
 
-    def _described(self, *settings: str) -> dict[str, Any]:
-        """Return class, revision and these settings, the start of every `describe` here."""
-        values = {name: getattr(self, name) for name in settings}
-        return {"kind": type(self).__name__, "revision": self.revision, **values}
+    def _described(self, *settings: str, if_set: Sequence[str] = ()) -> dict[str, Any]:
+        """Return class, revision and these settings; `if_set` only if they are not the default."""
+        changed = [name for name in if_set if getattr(self, name) != getattr(type(self), name)]
+        return {
+            **{name: getattr(self, name) for name in changed},
+            "kind": type(self).__name__,
+            "revision": self.revision,
+            **{name: getattr(self, name) for name in settings},
+        }
 
     def plan_window(self, request: WindowRequest) -> Selection:
         """Plan the documents of a lane's window, and select the rows to deliver this round.
@@ -96,7 +103,7 @@ class Packer(ABC):
         It must be a pure function of the request, as `plan` is of its arguments. By default it
         plans everything and selects with `fullest_rows`.
         """
-        request = full_rows_first(request)
+        request = request.choice.adapted(request)
         weights = {"weights": request.weights} if self.weights else {}
         plan = self.plan(request.lengths, final=request.final, seed=request.seed, **weights)
         if not isinstance(plan, Plan):
@@ -108,11 +115,13 @@ class Packer(ABC):
 
     def fits(self, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.bool_]:
         """Return (N,) bool: documents that fit a row whole."""
-        lengths = sizes.lengths
-        fits = lengths <= self.seq_lens[-1]
-        for name, most in self.capacity.items():
-            fits &= sizes.weights[name] <= most
-        return fits
+        return self.limits.fits(sizes, self.seq_lens[-1])
+
+    @cached_property
+    def limits(self) -> RowLimits:
+        """Limits of a row: its tokens, and the ones of `capacity`."""
+        limits: RowLimits = next(of_settings(self, Packer, LIMITS), RowLimits())
+        return limits
 
     @property
     def max_tokens_per_row(self) -> int:
@@ -130,15 +139,6 @@ class Packer(ABC):
     def batch_share(self, count: int, *, schedule_seed: int) -> float:
         """Return the slots of a lane's first `count` batches, in units of ``batch_tokens``."""
         return 1.0
-
-    def leaves(self) -> dict[str, Any]:
-        """Return values by name of the leaves that a run needs; see `streampack.leaves`."""
-        named = {
-            "balance": self.balance,
-            "weights": self.weights or None,
-            "members": self.packs_members or None,
-        }
-        return {name: value for name, value in named.items() if value is not None}
 
     @property
     def needs_sample(self) -> bool:

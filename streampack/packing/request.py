@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import NO_FIELDS, Fields, joined_fields, part_of
+from streampack.packing.choice import RowChoice
 from streampack.packing.plan import Plan
-
-if TYPE_CHECKING:
-    from streampack.packing.balancing import Balance
+from streampack.packing.row_limits import RowLimits
 
 
 class MemberLengths(NamedTuple):
@@ -89,10 +88,10 @@ class WindowRequest:
         step: number of batches that the lane has delivered.
         seed: seed of this round's random decisions.
         schedule_seed: seed of random decisions that must be equal in all lanes.
-        balance: schedule of costs that rows follow, if any.
+        choice: choice of the rows to deliver, which the functions of `packing.selection` ask.
         members: documents of each group, for packers with `packs_members`; else None.
         weights: (N,) int64 values by document field, for packers with `weights`.
-        capacity: limit of a row by document field, for limited fields.
+        limits: limits of a row.
     """
 
     lengths: NDArray[np.int64]
@@ -109,10 +108,10 @@ class WindowRequest:
     step: int
     seed: int
     schedule_seed: int
-    balance: Balance | None = None
+    choice: RowChoice = field(default_factory=RowChoice)
     members: MemberLengths | None = None
     weights: Fields = field(default_factory=dict)
-    capacity: Mapping[str, int] = field(default_factory=dict)
+    limits: RowLimits = field(default_factory=RowLimits)
 
     @property
     def rows_per_batch(self) -> int:

@@ -3,7 +3,7 @@
 Most packers use `fullest_rows`:
   1. Rows that must go (they hold a document that may not wait any longer) come first, the oldest
      before the others; then rows filled to at least `min_fill`; then the rest, fullest first. Ties
-     are in seeded random order. With a capacity the fill of a row is the fill of its fullest limit.
+     are in seeded random order. With limits beside tokens the fill of a row is `RowLimits.loads`.
   2. Rows of the rest go until at most the share `carry` of the tokens stays.
   3. A row goes only after the rows that hold earlier tokens of its documents, so that only the tail
      of a document ever stays.
@@ -11,12 +11,11 @@ Most packers use `fullest_rows`:
      one batch more.
   5. The selected rows are shuffled with the seed, so that batches are not sorted by fill.
 
-With a balance (`packing.balancing`) steps 2 and 5 differ: only as many rows go as must. They are
-the full rows with the costs that the schedule requires, each at its position in the schedule.
+A request's `choice` (`RowChoice`) may select other full rows in step 2, let full rows wait, and
+order the selected rows otherwise than step 5.
 
 For plans with an order of their own there are `first_rows` (rows get worse from first to last),
-`rows_in_order` (rows are shuffled already) and `all_rows`. With a balance, they too order the
-selected rows by cost.
+`rows_in_order` (rows are shuffled already) and `all_rows`. A choice orders their rows too.
 
 Cost: O(rows log rows + segments). Nothing is thrown away: rows that do not go are planned in the
 next round.
@@ -24,7 +23,6 @@ next round.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -55,10 +53,9 @@ def fullest_rows(plan: Plan, request: WindowRequest, *, min_fill: float | None =
     if request.final:
         return _in_turn(plan, shuffled, request)
     least = request.min_fill if min_fill is None else min_fill
-    by_cost = request.balance is not None
-    rows, must_go, pool = _ranked(plan, request, shuffled, min_fill=least, by_cost=by_cost)
-    if by_cost and len(rows):
-        rows = _by_cost(plan, request, rows, must_go, pool)
+    waits = request.choice.orders
+    ranked = _ranked(plan, request, shuffled, min_fill=least, full_rows_wait=waits)
+    rows = request.choice.chosen(plan, request, *ranked)
     return _in_turn(plan, _shuffled(rows, seed), request)
 
 
@@ -94,28 +91,9 @@ def rows_in_order(plan: Plan, request: WindowRequest) -> Selection:
         return all_rows(plan, request)
     in_order = np.arange(plan.num_rows, dtype=np.int64)
     rows, _, _ = _ranked(plan, request, in_order, min_fill=request.min_fill)
-    if request.balance is None:
-        rows = np.sort(rows)
-    else:  # costs determine the order, and the seed breaks ties
-        rows = _shuffled(rows, derive_seed(request.seed, 1))
-    return _in_turn(plan, rows, request)
-
-
-def full_rows_first(request: WindowRequest) -> WindowRequest:
-    """Adapt a request with a balance: plan the full rows of long documents before their tails.
-
-    The last piece of a document longer than a row is planned only after its full rows were
-    delivered, since its row would have to wait for theirs. In return the full rows go a round
-    early. A request without a balance is returned unchanged.
-    """
-    if request.balance is None or request.final:
-        return request
-    lengths, longest = request.lengths, request.seq_len
-    return replace(
-        request,
-        lengths=np.where(lengths > longest, lengths // longest * longest, lengths),
-        rounds_left=request.rounds_left - (request.held > longest),
-    )
+    if request.choice.orders:
+        return _in_turn(plan, _shuffled(rows, derive_seed(request.seed, 1)), request)
+    return _in_turn(plan, np.sort(rows), request)
 
 
 def _shuffled(rows: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
@@ -123,14 +101,9 @@ def _shuffled(rows: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
 
 
 def _in_turn(plan: Plan, rows: NDArray[np.int64], request: WindowRequest) -> Selection:
-    """Divide `rows` (E,) into batches; with a balance, each goes to the position of its cost."""
-    each, balance = request.rows_per_batch, request.balance
-    if balance is not None and len(rows):
-        from streampack.packing.balancing import order_by_cost
-
-        wanted = balance.wanted(request.step, -(-len(rows) // each), each)
-        rows = order_by_cost(rows, balance.costs(plan, request.weights), wanted)
-    return Selection.in_batches(plan, rows, each)
+    """Divide `rows` (E,) into batches, in the order of the request's choice."""
+    rows = request.choice.ordered(plan, request, rows)
+    return Selection.in_batches(plan, rows, request.rows_per_batch)
 
 
 def _ranked(
@@ -140,7 +113,7 @@ def _ranked(
     *,
     min_fill: float,
     by_fill: bool = True,
-    by_cost: bool = False,
+    full_rows_wait: bool = False,
 ) -> tuple[NDArray[np.int64], int, NDArray[np.int64]]:
     """Run steps 1 to 4.
 
@@ -148,53 +121,26 @@ def _ranked(
         ties: (R,) int64, all rows, in the order that breaks ties.
         min_fill: see `fullest_rows`.
         by_fill: False to treat all rows as equally full, and no row as full.
-        by_cost: True if a full row may wait for the position of its cost.
+        full_rows_wait: True if a full row may wait for a later round.
 
     Returns:
         The selected rows (E,), the number of them, from the first on, that must go, and the
-        candidates for selection by cost: the selected rows and all full ones.
+        candidates of a choice: the selected rows and all full ones.
 
     Raises:
         PlanError: the plan's arrays do not fit together (`check_rows`).
     """
     order = np.empty(plan.num_rows, dtype=np.int64)
-    rule = _Rule(request.rows_per_batch, float(min_fill), float(request.carry), by_fill, by_cost)
-    loads = np.zeros(0, dtype=np.int64)
-    if request.capacity and plan.num_rows:
-        from streampack.packing.limits import row_loads
-
-        loads = row_loads(plan, request.capacity, request.weights)
+    rule = _Rule(
+        request.rows_per_batch, float(min_fill), float(request.carry), by_fill, full_rows_wait
+    )
+    loads = request.limits.loads(plan, request.weights)
     count, must_go, full = _best_rows(
         plan.columns, request.rounds_left, request.held, ties, rule, loads, order
     )
     if count < 0:
         check_rows(plan, np.maximum(request.lengths, request.remaining))
     return order[:count], must_go, order[: max(count, full)]
-
-
-def _by_cost(
-    plan: Plan,
-    request: WindowRequest,
-    rows: NDArray[np.int64],
-    must_go: int,
-    pool: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Select len(rows) rows of the pool by cost, including the first `must_go` of `rows`."""
-    balance, each = request.balance, request.rows_per_batch
-    assert balance is not None
-    from streampack.packing.balancing import choose_by_cost
-
-    costs = balance.costs(plan, request.weights)
-    # Rows of equal cost go in order of arrival.
-    oldest = np.minimum.reduceat(plan.document, plan.row_offsets[:-1])
-    pool = np.sort(pool)
-    pool = pool[np.lexsort((oldest[pool], costs[pool]))]
-    wanted = balance.wanted(request.step, len(rows) // each, each, costs[pool])
-    before_offsets, before = _rows_before(
-        plan.row_offsets, plan.document, plan.start, len(request.held)
-    )
-    chosen = choose_by_cost(pool, costs, rows[:must_go], wanted, before_offsets, before)
-    return chosen if len(chosen) == len(rows) else rows  # some rows wait for each other
 
 
 class _Rule(NamedTuple):
@@ -204,7 +150,7 @@ class _Rule(NamedTuple):
     min_fill: float
     carry: float
     by_fill: bool
-    by_cost: bool
+    full_rows_wait: bool
 
 
 @kernel
@@ -259,9 +205,9 @@ def _best_rows(
         if rank[r] < 0:
             full += 1
     priority = ties[np.argsort(rank[ties], kind="mergesort")]
-    before_offsets, before = _rows_before(row_offsets, document, plan.start, len(held))
+    before_offsets, before = rows_before(row_offsets, document, plan.start, len(held))
     order, length_after = _close(priority, before_offsets, before, waiting)
-    wanted = max(forced if rule.by_cost else full, _enough(fill[priority], rule.carry))
+    wanted = max(forced if rule.full_rows_wait else full, _enough(fill[priority], rule.carry))
     must_go = _at(length_after, forced)
     each = rule.rows_per_batch
     batches = max(_at(length_after, wanted) // each, 1)
@@ -290,7 +236,7 @@ def _at(length_after: NDArray[np.int64], taken: int) -> int:
 
 
 @kernel
-def _rows_before(
+def rows_before(
     row_offsets: NDArray[np.int64],
     document: NDArray[np.int64],
     start: NDArray[np.int64],

@@ -37,6 +37,7 @@ from streampack.lane.rotation import OtherLanes
 from streampack.lane.round import Round, held_by_source, round_start
 from streampack.lane.state import RoundStart
 from streampack.packing.balancing import Balance
+from streampack.packing.choice import RowChoice
 from streampack.packing.packer import Packer
 from streampack.packing.rebuilding import rebuild_packer
 from streampack.run.plan import RunPlan
@@ -85,7 +86,7 @@ def previous_config(
         packer=packer,
         window=WindowConfig(**saved["window"]).resolve(packer, batch_tokens),
         batch_tokens=batch_tokens,
-        balance=Balance.from_description(balance) if balance else None,
+        choice=Balance.from_description(balance) if balance else RowChoice(),
     )
 
 

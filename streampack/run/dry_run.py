@@ -53,7 +53,7 @@ def stream_plan(
         batch_tokens=batch_tokens,
         seed=seed,
         schedule_seed=seed,
-        balance=balance,
+        choice=balance,
     )
     emitted: list[_Emitted] = []
     serial, step, final = 0, 0, False

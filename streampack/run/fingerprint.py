@@ -41,7 +41,7 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
         "order": config.order.describe() if config.order else None,
         "packer": config.packer.describe(),
         "attention": "row" if config.row_format.attention_by_row else "document",
-        "balance": config.balance.describe() if config.balance else None,
+        "balance": config.choice.describe(),
         "window": config.window.describe(),
         "batch_tokens": config.batch_tokens,
         "seed": config.seed,

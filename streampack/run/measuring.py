@@ -34,7 +34,7 @@ def measured(config: LaneConfig) -> LaneConfig:
     if config.packer.needs_sample:
         lengths = sample(config, documents=SHARES_DOCUMENTS).lengths
         config = replace(config, packer=config.packer.with_sample(lengths))
-    if config.balance is None or config.balance.quantiles is not None:
+    if not config.choice.needs_sample:
         return config
     if config.source.once:
         raise ConfigError(
@@ -50,7 +50,7 @@ def measured(config: LaneConfig) -> LaneConfig:
         batch_tokens=config.batch_tokens,
         weights=found.weights,
     )
-    return replace(config, balance=balance)
+    return replace(config, choice=balance)
 
 
 def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
@@ -61,11 +61,12 @@ def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
     packer, balance = config.packer, saved["balance"]
     if packer.needs_sample:
         config = replace(config, packer=packer.with_saved(saved["packer"]))
-    if config.balance is None or balance is None or balance["kind"] != config.balance.kind:
+    current = config.choice.describe()
+    if current is None or balance is None or balance["kind"] != current["kind"]:
         return config
     if saved["packer"].get("seq_len") != packer.seq_lens[-1]:
         return config
-    return replace(config, balance=Balance.from_description(balance))
+    return replace(config, choice=Balance.from_description(balance))
 
 
 def measure_balance(

@@ -155,7 +155,7 @@ def plan_run(config: LaneConfig, topology: Topology) -> RunPlan:
     """
     if not config.lanes:
         config = replace(config, lanes=choose_lanes(config, topology.world_size))
-    if config.packer.needs_sample or config.balance is not None:
+    if config.packer.needs_sample or config.choice.needs_sample:
         from streampack.run.measuring import measured
 
         config = measured(config)
@@ -170,7 +170,7 @@ def resume_run(
     saved = state["fingerprint"]
     if not config.lanes:
         config = replace(config, lanes=saved["lanes"])
-    if config.packer.needs_sample or config.balance is not None:
+    if config.packer.needs_sample or config.choice.needs_sample:
         from streampack.run.measuring import as_measured, measured
 
         config = measured(as_measured(config, saved))

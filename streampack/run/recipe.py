@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES, LaneConfig
 from streampack.leaves import ASKED
+from streampack.packing.choice import RowChoice
 from streampack.packing.decreasing import BestFitDecreasing
 from streampack.packing.overflow import Overflow
 from streampack.packing.packer import Packer, require_packer
@@ -32,9 +33,6 @@ from streampack.stages.preparation import Preparation
 from streampack.tokenization.rules import EosRule, TokenRules
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat, RowStage
-
-if TYPE_CHECKING:
-    from streampack.packing.balancing import Balance
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +60,7 @@ class Recipe:
     Attributes:
         overflow: overflow of the default packer; None uses the source's.
         usual: makes the default packer.
-        balance: schedule of costs, to be measured.
+        choice: choice of the rows that go in a round.
         gathered: fields that rows get for their pieces; None is all.
         units: names in messages of a document of the window, and of its tokens.
         whole: True if every piece of a batch is a whole document.
@@ -94,7 +92,7 @@ class Recipe:
         self.eos_id, self.pad_id, self.vocab_size = rules.eos_id, rules.pad_id, rules.vocab_size
         self.overflow: Overflow | None = None
         self.usual: Callable[[Recipe], Packer] = usual_packer
-        self.balance: Balance | None = None
+        self.choice = RowChoice()
         self.gathered: FieldTypes | None = None
         self.units = ("", "tokens")
         self.whole = False
@@ -156,7 +154,7 @@ class Recipe:
             window=(self._window or WindowConfig()).resolve(self.packer, batch_tokens),
             batch_tokens=batch_tokens,
             row_format=self._row_format(),
-            balance=self.balance,
+            choice=self.choice,
             **settings,
         )
 

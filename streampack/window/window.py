@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, offsets_of
 from streampack.errors import PlanError, StreampackError
+from streampack.packing.choice import RowChoice
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan, check_plan
 from streampack.packing.request import DocumentSizes, WindowRequest
@@ -38,9 +38,6 @@ from streampack.window.planned import (
     what_stays,
 )
 
-if TYPE_CHECKING:
-    from streampack.packing.balancing import Balance
-
 #: Number of first rounds of a lane in which the plans of a user's packer are checked.
 CHECKED_ROUNDS = 4
 #: Environment variable; set to 1 it enables checks of every plan of every packer.
@@ -56,7 +53,7 @@ class Window:
         batch_tokens: tokens per batch; a batch has ``batch_tokens // seq_len`` rows.
         seed: seed of the lane.
         schedule_seed: seed of the run, for packers with a batch schedule common to all lanes.
-        balance: measured schedule of costs that rows follow, or None.
+        choice: choice of the rows to deliver; None is by fill.
         name: function from the origin of a document to its name in errors.
 
     Attributes:
@@ -72,7 +69,7 @@ class Window:
         batch_tokens: int,
         seed: int,
         schedule_seed: int = 0,
-        balance: Balance | None = None,
+        choice: RowChoice | None = None,
         name: Callable[[np.void], str] = lambda origin: f"document {origin['index']}",
     ) -> None:
         self._config = config
@@ -83,7 +80,7 @@ class Window:
         self._enough = sure_tokens(packer, batch_tokens)
         self._seed = seed
         self._schedule_seed = schedule_seed
-        self._balance = balance
+        self._choice = choice or RowChoice()
         self._name = name
         self.round = 0
         self.buffer = TokenBuffer(self._window_tokens)
@@ -219,10 +216,10 @@ class Window:
             step=step,
             seed=derive_seed(self._seed, self.round),
             schedule_seed=self._schedule_seed,
-            balance=self._balance,
+            choice=self._choice,
             members=sizes.members,
             weights=sizes.weights,
-            capacity=self._packer.capacity,
+            limits=self._packer.limits,
         )
         selection = self._packer.plan_window(request)
         planned = planned_window(selection, request, entries.repeated, self._packer)
@@ -248,10 +245,7 @@ class Window:
                 lengths[-1] = reached[-1]
         try:
             check_plan(plan, lengths)
-            if request.capacity:
-                from streampack.packing.limits import check_weights
-
-                check_weights(plan, request.capacity, request.weights)
+            request.limits.check(plan, request.weights)
         except PlanError as error:
             raise PlanError(
                 f"The plan of {type(self._packer).__name__} for round {self.round} is wrong. "
@@ -283,12 +277,9 @@ class Window:
     def excess(self, sizes: DocumentSizes, i: int, *, slots: bool) -> str:
         """Describe why document i does not fit: "has 9 tokens, a row has 5"; `slots` for trees."""
         packer, longest = self._packer, self._longest
-        if packer.capacity:
-            from streampack.packing.limits import excess
-
-            fault = excess(packer.capacity, sizes.weights, i)
-            if fault is not None:
-                return fault
+        fault = packer.limits.excess(sizes.weights, i)
+        if fault is not None:
+            return fault
         many = f"a batch has {self._batch_tokens // longest} rows of"
         where = many if packer.packs_members else "a row has"
         return f"has {sizes.lengths[i]} {'slots' if slots else 'tokens'}, {where} {longest}"

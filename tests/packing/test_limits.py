@@ -104,7 +104,7 @@ def test_rows_that_are_full_of_patches_count_as_full() -> None:
     # One row of 4 tokens with all its patches, one of 12 of 16 tokens without: the first one goes.
     packer = BestFitDecreasing(seq_len=16, overflow="drop", capacity={"patches": 8})
     request = window_request(
-        [4, 14, 14, 14], seq_len=16, batch_tokens=16, carry=0.9, capacity={"patches": 8},
+        [4, 14, 14, 14], seq_len=16, batch_tokens=16, carry=0.9, limits=packer.limits,
         weights={"patches": np.array([8, 1, 1, 1])},
     )  # fmt: skip
     found = packer.plan_window(request)
