@@ -51,7 +51,7 @@ def alone(folder: Path, url: str) -> Iterator[None]:
     """
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = Lock.acquire(folder / LOCK, exclusive=True, wait=False)
+        lock = Lock.acquire(folder / LOCK, wait=False)
     if lock is None:
         raise ConfigError(
             f"Another command is writing to {url}.",
@@ -62,8 +62,7 @@ def alone(folder: Path, url: str) -> Iterator[None]:
     try:
         yield
     finally:
-        (folder / LOCK).unlink(missing_ok=True)
-        lock.release()
+        lock.remove()
         try:
             folder.rmdir()
         except OSError:

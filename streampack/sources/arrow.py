@@ -36,6 +36,7 @@ MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARK, _SCHEMA, _DICTIONARY, _BATCH = _END[:4], 1, 2, 3
 _HEAD_BYTES = 4096  # read of a message at a time
+_SLICE_BYTES = 256 << 10  # of a compressed batch, unpacked into the cache
 _FEW_BYTES = 1 << 20  # of batches; larger ones are passed over between their heads
 
 
@@ -97,6 +98,10 @@ class Batches:
         if not by_number and at + len(_END) != file.num_bytes:
             raise DamagedFileError(f"its end mark is at byte {at:,} of {file.num_bytes:,}")
         return cls(schema, by_number, enterable, rows, begins, ends, compressed)
+
+    def is_shared(self, number: int) -> bool:
+        """Return True if parts of a batch come from the cache."""
+        return self.compressed[number] and self.ends[number] - self.begins[number] >= LEAST_BYTES
 
     @property
     def places(self) -> Places:
@@ -268,70 +273,111 @@ class Arrow(Parquet):
         ahead = not batches.by_number or len(set(fields)) == len(batches.schema)
         until = batches.ends[last - 1] if last and ahead else 0
         begin = batches.begins[first] if first < last and batches.enterable else 0
-        with _opened(stored, until, begin) as file:
-            yield from self._parts(stored, file, batches, fields, start, stop)
+        with _reader(stored, batches, fields, until, begin) as reader:
+            for k, (first, end) in enumerate(zip(batches.rows, batches.rows[1:], strict=False)):
+                low, high = max(start - first, 0), min(stop, end) - first
+                if first > stop or first == stop < end:  # one without rows may be damage
+                    return
+                if batches.enterable and (low > high or (low == high and first < end)):
+                    continue
+                at = 0
+                if batches.enterable and low > 0 and batches.is_shared(k):
+                    batch, at = self._shared(stored, reader, k, low, high)
+                else:
+                    batch = reader.batch(k)
+                if low < high:
+                    yield batch.slice(low - at, high - low), first + low
 
-    def _parts(
-        self,
-        stored: StoredFile,
-        file: Any,
-        batches: Batches,
-        fields: list[int],
-        start: int,
-        stop: int,
-    ) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _shared(
+        self, stored: StoredFile, reader: _Reader, number: int, low: int, high: int
+    ) -> tuple[pa.RecordBatch, int]:
+        """Return rows [low, high) of a compressed batch and some before; and the first one's index.
+
+        They come from the cache if other lanes read parts of the batch too.
+        """
+        batches, fields = reader.batches, reader.fields
+        rows = batches.rows[number + 1] - batches.rows[number]
+        num_bytes = batches.ends[number] - batches.begins[number]
+        size = max(rows * _SLICE_BYTES // num_bytes, 1)
+        if "view" in str(batches.schema):  # a slice is written with the texts of all rows
+            size = rows
+
+        def decode(reader: _Reader) -> Iterator[pa.RecordBatch]:
+            batch = reader.batch(number)
+            yield from (batch.slice(at, size) for at in range(0, rows, size))
+
+        found: list[pa.RecordBatch] = []
+        at = low
+        what = f"batch {number} {fields} by {size}"
+        open_file = partial(_reader, batches=batches, fields=fields)
+        for batch, begin in shared_batches(
+            self.storage, stored, what, size, low, decode, reader, open_file
+        ):
+            at = min(at, begin)
+            found.append(batch)
+            if begin + batch.num_rows >= high:
+                break
+        return pa.Table.from_batches(found).combine_chunks().to_batches()[0], at
+
+
+class _Reader:
+    """Record batches of an open file.
+
+    Args:
+        file: file of pyarrow.
+        batches: positions of the batches.
+        fields: indices of the fields to read.
+
+    Raises:
+        DamagedFileError: the file's footer is damaged.
+    """
+
+    def __init__(self, file: Any, batches: Batches, fields: list[int]) -> None:
+        self.batches, self.fields = batches, fields
+        self._file = file
         options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-
-        def opened(file: Any) -> Any:
-            file.seek(0)
-            return (pa.ipc.open_file if batches.by_number else pa.ipc.open_stream)(
-                file, options=options
-            )
-
-        def read(file: Any, reader: Any, number: int) -> pa.RecordBatch:
-            if batches.by_number:
-                return reader.get_batch(number)
-            if batches.enterable:
-                file.seek(batches.begins[number])
-            return reader.read_next_batch()
-
-        reader = opened(file)
+        open_ipc = pa.ipc.open_file if batches.by_number else pa.ipc.open_stream
+        self._reader = open_ipc(file, options=options)
         wanted = pa.schema([batches.schema.field(number) for number in sorted(set(fields))])
         if batches.by_number and (
-            reader.num_record_batches != len(batches.ends) or not reader.schema.equals(wanted)
+            self._reader.num_record_batches != len(batches.ends)
+            or not self._reader.schema.equals(wanted)
         ):
             raise DamagedFileError("its footer names other batches or columns than there are")
-        for k, (first, end) in enumerate(zip(batches.rows, batches.rows[1:], strict=False)):
-            low, high = max(start - first, 0), min(stop, end) - first
-            if first > stop or first == stop < end:  # one without rows may be damage
-                return
-            if batches.enterable and (low > high or (low == high and first < end)):
-                continue
-            inside = low > 0 and batches.ends[k] - batches.begins[k] >= LEAST_BYTES
-            if batches.enterable and inside and batches.compressed[k]:
 
-                def decode(file: Any, k: int = k) -> Iterator[pa.RecordBatch]:
-                    yield read(file, opened(file), k)
+    def batch(self, number: int) -> pa.RecordBatch:
+        """Read a batch; unless the file is enterable, the next one.
 
-                what = f"batch {k} {fields}"
-                found = shared_batches(self.storage, stored, what, 1, 0, decode, file, _opened)
-                batch = next(found)[0]
-            else:
-                batch = read(file, reader, k)
-            batch.validate()
-            if batch.num_rows != end - first:
-                raise DamagedFileError(f"batch {k} has {batch.num_rows} rows, not {end - first}")
-            if low < high:
-                for column in batch.columns:
-                    _validate(column)
-                yield batch.slice(low, high - low), first + low
+        Raises:
+            DamagedFileError: the batch is damaged; Arrow's exceptions mean the same.
+        """
+        batches = self.batches
+        if batches.by_number:
+            batch = self._reader.get_batch(number)
+        else:
+            if batches.enterable:
+                self._file.seek(batches.begins[number])
+            batch = self._reader.read_next_batch()
+        batch.validate()
+        rows = batches.rows[number + 1] - batches.rows[number]
+        if batch.num_rows != rows:
+            raise DamagedFileError(f"batch {number} has {batch.num_rows} rows, not {rows}")
+        for column in batch.columns:
+            _validate(column)
+        return batch
 
 
-def _opened(file: StoredFile, until: int = 0, begin: int = 0) -> Any:
-    """Open a file for Arrow, mapped if it is local; of a remote one, read [begin, until) ahead."""
+@contextmanager
+def _reader(
+    file: StoredFile, batches: Batches, fields: list[int], until: int = 0, begin: int = 0
+) -> Iterator[_Reader]:
+    """Open a file, mapped if it is local; of a remote one, read bytes [begin, until) ahead."""
     if isinstance(file, LocalFile):
-        return pa.memory_map(str(file.path))
-    return pa.PythonFile(file.stream(until, begin), "r")
+        opened = pa.memory_map(str(file.path))
+    else:
+        opened = pa.PythonFile(file.stream(until, begin), "r")
+    with opened:
+        yield _Reader(opened, batches, fields)
 
 
 def _validate(column: pa.Array) -> None:

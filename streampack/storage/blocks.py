@@ -18,9 +18,10 @@ import mmap
 import os
 import random
 import struct
+import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -34,9 +35,31 @@ STRIPE_BLOCKS = 16
 _FOLDERS = 256
 _ZONE_BYTES = 64 << 20  # a smaller cache has fewer zones
 _LEAST_BYTES = 4096  # of a file on a disk
+_ALL = -2  # number in the name of the lock on all blocks of a content
 _LOOKS = 32  # scans of a zone by a process, while it adds the zone's share of the limit
 _STALE_S = 600.0  # age at which a part has no writer
 _TRAILER = struct.Struct("<II")  # bytes of the block, and their CRC-32
+
+
+def default_cache_dir() -> Path:
+    """Return ``$XDG_CACHE_HOME/streampack``, ``~/.cache/streampack``, or a temporary directory."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(base) / "streampack"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        pass
+    else:
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    folder = Path(tempfile.gettempdir()) / f"streampack-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not folder.is_symlink() and folder.is_dir() and status.st_uid == os.getuid():
+        return folder
+    # Another user made that directory first, so its files must not be trusted.
+    return Path(tempfile.mkdtemp(prefix="streampack-"))
 
 
 class BlockCache:
@@ -44,12 +67,12 @@ class BlockCache:
 
     Args:
         folder: folder of the blocks, created when a block is first written.
-        limit_bytes: returns the bytes that blocks may take.
+        limit_bytes: bytes that blocks may take.
     """
 
-    def __init__(self, folder: Path, limit_bytes: Callable[[], int]) -> None:
+    def __init__(self, folder: Path, limit_bytes: int) -> None:
         self.folder = folder
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._added: dict[int, float] = {}
 
     def path(self, key: str, number: int) -> Path:
@@ -57,7 +80,9 @@ class BlockCache:
         place = hashlib.blake2b(f"{key} {number}".encode(), digest_size=1).hexdigest()
         return self.folder / place / f"{key}-{number}"
 
-    def get(self, key: str, number: int, size: int, *, verify: bool = True) -> memoryview | None:
+    def get(
+        self, key: str, number: int, size: int | None = None, *, verify: bool = True
+    ) -> memoryview | None:
         """Map the `size` bytes of a block; return None if it is missing or damaged."""
         path = self.path(key, number)
         try:
@@ -65,7 +90,9 @@ class BlockCache:
         except OSError:
             return None
         try:
-            if os.fstat(fd).st_size != size + _TRAILER.size:
+            stored = os.fstat(fd).st_size - _TRAILER.size
+            size = stored if size is None else size
+            if stored != size or size < 0:
                 return None
             data = memoryview(mmap.mmap(fd, size + _TRAILER.size, access=mmap.ACCESS_READ))
             with suppress(OSError):  # the file of another user
@@ -114,25 +141,44 @@ class BlockCache:
         self._added[zone] = added
 
     @contextmanager
-    def fetching(self, key: str, number: int) -> Iterator[None]:
-        """Enter a context in which no other process fetches a block of the same stripe."""
-        path = self.path(key, number - number % STRIPE_BLOCKS)
-        path = path.with_name(f".{path.name}.lock")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = Lock.acquire(path, exclusive=True)
-        except FileNotFoundError:  # the folder was removed in between
-            lock = None
-        except OSError as error:
-            raise self._unusable(error) from error
+    def fetching(self, key: str, number: int | None) -> Iterator[None]:
+        """Enter a context in which no other process fetches a block of the same stripe.
+
+        None is a stripe of its own, for whole files.
+        """
+        stripe = _ALL if number is None else number - number % STRIPE_BLOCKS
+        lock = self._lock(key, stripe, wait=True)
         try:
             yield
         finally:
             if lock is not None:
-                with suppress(OSError):
-                    if lock.is_of(path):
-                        path.unlink()
-                lock.release()
+                lock.remove()
+
+    def making(self, key: str) -> Lock | None:
+        """Lock all blocks of a content; return None if another process has the lock.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        return self._lock(key, _ALL, wait=False)
+
+    def _lock(self, key: str, number: int, *, wait: bool) -> Lock | None:
+        path = self.path(key, number)
+        path = path.with_name(f".{path.name}.lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return Lock.acquire(path, wait=wait)
+        except FileNotFoundError:  # the folder was removed in between
+            return None
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def rename(self, key: str, new_key: str, number: int) -> None:
+        """Give a block another key, if it exists."""
+        new = self.path(new_key, number)
+        with suppress(FileNotFoundError):
+            new.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(self.path(key, number), new)
 
     def forget(self, key: str, blocks: int) -> bool:
         """Remove the `blocks` blocks of a file; return True if any existed."""
@@ -142,12 +188,6 @@ class BlockCache:
                 self.path(key, number).unlink()
                 found = True
         return found
-
-    def used_bytes(self) -> int:
-        """Estimate the bytes that the blocks take, from one zone."""
-        zones = self._zones()
-        zone = random.randrange(zones)
-        return sum(status.st_size for _, status in self._entries(zone)) * zones
 
     def _write(self, part: Path, block: bytes | memoryview, trailer: bytes) -> None:
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -160,11 +200,11 @@ class BlockCache:
             os.close(fd)
 
     def _zones(self) -> int:
-        zones = max(1, min(_FOLDERS, self._limit_bytes() // _ZONE_BYTES))
-        return 1 << (zones.bit_length() - 1)  # equal for nearly equal limits
+        zones = max(1, min(_FOLDERS, self.limit_bytes // _ZONE_BYTES))
+        return 1 << (zones.bit_length() - 1)
 
     def _quota(self) -> int:
-        return max(1, self._limit_bytes() // self._zones())
+        return max(1, self.limit_bytes // self._zones())
 
     def _zone(self, path: Path) -> int:
         return int(path.parent.name, 16) % self._zones()
@@ -218,9 +258,8 @@ def _remove_stale(path: Path) -> None:
         _unlink(str(path))
         return
     with suppress(OSError):
-        if (lock := Lock.acquire(path, exclusive=True, wait=False)) is not None:
-            path.unlink()
-            lock.release()
+        if (lock := Lock.acquire(path, wait=False)) is not None:
+            lock.remove()
 
 
 def _unlink(path: str) -> None:

@@ -3,7 +3,7 @@
 A part inside a compressed file can only be read by decompressing everything before it, for every
 part that a lane reads. So the first process that needs such a part writes the content into the
 cache (`Storage.decoded`), and all others read it there while it grows. If that is not possible, or
-the file is damaged, each part is decoded from the beginning, with the same result.
+the file is damaged, each part of lines or rows is decoded from the beginning, with the same result.
 
 Content that is read forwards is kept in pieces: a header; for each chunk, the decoder's offset in
 the stored file and the number of bytes it gave; then these bytes. So the order of the stored file
@@ -15,6 +15,7 @@ aligned, so reading one copies nothing.
 
 from __future__ import annotations
 
+import io
 import platform
 import struct
 from collections.abc import Callable, Iterator
@@ -24,18 +25,16 @@ from typing import IO, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from streampack.storage.decompression import (
     Chunk,
     Content,
     DamagedError,
-    decompress,
     open_content,
     placed_chunks,
     unpack,
 )
-from streampack.storage.files import StoredFile
+from streampack.storage.files import MemoryFile, StoredFile
 from streampack.storage.growing import GrowingFile, NotMadeError
 from streampack.storage.storage import Storage
 
@@ -64,11 +63,10 @@ def shared_content(
         inside: True if reading begins inside the file.
     """
     with ExitStack() as stack:
-        copy = None
+        kept = None
         if inside and codec and file.num_bytes >= LEAST_BYTES:
             what = f"{codec} in pieces {_MADE_BY}"
-            copy = stack.enter_context(storage.decoded(file, what, _PieceWriter(codec)))
-        kept = None if copy is None else _Pieces(copy)
+            kept = _Pieces(storage.decoded(file, what, _PieceWriter(codec)))
         yield stack.enter_context(open_content(file, codec, kept, until))
 
 
@@ -145,33 +143,31 @@ class _Pieces:
 
 
 def shared_bytes(
-    storage: Storage,
-    file: StoredFile,
-    codec: str,
-    *,
-    partly: bool,
-    exact_bytes: int | None = None,
-) -> tuple[NDArray[np.uint8], bool]:
-    """Map the whole content of a file; also return whether its compression ended properly.
+    storage: Storage, file: StoredFile, codec: str, *, exact_bytes: int | None = None
+) -> tuple[StoredFile, bool]:
+    """Return the whole content of a file, and whether its compression ended properly.
+
+    For a file that is cut short, everything before the cut is returned. Content before corrupt data
+    is not, since it may be wrong before the decoder notices.
 
     Args:
         storage, file, codec: as for `shared_content`.
-        partly: True if other readers need parts of it, too.
-        exact_bytes: as for `decompress`.
+        exact_bytes: required size of the content; at most this much is written.
+
+    Raises:
+        DamagedError: the data is corrupt, or its content has another size.
+        StorageError: there is no room for the content.
     """
+    if file.num_bytes < LEAST_BYTES:
+        out = io.BytesIO()
+        is_whole = unpack(file, codec, out, exact_bytes=exact_bytes)
+        return MemoryFile(np.frombuffer(out.getvalue(), dtype=np.uint8)), is_whole
 
-    def make(file: StoredFile, out: IO[bytes]) -> None:
-        if not unpack(file, codec, out, exact_bytes=exact_bytes):
-            raise DamagedError("it is cut short")
+    def make(file: StoredFile, out: IO[bytes]) -> bool:
+        return unpack(file, codec, out, exact_bytes=exact_bytes)
 
-    if partly and file.num_bytes >= LEAST_BYTES:
-        with storage.decoded(file, f"{codec} content", make) as copy:
-            if copy is not None:
-                try:
-                    return copy.whole(), True  # the mapping survives removal of the file
-                except NotMadeError:
-                    pass
-    return decompress(file, codec, folder=storage.cache_dir, exact_bytes=exact_bytes)
+    content = storage.decoded(file, f"{codec} content", make)
+    return content, content.complete()
 
 
 def shared_batches(
@@ -213,15 +209,13 @@ def shared_batches(
 
     number = row // size if what else 0
     if what:
-        with storage.decoded(file, f"{what} {_MADE_BY}", write) as copy:
-            if copy is not None:
-                try:
-                    for batch in _batches(copy, number):
-                        yield batch, number * size
-                        number += 1
-                    return
-                except NotMadeError:
-                    pass
+        try:
+            for batch in _batches(storage.decoded(file, f"{what} {_MADE_BY}", write), number):
+                yield batch, number * size
+                number += 1
+            return
+        except NotMadeError:
+            pass
     first = number * size
     for batch in islice(decode(opened), number, None):
         yield batch, first

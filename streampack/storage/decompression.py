@@ -1,8 +1,4 @@
-"""Decompress files as streams, or as byte arrays mapped from a temporary file.
-
-A shard that is read in place is decompressed, once per opening, into a file without a name. So
-memory stays bounded for any size of the shard, and a process that dies leaves nothing on disk.
-"""
+"""Decompress files as streams, and map files."""
 
 from __future__ import annotations
 
@@ -10,18 +6,16 @@ import bz2
 import io
 import mmap
 import os
-import tempfile
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.errors import StorageError
 from streampack.storage.failures import is_of_system
 
 if TYPE_CHECKING:
@@ -52,7 +46,9 @@ class _CutShortError(DamagedError):
 def map_file(path: Path) -> NDArray[np.uint8]:
     """Map the bytes of a file as (B,) uint8, read-only and paged in on access."""
     with open(path, "rb") as file:
-        return _map(file)
+        if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
+            return np.zeros(0, dtype=np.uint8)
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
 
 
 def codec_of(head: bytes) -> str | None:
@@ -60,46 +56,17 @@ def codec_of(head: bytes) -> str | None:
     return next((codec for magic, codec in _MAGIC.items() if head.startswith(magic)), None)
 
 
-def decompress(
-    file: StoredFile,
-    codec: str,
-    *,
-    folder: Path | None = None,
-    exact_bytes: int | None = None,
-) -> tuple[NDArray[np.uint8], bool]:
-    """Decompress a file and map the result.
+def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int | None = None) -> bool:
+    """Write the content of a file to `out`; return whether the compressed data ended properly.
 
     Args:
         file: the compressed file.
         codec: "gz", "bz2", "zstd", "br" or "snappy" (raw; needs `exact_bytes`).
-        folder: folder of the temporary file; None is the system's default.
+        out: gets the content up to a cut.
         exact_bytes: required size of the content; at most this much is written.
-
-    Returns:
-        (B,) uint8, and whether the compressed data ended properly: for a file that is cut short,
-        everything before the cut is returned. Content before corrupt data is not returned, since it
-        may be wrong before the decoder notices.
 
     Raises:
         DamagedError: the data is corrupt, or its content has another size.
-        StorageError: the temporary file cannot be written.
-    """
-    with _temporary(folder) as out:
-        try:
-            complete = unpack(file, codec, out, exact_bytes=exact_bytes)
-            out.flush()
-        except OSError as error:
-            if not is_of_system(error):
-                raise
-            raise _no_room(error) from error
-        return _map(out), complete
-
-
-def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int | None = None) -> bool:
-    """Write the content of a file to `out`; see `decompress`.
-
-    Returns:
-        Whether the compressed data ended properly.
     """
     with file.stream() as source:
         complete = True
@@ -265,28 +232,6 @@ class _ChunkReader(io.RawIOBase):
         while len(self._places) > 1 and self._places[1][0] <= offset:
             self._places.popleft()
         return self._places[0][1] if self._places else 0
-
-
-def _map(file: IO[bytes]) -> NDArray[np.uint8]:
-    if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
-        return np.zeros(0, dtype=np.uint8)
-    return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
-
-
-def _temporary(folder: Path | None) -> IO[bytes]:
-    try:
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        return cast("IO[bytes]", tempfile.TemporaryFile(dir=folder))
-    except OSError as error:
-        raise _no_room(error) from error
-
-
-def _no_room(error: OSError) -> StorageError:
-    return StorageError(
-        f"Writing a temporary file failed: {error}.",
-        "Free some space, or let the storage's cache_dir (or TMPDIR) point to a disk with space.",
-    )
 
 
 def _chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Iterator[bytes]:

@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from streampack.errors import StorageError
 from streampack.storage.blocks import BLOCK_BYTES, STRIPE_BLOCKS, BlockCache
+from streampack.storage.growing import MOST_TRIES, BlockWriter
+from streampack.storage.remote import FileInfo, shown
 
 if TYPE_CHECKING:
     from streampack.storage.files import RangedFile
-    from streampack.storage.remote import FileInfo
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +26,11 @@ _THREADS = 4
 _MOST_TASKS = 256  # in the queue; a later task would run far behind its readers
 _MOST_BLOCKS = 64  # fetched ahead of one reader
 
-#: Called with a file, a range of its bytes and the number of retries; None is the default.
-GetRange = Callable[["FileInfo", int, int, "int | None"], bytes]
+#: Called with a file, a range of its bytes and the number of retries (None is the default); returns
+#: None if the server sends whole files only.
+GetRange = Callable[[FileInfo, int, int, "int | None"], "bytes | None"]
+#: Called with a file and the beginning of a writer; writes the whole file, checked at its end.
+GetWhole = Callable[[FileInfo, Callable[[], BlockWriter]], BlockWriter]
 
 
 class Fetcher:
@@ -34,16 +39,19 @@ class Fetcher:
     Args:
         cache: cache of blocks.
         get: fetches a range of a file's bytes.
+        get_whole: fetches a file from a server without ranges.
         ahead_bytes: bytes that may be fetched ahead of all readers together; 0 turns that off.
 
     Attributes:
         readers: open files.
     """
 
-    def __init__(self, cache: BlockCache, get: GetRange, ahead_bytes: int) -> None:
+    def __init__(
+        self, cache: BlockCache, get: GetRange, get_whole: GetWhole, ahead_bytes: int
+    ) -> None:
         self.cache = cache
         self.readers = 0
-        self._get = get
+        self._get, self._get_whole = get, get_whole
         self._ahead_bytes = ahead_bytes
         self._tasks = Tasks()
 
@@ -99,7 +107,10 @@ class Fetcher:
     def _put(self, file: RangedFile, first: int, end: int, retries: int | None) -> memoryview:
         """Fetch and store consecutive blocks; return the first one."""
         stop = min(end * BLOCK_BYTES, file.num_bytes)
-        data = memoryview(self._get(file.listed, first * BLOCK_BYTES, stop, retries))
+        found = self._get(file.listed, first * BLOCK_BYTES, stop, retries)
+        if found is None:
+            return self._put_whole(file, first)
+        data = memoryview(found)
         for number in range(first, end):
             at = (number - first) * BLOCK_BYTES
             self.cache.put(file.key, number, data[at : at + BLOCK_BYTES])
@@ -107,6 +118,33 @@ class Fetcher:
         # A mapped block uses the page cache; the block may be evicted by now.
         mapped = self.cache.get(file.key, first, size, verify=False)
         return data[:size] if mapped is None else mapped
+
+    def _put_whole(self, file: RangedFile, number: int) -> memoryview:
+        """Fetch and store a whole file; return one of its blocks.
+
+        Blocks get their names once all are there and the version was checked.
+        """
+        cache, key, listed = self.cache, file.key, file.listed
+        new = hashlib.blake2b(f"{key} whole".encode(), digest_size=12).hexdigest()
+        with cache.fetching(key, None):
+            for _ in range(MOST_TRIES):
+                if (view := self.kept(file, number)) is not None:
+                    return view
+                if listed.num_bytes > cache.limit_bytes // 2:
+                    break
+                writer = self._get_whole(listed, lambda: BlockWriter(cache, new, listed.num_bytes))
+                for n in range(writer.num_blocks):
+                    cache.rename(new, key, n)
+            if (view := self.kept(file, number)) is not None:
+                return view
+        raise StorageError(
+            f"{shown(listed.path)} cannot be kept in the cache: it has {listed.num_bytes} bytes, "
+            f"its server sends whole files only, and cache_limit_bytes is {cache.limit_bytes}.",
+            "Raise cache_limit_bytes to twice the size of files at least, and leave cache_dir "
+            "alone while it is in use.",
+            setting="cache_limit_bytes",
+            path=shown(listed.path),
+        )
 
 
 class Tasks:

@@ -80,17 +80,13 @@ class LocalFile(StoredFile):
 
     Args:
         path: path of the file.
-        listed: the remote file that it is a copy of; None without one.
     """
 
-    def __init__(self, path: Path, listed: FileInfo | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         status = os.stat(path)
         self.path = path
-        self.listed = listed
         self.num_bytes = status.st_size
         self.version = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
-        if listed is not None:
-            self.version = (listed.path, listed.num_bytes, listed.version)
         self._data: NDArray[np.uint8] | None = None
 
     def array(self, start: int, stop: int, until: int = 0) -> NDArray[np.uint8]:

@@ -1,9 +1,9 @@
-"""Cached files that are made once on this host, and read while they grow.
+"""Content that one process of a host writes into blocks, and all read while it grows.
 
-The first process that needs such a file makes it, in a thread. All readers see its progress by the
-size of the part, and its completion by the final name. If the writer stops for any reason, the lock
-of the part is released (see `Cache`), and the next waiting reader makes the file anew. The writing
-function must give the same bytes on every call, so that readers continue at their offsets.
+The first process that needs such content makes it, in a thread, under a lock. Readers take each
+block as it appears. If the maker stops for any reason, its lock is released, and the next waiting
+reader makes the content anew; blocks that are there stay. The writing function must give the same
+bytes on every call, so that readers continue at their offsets.
 """
 
 from __future__ import annotations
@@ -11,218 +11,265 @@ from __future__ import annotations
 import errno
 import io
 import logging
-import mmap
-import os
 import shutil
+import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.errors import StorageError
+from streampack.errors import StorageError, StreampackError
+from streampack.storage.blocks import BLOCK_BYTES, BlockCache
+from streampack.storage.decompression import DamagedError
 from streampack.storage.failures import is_of_system
+from streampack.storage.files import StoredFile
 from streampack.storage.locks import Lock
 
-if TYPE_CHECKING:
-    from streampack.storage.cache import Cache, Entry
-
-logger = logging.getLogger("streampack.storage.cache")
+logger = logging.getLogger(__name__)
 
 THREAD_NAME = "streampack-decode"
-MOST_TRIES = 3  # to make a file that other processes remove meanwhile
-_PAUSES_S = (0.0005, 0.02)  # between checks of a file that has not grown: first, and longest
+MOST_TRIES = 3  # to make content with blocks that disappear meanwhile
+_PAUSES_S = (0.0005, 0.02)  # between looks for a missing block: first, and longest
+_KEPT_BLOCKS = 8  # mapped
+_SIZE = -1  # number of the block that complete content has behind the others
+_END = struct.Struct("<q?")  # size of the content, and True if its origin is not cut short
+_MOST_KNOWN = 64  # contents with kept reader's notes
+
+
+#: Writes a content; returns False if its origin is cut short.
+Write = Callable[[IO[bytes]], bool]
 
 
 class NotMadeError(Exception):
-    """Raised if this process cannot make the file."""
+    """Raised if this process cannot make the content."""
 
 
 class _StoppedError(Exception):
-    """Raised to stop making a file that is no longer needed."""
+    """Raised to stop making content that is no longer needed."""
 
 
-class _Part(io.FileIO):
-    """The part locked by its writer, with at most `most_bytes` bytes; writes are not buffered."""
-
-    def __init__(self, path: Path, lock: Lock, most_bytes: int) -> None:
-        super().__init__(path, "r+")
-        self._path, self._lock, self._left = path, lock, most_bytes
-
-    def write(self, data: Any) -> int:
-        if not threading.main_thread().is_alive() or not self._lock.is_of(self._path):
-            raise _StoppedError
-        rest = memoryview(data).cast("B")
-        size = len(rest)
-        self._left -= size
-        if self._left < 0:
-            raise OSError(errno.ENOSPC, "it has more bytes than there is room for")
-        while rest:
-            rest = rest[super().write(rest) :]
-        return size
-
-
-class GrowingFile:
-    """A file that is made on this host, readable as far as it has grown.
+class BlockWriter(io.RawIOBase):
+    """Cut what is written into blocks; blocks that exist are not written again.
 
     Args:
-        cache: cache with the file.
-        entry: names in the cache, of `ANY_SIZE`.
-        make: writes the file. After any error of it this process does not try once more.
-        name: name of the file's origin, for the log.
-
-    Raises:
-        NotMadeError: the file cannot be made; the methods raise it too.
+        cache, key: cache, and key of the blocks.
+        most_bytes: limit of the content.
+        lock: lock of the maker, which stops once the lock is lost or the main thread has ended;
+            None if the caller holds it until the end.
     """
 
     def __init__(
-        self, cache: Cache, entry: Entry, make: Callable[[IO[bytes]], None], name: str
+        self, cache: BlockCache, key: str, most_bytes: float, lock: Lock | None = None
     ) -> None:
-        self._cache, self._entry, self._make, self._name = cache, entry, make, name
-        #: Notes of its readers, for later readers in this process.
-        self.known = cache.known(entry)
-        self._tries = 0
-        self._fd = -1
-        self._has_name = False  # True: the open file has its final name, so it is complete
-        self._is_complete = False  # True: it is mapped to its end
-        self._data = memoryview(b"")
-        self._open()
+        self._cache, self._key, self._left, self._lock = cache, key, most_bytes, lock
+        self._rest = bytearray()
+        self.num_blocks = 0
 
-    def close(self) -> None:
-        """Close the file; its views stay valid."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if self._lock and not (threading.main_thread().is_alive() and self._lock.is_current()):
+            raise _StoppedError
+        added = memoryview(data).cast("B")
+        self._left -= len(added)
+        if self._left < 0:
+            raise OSError(errno.ENOSPC, "it has more bytes than there is room for")
+        self._rest += added
+        done = len(self._rest) - len(self._rest) % BLOCK_BYTES
+        for at in range(0, done, BLOCK_BYTES):
+            self._put(bytes(self._rest[at : at + BLOCK_BYTES]))
+        del self._rest[:done]
+        return len(added)
+
+    def finish(self) -> int:
+        """Write the last block; return the size of the content in bytes."""
+        num_bytes = self.num_blocks * BLOCK_BYTES + len(self._rest)
+        if self._rest:
+            self._put(bytes(self._rest))
+        return num_bytes
+
+    def _put(self, block: bytes) -> None:
+        if self._cache.get(self._key, self.num_blocks, len(block)) is None:
+            self._cache.put(self._key, self.num_blocks, block)
+        self.num_blocks += 1
+
+
+class Growings:
+    """The contents that a process reads or makes.
+
+    Args:
+        cache: cache of the blocks; one content may have half of its limit.
+    """
+
+    def __init__(self, cache: BlockCache) -> None:
+        self.cache = cache
+        self.failed: dict[str, Exception] = {}  # by key, of contents not made by this process
+        self._known: dict[str, dict[int, Any]] = {}
+
+    def known(self, key: str) -> dict[int, Any]:
+        """Return this process's notes on a content; only the last contents have notes."""
+        found = self._known.pop(key, {})
+        self._known = {**dict([*self._known.items()][1 - _MOST_KNOWN :]), key: found}
+        return found
+
+    def refuse(self, key: str, name: str, error: Exception) -> None:
+        """Stop making a content; log the cost, unless the content itself is the reason."""
+        if key in self.failed:
+            return
+        self.failed[key] = error
+        if is_of_system(error) or isinstance(error, StorageError):
+            logger.warning(
+                "%s is decoded again for every part of it that a lane reads, which may take many "
+                "times as long: its content cannot be kept in the cache (%s). Raise "
+                "cache_limit_bytes, or let cache_dir name a folder on a larger disk.", name, error,
+            )  # fmt: skip
+
+    def make(self, key: str, name: str, lock: Lock, write: Write) -> None:
+        """Make a content under its lock, and release the lock."""
+        writer = None
+        try:
+            room = shutil.disk_usage(self.cache.folder).free * 9 // 10
+            writer = BlockWriter(self.cache, key, min(self.cache.limit_bytes // 2, room), lock)
+            is_whole = write(writer)  # type: ignore[arg-type]
+            size = writer.finish()
+            self.cache.put(key, _SIZE, _END.pack(size, is_whole))
+            logger.info("%s was decoded into the cache: %d bytes", name, size)
+        except (_StoppedError, FileNotFoundError):
+            pass  # somebody removed the cache
+        except Exception as error:
+            self.refuse(key, name, error)
+            if writer is not None:
+                self.cache.forget(key, writer.num_blocks)
+        finally:
+            lock.remove()
+
+
+class GrowingFile(StoredFile):
+    """A content of this host as a file, readable as far as it has grown.
+
+    Args:
+        growings: contents of this process.
+        key: key of its blocks.
+        name: name of its origin, for messages.
+        write: writes the content. After an error of it this process does not try once more, until
+            `complete` was asked for the error.
+    """
+
+    mapped = False
+
+    def __init__(self, growings: Growings, key: str, name: str, write: Write) -> None:
+        self._growings, self._key, self._name, self._write = growings, key, name, write
+        self.version = (key,)
+        self.num_bytes = -1  # unknown until it is complete
+        #: Notes of its readers, for later readers in this process.
+        self.known = growings.known(key)
+        self._tries = 0
+        self._views: dict[int, memoryview] = {}
 
     def has(self, end: int) -> bool:
-        """Wait until the file has `end` bytes; return False if it is complete with fewer."""
-        pause_s, most_s = _PAUSES_S
-        while end > len(self._data) and not self._is_complete:
-            if not self._grew():
-                time.sleep(pause_s)
-                pause_s = min(2 * pause_s, most_s)
-                if not self._grew():
-                    self._open()
-        return end <= len(self._data)
+        """Wait until there are `end` bytes; return False if the content is complete with fewer.
+
+        Raises:
+            NotMadeError: the content cannot be made; `view` raises it too.
+        """
+        number = max(end - 1, 0) // BLOCK_BYTES
+        return end <= number * BLOCK_BYTES + len(self._block(number))
 
     def view(self, at: int, size: int) -> memoryview:
         """Return `size` bytes from `at` on; `has` must have returned True for them."""
-        return self._data[at : at + size]
+        number, inside = divmod(at, BLOCK_BYTES)
+        block = self._block(number)[inside : inside + size]
+        if len(block) == size:
+            return block
+        parts = [block]
+        while (left := size - sum(map(len, parts))) > 0 and len(parts[-1]):
+            number += 1
+            parts.append(self._block(number)[:left])
+        return memoryview(b"".join(parts))
 
-    def whole(self) -> NDArray[np.uint8]:
-        """Wait for the complete file; return it as (B,) uint8."""
+    def complete(self) -> bool:
+        """Wait until the content is complete, so that `num_bytes` is known.
+
+        Return False if its origin is cut short.
+
+        Raises:
+            DamagedError: the origin is damaged.
+            StorageError: there is no room for the content, or the origin cannot be read.
+        """
+        try:
+            self.num_bytes, is_whole = _END.unpack(self._block(_SIZE))
+        except NotMadeError as error:
+            cause = self._growings.failed.pop(self._key, error)
+            if isinstance(cause, StreampackError | DamagedError):
+                raise cause from error
+            raise StorageError(
+                f"The content of {self._name} cannot be kept in the cache ({cause}).",
+                "Raise cache_limit_bytes, or let cache_dir name a folder on a larger disk.",
+                path=self._name,
+            ) from error
+        return bool(is_whole)
+
+    def array(self, start: int, stop: int, until: int = 0) -> NDArray[np.uint8]:
+        stop = min(stop, self.num_bytes)
+        try:
+            return np.frombuffer(self.view(start, max(stop - start, 0)), dtype=np.uint8)
+        except NotMadeError as error:
+            raise StorageError(
+                f"The content of {self._name} was removed from the cache while it was read, and "
+                "cannot be made again.",
+                "Raise cache_limit_bytes, and continue from the last checkpoint.",
+                path=self._name,
+            ) from error
+
+    def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
+        return io.BytesIO(self.array(0, self.num_bytes).tobytes())
+
+    def _block(self, number: int) -> memoryview:
+        """Return a block, empty after the end; wait for it, or begin to make it."""
+        view = self._views.get(number)
+        if view is not None:
+            return view
+        cache, key = self._growings.cache, self._key
         pause_s, most_s = _PAUSES_S
-        while not self._is_complete:
-            if not self._grew():
+        while key not in self._growings.failed:
+            view = cache.get(key, number)
+            if view is None and self.num_bytes < 0:
+                end = cache.get(key, _SIZE)
+                self.num_bytes = -1 if end is None else _END.unpack(end)[0]
+            if view is None and 0 <= self.num_bytes <= number * BLOCK_BYTES:
+                view = memoryview(b"")
+            if view is not None:
+                last = [*self._views.items()][1 - _KEPT_BLOCKS :]
+                self._views = {**dict(last), number: view}
+                return view
+            if not self._begin(number):
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, most_s)
-                self._open()
-        return np.frombuffer(self._data, dtype=np.uint8)
-
-    def _grew(self) -> bool:
-        """Check the file; return True if it has grown, or its end is known."""
-        if not self._has_name and self._entry.data.exists():
-            self._open()
-        size = os.fstat(self._fd).st_size
-        grew = size > len(self._data)
-        if grew:
-            mapped = mmap.mmap(self._fd, size, access=mmap.ACCESS_READ)
-            self._data = memoryview(mapped)
-        self._is_complete = self._has_name
-        return grew or self._is_complete
-
-    def _open(self) -> None:
-        """Open the file in its current state; begin to make it if no process does."""
-        entry = self._entry
-        while entry.data not in self._cache.not_made:
-            fd = _opened(entry.data)
-            has_name = fd is not None
-            if fd is None:
-                try:
-                    self._begin()
-                except (OSError, StorageError) as error:
-                    self._cache.refuse(entry, self._name, error)
-                fd = _opened(entry.part)
-            if fd is not None:
-                self.close()
-                self._fd, self._has_name = fd, has_name
-                return
         raise NotMadeError
 
-    def _begin(self) -> None:
-        entry = self._entry
-        lock = self._cache.lock(entry.part, exclusive=True, wait=False)
-        if lock is None:
-            return
+    def _begin(self, number: int) -> bool:
+        """Begin to make the content; return False if another process or thread does."""
+        growings, key = self._growings, self._key
         try:
-            if entry.data.exists() or entry.part.stat().st_size:  # left by a dead process
-                entry.part.unlink()
-                lock.release()
-                return
-            self._tries += 1
-            if self._tries > MOST_TRIES:
-                raise StorageError(
-                    f"{entry.part} was removed {MOST_TRIES} times while it was written.",
-                    "Leave the cache directory alone for a while, and restart.",
-                    path=str(entry.part),
-                )
-            arguments = (self._cache, entry, lock, self._make, self._name)
-            threading.Thread(target=_write, args=arguments, name=THREAD_NAME).start()
-        except FileNotFoundError:
-            lock.release()
-        except BaseException:
-            lock.release()
-            raise
-
-
-def _opened(path: Path) -> int | None:
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-
-
-def _write(
-    cache: Cache, entry: Entry, lock: Lock, make: Callable[[IO[bytes]], None], name: str
-) -> None:
-    """Make the file with the locked part, rename it, and release the lock."""
-    try:
-        with cache.keeping(entry), _opened_part(cache, entry, lock) as out:
-            make(out)
-            os.fsync(out.fileno())  # else bytes could be missing after a power failure
-            if lock.is_of(entry.part):
-                logger.info("%s was decoded into the cache: %d bytes", name, out.tell())
-                os.replace(entry.part, entry.data)
-                cache.evict(0)
-    except _StoppedError:
-        pass
-    except Exception as error:
-        cache.refuse(entry, name, error)
-    finally:
-        with suppress(OSError):
-            if lock.is_of(entry.part):
-                entry.part.unlink()
-        lock.release()
-
-
-def _opened_part(cache: Cache, entry: Entry, lock: Lock) -> _Part:
-    try:
-        cache.evict(0)
-        room = min(cache.limit_bytes, shutil.disk_usage(entry.part.parent).free * 9 // 10)
-        return _Part(entry.part, lock, room)
-    except FileNotFoundError as error:  # it was removed
-        raise _StoppedError from error
-
-
-def explain(name: str, error: Exception) -> None:
-    """Log the cost of a file that is not made, unless its content is the reason."""
-    if is_of_system(error) or isinstance(error, StorageError):
-        logger.warning(
-            "%s is decoded again for every part of it that a lane reads, which may take many times "
-            "as long: its content cannot be kept in the cache (%s). Raise cache_limit_bytes, or "
-            "let cache_dir name a folder on a larger disk.", name, error,
-        )  # fmt: skip
+            lock = growings.cache.making(key)
+        except StorageError as error:
+            growings.refuse(key, self._name, error)
+            return True
+        if lock is None:
+            return False
+        if growings.cache.get(key, number) is not None:  # it appeared meanwhile
+            lock.remove()
+            return True
+        self._tries += 1
+        if self._tries > MOST_TRIES:
+            lock.remove()
+            lost = f"it disappeared from the cache {MOST_TRIES} times while it was made."
+            growings.refuse(key, self._name, StorageError(lost, "Raise cache_limit_bytes."))
+            return True
+        arguments = (key, self._name, lock, self._write)
+        threading.Thread(target=growings.make, args=arguments, name=THREAD_NAME).start()
+        return False

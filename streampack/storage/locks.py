@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 #: Locks of this process, so that a forked child can close its copies. They would keep the locks of
@@ -12,24 +13,24 @@ _held: set[Lock] = set()
 
 
 class Lock:
-    """A held `flock`. Made by `acquire`; `release` may be called more than once."""
+    """A held `flock`. Made by `acquire`; `remove` may be called more than once."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd, self._path = fd, path
         _held.add(self)
 
     @classmethod
-    def acquire(cls, path: Path, *, exclusive: bool, wait: bool = True) -> Lock | None:
+    def acquire(cls, path: Path, *, wait: bool = True) -> Lock | None:
         """Lock `path`, created if missing; return None if it is locked and `wait` is False."""
-        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        kind = fcntl.LOCK_EX
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
-                # Eviction removes the lock file too, and a lock on a removed file locks nothing.
-                if (lock := cls(fd)).is_of(path):
+                # Another process may have removed the file, and a lock on it then locks nothing.
+                if (lock := cls(fd, path)).is_current():
                     return lock
-                lock.release()
+                lock._release()
             except BlockingIOError:
                 os.close(fd)
                 return None
@@ -37,14 +38,21 @@ class Lock:
                 os.close(fd)
                 raise
 
-    def is_of(self, path: Path) -> bool:
-        """Return True if the file at `path` is the locked file."""
+    def is_current(self) -> bool:
+        """Return True if the locked file still has its path."""
         try:
-            return os.fstat(self._fd).st_ino == os.stat(path).st_ino
-        except FileNotFoundError:
+            return os.fstat(self._fd).st_ino == os.stat(self._path).st_ino
+        except OSError:
             return False
 
-    def release(self) -> None:
+    def remove(self) -> None:
+        """Remove the file and unlock it."""
+        with suppress(OSError):
+            if self.is_current():
+                self._path.unlink()
+        self._release()
+
+    def _release(self) -> None:
         """Unlock, also for copies of the descriptor that a forked child may hold."""
         fd, self._fd = self._fd, -1
         _held.discard(self)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from streampack.storage.remote import VERSION_FIELDS, Pace, info_of, replaced, split_url, version_of
 
 _HTTP = ("http", "https")
 _S3 = ("s3", "s3a")
-#: Protocols with ranges. Answers of the first two kinds contain the version; for the others it is
-#: looked up after each range. hf:// is left out, because the Hub limits the rate of requests.
-_RANGED = (*_HTTP, *_S3, "gs", "gcs", "az", "abfs", "abfss")
+_PART_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
@@ -20,15 +21,13 @@ class Part(NamedTuple):
     version: str
 
 
-def has_ranges(protocol: str) -> bool:
-    """Return True if files of a protocol are read by range."""
-    return protocol in _RANGED
-
-
 def fetch_range(
     filesystem: Any, url: str, start: int, stop: int, size: int, pace: Pace
 ) -> Part | None:
     """Fetch bytes [start, stop) of a file of `size` bytes; None if the server has no ranges.
+
+    Answers of HTTP, S3 and the Hub contain the version; for other protocols it is looked up after
+    each range.
 
     Raises:
         OSError: other bytes came, or fewer; the file system may raise other errors too.
@@ -39,15 +38,82 @@ def fetch_range(
         method = _http_range
     elif protocol in _S3 and hasattr(filesystem, "_call_s3"):
         method = _s3_range
+    elif protocol == "hf":
+        return _hub_range(filesystem, url, start, stop, size, pace)
     if method != "cat_file":
         found: Part | None = pace.call(
             filesystem, method, filesystem, url, start, stop, size, num_bytes=stop - start
         )
         return found
-    data = pace.call(filesystem, method, url, start=start, end=stop, num_bytes=stop - start)
+    # Else fsspec would read further than asked to.
+    options = {} if filesystem.async_impl else {"cache_type": "none"}
+    try:
+        data = pace.call(
+            filesystem, method, url, start=start, end=stop, num_bytes=stop - start, **options
+        )
+    except (NotImplementedError, io.UnsupportedOperation):
+        return None
     if len(data) != stop - start:
         raise OSError(f"{len(data)} bytes came instead of {stop - start}")
     return Part(data, version_of(info_of(filesystem, url, pace)))
+
+
+def whole_file(filesystem: Any, url: str, size: int, pace: Pace) -> Iterator[bytes]:
+    """Yield the `size` bytes of a file as they come.
+
+    Raises:
+        OSError: more bytes came, or fewer, or too slowly; or another error of the file system.
+    """
+    over_http = split_url(url)[0] in _HTTP
+    since, had, came = time.monotonic(), 0, 0
+    with filesystem.open(url, "rb", **({"block_size": 0} if over_http else {})) as file:
+        while data := file.read(_PART_BYTES):
+            came += len(data)
+            if came > size:
+                break
+            yield data
+            now = time.monotonic()
+            if now - since >= pace.timeout_s:
+                if came - had < (now - since) * pace.min_bytes_per_s:
+                    raise pace.too_slow(came - had, now - since)
+                since, had = now, came
+    if came != size:
+        more = "more than " if came > size else ""
+        raise OSError(f"{more}{came} of {size} bytes arrived")
+
+
+def _hub_range(
+    filesystem: Any, url: str, start: int, stop: int, size: int, pace: Pace
+) -> Part | None:
+    """Fetch a range from the Hub; its first answer, often a redirection, has the version."""
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        hf_raise_for_status,
+    )
+
+    resolved = filesystem.resolve_path(url)
+    link = hf_hub_url(
+        resolved.repo_id,
+        resolved.path_in_repo,
+        repo_type=resolved.repo_type,
+        revision=resolved.revision,
+        endpoint=filesystem.endpoint,
+    )
+    headers = build_hf_headers(token=filesystem.token)
+    headers |= {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+    answer = get_session().get(link, headers=headers, timeout=pace.timeout_s)
+    hf_raise_for_status(answer)
+    tags = [
+        sent.headers.get("X-Linked-Etag") or sent.headers.get("ETag") or ""
+        for sent in [*answer.history, answer]
+    ]
+    etag = next(filter(None, tags), "").removeprefix("W/")
+    if answer.status_code == 200 and (start, stop) != (0, size):
+        return None
+    if answer.status_code != 200:
+        _check_range(answer.headers.get("Content-Range", ""), url, start, stop, size)
+    return _part(answer.content, stop - start, {"ETag": etag})
 
 
 async def _http_range(filesystem: Any, url: str, start: int, stop: int, size: int) -> Part | None:
@@ -56,10 +122,11 @@ async def _http_range(filesystem: Any, url: str, start: int, stop: int, size: in
     session = await filesystem.set_session()
     async with session.get(filesystem.encode_url(url), headers=headers, **options) as answer:
         answer.raise_for_status()
-        if answer.status == 200:
+        if answer.status == 200 and (start, stop) != (0, size):
             return None
-        _check_range(answer.headers.get("Content-Range", ""), url, start, stop, size)
-        if answer.status != 206:
+        if answer.status != 200:
+            _check_range(answer.headers.get("Content-Range", ""), url, start, stop, size)
+        if answer.status not in (200, 206):
             raise OSError(f"status {answer.status} came for a range")
         data = bytearray()
         async for chunk in answer.content.iter_any():

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from fsspec.asyn import sync
-from fsspec.callbacks import Callback
 
 from streampack.errors import StateError, StorageError, StreampackError
 from streampack.storage.failures import (
@@ -47,7 +46,6 @@ VERSION_FIELDS = (
     "updated",
     "mtime",
     "created",
-    "blob_id",
 )
 _AND_TIME = "; Last-Modified "
 
@@ -64,13 +62,11 @@ class FileInfo:
         path: absolute local path, or URL.
         num_bytes: size in bytes.
         version: version of a remote file from its store; see `version_of`.
-        ranges: False if a server declares that it only sends whole files.
     """
 
     path: str
     num_bytes: int
     version: str = field(default="", compare=False)
-    ranges: bool = field(default=True, compare=False)
 
     @classmethod
     def of(cls, url: str, info: dict[str, Any]) -> FileInfo:
@@ -89,7 +85,7 @@ class FileInfo:
                 "Let it send Content-Length and no Content-Encoding, or copy the file.",
                 path=shown(url),
             )
-        return cls(url, size, version_of(info), info.get("partial") is not False)
+        return cls(url, size, version_of(info))
 
 
 def version_of(info: dict[str, Any]) -> str:
@@ -98,6 +94,8 @@ def version_of(info: dict[str, Any]) -> str:
     The result is "" if the store has no such field. Weak ETags (``W/``) are left out, as they need
     not depend on the bytes. An HTTP server's ETag comes with its time: see `is_another_version`.
     """
+    if "blob_id" in info:  # of the Hub, which sends one of these as ETag
+        info = {"ETag": (info.get("lfs") or {}).get("sha256") or info["blob_id"]}
     for name in VERSION_FIELDS:
         found = info.get(name) or ""
         if isinstance(found, datetime):  # listings and look-ups may differ in the type of times,
@@ -121,32 +119,6 @@ def is_another_version(one: str, other: str) -> bool:
     )
     same_field = tag.partition(" ")[0] == other_tag.partition(" ")[0]
     return same_field and tag != other_tag and (not time or time != other_time)
-
-
-class Progress(Callback):  # type: ignore[misc]
-    """Stop a download that yields more bytes than the file has, or arrives too slowly.
-
-    Args:
-        limit: size of the file in bytes.
-        pace: time limits of the download.
-    """
-
-    def __init__(self, limit: int, pace: Pace) -> None:
-        super().__init__()
-        self.limit = limit
-        self._pace = pace
-        self._since = time.monotonic(), 0  # start of the current interval, and the bytes by then
-
-    def call(self, *args: Any, **kwargs: Any) -> None:
-        """Check the progress; the file system calls this when `value`, in bytes, has changed."""
-        if self.value > self.limit:
-            raise OSError(f"the server sent more than the {self.limit} bytes it had announced")
-        now = time.monotonic()
-        began, had = self._since
-        if now - began >= self._pace.timeout_s:
-            if self.value - had < (now - began) * self._pace.min_bytes_per_s:
-                raise self._pace.too_slow(self.value - had, now - began)
-            self._since = now, self.value
 
 
 @dataclass(frozen=True, slots=True)

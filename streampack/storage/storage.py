@@ -1,8 +1,8 @@
 """One small interface to local and remote files.
 
 Local files are used in place. Remote files are read by range, through a cache directory that any
-number of processes share. Without ranges in a server or protocol, files are downloaded whole into
-that directory. A `Storage` may be pickled or forked at any time: each process makes its own
+number of processes share. If a server sends no ranges, whole files are downloaded into it. A
+`Storage` may be pickled or forked at any time: each process makes its own
 connections, threads and locks.
 """
 
@@ -20,14 +20,13 @@ from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
 
 from streampack.arguments import explained, real_number, whole_number
-from streampack.errors import ConfigError, StateError, StorageError
+from streampack.errors import ConfigError, StorageError
 from streampack.metrics import fetched
-from streampack.storage.blocks import BLOCK_BYTES, BlockCache
-from streampack.storage.cache import ANY_SIZE, Cache, Entry, default_cache_dir
+from streampack.storage.blocks import BLOCK_BYTES, BlockCache, default_cache_dir
 from streampack.storage.fetching import Fetcher
 from streampack.storage.files import LocalFile, RangedFile, StoredFile
 from streampack.storage.filesystems import open_filesystem
-from streampack.storage.growing import GrowingFile
+from streampack.storage.growing import BlockWriter, GrowingFile, Growings
 from streampack.storage.listing import (
     expand_braces,
     has_ending,
@@ -38,11 +37,10 @@ from streampack.storage.listing import (
     real_files,
     refuse_repeated,
 )
-from streampack.storage.ranges import fetch_range, has_ranges
+from streampack.storage.ranges import fetch_range, whole_file
 from streampack.storage.remote import (
     FileInfo,
     Pace,
-    Progress,
     info_of,
     is_another_version,
     look_up,
@@ -75,16 +73,12 @@ class _Process:
     def __init__(self, storage: Storage) -> None:
         self.filesystems: dict[str, Any] = {}
         self.looked_up: OrderedDict[str, FileInfo] = OrderedDict()
-        self.whole: set[str] = set()  # servers and protocols without ranges
+        self.whole: set[str] = set()  # servers without ranges
         folder = storage.cache_dir or default_cache_dir()
-        limit = storage.cache_limit_bytes
-        # Each of the two may use the space that the other leaves, and at least half of the limit.
-        blocks = BlockCache(
-            folder / "blocks", lambda: limit - min(self.cache.used_bytes(), limit // 2)
-        )
-        self.cache = Cache(folder, limit, lambda: min(blocks.used_bytes(), limit // 2))
-        ahead = min(storage.read_ahead_bytes, limit // 2)
-        self.fetcher = Fetcher(blocks, storage._get, ahead)
+        blocks = BlockCache(folder / "blocks", storage.cache_limit_bytes)
+        ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2)
+        self.fetcher = Fetcher(blocks, storage._get, storage._get_whole, ahead)
+        self.growings = Growings(blocks)
 
 
 @explained
@@ -96,7 +90,6 @@ class Storage:
             may share it. Default: ``$XDG_CACHE_HOME/streampack`` or ``~/.cache/streampack``, or a
             private temporary directory if that cannot be written.
         cache_limit_bytes: maximum size of the cache; the least recently used data is removed first.
-            Files that are downloaded whole stay while they are in use, even above the limit.
         retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s.
         timeout_s: seconds without an answer after which an attempt fails.
         min_bytes_per_s: minimum rate over `timeout_s` seconds, below which an attempt fails, so
@@ -194,35 +187,11 @@ class Storage:
         refuse_repeated(paths, real_files(paths, self._filesystem))
 
     @contextmanager
-    def local(self, path: str, version: str = "") -> Iterator[Path]:
-        """Open a context with a complete local file that has the content of `path`.
-
-        Args:
-            path: path or URL. A remote file is downloaded whole.
-            version: version of a remote file when it was listed; "" accepts any.
-
-        Raises:
-            StateError: the file was replaced since it was listed or while it was downloaded.
-            StorageError: the file could not be downloaded, after all retries.
-        """
-        protocol, rest = split_url(path)
-        if protocol is None:
-            yield Path(rest)
-            return
-        process = self._process
-        remote = self._look_up(path)
-        if version and is_another_version(remote.version, version):
-            raise replaced(path, version, remote.version)
-        with process.cache.open(self._entry(path), partial(self._download, path)) as file:
-            yield file
-
-    @contextmanager
-    def open(self, file: str | FileInfo, *, whole: bool = False) -> Iterator[StoredFile]:
+    def open(self, file: str | FileInfo) -> Iterator[StoredFile]:
         """Open a file inside a context.
 
         Args:
             file: path or URL; or a listed file, which fixes the version.
-            whole: True opens a `LocalFile`; a remote file is downloaded.
 
         Raises (as its methods do):
             StateError: the file was replaced since it was listed.
@@ -230,49 +199,38 @@ class Storage:
         """
         path = file if isinstance(file, str) else file.path
         protocol, rest = split_url(path)
-        process = self._process
         if protocol is None:
             yield self._attempt("Reading", path, lambda: LocalFile(Path(rest)))
             return
-        if whole or self._is_whole(path):
-            with self.local(path, "" if isinstance(file, str) else file.version) as copy:
-                yield LocalFile(copy, self._look_up(path))
-            return
-        found = RangedFile(self._listed(file), process.fetcher)
-        process.fetcher.readers += 1
+        fetcher = self._process.fetcher
+        found = RangedFile(self._listed(file), fetcher)
+        fetcher.readers += 1
         try:
             yield found
         finally:
             found.closed = True
-            process.fetcher.readers -= 1
+            fetcher.readers -= 1
 
-    @contextmanager
     def decoded(
-        self, file: StoredFile, what: str, make: Callable[[StoredFile, IO[bytes]], None]
-    ) -> Iterator[GrowingFile | None]:
-        """Open a cached file derived from another one, made once for all processes of a host.
+        self, file: StoredFile, what: str, make: Callable[[StoredFile, IO[bytes]], bool | None]
+    ) -> GrowingFile:
+        """Return a content derived from a file, made once for all processes of a host.
 
         Args:
             file: the original, opened with `open`.
             what: name of the derived content.
-            make: reads the original and writes the derived file, in a thread; it must write the
-                same bytes on every call.
-
-        Yields:
-            The file, which may still grow, or None if it cannot be made: there is no space, the
-            cache cannot be written, or `make` raised before in this process.
+            make: reads the original and writes the content, in a thread; it must write the same
+                bytes on every call. It returns False if the original is cut short.
         """
-        process = self._process
         name, *version = map(str, file.version)
-        entry = process.cache.entry(name, ANY_SIZE, "\0".join([*version, what]))
+        identity = FileInfo(name, 0, "\0".join([*version, what]))
 
-        def write(out: IO[bytes]) -> None:
-            whole = isinstance(file, LocalFile)
-            with self.open(file.listed or name, whole=whole) as opened:
-                make(opened, out)
+        def write(out: IO[bytes]) -> bool:
+            with self.open(file.listed or name) as opened:
+                return make(opened, out) is not False
 
-        with process.cache.growing(entry, write, shown(name)) as made:
-            yield made
+        process = self._process
+        return GrowingFile(process.growings, process.fetcher.key(identity), shown(name), write)
 
     def forget(self, file: str | FileInfo) -> bool:
         """Remove a remote file from the cache, so that the next use fetches it.
@@ -282,32 +240,23 @@ class Storage:
         path = file if isinstance(file, str) else file.path
         if split_url(path)[0] is None:
             return False
-        process = self._process
-        if self._is_whole(path):
-            return path in process.looked_up and process.cache.forget(self._entry(path))
+        fetcher = self._process.fetcher
         listed = self._listed(file)
         blocks = -(-listed.num_bytes // BLOCK_BYTES)
-        return process.fetcher.cache.forget(process.fetcher.key(listed), blocks)
+        return fetcher.cache.forget(fetcher.key(listed), blocks)
 
     def prefetch(self, files: Iterable[FileInfo], num_bytes: int) -> None:
         """Start to fetch files that are read next; return at once.
 
         Args:
             files: listed files.
-            num_bytes: bytes that are read first, counted from the end of a file if negative; 0 is
-                the whole file, as a local file.
+            num_bytes: bytes that are read first, counted from the end of a file if negative.
         """
         for file in files:
             if self.read_ahead_bytes and split_url(file.path)[0] is not None:
                 self._process.fetcher.in_background(partial(self._begin, file, num_bytes))
 
     def _begin(self, listed: FileInfo, num_bytes: int) -> None:
-        if num_bytes == 0 or self._is_whole(listed.path):
-            if listed.num_bytes <= self.read_ahead_bytes:
-                self._process.cache.ensure(
-                    self._entry(listed.path), partial(self._download, listed.path, retries=0)
-                )
-            return
         with self.open(listed) as file:
             start = max(file.num_bytes + num_bytes, 0) if num_bytes < 0 else 0
             file.array(start, start + abs(num_bytes))
@@ -332,10 +281,20 @@ class Storage:
             return b""
         if protocol is None:
             return self._attempt("Reading", path, lambda: _read_exactly(rest, start, stop))
-        return self._get(self._listed(file), start, stop)
+        listed = self._listed(file)
+        data = self._get(listed, start, stop)
+        if data is None:
+            with self.open(listed) as opened:
+                return opened.read(start, stop)
+        return data
 
-    def _get(self, listed: FileInfo, start: int, stop: int, retries: int | None = None) -> bytes:
-        """Fetch bytes [start, stop) of the listed version of a remote file."""
+    def _get(
+        self, listed: FileInfo, start: int, stop: int, retries: int | None = None
+    ) -> bytes | None:
+        """Fetch bytes [start, stop) of the listed version of a remote file.
+
+        Return None if the server sends whole files only.
+        """
         url, pace = listed.path, self._pace
         filesystem = self._filesystem(split_url(url)[0] or "")
 
@@ -347,8 +306,8 @@ class Storage:
                 raise replaced(url, listed.version, part.version)
             return part.data
 
-        data = None
-        if not self._is_whole(url):
+        data, server = None, _server(url)
+        if server not in self._process.whole or (start, stop) == (0, listed.num_bytes):
             retries = self.retries if retries is None else retries
             try:
                 data = with_retries(read, doing="Reading", url=url, retries=retries)
@@ -359,9 +318,31 @@ class Storage:
         if data is not None:
             fetched.append(len(data))
             return data
-        self._read_whole(url)
-        with self.local(url, listed.version) as copy:
-            return _read_exactly(copy, start, stop)
+        if server not in self._process.whole:
+            self._process.whole.add(server)
+            logger.warning(
+                "Files of %s are downloaded whole before they are read: it sends no ranges.", server
+            )
+        return None
+
+    def _get_whole(self, listed: FileInfo, begin: Callable[[], BlockWriter]) -> BlockWriter:
+        """Write a whole file, and check its size and version."""
+        url, pace = listed.path, self._pace
+        filesystem = self._filesystem(split_url(url)[0] or "")
+
+        def download() -> BlockWriter:
+            writer = begin()
+            for data in whole_file(filesystem, url, listed.num_bytes, pace):
+                writer.write(data)
+            writer.finish()
+            now = FileInfo.of(url, info_of(filesystem, url, pace))
+            if listed.version and is_another_version(now.version, listed.version):
+                raise replaced(url, listed.version, now.version)
+            return writer
+
+        writer = with_retries(download, doing="Downloading", url=url, retries=self.retries)
+        fetched.append(listed.num_bytes)
+        return writer
 
     def _check_unchanged(self, listed: FileInfo, error: StorageError) -> None:
         """Raise `StateError` from an error if a file changed since it was listed."""
@@ -373,24 +354,6 @@ class Storage:
                 raise replaced(url, f"{listed.num_bytes} bytes", f"{now.num_bytes}") from error
             if is_another_version(now.version, listed.version):
                 raise replaced(url, listed.version, now.version) from error
-
-    def _is_whole(self, url: str) -> bool:
-        """Return True if a remote file is downloaded before it is read."""
-        protocol = split_url(url)[0] or ""
-        if not has_ranges(protocol):
-            self._read_whole(url)
-            return True
-        return bool(self._process.whole) and _server(url) in self._process.whole
-
-    def _read_whole(self, url: str) -> None:
-        """Record that a server sends no ranges."""
-        server, whole = _server(url), self._process.whole
-        if server not in whole:
-            whole.add(server)
-            logger.warning(
-                "Files of %s are downloaded whole before they are read: it sends no ranges that "
-                "name their version.", server,
-            )  # fmt: skip
 
     def _listed(self, file: str | FileInfo) -> FileInfo:
         """Return a remote file with its version, which is looked up if unknown."""
@@ -426,46 +389,6 @@ class Storage:
                 with suppress(KeyError):  # another thread did
                     looked_up.popitem(last=False)
         return found
-
-    def _entry(self, url: str) -> Entry:
-        remote = self._look_up(url)
-        return self._process.cache.entry(url, remote.num_bytes, remote.version)
-
-    def _download(self, url: str, part: Path, retries: int | None = None) -> None:
-        """Write the whole file to `part`, and check its size and version."""
-        remote = self._look_up(url)
-        filesystem = self._filesystem(split_url(url)[0] or "")
-
-        def download() -> None:
-            self._pace.call(
-                filesystem,
-                "get_file",
-                url,
-                str(part),
-                callback=Progress(remote.num_bytes, self._pace),
-                num_bytes=remote.num_bytes,
-            )
-            size = part.stat().st_size
-            if size != remote.num_bytes:
-                raise OSError(f"{size} of {remote.num_bytes} bytes arrived")
-            now = remote
-            if remote.version:
-                now = FileInfo.of(url, info_of(filesystem, url, self._pace))
-            if is_another_version(now.version, remote.version):
-                raise replaced(url, remote.version, now.version)
-
-        try:
-            with_retries(
-                download,
-                doing="Downloading",
-                url=url,
-                retries=self.retries if retries is None else retries,
-            )
-            fetched.append(remote.num_bytes)
-        except (StateError, StorageError):
-            with suppress(KeyError):  # there may be another version now: look it up again
-                del self._process.looked_up[url]
-            raise
 
 
 def _server(url: str) -> str:

@@ -19,6 +19,7 @@ from streampack.sources.sharded import ShardedSource
 from streampack.storage.storage import Storage
 from tests.support.corpora import write_tar
 from tests.support.servers import HTTPServer, S3Server
+from tests.support.small_blocks import small_blocks
 from tests.support.source_contract import read_all
 
 
@@ -73,8 +74,9 @@ def test_an_object_replaced_after_it_was_listed_is_named(
 
 
 def test_an_object_replaced_while_it_is_downloaded_is_not_read(
-    http: HTTPServer, storage: Storage
+    http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    small_blocks(monkeypatch.setattr)
     make = _lines(http.folder / "a.jsonl", 1)
     source = make(f"{http.url}/a.jsonl", storage)
     http.ranges = False

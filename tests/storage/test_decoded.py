@@ -11,19 +11,20 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Event
 from typing import IO, Any
 
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology
+from streampack.errors import StorageError
+from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.files import LocalFile, StoredFile
-from streampack.storage.growing import THREAD_NAME, NotMadeError
+from streampack.storage.growing import THREAD_NAME
 from streampack.storage.storage import Storage
 from tests.support.whole_files import LAYOUTS, small_files_count
 
 FORK = multiprocessing.get_context("fork")
-CONTENT = bytes(range(256)) * 1000
+CONTENT = bytes(range(256)) * 4000
 WAIT_S = 60
 LANES = 6
 
@@ -64,35 +65,46 @@ def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
     return sum(words in message for message in caplog.messages)
 
 
-def test_lanes_that_share_a_file_decode_it_once_and_a_single_lane_copies_nothing(
+def is_read_whole(tmp_path: Path) -> bool:
+    """Tars, which are numbered from their first byte, and MDS, which has a table."""
+    return bool([*tmp_path.glob("*.tar.gz"), *tmp_path.glob("mds")])
+
+
+def test_lanes_that_share_a_file_decode_it_once_and_a_single_lane_copies_no_lines_or_rows(
     layout: Callable[..., PackedDataset], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    storage = Storage(cache_dir=tmp_path / "cache")
-    assert list(batches(layout(storage, lanes=1)))
-    assert said(caplog, "decoded into the cache") == 0
-    first = list(batches(layout(storage)))
+    alone = Storage(cache_dir=tmp_path / "alone")
+    assert list(batches(layout(alone, lanes=1)))
+    assert said(caplog, "decoded into the cache") == is_read_whole(tmp_path)
+    caplog.clear()
+    first = list(batches(layout(Storage(cache_dir=tmp_path / "cache"))))
     assert said(caplog, "decoded into the cache") == 1
     assert list(batches(layout(Storage(cache_dir=tmp_path / "cache")))) == first
     assert said(caplog, "decoded into the cache") == 1
 
 
-def test_without_room_the_batches_are_the_same_and_one_line_says_what_it_costs(
+def test_without_room_the_batches_are_the_same_with_one_line_on_the_cost_or_an_error_is_named(
     layout: Callable[..., PackedDataset], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = list(batches(layout(Storage(cache_dir=tmp_path / "cache"))))
     (tmp_path / "no-folder").touch()
-    storages = [Storage(cache_dir=tmp_path / "small", cache_limit_bytes=1 << 18)]
-    if not [
-        *tmp_path.glob("*.tar.gz"),
-        *tmp_path.glob("mds"),
-    ]:  # whose temporary file would have no folder
-        storages.append(Storage(cache_dir=tmp_path / "no-folder"))
-    for storage in storages:
+    for storage in (
+        Storage(cache_dir=tmp_path / "small", cache_limit_bytes=1 << 18),
+        Storage(cache_dir=tmp_path / "no-folder"),
+    ):
         caplog.clear()
-        assert list(batches(layout(storage))) == expected
+        if is_read_whole(tmp_path):
+            with pytest.raises(StorageError, match="cache"):
+                list(batches(layout(storage)))
+        else:
+            assert list(batches(layout(storage))) == expected
         assert said(caplog, "cache_limit_bytes") == 1
-    assert not [path for path in (tmp_path / "small").iterdir() if path.stat().st_size]
+    assert blocks(tmp_path / "small") == []
+
+
+def blocks(cache: Path) -> list[Path]:
+    return [*cache.glob("blocks/*/[!.]*")]
 
 
 def test_a_cache_that_is_removed_under_a_run_changes_no_batch(
@@ -116,7 +128,8 @@ def test_states_resume_with_the_cache_and_without_it(
     for batch in loader:
         every.append(batch.input_ids.flatten().tolist())
         states.append(loader.state_dict() if len(every) in (8, 101) else None)
-    for step, other in ((7, storage), (100, Storage(cache_dir=tmp_path, cache_limit_bytes=1))):
+    without = Storage(cache_dir=tmp_path / "other", cache_limit_bytes=1)
+    for step, other in ((7, storage), (100, storage if is_read_whole(tmp_path) else without)):
         resumed = PackedLoader(layout(other))
         resumed.load_state_dict(states[step])
         assert list(batches(resumed)) == every[step + 1 :]
@@ -129,11 +142,12 @@ Make = Callable[[StoredFile, IO[bytes]], None]
 
 
 def read(storage: Storage, path: Path, make: Make) -> bytes | None:
-    with storage.decoded(LocalFile(path), "twice", make) as copy:
-        try:
-            found = None if copy is None else copy.whole().tobytes()
-        except NotMadeError:
-            found = None
+    copy = storage.decoded(LocalFile(path), "twice", make)
+    try:
+        copy.complete()
+        found = copy.read(0, copy.num_bytes)
+    except StorageError:
+        found = None
     finish()
     return found
 
@@ -165,9 +179,17 @@ def test_who_is_killed_while_decoding_leaves_nothing_that_is_read(
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert ended(FORK.Process(target=read, args=(storage, shard, half))) == -signal.SIGKILL
-    assert len([*(tmp_path / "cache").glob(".*.part")]) == 1
-    assert read(storage, shard, whole) == CONTENT
-    assert not [*(tmp_path / "cache").glob(".*.part")]
+    assert blocks(tmp_path / "cache")
+    (tmp_path / "cache" / "blocks").rename(tmp_path / "kept")
+
+    def right(_file: StoredFile, out: IO[bytes]) -> None:
+        out.write(b"y" * (len(CONTENT) * 2))
+        out.write(CONTENT)
+
+    expected = read(storage, shard, right)
+    (tmp_path / "cache" / "blocks").rename(tmp_path / "other")
+    (tmp_path / "kept").rename(tmp_path / "cache" / "blocks")
+    assert read(Storage(cache_dir=tmp_path / "cache"), shard, right) == expected
 
 
 def test_a_file_is_read_as_it_grows_and_its_maker_may_be_killed_meanwhile(
@@ -181,39 +203,26 @@ def test_a_file_is_read_as_it_grows_and_its_maker_may_be_killed_meanwhile(
 
     maker = FORK.Process(target=read, args=(storage, shard, stopped))
     maker.start()
-    while not any(path.stat().st_size for path in (tmp_path / "cache").glob(".*.part")):
+    while not blocks(tmp_path / "cache"):
         maker.join(0.01)
         assert maker.is_alive()
-    with storage.decoded(LocalFile(shard), "twice", whole) as copy:
-        assert copy is not None
-        assert copy.has(half)
-        assert copy.view(0, half) == CONTENT[:half]
-        os.kill(maker.pid or 0, signal.SIGKILL)
-        assert copy.has(len(CONTENT))
-        assert not copy.has(len(CONTENT) + 1)
-        assert copy.view(0, len(CONTENT)) == CONTENT
+    copy = storage.decoded(LocalFile(shard), "twice", whole)
+    assert copy.has(BLOCK_BYTES)
+    assert copy.view(0, BLOCK_BYTES) == CONTENT[:BLOCK_BYTES]
+    os.kill(maker.pid or 0, signal.SIGKILL)
+    assert copy.has(len(CONTENT))
+    assert not copy.has(len(CONTENT) + 1)
+    assert copy.view(0, len(CONTENT)) == CONTENT
     maker.join(WAIT_S)
 
 
-def test_a_file_is_complete_by_its_name_whatever_its_mode(shard: Path, tmp_path: Path) -> None:
-    storage, half, seen = Storage(cache_dir=tmp_path / "cache"), len(CONTENT) // 2, Event()
-
-    def slow(_file: StoredFile, out: IO[bytes]) -> None:
-        os.fchmod(out.fileno(), 0o777)  # as every file has on SMB, exFAT and some mounts
-        out.write(CONTENT[:half])
-        seen.wait(WAIT_S)
-        out.write(CONTENT[half:])
-
-    with storage.decoded(LocalFile(shard), "twice", slow) as copy:
-        assert copy is not None
-        assert copy.has(half)
-        seen.set()
-        assert copy.whole().tobytes() == CONTENT
-    finish()
-    (made,) = (tmp_path / "cache").glob("[!.]*")
-    made.chmod(0o644)  # as of a cache that was copied
-    reader = FORK.Process(target=read, args=(storage, shard, whole))
-    assert ended(reader) == 0
+def test_a_block_that_is_evicted_or_damaged_is_made_again(shard: Path, tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache")
+    assert read(storage, shard, whole) == CONTENT
+    first, second, *_ = sorted(blocks(tmp_path / "cache"), key=lambda path: path.name)[1:]
+    first.unlink()
+    second.write_bytes(bytes(second.stat().st_size))
+    assert read(Storage(cache_dir=tmp_path / "cache"), shard, whole) == CONTENT
 
 
 def test_processes_that_need_a_file_at_once_make_it_once(shard: Path, tmp_path: Path) -> None:
@@ -240,11 +249,11 @@ def test_a_full_disk_makes_nothing(shard: Path, tmp_path: Path) -> None:
     storage = Storage(cache_dir=tmp_path / "cache")
 
     def check() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(CONTENT) // 2, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES // 2, resource.RLIM_INFINITY))
         assert read(storage, shard, whole) is None
 
     assert ended(FORK.Process(target=check)) == 0
-    assert not [path for path in (tmp_path / "cache").iterdir() if path.stat().st_size]
+    assert blocks(tmp_path / "cache") == []
     assert read(storage, shard, whole) == CONTENT
 
 

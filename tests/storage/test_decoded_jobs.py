@@ -139,7 +139,7 @@ def test_jobs_that_share_a_cache_decode_once_and_one_may_be_killed_or_remove_it(
 
     shutil.rmtree(corpus.folder / "cache")
     (killed,), job = corpus.start("killed"), corpus.start("three")
-    while killed.poll() is None and not [*(corpus.folder / "cache").glob(".*.part")]:
+    while killed.poll() is None and not [*(corpus.folder / "cache").glob("blocks/*/.*-2.lock")]:
         time.sleep(0.001)
     os.kill(killed.pid, signal.SIGKILL)
     killed.communicate()

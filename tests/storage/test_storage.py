@@ -3,7 +3,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import stat
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 
 from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, StorageError
+from streampack.storage.files import LocalFile
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import expand_braces
 from streampack.storage.remote import FileInfo
@@ -29,15 +29,15 @@ FORK = multiprocessing.get_context("fork")
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def cached(storage: Storage) -> list[str]:
-    """Basenames of the files in the cache, hidden ones left out."""
+def cached(storage: Storage) -> list[Path]:
+    """The blocks in the cache, with others that are being written."""
     assert storage.cache_dir is not None
-    return sorted(p.name.split("-", 1)[1] for p in storage.cache_dir.glob("[!.]*"))
+    return [path for path in storage.cache_dir.rglob("*-*") if not path.name.endswith(".lock")]
 
 
 def content_of(storage: Storage, url: str) -> bytes:
-    with storage.local(url) as path:
-        return path.read_bytes()
+    with storage.open(url) as file:
+        return file.read(0, file.num_bytes)
 
 
 def serve(http: HTTPServer, name: str, size: int = 1000) -> tuple[str, bytes]:
@@ -185,8 +185,9 @@ def test_local_files_are_used_where_they_lie(tmp_path: Path, storage: Storage) -
     path = tmp_path / "x"
     path.write_bytes(b"abc")
     for name in (str(path), f"file://{path}"):
-        with storage.local(name) as found:
-            assert found == path
+        with storage.open(name) as found:
+            assert isinstance(found, LocalFile)
+            assert found.path == path
     assert storage.read_range(str(path), 1, 3) == b"bc"
     assert storage.cache_dir is not None
     assert not storage.cache_dir.exists()
@@ -198,8 +199,8 @@ def test_any_fsspec_url_is_read(storage: Storage) -> None:
     try:
         for name in ("", "/", "/*.bin", "/a.bin"):
             (info,) = storage.list(f"memory://streampack-test{name}")
-            with storage.local(info.path, info.version) as path:
-                assert path.read_bytes() == b"hello"
+            with storage.open(info) as file:
+                assert file.read(0, 9) == b"hello"
             assert storage.read_range(info.path, 1, 3) == b"el"
     finally:
         memory.rm("/streampack-test", recursive=True)
@@ -219,24 +220,13 @@ def test_a_new_version_of_a_file_is_a_new_entry(http: HTTPServer, storage: Stora
     assert content_of(pickle.loads(pickle.dumps(storage)), url) == newer
 
 
-def test_a_file_of_the_cache_changes_by_no_opening(http: HTTPServer, storage: Storage) -> None:
-    url, _ = serve(http, "a.bin")
-    with storage.local(url) as path:
-        before = path.stat().st_mtime_ns
-    with storage.local(url) as path:
-        assert path.stat().st_mtime_ns == before
-        assert path.stat().st_atime_ns > before
-
-
 def test_no_name_leads_out_of_the_cache(http: HTTPServer, storage: Storage) -> None:
     (http.folder / "..x..").mkdir()
-    url, data = serve(http, "..x../..%2f..%2f.bin".replace("%2f", "_"))
-    with storage.local(url) as path:
-        assert path.parent == storage.cache_dir
-        assert path.read_bytes() == data
-    entry = storage._process.cache.entry("s3://b/../../../etc/passwd\n/..", 1, "")
-    for name in (entry.data, entry.part, entry.lock):
-        assert name.resolve().parent == storage.cache_dir
+    url, data = serve(http, "..x../.._.._.bin")
+    assert content_of(storage, url) == data
+    (block,) = cached(storage)
+    assert storage.cache_dir is not None
+    assert block.resolve().parent.parent == storage.cache_dir / "blocks"
 
 
 # retries
@@ -267,7 +257,6 @@ def test_after_the_last_retry_the_error_names_url_and_attempts(
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     http.fail_next = 0
     assert cached(storage) == []
-    assert not list((tmp_path / "cache").glob("*.part"))
     content_of(storage, url)
 
 
@@ -331,88 +320,8 @@ def test_a_killed_downloader_leaves_nothing_that_is_served(
     worker.join(WAIT_S)
     release.set()
     http.gate = None
-    assert storage.cache_dir is not None
     assert cached(storage) == []
     assert content_of(storage, url) == data
-    stale = storage.cache_dir / f".{'0' * 24}.part"  # of another file that nobody asks for again
-    stale.write_bytes(b"half")
-    mine = storage.cache_dir / "notes.txt"
-    mine.write_text("not the cache's")
-    content_of(storage, serve(http, "b.bin")[0])
-    assert not stale.exists()
-    assert mine.exists()
-
-
-def test_a_file_of_the_wrong_size_is_never_served(http: HTTPServer, storage: Storage) -> None:
-    url, data = serve(http, "a.bin")
-    with storage.local(url) as path:
-        pass
-    path.write_bytes(data[:-1])
-    assert content_of(storage, url) == data
-    assert http.count("GET") == 2
-
-
-@pytest.mark.parametrize("hidden", [False, True])
-def test_a_file_that_is_removed_while_it_is_open_is_fetched_again(
-    http: HTTPServer, storage: Storage, hidden: bool
-) -> None:
-    url, data = serve(http, "a.bin")
-    reader = threading.Thread(target=_remove_while_open, args=(storage, url, hidden), daemon=True)
-    reader.start()
-    reader.join(WAIT_S)
-    assert not reader.is_alive()  # it waited for a lock of its own
-    assert content_of(storage, url) == data
-    assert http.count("GET") == 2
-    assert storage.cache_dir is not None
-    assert len(list(storage.cache_dir.iterdir())) == 2
-
-
-def _remove_while_open(storage: Storage, url: str, hidden: bool) -> None:
-    with storage.local(url) as path:
-        for file in path.parent.iterdir():
-            if hidden or not file.name.startswith("."):
-                file.unlink()
-        with storage.local(url):
-            pass
-
-
-def test_a_part_that_is_removed_while_it_is_downloaded_is_never_served(
-    http: HTTPServer, storage: Storage
-) -> None:
-    url, data = serve(http, "a.bin", 1 << 20)
-
-    def remove_parts(_: str) -> None:
-        assert storage.cache_dir is not None
-        for part in storage.cache_dir.glob(".*.part"):
-            part.unlink()
-
-    http.gate = remove_parts
-    with pytest.raises(StorageError, match=r"\.part"):
-        content_of(storage, url)
-    http.gate = None
-    assert content_of(storage, url) == data
-
-
-@pytest.mark.parametrize("all_of_it", [False, True])
-def test_a_part_that_is_removed_once_is_fetched_again(
-    http: HTTPServer, storage: Storage, all_of_it: bool
-) -> None:
-    url, data = serve(http, "a.bin", 1 << 20)
-    removed = []
-
-    def remove_parts(_: str) -> None:
-        assert storage.cache_dir is not None
-        parts = [*storage.cache_dir.glob(".*.part")]
-        if parts and not removed:
-            removed.append(parts)
-            if all_of_it:
-                shutil.rmtree(storage.cache_dir)
-            else:
-                parts[0].unlink()
-
-    http.gate = remove_parts
-    assert content_of(storage, url) == data
-    assert removed
 
 
 def test_a_storage_works_on_both_sides_of_a_fork(
@@ -423,11 +332,11 @@ def test_a_storage_works_on_both_sides_of_a_fork(
     remote = s3.put("c.bin", b"c" * 100)
     answers = FORK.Queue()
     assert content_of(storage, remote) == b"c" * 100
-    with storage.local(first) as path:
+    with storage.open(first) as file:
         child = _in_process(FORK, _read_into, storage, second, answers)
         assert answers.get(timeout=WAIT_S) == more
         child.join(WAIT_S)
-        assert path.read_bytes() == data
+        assert file.read(0, 1000) == data
         assert storage.size(remote) == 100
         assert storage.read_range(remote, 0, 3) == b"ccc"
     child = _in_process(FORK, _read_into, storage, remote, answers)
@@ -437,60 +346,19 @@ def test_a_storage_works_on_both_sides_of_a_fork(
     assert content_of(storage, url) == data
 
 
-# the limit of the cache
-
-
-def test_the_least_recently_opened_files_are_evicted(http: HTTPServer, tmp_path: Path) -> None:
-    storage = Storage(cache_dir=tmp_path / "cache", cache_limit_bytes=3500)
-    urls = [serve(http, f"{i}.bin", 1000)[0] for i in range(5)]
-    for url in urls[:3]:
-        content_of(storage, url)
-    content_of(storage, urls[0])  # now 1 is the oldest
-    content_of(storage, urls[3])
-    assert cached(storage) == ["0.bin", "2.bin", "3.bin"]
-    content_of(storage, urls[4])
-    assert cached(storage) == ["0.bin", "3.bin", "4.bin"]
-    assert len(list((tmp_path / "cache").iterdir())) == 6  # no lock outlives its file
-
-
-def _hold_open(storage: Storage, url: str, opened: Any, release: Any) -> None:
-    with storage.local(url) as path:
-        opened.set()
-        release.wait(WAIT_S)
-        assert path.exists()
-
-
-def test_open_files_are_never_evicted(http: HTTPServer, tmp_path: Path) -> None:
-    storage = Storage(cache_dir=tmp_path / "cache", cache_limit_bytes=2500)
-    urls = [serve(http, f"{i}.bin", 1000)[0] for i in range(6)]
-    opened, release = SPAWN.Event(), SPAWN.Event()
-    holder = _in_process(SPAWN, _hold_open, storage, urls[0], opened, release)
-    assert opened.wait(WAIT_S)
-    with storage.local(urls[1]) as path:
-        for url in urls[2:]:
-            content_of(storage, url)
-            assert {"0.bin", "1.bin"} <= set(cached(storage))
-        assert path.exists()
-        with storage.local(urls[2]):
-            assert cached(storage) == ["0.bin", "1.bin", "2.bin"]  # beyond the limit, as it must
-        assert cached(storage) == ["0.bin", "1.bin"]  # and back as soon as may be
-    release.set()
-    holder.join(WAIT_S)
-    assert holder.exitcode == 0
-
-
 def test_the_default_cache_is_where_caches_belong(
     http: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, _ = serve(http, "a.bin")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    with Storage().local(url) as path:
-        assert path.parent == tmp_path / "xdg" / "streampack"
+    content_of(Storage(), url)
+    assert [*(tmp_path / "xdg" / "streampack").rglob("*-0")]
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with Storage().local(url) as path:
-        assert path.parent == tmp_path / f"streampack-{os.getuid()}"
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    content_of(Storage(), url)
+    private = tmp_path / f"streampack-{os.getuid()}"
+    assert [*private.rglob("*-0")]
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
 
 
 # reading ahead
@@ -549,6 +417,7 @@ def test_secrets_stay_out_of_the_repr(tmp_path: Path) -> None:
 FORKED_USE = """
 import asyncio, gc, os, sys
 import fsspec.asyn
+from streampack.storage.files import LocalFile
 from streampack.storage.filesystems import open_filesystem
 
 url = sys.argv[1]

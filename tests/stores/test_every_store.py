@@ -52,8 +52,8 @@ def test_ranges_and_whole_files_are_read(store: Store, storage: Storage) -> None
     for start, stop in ((0, 1), (5, 70_000), (299_999, 300_000), (7, 7)):
         assert storage.read_range(url, start, stop) == data[start:stop]
     (listed,) = storage.list(f"{store.root}/ranges/*")
-    with storage.local(url, listed.version) as path:
-        assert path.read_bytes() == data
+    with storage.open(listed) as file:
+        assert file.read(0, file.num_bytes) == data
 
 
 def batches(source: Any) -> list[list[int]]:
@@ -79,13 +79,12 @@ def test_batches_are_those_of_the_local_files(
 
 def test_a_file_that_is_replaced_is_refused(store: Store, storage: Storage, tmp_path: Path) -> None:
     store.write("replaced/a.bin", b"before")
-    url = f"{store.root}/replaced/a.bin"
     (listed,) = storage.list(f"{store.root}/replaced/*")
     assert listed.version
     store.write("replaced/a.bin", b"after.")
     again = Storage(cache_dir=tmp_path / "again", storage_options=store.options)
     with pytest.raises(StateError, match="was replaced"):
-        again.local(url, listed.version).__enter__()
+        again.read_range(listed, 0, 6)
 
 
 def test_a_missing_file_and_a_missing_bucket_are_errors(store: Store, storage: Storage) -> None:

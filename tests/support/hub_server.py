@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 __all__ = ["hub_server"]
 
 _REVISION = "0123456789abcdef0123456789abcdef01234567"
+_LARGE = ".parquet"  # such files lie in another store, to which the Hub redirects
 _COMMIT = {"id": _REVISION, "title": "first", "date": "2024-01-01T00:00:00.000Z"}
 
 
@@ -25,7 +26,11 @@ def _entry(root: Path, path: Path, expand: bool) -> dict[str, Any]:
         return {"type": "directory", "oid": "0" * 40, "size": 0, "path": name, **more}
     data = path.read_bytes()
     oid = hashlib.sha1(f"blob {len(data)}\0".encode() + data).hexdigest()  # as git names it
-    return {"type": "file", "oid": oid, "size": len(data), "path": name, **more}
+    found = {"type": "file", "oid": oid, "size": len(data), "path": name, **more}
+    if path.suffix == _LARGE:
+        lfs = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}
+        found |= {"oid": hashlib.sha1(lfs["oid"].encode()).hexdigest(), "lfs": lfs}
+    return found
 
 
 def _handler(folder: Path, token: str) -> type[BaseHTTPRequestHandler]:
@@ -58,7 +63,7 @@ def _handler(folder: Path, token: str) -> type[BaseHTTPRequestHandler]:
             elif not root.is_dir() or (owner == "private" and sent is None):
                 self.refuse(401 if sent is None else 404, "RepoNotFound", "Repository not found")
             elif not is_api:
-                self.send_file(root / "/".join(rest[2:]))
+                self.send_file(root, root / "/".join(rest[2:]))
             elif rest and rest[0] == "tree":
                 self.send_tree(root, root / "/".join(rest[2:]))
             elif rest and rest[0] == "paths-info":
@@ -77,13 +82,21 @@ def _handler(folder: Path, token: str) -> type[BaseHTTPRequestHandler]:
             paths = sorted(below.rglob("*") if deep else below.iterdir())
             self.send_json([_entry(root, path, "xpand=True" in self.path) for path in paths])
 
-        def send_file(self, path: Path) -> None:
+        def send_file(self, root: Path, path: Path) -> None:
             if not path.is_file():
                 self.refuse(404, "EntryNotFound", "Entry not found")
                 return
             data = path.read_bytes()
             asked = (self.headers.get("Range") or "").removeprefix("bytes=")
-            headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": _REVISION}
+            entry = _entry(root, path, False)
+            headers = {"ETag": f'"{entry["oid"]}"', "X-Repo-Commit": _REVISION}
+            if "lfs" in entry and self.path.startswith("/datasets/"):
+                headers |= {"X-Linked-Etag": f'"{entry["lfs"]["oid"]}"'}
+                headers |= {"Location": self.path.replace("/datasets/", "/elsewhere/", 1)}
+                self.send(302, b"", headers)
+                return
+            if "lfs" in entry:
+                headers = {"ETag": '"of the other store"'}
             if not asked:
                 self.send(200, data, headers)
                 return

@@ -47,7 +47,7 @@ from streampack.sources.raw_bytes import (
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError
-from streampack.storage.files import MemoryFile, StoredFile
+from streampack.storage.files import StoredFile
 from streampack.storage.listing import named_paths
 from streampack.storage.remote import shown
 from streampack.storage.storage import Storage
@@ -183,8 +183,7 @@ class MDS(FileSource):
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block | Spans, int, int]]:
         with self.storage.open(self.listed_shard(shard)) as stored:
-            partly = high - low < int(self.manifest.weights[shard])
-            file = self._content(shard, stored, partly)
+            file = self._content(shard, stored)
             table = self._table(shard, file)
             head = _head_bytes(len(table) - 1)
             start, stop = (int(n) for n in np.searchsorted(table[:-1], [head + low, head + high]))
@@ -275,7 +274,7 @@ class MDS(FileSource):
             )
         return str(hashes[algorithm])
 
-    def _content(self, shard: int, file: StoredFile, partly: bool) -> StoredFile:
+    def _content(self, shard: int, file: StoredFile) -> StoredFile:
         """Return a shard's uncompressed content, of the size in its index."""
         details = self.manifest.details
         codec = self._form(shard)[1]
@@ -297,14 +296,12 @@ class MDS(FileSource):
             return file
         try:
             exact = int(details["raw_bytes"][shard])
-            data, complete = shared_bytes(
-                self.storage, file, codec, partly=partly, exact_bytes=exact
-            )
+            content, complete = shared_bytes(self.storage, file, codec, exact_bytes=exact)
         except DamagedError as error:
             raise self.broken_shard(shard, str(error)) from error
         if not complete:
             raise self.broken_shard(shard, "its compressed data breaks off")
-        return MemoryFile(data)
+        return content
 
     def _table(self, shard: int, file: StoredFile) -> NDArray[np.uint32]:
         """Return the (n + 1,) uint32 sample table, with every entry checked."""

@@ -72,8 +72,8 @@ class _Unsaid(Skips):
 class WebDataset(FileSource):
     """Documents in WebDataset shards.
 
-    Steps: an archive is mapped into memory (a compressed one is first decompressed into a
-    temporary file); one kernel walks its headers and finds the wanted file of each sample,
+    Steps: an archive is mapped into memory (a compressed one is first decompressed into the
+    cache); one kernel walks its headers and finds the wanted file of each sample,
     another reads the `.npy` headers, and one gather copies the ids of a block into a compact
     array. Cost: about 1 microsecond per `.npy` document of 700 tokens; a decode for text and a
     parse for JSON, per document.
@@ -226,7 +226,7 @@ class WebDataset(FileSource):
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block | Spans, int, int]]:
         weight = int(self.manifest.weights[shard])
-        with self._opened(shard, high - low < weight) as (file, complete):
+        with self._opened(shard) as (file, complete):
             # A shard's weight counts stored bytes; a sample's position is that of its headers.
             size = max(file.num_bytes, 1)
             least = -(-low * size // weight)
@@ -248,7 +248,7 @@ class WebDataset(FileSource):
             raise self.broken_shard(shard, f"{after} (byte {offset}) {what}", document)
 
     @contextmanager
-    def _opened(self, shard: int, partly: bool) -> Iterator[tuple[StoredFile, bool]]:
+    def _opened(self, shard: int) -> Iterator[tuple[StoredFile, bool]]:
         """Open an archive, decompressed; False beside it means that its compression breaks off."""
         path = self.manifest.paths[shard]
         if is_pipe(path):
@@ -258,21 +258,20 @@ class WebDataset(FileSource):
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 target = Path(scratch) / "shard"
                 run_pipe(path, target)
-                yield self._content(shard, LocalFile(target), False)
+                yield self._content(shard, LocalFile(target))
         else:
             with self.open_shard(shard) as file:
-                yield self._content(shard, file, partly)
+                yield self._content(shard, file)
 
-    def _content(self, shard: int, file: StoredFile, partly: bool) -> tuple[StoredFile, bool]:
+    def _content(self, shard: int, file: StoredFile) -> tuple[StoredFile, bool]:
         head = file.array(0, 512)
         codec = codec_of(head[:8].tobytes())
         if codec is None or is_header(head):  # a name may begin like compressed data
             return file, True
         try:
-            data, complete = shared_bytes(self.storage, file, codec, partly=partly)
+            return shared_bytes(self.storage, file, codec)
         except DamagedError as error:
             raise self.broken_shard(shard, str(error)) from error
-        return MemoryFile(data), complete
 
     def _block(
         self,

@@ -1,0 +1,168 @@
+"""Servers and protocols without ranges: whole files, once per host, in the cache's blocks."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from streampack.errors import StateError, StorageError
+from streampack.storage.blocks import BLOCK_BYTES
+from streampack.storage.storage import Storage
+from tests.support.servers import HTTPServer
+
+FORK = multiprocessing.get_context("fork")
+WAIT_S = 60.0
+SIZE = 9 * BLOCK_BYTES + 123
+DATA = np.random.default_rng(0).bytes(SIZE)
+
+
+@pytest.fixture
+def url(http: HTTPServer) -> str:
+    http.ranges = False
+    (http.folder / "a.bin").write_bytes(DATA)
+    return f"{http.url}/a.bin"
+
+
+def blocks(storage: Storage) -> list[Path]:
+    assert storage.cache_dir is not None
+    return sorted(storage.cache_dir.glob("blocks/*/[!.]*"))
+
+
+def read(storage: Storage, url: str) -> None:
+    with storage.open(url) as file, file.stream() as stream:
+        assert stream.read() == DATA
+
+
+def test_a_file_is_downloaded_once_for_all_processes_with_one_line_for_the_server(
+    http: HTTPServer, storage: Storage, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        children = [FORK.Process(target=read, args=(storage, url)) for _ in range(3)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join(WAIT_S)
+        assert [child.exitcode for child in children] == [0] * 3
+        for _ in range(2):
+            read(storage, url)
+    asked = [request.range for request in http.requests if request.method == "GET"]
+    assert asked.count(None) == 1
+    assert sum(map(len, map(Path.read_bytes, blocks(storage)))) == SIZE + 10 * 8
+    assert len([m for m in caplog.messages if "whole" in m]) <= 1
+
+
+def test_a_file_that_is_asked_for_whole_takes_one_request_and_no_room(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    for _ in range(2):
+        assert storage.read_range(url, 0, SIZE) == DATA
+    assert http.count("GET") == 2
+    assert blocks(storage) == []
+    assert storage.read_range(url, 5, 9) == DATA[5:9]
+    assert len(blocks(storage)) == 10
+
+
+def test_who_is_killed_while_downloading_stops_nobody(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def gate(_: str) -> None:
+        begun.set()
+        release.wait(WAIT_S)
+
+    http.gate = gate
+    child = FORK.Process(target=read, args=(storage, url))
+    child.start()
+    assert begun.wait(WAIT_S)
+    os.kill(child.pid or 0, signal.SIGKILL)
+    child.join(WAIT_S)
+    release.set()
+    http.gate = None
+    read(storage, url)
+
+
+@pytest.mark.parametrize("fault", ["fail_next", "cut_next"])
+def test_a_download_that_breaks_off_begins_again(
+    http: HTTPServer, storage: Storage, url: str, fault: str
+) -> None:
+    storage.size(url)
+    storage.read_range(url, 0, 1)
+    shutil.rmtree(storage.cache_dir or "")
+    setattr(http, fault, 2)
+    read(storage, url)
+    assert getattr(http, fault) == 0
+
+
+def test_a_cache_that_is_removed_meanwhile_is_filled_again(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    removed = []
+
+    def remove(_: str) -> None:
+        if blocks(storage) and not removed:
+            removed.append(storage.cache_dir)
+            shutil.rmtree(storage.cache_dir or "", ignore_errors=True)
+
+    storage.read_range(url, 0, 1)
+    http.gate = remove
+    for block in blocks(storage)[:3]:
+        block.unlink()
+    read(storage, url)
+    assert removed
+
+
+def test_a_file_that_is_replaced_meanwhile_leaves_no_block(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    http.gate = lambda _: (http.folder / "a.bin").write_bytes(DATA[::-1]) and None
+    with pytest.raises(StateError) as caught:
+        read(storage, url)
+    assert caught.value.path == url
+    (http.folder / "a.bin").write_bytes(DATA)
+    http.gate = None
+    read(Storage(cache_dir=storage.cache_dir), url)
+
+
+def test_a_file_that_the_cache_cannot_hold_is_named(
+    http: HTTPServer, tmp_path: Path, url: str
+) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache", cache_limit_bytes=SIZE)
+    with pytest.raises(StorageError) as caught:
+        read(storage, url)
+    assert caught.value.setting == "cache_limit_bytes"
+    read(Storage(cache_dir=tmp_path / "cache", cache_limit_bytes=4 * SIZE), url)
+
+
+class WholeOnly(MemoryFileSystem):  # type: ignore[misc]
+    """A protocol that sends whole files only."""
+
+    protocol = "wholeonly"
+    store: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("wholeonly://", "memory://")))
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+        if start is not None:
+            raise NotImplementedError
+        return bytes(super().cat_file(path))
+
+
+def test_a_protocol_without_ranges_is_read(storage: Storage) -> None:
+    fsspec.register_implementation("wholeonly", WholeOnly, clobber=True)
+    WholeOnly().pipe("/a.bin", DATA)
+    read(storage, "wholeonly://a.bin")
+    assert len(blocks(storage)) == 10
