@@ -36,9 +36,10 @@ from streampack.documents import Documents
 from streampack.errors import StateError
 from streampack.loader import PackedLoader
 from streampack.packing import BestFitDecreasing, Concat, Pad
-from streampack.sources.base import Reading, Source
+from streampack.sources.base import Source
 from streampack.sources.mds.source import MDS
 from streampack.sources.parquet.source import Parquet
+from streampack.sources.reading import Reading
 from streampack.sources.skips import Skips
 from streampack.sources.tar.source import WebDataset
 from streampack.storage.storage import Storage

@@ -5,13 +5,22 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from streampack.errors import ConfigError
 
+if TYPE_CHECKING:
+    from typing import Concatenate
+
+    from typing_extensions import ParamSpec
+
+    Arguments = ParamSpec("Arguments")
+
 Made = TypeVar("Made", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 def is_number(value: object) -> bool:
@@ -135,15 +144,60 @@ def _explained(made: Made, elsewhere: Elsewhere) -> Made:
     if isinstance(made, type):
         made.__init__ = _explained(made.__init__, elsewhere)  # type: ignore[misc]
         return made
-    bound = next(iter(inspect.signature(made).parameters), None) in ("self", "cls")
+    signature = _written_out(made)
+    bound = next(iter(signature.parameters), None) in ("self", "cls")
 
     @functools.wraps(made)
     def checked(*args: Any, **kwargs: Any) -> Any:
         name = type(args[0]).__name__ if made.__name__ == "__init__" else f"{made.__qualname__}()"
-        check_call(name, made, args[1:] if bound else args, kwargs, elsewhere)
+        check_call(name, checked, args[1:] if bound else args, kwargs, elsewhere)
         return made(*args, **kwargs)
 
+    checked.__signature__ = signature  # type: ignore[attr-defined]
     return cast(Made, checked)
+
+
+def _written_out(function: Callable[..., Any]) -> inspect.Signature:
+    """Return a signature with the keys of ``**options: Unpack[SomeTypedDict]`` as arguments."""
+    signature = inspect.signature(function)
+    arguments: list[inspect.Parameter] = []
+    for one in signature.parameters.values():
+        unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(one.annotation))
+        if unpacked is None:
+            arguments.append(one)
+            continue
+        kinds = function.__globals__[unpacked[1]].__annotations__
+        begin = sum(other.kind is not other.KEYWORD_ONLY for other in arguments)
+        arguments[begin:begin] = [
+            one.replace(
+                name=name,
+                kind=one.KEYWORD_ONLY,
+                default=None,
+                annotation=getattr(kind, "__forward_arg__", kind),
+            )
+            for name, kind in kinds.items()
+        ]
+    return signature.replace(parameters=arguments)
+
+
+def takes_arguments_of(
+    method: Callable[Concatenate[Any, Arguments], Any], *, but: str
+) -> Callable[[Callable[..., Result]], Callable[Concatenate[Any, Arguments], Result]]:
+    """Decorate a method with the signature of another, which it passes its arguments to.
+
+    Args:
+        method: the method that lists the arguments.
+        but: the argument that the decorated method sets itself.
+    """
+    parameters = inspect.signature(method).parameters
+    taken = [one for name, one in parameters.items() if name != but]
+
+    def decorate(made: Callable[..., Result]) -> Callable[Concatenate[Any, Arguments], Result]:
+        signature = inspect.signature(made).replace(parameters=taken)
+        made.__signature__ = signature  # type: ignore[attr-defined]
+        return made
+
+    return decorate
 
 
 def check_call(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import os
 import uuid
 from collections.abc import Collection, Mapping, Sequence
@@ -14,24 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streampack.arguments import explained_with
+from streampack.arguments import explained_with, takes_arguments_of
 from streampack.batch import PackedBatch
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.job.connect import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_resharding
-from streampack.lane.config import LaneConfig
 from streampack.leaves import METHODS, add_leaves, load
-from streampack.run.plan import RunPlan, evaluation_lanes, lane_tokens, plan_run, resume_run
-from streampack.run.recipe import (
-    Recipe,
+from streampack.run.checks import (
     check_arguments,
     check_packer,
     checked_counts,
+    elsewhere,
+    prepared,
     warn_if_cut,
-    warn_unread,
 )
+from streampack.run.plan import RunPlan, evaluation_lanes, lane_tokens, plan_run, resume_run
+from streampack.run.recipe import Recipe
 from streampack.run.state import RunState
 from streampack.sources.infer import as_source
 from streampack.tokenization.rules import TokenRules
@@ -46,18 +45,6 @@ if TYPE_CHECKING:
     from streampack.run.worker_share import WorkerShare
     from streampack.stages.base import BlockStage
     from streampack.streams.hooks import Hook, HookFunction
-
-
-def _elsewhere(argument: str) -> str | None:
-    """Return a hint if an argument belongs to a setting of the dataset; None otherwise."""
-    from streampack.packing import BestFitDecreasing
-
-    kinds = {"packer": BestFitDecreasing, "window": WindowConfig, "token_rules": TokenRules}
-    for setting, kind in kinds.items():
-        if argument in inspect.signature(kind).parameters:
-            needed = "seq_len=..., " if setting == "packer" else ""
-            return f"pass {setting}={kind.__name__}({needed}{argument}=...)"
-    return None
 
 
 class PackedDataset(IterableDataset[PackedBatch]):
@@ -126,7 +113,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         ConfigError: settings cannot work, or the source is empty.
     """
 
-    @explained_with(_elsewhere)
+    @explained_with(elsewhere)
     def __init__(
         self,
         source: Any,
@@ -160,12 +147,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
         check_packer(seq_len, packer, attention)
         self._detected = topology is None
         self.topology = Topology.detect() if topology is None else topology
-        source = as_source(source)
         fields = FieldTypes.of(token_fields, document_fields)
-        if fields:
-            source = source.with_fields(replace(fields, optional=map is not None))
-        source.prepare()  # so that a wrong path is reported before any error about its contents
-        warn_unread(source)
+        source = prepared(as_source(source), replace(fields, optional=map is not None))
         source.check_epochs(epochs)
         if packer is not None:
             warn_if_cut(source, packer)
@@ -211,32 +194,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self._warned = False  # about unconnected ranks
 
     @classmethod
-    @explained_with(_elsewhere)
+    @explained_with(elsewhere)
+    @takes_arguments_of(__init__, but="shuffle")
     def evaluation(
-        cls,
-        source: Any,
-        *,
-        seq_len: int | None = None,
-        packer: Packer | None = None,
-        batch_size: int | None = None,
-        tokenizer: Any = None,
-        processor: Any = None,
-        token_rules: TokenRules | None = None,
-        attention: Literal["document", "row"] = "document",
-        layout: Literal["documents", "tree"] = "documents",
-        filter: Hook | HookFunction | None = None,
-        map: Hook | HookFunction | None = None,
-        stages: Sequence[BlockStage] = (),
-        token_fields: Mapping[str, Any] | None = None,
-        document_fields: Mapping[str, Any] | None = None,
-        order: DocumentOrder | None = None,
-        window: WindowConfig | None = None,
-        seed: int = 0,
-        epochs: int = 1,
-        lanes: int | None = None,
-        topology: Topology | None = None,
-        on_error: Literal["raise", "skip"] = "raise",
-        provenance: bool = False,
+        cls, source: Any, *, epochs: int = 1, lanes: int | None = None, **settings: Any
     ) -> PackedDataset:
         """Make a finite, unshuffled dataset with the same batches on any number of ranks.
 
@@ -244,21 +205,21 @@ class PackedDataset(IterableDataset[PackedBatch]):
         ranks have one more. The number of lanes depends on the corpus alone.
 
         Args:
-            source: as for `PackedDataset`, like all arguments except these.
-            lanes: number of lanes; None chooses up to 48, fewer for a small corpus.
+            source: as for `PackedDataset`.
             epochs: passes over the source.
+            lanes: number of lanes; None chooses up to 48, fewer for a small corpus.
+            settings: all other arguments of `PackedDataset` but `shuffle`.
 
         Raises:
             ConfigError: see `PackedDataset`; or `epochs` is None.
         """
-        given = {name: value for name, value in locals().items() if name != "cls"}
         if epochs is None:
             raise ConfigError(
                 "epochs must be a number for an evaluation, got None.",
                 "Leave it out; PackedDataset(source, ...) may be endless.",
                 setting="epochs",
             )
-        dataset = cls(**given, shuffle=False)
+        dataset = cls(source, epochs=epochs, lanes=lanes, shuffle=False, **settings)
         dataset._evaluates = True
         if lanes is None:
             config = dataset._config
@@ -334,10 +295,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
 
     def with_provenance(self) -> PackedDataset:
         """Return this dataset at its state with ``provenance=True``; batches are unchanged."""
-        other = copy.copy(self)
-        other._config = _traced(self._config)
+        other, traced = copy.copy(self), load(METHODS["with_provenance"])
+        other._config = traced(self._config)
         if self._plan is not None:
-            other._plan = replace(self._plan, config=_traced(self._plan.config))
+            other._plan = replace(self._plan, config=traced(self._plan.config))
         return other
 
     def _alone(self, **settings: Any) -> PackedDataset:
@@ -443,7 +404,3 @@ class PackedDataset(IterableDataset[PackedBatch]):
             self.plan, start, sharing, worker=worker, workers=workers
         )
         return share
-
-
-def _traced(config: LaneConfig) -> LaneConfig:
-    return replace(config, row_format=load(METHODS["with_provenance"])(config.row_format))

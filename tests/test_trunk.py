@@ -31,13 +31,14 @@ ROOT = Path(__file__).parent.parent
 CONTRACT = "no trunk file imports a leaf, inside functions neither"
 
 #: Lines of code that a run imports, at most. Lower them when they fall; a leaf never raises them.
-MOST_LINES = {"memory": 9_050, "ids": 12_850, "text": 13_850}
+MOST_LINES = {"memory": 9_000, "ids": 12_830, "text": 13_850}
 _FILES = (
     "streampack.extras",
     "streampack.storage",
     "streampack.sources.file_source",
     "streampack.sources.paths",
     "streampack.sources.parquet",
+    "streampack.sources.record_files",
 )
 #: Leaves that a run of this kind uses.
 USES: dict[str, tuple[str, ...]] = {

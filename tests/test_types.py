@@ -36,7 +36,7 @@ from typing import Any
 
 from typing_extensions import assert_type
 
-from streampack import PackedBatch, PackedDataset, PackedLoader
+from streampack import PackedBatch, PackedDataset, PackedLoader, sources
 from streampack.batch import BatchGroup
 
 dataset = PackedDataset([[1]], seq_len=8)
@@ -44,6 +44,8 @@ loader = PackedLoader(dataset, num_workers=2)
 assert_type(iter(loader), Iterator[PackedBatch])
 assert_type(next(iter(dataset)), PackedBatch)
 assert_type(loader.accumulate(2), Iterator[BatchGroup[PackedBatch]])
+assert_type(PackedDataset.evaluation([[1]], seq_len=8, epochs=2), PackedDataset)
+assert_type(sources.MDS("shards", tokens="ids", dtype="uint16", reading=None), sources.MDS)
 assert_type(loader.progress(), Iterator[PackedBatch])
 assert_type(loader.progress(loader.accumulate(2)), Iterator[BatchGroup[PackedBatch]])
 
@@ -60,10 +62,13 @@ def unnamed(any_loader: PackedLoader) -> None:
     assert_type(iter(any_loader), Iterator[PackedBatch])
 """
 MISSPELT = """
-from streampack import PackedDataset, PackedLoader
+from streampack import PackedDataset, PackedLoader, sources
 
 dataset = PackedDataset([[1]], seq_len=8, batchsize=2)  # wrong
 loader = PackedLoader(dataset, num_worker=2)  # wrong
+PackedDataset.evaluation([[1]], seq_len=8, batchsize=2)  # wrong
+sources.MDS("shards", token="ids", dtype="uint16")  # wrong
+sources.Items([[1]], texts="text")  # wrong
 for batch in loader:
     print(batch.imput_ids)  # wrong
     print(batch.hf(modle=None))  # wrong

@@ -26,9 +26,10 @@ from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.convert import Progress as Figures
 from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
-from streampack.sources.base import Reading, Source
+from streampack.sources.base import Source
 from streampack.sources.formats import DOCUMENT_FORMATS
 from streampack.sources.paths import open_files
+from streampack.sources.reading import Reading
 from streampack.sources.sharded import ShardedSource
 from streampack.tokenization import Tokenizer, load_tokenizer
 

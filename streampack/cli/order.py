@@ -30,8 +30,8 @@ from streampack.cli.options import (
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.corpus_order.job import STAGES
-from streampack.sources.base import Reading
 from streampack.sources.infer import open as open_source
+from streampack.sources.reading import Reading
 
 
 def order(

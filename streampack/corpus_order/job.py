@@ -21,8 +21,9 @@ from streampack.corpus_order.engine import Engine, opened
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
 from streampack.ordering.bm25 import BM25
-from streampack.sources.base import Reading, Source
+from streampack.sources.base import Source
 from streampack.sources.infer import open as open_source
+from streampack.sources.reading import Reading
 
 STAGES = ("copy", "embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import GROUP, MEDIA, PATCHES, Documents
+from streampack.documents.blocks import GROUP
 from streampack.errors import ConfigError
 
 #: Dtypes of fields, all of which torch supports too.
@@ -74,13 +74,9 @@ class FieldTypes:
             )
         return cls(token, document)
 
-    def with_groups(self) -> FieldTypes:
-        """Return the fields with one added for the index of a document's group."""
-        return replace(self, document={**self.document, GROUP: np.dtype(np.int32)})
-
-    def with_patches(self) -> FieldTypes:
-        """Return the fields with one added for the patches of a document's images."""
-        return replace(self, document={**self.document, PATCHES: np.dtype(np.int64)})
+    def plus(self, name: str, dtype: Any) -> FieldTypes:
+        """Return the fields with one more per document."""
+        return replace(self, document={**self.document, name: np.dtype(dtype)})
 
     def __bool__(self) -> bool:
         return bool(self.token or self.document)
@@ -93,49 +89,6 @@ class FieldTypes:
             "token": {name: dtype.name for name, dtype in self.token.items()},
             "document": {name: dtype.name for name, dtype in self.document.items()},
         }
-
-    def cast(self, documents: Documents) -> tuple[Documents, dict[int, str]]:
-        """Convert the documents' fields to the declared dtypes and drop all others but images.
-
-        Returns:
-            The documents, and a description of the fault by index for documents with invalid
-            values.
-
-        Raises:
-            ConfigError: a field is missing.
-        """
-        for wanted, given, kind in (
-            (self.token, documents.token_fields, "token"),
-            (self.document, documents.document_fields, "document"),
-        ):
-            for name in wanted:
-                if name not in given:
-                    raise ConfigError(
-                        f'The documents have no {kind} field "{name}"; they have '
-                        f"{_listed([*documents.token_fields, *documents.document_fields])}.",
-                        "Name the column as the field, add it in the map, or leave it out.",
-                        setting=f"{kind}_fields",
-                    )
-        problems: dict[int, str] = {}
-        held = slice(int(documents.offsets[0]), int(documents.offsets[-1]))
-        starts = documents.offsets[:-1]
-        token: dict[str, NDArray[Any]] = {}
-        for name, dtype in self.token.items():
-            values = documents.token_fields[name]
-            token[name], bad = cast_values(values, dtype, held)
-            for at in bad.tolist():
-                i = int(np.searchsorted(starts, at, side="right")) - 1
-                where = f" at token {at - int(starts[i])}"
-                problems.setdefault(i, misfit(values[at], name, dtype, where))
-        document: dict[str, NDArray[Any]] = {}
-        for name, dtype in self.document.items():
-            values = documents.document_fields[name]
-            document[name], bad = cast_values(values, dtype)
-            for i in bad.tolist():
-                problems.setdefault(i, misfit(values[i], name, dtype))
-        if MEDIA in documents.document_fields:
-            document[MEDIA] = documents.document_fields[MEDIA]
-        return replace(documents, token_fields=token, document_fields=document), problems
 
 
 def misfit(value: Any, name: str, dtype: np.dtype[Any], where: str = "") -> str:
@@ -182,7 +135,3 @@ def _dtype(setting: str, name: str, dtype: Any) -> np.dtype[Any]:
             setting=setting,
         )
     return parsed.newbyteorder("=")
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names) or "none"

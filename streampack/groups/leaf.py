@@ -6,6 +6,9 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from streampack.documents.blocks import GROUP
 from streampack.groups.rows import GroupsSplit
 from streampack.groups.stage import Together
 from streampack.packing.decreasing import BestFitDecreasing
@@ -40,4 +43,6 @@ def add_members(recipe: Recipe, value: object) -> None:
     recipe.units = ("the group that begins with ", "tokens")
     recipe.whole = True
     recipe.add("units", Together())
-    recipe.add_rows("units", GroupsSplit(recipe.fields.with_groups(), recipe.attention == "row"))
+    recipe.add_rows(
+        "units", GroupsSplit(recipe.fields.plus(GROUP, np.int32), recipe.attention == "row")
+    )

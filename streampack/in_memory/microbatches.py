@@ -13,6 +13,7 @@ from streampack.arguments import type_in_words, whole_number
 from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
 from streampack.documents.blocks import Documents, make_origin, offsets_of
+from streampack.documents.casting import cast_fields
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.packing.plan import Plan
@@ -107,7 +108,7 @@ class Given:
         block, problems = item_block(records, fields, make_origin(0, numbers), self.types)
         assert isinstance(block, Documents)
         if not problems:
-            block, problems = self.types.cast(block)
+            block, problems = cast_fields(block, self.types)
             for i in np.flatnonzero(block.lengths != lengths).tolist():
                 problems[i] = f"has {block.lengths[i]} ids, but {lengths[i]} were planned"
         for i, problem in problems.items():

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streampack.documents.blocks import Documents, joined_groups, offsets_of
+from streampack.documents.blocks import GROUP, Documents, joined_groups, offsets_of
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.in_memory.microbatches import MicrobatchPlan
@@ -49,7 +49,7 @@ class TreePlan(MicrobatchPlan):
         return slots
 
     def _format(self, pad_id: int, fields: FieldTypes) -> RowFormat:
-        stages = (Provenance(), TreeRows(fields.with_groups(), 0))
+        stages = (Provenance(), TreeRows(fields.plus(GROUP, np.int32), 0))
         return RowFormat(pad_id=pad_id, eos_id=-1, stages=stages)
 
     def _block(self, block: Documents, numbers: NDArray[np.int64]) -> Documents:

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from streampack.documents.blocks import PATCHES
 from streampack.errors import ConfigError
 from streampack.leaves import ASKED
 from streampack.media.families import with_margins
@@ -38,7 +41,7 @@ def add(recipe: Recipe, processor: Any) -> None:
             fact = f"{fact}, which conflicts with processor=: an image is never cut or moved."
             raise ConfigError(fact, f"{remedy}.", setting=setting)
     media = MediaProcessing(processor)
-    recipe.fields = recipe.given["fields"] = recipe.fields.with_patches()
+    recipe.fields = recipe.given["fields"] = recipe.fields.plus(PATCHES, np.int64)
     recipe.with_margins = partial(_with_margins, processor=processor)
     tokenizer = recipe.given["tokenizer"]
     if tokenizer is None or tokenizer is ASKED:

@@ -12,9 +12,9 @@ from streampack.arguments import explained
 from streampack.documents.conversations import TurnRules
 from streampack.media.reader import USUAL_FIELDS, ImageReader
 from streampack.packing.overflow import Overflow
-from streampack.sources.base import Reading
 from streampack.sources.chat.source import Chat, source_of_records
 from streampack.sources.formats import RECORD_FORMATS
+from streampack.sources.reading import Reading
 from streampack.storage.storage import Storage
 
 _BLOCK_DOCUMENTS = 32  # small, because an image takes as much memory as hundreds of texts

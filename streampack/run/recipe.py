@@ -14,18 +14,15 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from streampack.arguments import one_of, whole_number
+from streampack.arguments import whole_number
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.job.topology import Topology
-from streampack.lane.config import MOST_LANES, LaneConfig
+from streampack.lane.config import LaneConfig
 from streampack.leaves import ASKED
 from streampack.packing.choice import RowChoice
 from streampack.packing.decreasing import BestFitDecreasing
 from streampack.packing.overflow import Overflow
-from streampack.packing.packer import Packer, require_packer
+from streampack.packing.packer import Packer
 from streampack.sources.base import Source
 from streampack.stages.base import BlockStage
 from streampack.stages.ids import Apart, CheckedIds, Numbered, Unsigned, WithoutEmpty
@@ -197,50 +194,6 @@ def as_it_is(template: Any) -> Any:
     return template
 
 
-def check_arguments(window: Any, topology: Any, token_rules: Any, **switches: Any) -> None:
-    """Raise `ConfigError` for an argument of another type, or a switch that is not a bool."""
-    for name, value, kind, example in (
-        ("token_rules", token_rules, TokenRules, "TokenRules(...)"),
-        ("topology", topology, Topology, "Topology(rank, world_size)"),
-        ("window", window, WindowConfig, "WindowConfig(...)"),
-    ):
-        if value is not None and not isinstance(value, kind):
-            remedy = f"Pass {name}={example}, or leave it out."
-            raise ConfigError(f"{name} is {value!r:.80}.", remedy, setting=name)
-    for name, value in switches.items():
-        if not isinstance(value, (bool, np.bool_)):  # any text would count as True
-            raise ConfigError(
-                f"{name} is {value!r:.80}.", f"Pass {name}=True or False.", setting=name
-            )
-
-
-def checked_counts(
-    seed: int, epochs: int | None, lanes: int | None
-) -> tuple[int, int | None, int | None]:
-    """Return the counts as plain integers; raise `ConfigError` for other types and values."""
-    seed = whole_number("seed", seed, least=None)
-    if epochs is not None:
-        epochs = whole_number("epochs", epochs, otherwise="or None (endless)")
-    if lanes is not None:
-        lanes = whole_number("lanes", lanes, most=MOST_LANES, otherwise="or None (chosen)")
-    return seed, epochs, lanes
-
-
-def check_packer(seq_len: int | None, packer: Any, attention: str) -> None:
-    """Raise `ConfigError` unless one of `seq_len` and `packer` is set and attention is known."""
-    one_of("attention", attention, ["document", "row"])
-    if packer is not None:
-        require_packer(packer)
-    if (seq_len is None) == (packer is None):
-        raise ConfigError(
-            f"seq_len is {seq_len!r} and packer is {packer!r:.200}.",
-            "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048)."
-            if packer is None
-            else "Leave out seq_len=.",
-            setting="seq_len",
-        )
-
-
 def usual_packer(recipe: Recipe) -> Packer:
     """Return the default packer for rows of `seq_len` tokens."""
     overflow = recipe.overflow or recipe.one_overflow()
@@ -257,18 +210,6 @@ def one_overflow(source: Source, seq_len: int) -> Overflow:
             setting="packer",
         )
     return source.overflow
-
-
-def warn_if_cut(source: Source, packer: Packer) -> None:
-    """Warn of a packer that cuts documents which the source would keep whole."""
-    if source.overflow != "split" and (packer.overflow == "split" or not packer.keeps_whole):
-        logger.warning(
-            "%s cuts conversations, so later parts are learnt without the turns before them; "
-            'BestFitDecreasing(seq_len=%d, overflow="%s") learns no such part.',
-            type(packer).__name__,
-            packer.seq_lens[-1],
-            source.overflow,
-        )
 
 
 def tokens_per_batch(batch_size: int | None, packer: Packer) -> int:
@@ -290,19 +231,3 @@ def tokens_per_batch(batch_size: int | None, packer: Packer) -> int:
     default = min(BATCH_ROWS, most) if len(packer.seq_lens) == 1 else 1
     rows = default if batch_size is None else batch_size
     return whole_number("batch_size", rows, most=most) * longest
-
-
-def warn_unread(source: Source) -> None:
-    """Warn about fields beside token ids that are present but not read: one may be a mask."""
-    for part in source.parts.values():
-        fields: Any = getattr(part, "fields", None)
-        declared = {*part.field_types.token, *part.field_types.document}
-        unread = [n for n in fields.others if n not in declared] if fields is not None else []
-        if unread:
-            logger.warning(
-                "%s: beside the token ids in %r these fields are not read: %s. If one is a loss "
-                "mask, pass loss_mask=.",
-                part.kind,
-                fields.document,
-                ", ".join(unread[:30]),
-            )

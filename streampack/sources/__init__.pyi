@@ -1,6 +1,5 @@
 from .arrow import Arrow as Arrow
 from .base import LaneReader as LaneReader
-from .base import Reading as Reading
 from .base import Source as Source
 from .chat.source import Chat as Chat
 from .infer import open as open
@@ -13,6 +12,7 @@ from .megatron import MegatronIndexed as MegatronIndexed
 from .mixture import Mixture as Mixture
 from .parquet.source import Parquet as Parquet
 from .paths import Storage as Storage
+from .reading import Reading as Reading
 from .table import Table as Table
 from .tar.source import WebDataset as WebDataset
 from .text import TextFiles as TextFiles

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,10 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, offsets_of
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
+from streampack.sources.arguments import NamedFields
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 LABELS = "labels"
 #: The label of a token without loss, as `torch.nn.CrossEntropyLoss` has it.
@@ -204,23 +208,18 @@ class Fields:
     records: RecordReader | None = None
 
     @classmethod
-    def named(
-        cls,
-        *,
-        text: str | None,
-        tokens: str | None,
-        loss_mask: str | Sequence[str] | None,
-        default: str | None = "",
-    ) -> Fields:
+    def named(cls, *, default: str | None = "", **named: Unpack[NamedFields]) -> Fields:
         """Return the fields that a source's arguments name.
 
         Args:
-            text, tokens, loss_mask: the arguments.
+            named: the arguments.
             default: `document` if neither `text` nor `tokens` is given.
 
         Raises:
             ConfigError: the arguments exclude each other.
         """
+        text, tokens = named.get("text"), named.get("tokens")
+        loss_mask = named.get("loss_mask")
         if text is not None and tokens is not None:
             raise ConfigError(
                 f"Both text={text!r} and tokens={tokens!r} are given.",

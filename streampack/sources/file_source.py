@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from streampack.arguments import explained
 from streampack.errors import ContentError, StateError
 from streampack.job.listed_once import listed_once
-from streampack.sources.base import Reading
 from streampack.sources.manifest import Manifest
+from streampack.sources.reading import Reading
 from streampack.sources.sharded import ShardedSource
 from streampack.storage.files import StoredFile
 from streampack.storage.remote import FileInfo, shown
@@ -34,6 +35,7 @@ class FileSource(ShardedSource):
     formats with a costly listing also set `listing_fields`.
 
     Args:
+        paths: files, directories, globs or brace expansions, local or any fsspec URL.
         reading: limits of blocks and open shards; None is the default `Reading`.
         storage: access to files and their cache; None is the default `Storage`.
     """
@@ -45,8 +47,16 @@ class FileSource(ShardedSource):
     #: of a torch.distributed job lists, and the others receive its listing.
     listing_fields: tuple[str, ...] = ()
 
-    def __init__(self, *, reading: Reading | None = None, storage: Storage | None = None) -> None:
+    @explained
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        reading: Reading | None = None,
+        storage: Storage | None = None,
+    ) -> None:
         super().__init__(reading=reading)
+        self.paths: Any = paths
         self._storage = storage
 
     @property
@@ -57,8 +67,7 @@ class FileSource(ShardedSource):
         return self._storage
 
     def __repr__(self) -> str:
-        paths: Any = getattr(self, "paths", None) or getattr(self, "folders", ())
-        several = [paths] if isinstance(paths, (str, Path)) else list(paths)
+        several = [self.paths] if isinstance(self.paths, (str, Path)) else list(self.paths)
         parts = [repr(shown(str(path))) for path in several[:1]]
         parts += [f"and {len(several) - 1} more"] if several[1:] else []
         if self._manifest is not None:

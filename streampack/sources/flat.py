@@ -16,7 +16,8 @@ from streampack.documents.blocks import make_origin
 from streampack.sources.base import Block
 from streampack.sources.file_source import FileSource
 from streampack.sources.raw_bytes import INTEGER_DTYPES, Spans, integer_block
-from streampack.sources.records import DamagedFileError, too_long
+from streampack.sources.reading import too_long
+from streampack.sources.records import DamagedFileError
 from streampack.sources.skips import Skips
 from streampack.storage.files import StoredFile
 from streampack.storage.remote import FileInfo
@@ -140,7 +141,6 @@ class FlatSource(FileSource):
 
     tokenized = True
     listing_fields: tuple[str, ...] = ("paths",)
-    paths: Any
 
     @abstractmethod
     def open_flat(self, shard: int) -> AbstractContextManager[FlatFile]:

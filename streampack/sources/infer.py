@@ -11,6 +11,7 @@ from streampack.arguments import explained
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.leaves import SOURCES, load
+from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Source
 from streampack.sources.iterable.indexed import Items
 from streampack.sources.iterable.items import is_random_access, kind_name
@@ -18,9 +19,8 @@ from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
+    from typing_extensions import Unpack
 
-    from streampack.sources.base import Reading
-    from streampack.storage.storage import Storage
 
 _LOOKED_AT = 100  # strings of a list that are checked for being paths
 _OF_OBJECTS = ("text", "tokens", "loss_mask", "reading")
@@ -30,13 +30,9 @@ _OF_OBJECTS = ("text", "tokens", "loss_mask", "reading")
 def open(
     source: Any,
     *,
-    text: str | None = None,
-    tokens: str | None = None,
-    loss_mask: str | Sequence[str] | None = None,
     dtype: DTypeLike | None = None,
     eos_id: int | None = None,
-    reading: Reading | None = None,
-    storage: Storage | None = None,
+    **options: Unpack[RecordFileOptions],
 ) -> Source:
     """Open files or objects as a source, and list its shards; its repr shows the chosen class.
 
@@ -64,16 +60,7 @@ def open(
         ConfigError: the source is missing or of an unknown kind, or an argument is missing or does
             not fit it; the message lists the existing columns or files.
     """
-    opened = as_source(
-        source,
-        text=text,
-        tokens=tokens,
-        loss_mask=loss_mask,
-        dtype=dtype,
-        eos_id=eos_id,
-        reading=reading,
-        storage=storage,
-    )
+    opened = as_source(source, dtype=dtype, eos_id=eos_id, **options)
     opened.prepare()
     return opened
 

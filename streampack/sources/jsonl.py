@@ -22,23 +22,21 @@ Cost: one Python step per line, which parsing each line needs anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import explained
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
-from streampack.sources.base import Block, Reading
-from streampack.sources.fields import Fields
-from streampack.sources.file_source import FileSource
+from streampack.sources.base import Block
 from streampack.sources.formats import FORMATS
 from streampack.sources.json_records import record_of
 from streampack.sources.manifest import Manifest
+from streampack.sources.reading import Reading
+from streampack.sources.record_files import RecordFiles
 from streampack.sources.records import BrokenDocumentError, block_of, kind_of
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import shared_content
@@ -51,7 +49,6 @@ from streampack.storage.decompression import (
 )
 from streampack.storage.listing import has_ending
 from streampack.storage.remote import FileInfo, shown
-from streampack.storage.storage import Storage
 
 _BUFFER = 1 << 20
 _FEW_FILES, _LARGE_BYTES = 8, 64 << 20  # several workers would wait for so few, so large files
@@ -160,7 +157,7 @@ def _rest_of_line(file: IO[bytes]) -> int:
 _HEAD_BYTES = 1 << 20
 
 
-class JSONL(FileSource):
+class JSONL(RecordFiles):
     """Documents in files of JSON lines.
 
     Files are cut by their bytes among any number of lanes. Reading can start anywhere in a plain
@@ -185,22 +182,6 @@ class JSONL(FileSource):
     """
 
     endings = FORMATS["JSONL"].endings
-    listing_fields: tuple[str, ...] = ("paths", "fields")
-
-    @explained
-    def __init__(
-        self,
-        paths: str | Path | Sequence[str | Path],
-        *,
-        text: str | None = None,
-        tokens: str | None = None,
-        loss_mask: str | Sequence[str] | None = None,
-        reading: Reading | None = None,
-        storage: Storage | None = None,
-    ) -> None:
-        super().__init__(reading=reading, storage=storage)
-        self.paths = paths
-        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask)
 
     @property
     def grouped(self) -> bool:

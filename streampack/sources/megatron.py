@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from streampack.arguments import explained
 from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
-from streampack.sources.base import Reading
+from streampack.sources.arguments import FileOptions
 from streampack.sources.flat import ByIndex, FlatFile, FlatSource, Integers
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
@@ -37,7 +37,9 @@ from streampack.sources.records import DamagedFileError
 from streampack.storage.files import StoredFile
 from streampack.storage.listing import has_ending, in_threads, named_paths, refuse_repeated
 from streampack.storage.remote import FileInfo, shown
-from streampack.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _HEADER = struct.Struct("<9sQBQQ")
 HEADER_BYTES = _HEADER.size
@@ -173,12 +175,9 @@ class MegatronIndexed(FlatSource):
     def __init__(
         self,
         paths: str | Path | Sequence[str | Path],
-        *,
-        reading: Reading | None = None,
-        storage: Storage | None = None,
+        **options: Unpack[FileOptions],
     ) -> None:
-        super().__init__(reading=reading, storage=storage)
-        self.paths = named_paths(paths)
+        super().__init__(named_paths(paths), **options)
         refuse_repeated(self.paths)
 
     def list_shards(self) -> Manifest:

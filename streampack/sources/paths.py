@@ -10,8 +10,9 @@ from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.job.listed_once import listed_once
-from streampack.sources.base import Reading, Source
+from streampack.sources.base import Source
 from streampack.sources.formats import FORMATS, Format
+from streampack.sources.reading import Reading
 from streampack.storage.listing import has_ending, refuse_pipes
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage as Storage

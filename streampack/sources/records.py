@@ -42,11 +42,6 @@ class DamagedFileError(Exception):
     """A file contradicts itself; the message is a clause that names the contradiction."""
 
 
-def too_long(num_bytes: int, limit_bytes: int) -> str:
-    """Return the reason for rejecting a document above the limit of `Reading`."""
-    return f"has {num_bytes} bytes and is longer than max_document_bytes={limit_bytes} of Reading"
-
-
 def require_field(record: Mapping[str, Any], name: str) -> None:
     """Raise `BrokenDocumentError` unless the record has this field."""
     if name not in record:

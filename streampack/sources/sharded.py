@@ -15,9 +15,10 @@ import numpy as np
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed
-from streampack.sources.base import Block, LinePart, Reading, Source, checked_reading
+from streampack.sources.base import Block, LinePart, Source
 from streampack.sources.fields import Fields
 from streampack.sources.manifest import Manifest, ShardOrder
+from streampack.sources.reading import Reading, checked_reading
 from streampack.sources.skips import Skips
 from streampack.sources.span_reader import SpanReader
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,13 +12,18 @@ from numpy.typing import NDArray
 from streampack.arguments import explained
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
-from streampack.sources.base import Block, Reading
+from streampack.sources.arguments import NamedFields
+from streampack.sources.base import Block
 from streampack.sources.iterable.indexed import SHARD_ITEMS, InMemory
 from streampack.sources.iterable.recognise import arrow_table
 from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.columns import kinds_of, row_sizes
 from streampack.sources.parquet.source import Parquet
+from streampack.sources.reading import Reading
 from streampack.sources.skips import Skips
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _BATCH_ROWS = 1024  # rows taken from the table at a time
 _BATCH_BYTES = 256 << 20  # limit of a batch, as offsets of Arrow may have 32 bits
@@ -50,12 +55,10 @@ class Table(InMemory, Parquet):
         self,
         data: Any,
         *,
-        text: str | None = None,
-        tokens: str | None = None,
-        loss_mask: str | Sequence[str] | None = None,
         reading: Reading | None = None,
+        **named: Unpack[NamedFields],
     ) -> None:
-        super().__init__((), text=text, tokens=tokens, loss_mask=loss_mask, reading=reading)
+        super().__init__((), reading=reading, **named)
         indexed = hasattr(data, "with_format")  # a dataset gives tables when it is sliced
         self.data = data.with_format("arrow") if indexed else arrow_table(data)
 

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from streampack.arguments import explained
 from streampack.documents.blocks import Texts, make_origin
-from streampack.sources.base import Block, Reading
+from streampack.sources.base import Block
 from streampack.sources.file_source import FileSource
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
-from streampack.sources.records import too_long
+from streampack.sources.reading import too_long
 from streampack.sources.skips import Skips
 from streampack.storage.decompression import codec_of
 from streampack.storage.remote import shown
-from streampack.storage.storage import Storage
 
 
 class TextFiles(FileSource):
@@ -37,17 +34,6 @@ class TextFiles(FileSource):
     endings = FORMATS["TextFiles"].endings
     tokenized = False
     listing_fields: tuple[str, ...] = ("paths",)
-
-    @explained
-    def __init__(
-        self,
-        paths: str | Path | Sequence[str | Path],
-        *,
-        reading: Reading | None = None,
-        storage: Storage | None = None,
-    ) -> None:
-        super().__init__(reading=reading, storage=storage)
-        self.paths = paths
 
     def list_shards(self) -> Manifest:
         infos = self.storage.list(self.paths, endings=self.endings)

@@ -12,14 +12,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
-from streampack.sources.base import Reading
+from streampack.sources.arguments import FileOptions
 from streampack.sources.flat import ByIndex, FlatFile, FlatSource, Integers
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
@@ -32,7 +32,9 @@ from streampack.sources.raw_bytes import (
 from streampack.sources.records import DamagedFileError
 from streampack.storage.listing import has_ending
 from streampack.storage.remote import FileInfo, shown
-from streampack.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _LOOKED_AT = 1 << 16  # tokens at a time
 
@@ -140,11 +142,9 @@ class Tokens(FlatSource):
         *,
         dtype: DTypeLike | None = None,
         eos_id: int | None = None,
-        reading: Reading | None = None,
-        storage: Storage | None = None,
+        **options: Unpack[FileOptions],
     ) -> None:
-        super().__init__(reading=reading, storage=storage)
-        self.paths = paths
+        super().__init__(paths, **options)
         if dtype is not None:
             integer_kind(dtype)
         self.dtype = None if dtype is None else np.dtype(dtype).name

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from streampack.documents.blocks import Documents
+from streampack.documents.casting import cast_fields
 from streampack.documents.fields import FieldTypes
 from streampack.stages.base import Place
 from streampack.stages.ids import without_records
@@ -26,7 +27,7 @@ class Cast:
         return {"fields": self.types.describe()}
 
     def __call__(self, documents: Documents, place: Place) -> Documents:
-        documents, problems = self.types.cast(documents)
+        documents, problems = cast_fields(documents, self.types)
         if not problems:
             return documents
         broken: dict[tuple[int, int], str] = {}  # a record is skipped with all of its documents

@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, Texts, text_bytes
 from streampack.documents.conversations import Conversation, Conversations, TurnRules
 from streampack.errors import ConfigError, ContentError
-from streampack.sources.base import TOO_LONG_REMEDY, Reading
-from streampack.sources.records import too_long
+from streampack.sources.reading import TOO_LONG_REMEDY, Reading, too_long
 from streampack.sources.skips import Skips
 from streampack.tokenization.ends import apply_bos, apply_eos
 from streampack.tokenization.script import RenderError

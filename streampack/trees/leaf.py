@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from streampack.arguments import one_of
+from streampack.documents.blocks import GROUP
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.groups.stage import Together
@@ -49,4 +52,4 @@ def add(recipe: Recipe, layout: str) -> None:
     recipe.add("units", Together())
     recipe.add("units", Planted())
     sources = len(recipe.source.parts) if recipe.given.get("mixture") else 0
-    recipe.add_rows("counts", TreeRows(recipe.fields.with_groups(), sources))
+    recipe.add_rows("counts", TreeRows(recipe.fields.plus(GROUP, np.int32), sources))

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from streampack.window.entries import FieldStore
-from streampack.window.gather import Pieces, RowFormat
+from streampack.window.gather import Pieces
 from streampack.window.packed_rows import PROVENANCE, PackedRows
 
 if TYPE_CHECKING:
+    from streampack.lane.config import LaneConfig
     from streampack.run.recipe import Recipe
 
 
@@ -32,11 +33,12 @@ class Provenance:
         return rows._replace(provenance=np.zeros(0, dtype=PROVENANCE))
 
 
-def traced(layout: RowFormat) -> RowFormat:
-    """The same format, with provenance."""
-    if Provenance() in layout.stages:
-        return layout
-    return replace(layout, stages=(Provenance(), *layout.stages))
+def traced(config: LaneConfig) -> LaneConfig:
+    """Return the configuration of the same rows, with provenance."""
+    rows = config.row_format
+    if Provenance() in rows.stages:
+        return config
+    return replace(config, row_format=replace(rows, stages=(Provenance(), *rows.stages)))
 
 
 def add(recipe: Recipe, value: object) -> None:

@@ -19,9 +19,9 @@ from streampack.conversion.convert import Conversion, Progress, convert_source
 from streampack.conversion.shards import Destination
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
-from streampack.sources.base import Reading
 from streampack.sources.infer import open as open_source
 from streampack.sources.jsonl import JSONL
+from streampack.sources.reading import Reading
 from streampack.sources.skips import Skips
 from streampack.tokenization import Tokenizer, load_tokenizer
 from tests.support.program import output_of

@@ -12,8 +12,8 @@ from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import run_job
 from streampack.errors import ConfigError, StorageError
-from streampack.sources.base import Reading
 from streampack.sources.infer import open as open_source
+from streampack.sources.reading import Reading
 from tests.support.ordered_corpora import make_job, shards_of, write_topics
 
 

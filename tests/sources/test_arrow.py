@@ -12,8 +12,8 @@ import pytest
 
 from streampack.errors import ConfigError
 from streampack.sources import Arrow
-from streampack.sources.base import Reading
 from streampack.sources.infer import as_source
+from streampack.sources.reading import Reading
 from tests.support.source_contract import assert_source_contract, read_all
 
 SMALL = Reading(block_documents=4, block_bytes=300)

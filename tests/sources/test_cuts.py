@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from streampack.errors import ContentError
 from streampack.sources import JSONL, MDS, Arrow, MegatronIndexed, Parquet, Tokens, WebDataset
-from streampack.sources.base import Reading
+from streampack.sources.reading import Reading
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.storage import decompression

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from streampack.errors import ConfigError, ContentError, StateError, StorageError, StreampackError
-from streampack.sources.base import Reading
+from streampack.sources.reading import Reading
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from tests.support.every_source import SOURCES

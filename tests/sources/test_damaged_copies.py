@@ -12,7 +12,7 @@ import pytest
 
 from streampack.errors import ContentError
 from streampack.sources import JSONL, MDS
-from streampack.sources.base import Reading
+from streampack.sources.reading import Reading
 from streampack.sources.sharded import ShardedSource
 from streampack.storage.storage import Storage
 from tests.support.corpora import write_mds

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack.sources.base import TURN_DOCUMENTS, Block, Reading
+from streampack.sources.base import Block
 from streampack.sources.jsonl import JSONL
+from streampack.sources.reading import TURN_DOCUMENTS, Reading
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 from streampack.sources.tar.source import WebDataset

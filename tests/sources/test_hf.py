@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from streampack.errors import ConfigError
-from streampack.sources.base import Reading
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.iterating import has_exact_state
+from streampack.sources.reading import Reading
 from tests.support.restarts import assert_rest, assert_restarts
 from tests.support.source_contract import read_lane
 

@@ -12,8 +12,9 @@ import pytest
 from streampack import PackedDataset, Topology
 from streampack.documents.blocks import Documents, Texts
 from streampack.errors import ConfigError, StateError
-from streampack.sources.base import Reading, Source
+from streampack.sources.base import Source
 from streampack.sources.iterable.source import Iterable
+from streampack.sources.reading import Reading
 from streampack.sources.skips import Skips
 from tests.support.corpora import byte_tokenizer
 from tests.support.restarts import assert_restarts

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streampack.errors import ContentError
-from streampack.sources.base import Reading
 from streampack.sources.jsonl import JSONL
+from streampack.sources.reading import Reading
 from streampack.sources.skips import Skips
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all, read_lane

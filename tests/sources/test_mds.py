@@ -13,9 +13,9 @@ import pytest
 
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, ContentError
-from streampack.sources.base import Reading
 from streampack.sources.mds.source import MDS
 from streampack.sources.raw_bytes import Spans
+from streampack.sources.reading import Reading
 from streampack.sources.skips import Skips
 from tests.support.corpora import write_mds
 from tests.support.mosaic import streaming_module

@@ -9,8 +9,8 @@ import pytest
 
 from streampack.errors import ConfigError, ContentError
 from streampack.sources import MegatronIndexed
-from streampack.sources.base import Reading
 from streampack.sources.megatron import HEADER_BYTES
+from streampack.sources.reading import Reading
 from tests.support.flat_files import MEGATRON_CODES, write_megatron
 from tests.support.source_contract import assert_source_contract, read_all
 

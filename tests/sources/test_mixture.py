@@ -23,8 +23,8 @@ from streampack.errors import ConfigError, ContentError, StateError
 from streampack.metrics import LaneTimes
 from streampack.packing import Concat
 from streampack.sources import JSONL, Iterable, Mixture
-from streampack.sources.base import Reading
 from streampack.sources.mixture import earlier_mixture
+from streampack.sources.reading import Reading
 from streampack.sources.skips import Skips
 from streampack.stages.preparation import Preparation
 from streampack.streams.base import StreamPosition

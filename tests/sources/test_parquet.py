@@ -11,9 +11,9 @@ import pytest
 
 from streampack.documents.blocks import Documents
 from streampack.errors import ContentError
-from streampack.sources.base import Reading
 from streampack.sources.parquet import source as parquet
 from streampack.sources.parquet.source import Parquet
+from streampack.sources.reading import Reading
 from streampack.sources.skips import Skips
 from streampack.storage.storage import Storage
 from tests.support.recorded_skips import RecordedSkips

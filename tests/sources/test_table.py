@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from streampack.sources import Chat, Items, Table
-from streampack.sources.base import Reading, Source
+from streampack.sources.base import Source
 from streampack.sources.infer import as_source
+from streampack.sources.reading import Reading
 from streampack.sources.skips import Skips
 from tests.support.source_contract import assert_source_contract, read_all
 

@@ -9,7 +9,7 @@ import pytest
 
 from streampack.errors import ContentError
 from streampack.sources import Tokens
-from streampack.sources.base import Reading
+from streampack.sources.reading import Reading
 from tests.support.flat_files import write_datatrove
 from tests.support.source_contract import assert_source_contract, read_all
 

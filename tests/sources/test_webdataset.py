@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, ContentError, StorageError
-from streampack.sources.base import Reading
+from streampack.sources.reading import Reading
 from streampack.sources.skips import Skips
 from streampack.sources.tar.source import WebDataset
 from tests.support.recorded_skips import RecordedSkips

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, make_origin
 from streampack.documents.fields import FieldTypes
-from streampack.sources.base import Reading
 from streampack.sources.manifest import Manifest
+from streampack.sources.reading import Reading
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
 

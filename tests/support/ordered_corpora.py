@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from streampack import sources
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder
-from streampack.sources.base import Reading
+from streampack.sources.reading import Reading
 from tests.support.topics import topical
 
 COPIES = 30

@@ -21,7 +21,7 @@ from streampack.documents.conversations import PARTS, TurnRules
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
 from streampack.packing.overflow import Overflow
-from streampack.sources.base import LaneReader, Reading, Source
+from streampack.sources.base import LaneReader, Source
 from streampack.sources.chat.reader import ChatReader
 from streampack.sources.chat.records import SHAPES
 from streampack.sources.fields import Fields, RecordReader
@@ -32,6 +32,7 @@ from streampack.sources.iterable.items import is_random_access, kind_name
 from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
 from streampack.sources.iterable.source import ItemSource, Iterable
 from streampack.sources.paths import open_files
+from streampack.sources.reading import Reading
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.table import Table
 from streampack.storage.listing import named_paths

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from streampack.arguments import explained
 from streampack.errors import ConfigError
-from streampack.sources.base import Reading
+from streampack.sources.arguments import NamedFields
 from streampack.sources.iterable.items import kind_name
 from streampack.sources.iterable.iterating import has_node, iterate, own_copy
 from streampack.sources.iterable.recognise import fields_in, no_items
 from streampack.sources.iterable.source import ItemSource
 from streampack.sources.parquet.rows import row_parser
+from streampack.sources.reading import Reading
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def dataset_parser(data: Any) -> Callable[[Any], Any] | None:
@@ -64,10 +68,8 @@ class HFStream(ItemSource):
         self,
         dataset: Any,
         *,
-        tokens: str | None = None,
-        text: str | None = None,
-        loss_mask: str | Sequence[str] | None = None,
         reading: Reading | None = None,
+        **named: Unpack[NamedFields],
     ) -> None:
         super().__init__(reading)
         if getattr(dataset, "_distributed", None) is not None:
@@ -77,7 +79,7 @@ class HFStream(ItemSource):
                 setting="dataset",
             )
         self.dataset = dataset
-        self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
+        self.fields = fields_in(self.first_item, **named)
 
     def first_item(self, default: Any = None) -> Any:
         """Return the first row, or `default` if there is none."""

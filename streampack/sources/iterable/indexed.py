@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from streampack.arguments import explained
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
-from streampack.sources.base import Block, Reading
+from streampack.sources.arguments import NamedFields
+from streampack.sources.base import Block
 from streampack.sources.iterable.items import (
     is_random_access,
     item_block,
@@ -25,8 +26,12 @@ from streampack.sources.iterable.recognise import (
     refuse_no_corpus,
 )
 from streampack.sources.manifest import Manifest
+from streampack.sources.reading import Reading
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SHARD_ITEMS = 8192
 _LOOKED_AT = 100  # items inspected for their fields and their length
@@ -89,10 +94,8 @@ class Items(InMemory):
         self,
         data: Any,
         *,
-        text: str | None = None,
-        tokens: str | None = None,
-        loss_mask: str | Sequence[str] | None = None,
         reading: Reading | None = None,
+        **named: Unpack[NamedFields],
     ) -> None:
         super().__init__(reading=reading)
         refuse_no_corpus(data)
@@ -101,7 +104,7 @@ class Items(InMemory):
             raise ConfigError(f"data is {kind}.", "Pass it to sources.Iterable.", setting="data")
         self.data = data
         self.words = ("item", kind.rpartition(".")[2])
-        self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
+        self.fields = fields_in(self.first_item, **named)
 
     @property
     def grouped(self) -> bool:

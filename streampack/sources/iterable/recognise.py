@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streampack.arguments import with_article
 from streampack.errors import ConfigError
+from streampack.sources.arguments import NamedFields
 from streampack.sources.fields import Fields
 from streampack.sources.iterable.items import kind_name
 from streampack.sources.records import BrokenDocumentError, ids_of, is_several, kind_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: Calls that return the rows of lazy objects, by the beginnings of the classes' names.
 _CALLS = (
@@ -63,32 +67,26 @@ def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
         ConfigError: `first` is neither text, token ids nor such a record.
     """
     if isinstance(first, Mapping):
-        fields = Fields.named(text=None, tokens=None, loss_mask=loss_mask)
+        fields = Fields.named(loss_mask=loss_mask)
         fields = fields.found_in(_kinds_of(first), "The first item")
         if not is_several(first[fields.document]):
             _holds_ids(first[fields.document], f'The field "{fields.document}" of the first item')
         return fields
-    named = Fields.named(text=None, tokens=None, loss_mask=loss_mask, default=None)
+    named = Fields.named(loss_mask=loss_mask, default=None)
     return replace(named, tokenized=_holds_ids(first, "The first item"))
 
 
-def fields_in(
-    first_item: Callable[..., Any],
-    *,
-    text: str | None,
-    tokens: str | None,
-    loss_mask: str | Sequence[str] | None,
-) -> Fields:
+def fields_in(first_item: Callable[..., Any], **named: Unpack[NamedFields]) -> Fields:
     """Return the fields of items that a source's arguments name, or that the first item has.
 
     Args:
         first_item: returns the first item, or its argument if there is none.
-        text, tokens, loss_mask: the arguments.
+        named: the arguments.
     """
-    if text is None and tokens is None:
-        return fields_of(first_item(), loss_mask)
-    named = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask, default=None)
-    return with_masks_of(named, first_item({})) if named.tokenized else named
+    if named.get("text") is None and named.get("tokens") is None:
+        return fields_of(first_item(), named.get("loss_mask"))
+    fields = Fields.named(**named, default=None)
+    return with_masks_of(fields, first_item({})) if fields.tokenized else fields
 
 
 def no_items(kind: str) -> ConfigError:

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Iterable as AnyIterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from streampack.arguments import explained
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError, StateError
 from streampack.packing.rng import derive_seed, permutation
-from streampack.sources.base import Block, Cursor, LaneReader, Reading, Source, checked_reading
+from streampack.sources.arguments import NamedFields
+from streampack.sources.base import Block, Cursor, LaneReader, Source
 from streampack.sources.fields import Fields
 from streampack.sources.iterable.items import (
     has_state,
@@ -38,7 +39,11 @@ from streampack.sources.iterable.recognise import (
     no_items,
     refuse_no_corpus,
 )
+from streampack.sources.reading import Reading, checked_reading
 from streampack.sources.skips import Skips
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 logger = logging.getLogger(__name__)
 
@@ -240,11 +245,9 @@ class Iterable(ItemSource):
         self,
         data: AnyIterable[Any] | Callable[..., AnyIterable[Any]],
         *,
-        text: str | None = None,
-        tokens: str | None = None,
-        loss_mask: str | Sequence[str] | None = None,
         name: str | None = None,
         reading: Reading | None = None,
+        **named: Unpack[NamedFields],
     ) -> None:
         super().__init__(reading)
         self.name = name
@@ -263,7 +266,7 @@ class Iterable(ItemSource):
                 remedy="Pass an iterable, or a function (lane, lanes) -> iterable.",
                 setting="data",
             )
-        self.fields = fields_in(self.first_item, text=text, tokens=tokens, loss_mask=loss_mask)
+        self.fields = fields_in(self.first_item, **named)
 
     def __repr__(self) -> str:
         return f"Iterable({self._kind} of {self.fields.in_words})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -14,9 +14,9 @@ from streampack.arguments import explained
 from streampack.documents.blocks import Documents, Texts, make_origin, part_of
 from streampack.documents.fields import FieldTypes
 from streampack.errors import ConfigError
-from streampack.sources.base import Block, Reading
-from streampack.sources.fields import ATTENTION_MASK, Fields, RecordReader, with_masks
-from streampack.sources.file_source import FileSource
+from streampack.sources.arguments import RecordFileOptions
+from streampack.sources.base import Block
+from streampack.sources.fields import ATTENTION_MASK, RecordReader, with_masks
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest, Names
 from streampack.sources.mds.index import (
@@ -44,16 +44,19 @@ from streampack.sources.raw_bytes import (
     integer_kind,
     integers_at,
 )
+from streampack.sources.record_files import RecordFiles
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError
 from streampack.storage.files import StoredFile
 from streampack.storage.listing import named_paths
 from streampack.storage.remote import shown
-from streampack.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
-class MDS(FileSource):
+class MDS(RecordFiles):
     """Documents in MDS shards.
 
     Steps: the index lists the shards; a shard is mapped into memory (a compressed one is first
@@ -88,7 +91,7 @@ class MDS(FileSource):
     """
 
     endings = FORMATS["MDS"].endings
-    listing_fields: tuple[str, ...] = ("folders", "fields", "dtype", "validate_hash")
+    listing_fields: tuple[str, ...] = ("paths", "fields", "dtype", "validate_hash")
     #: Reads texts together with other columns of a sample.
     beside: RecordReader | None = None
 
@@ -97,19 +100,13 @@ class MDS(FileSource):
         self,
         paths: str | Path | Sequence[str | Path],
         *,
-        text: str | None = None,
-        tokens: str | None = None,
-        loss_mask: str | Sequence[str] | None = None,
         dtype: DTypeLike | None = None,
         validate_hash: str | None = None,
-        reading: Reading | None = None,
-        storage: Storage | None = None,
+        **options: Unpack[RecordFileOptions],
     ) -> None:
-        super().__init__(reading=reading, storage=storage)
+        super().__init__(folders_of(named_paths(paths)), **options)
         if dtype is not None:
             integer_kind(dtype)
-        self.folders = folders_of(named_paths(paths))
-        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask)
         self.dtype = None if dtype is None else np.dtype(dtype).name
         self.validate_hash = validate_hash
 
@@ -118,7 +115,7 @@ class MDS(FileSource):
         sizes: list[tuple[int, int, int, int]] = []  # samples, bytes stored, bytes raw, form
         forms: dict[tuple[Layout, str], int] = {}
         digests: list[str] = []
-        for folder in self.folders:
+        for folder in self.paths:
             where = f"{folder}/index.json"
             for shard in parse_index(read_index(folder, self.storage), shown(where)):
                 name, size, hashes = shard.name, shard.num_bytes, shard.hashes
@@ -228,11 +225,6 @@ class MDS(FileSource):
         details = self.manifest.details
         form: tuple[Layout, str] = details["forms"][details["form"][shard]]
         return form
-
-    @property
-    def column(self) -> str:
-        """The column that holds the documents."""
-        return self.fields.document or ""
 
     def _columns(self, layout: Layout, where: str) -> list[Column]:
         """Return the wanted columns: the document's, those read by `beside`, masks and fields.

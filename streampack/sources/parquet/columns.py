@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, Texts, make_origin, offsets_of
 from streampack.sources.fields import ATTENTION_MASK, with_masks
-from streampack.sources.records import too_long
+from streampack.sources.reading import too_long
 
 if TYPE_CHECKING:
     from streampack.sources.base import Block

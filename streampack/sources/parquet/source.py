@@ -15,19 +15,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streampack.arguments import explained
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
-from streampack.sources.base import Block, Reading
-from streampack.sources.fields import ATTENTION_MASK, Fields
-from streampack.sources.file_source import FileSource
+from streampack.sources.base import Block
+from streampack.sources.fields import ATTENTION_MASK
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.chunks import ColumnOrder
@@ -49,6 +46,7 @@ from streampack.sources.parquet.footer import (
     row_groups,
 )
 from streampack.sources.parquet.places import Places, chunks_of, footer_of, open_file
+from streampack.sources.record_files import RecordFiles
 from streampack.sources.records import DamagedFileError, block_of
 from streampack.sources.skips import Skips
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
@@ -56,7 +54,6 @@ from streampack.storage.failures import is_of_system
 from streampack.storage.files import StoredFile
 from streampack.storage.listing import in_threads
 from streampack.storage.remote import shown
-from streampack.storage.storage import Storage
 
 #: Called with the first row of a part, the first wanted row and the end.
 RowReader = Callable[[int, int, int], Iterator[tuple[pa.RecordBatch, int]]]
@@ -74,7 +71,7 @@ _PAGE_BYTES = 1 << 20  # of a column, as writers cut it by default
 MOST_FOOTERS = 8192
 
 
-class Parquet(FileSource):
+class Parquet(RecordFiles):
     """Documents in a column of Parquet files, cut at any row among any number of lanes.
 
     Row groups are cut as if their rows were equal. A row group shared by several lanes is decoded
@@ -101,27 +98,6 @@ class Parquet(FileSource):
 
     endings = FORMATS["Parquet"].endings
     first_bytes = -(64 << 10)
-    listing_fields: tuple[str, ...] = ("paths", "fields")
-
-    @explained
-    def __init__(
-        self,
-        paths: str | Path | Sequence[str | Path],
-        *,
-        text: str | None = None,
-        tokens: str | None = None,
-        loss_mask: str | Sequence[str] | None = None,
-        reading: Reading | None = None,
-        storage: Storage | None = None,
-    ) -> None:
-        super().__init__(reading=reading, storage=storage)
-        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask)
-        self.paths = paths
-
-    @property
-    def column(self) -> str:
-        """The column that holds the documents."""
-        return self.fields.document or ""
 
     def list_shards(self) -> Manifest:
         """List the files with the bytes of their rows, from their footers, read in parallel.

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -16,19 +16,20 @@ from streampack.cached import cached_property
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ContentError
 from streampack.job.listed_once import listed_once
-from streampack.sources.base import Block, Reading
-from streampack.sources.fields import ATTENTION_MASK, Fields, RecordReader
-from streampack.sources.file_source import FileSource
+from streampack.sources.arguments import RecordFileOptions
+from streampack.sources.base import Block
+from streampack.sources.fields import ATTENTION_MASK, RecordReader
 from streampack.sources.formats import FORMATS
 from streampack.sources.json_records import record_of
 from streampack.sources.manifest import Manifest
 from streampack.sources.raw_bytes import Spans, decoded_texts, integer_block, pieces
+from streampack.sources.reading import too_long
+from streampack.sources.record_files import RecordFiles
 from streampack.sources.records import (
     BrokenDocumentError,
     Read,
     document_in,
     record_block,
-    too_long,
 )
 from streampack.sources.skips import Skips
 from streampack.sources.tar.contents import (
@@ -55,7 +56,9 @@ from streampack.storage.decompression import DamagedError, codec_of
 from streampack.storage.files import LocalFile, MemoryFile, StoredFile
 from streampack.storage.listing import expand_braces, is_pipe, named_paths, refuse_pipes, run_pipe
 from streampack.storage.remote import FileInfo, shown
-from streampack.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _PIPE_BYTES = 64 << 20  # assumed size of a shard from a command
 _SAMPLED_BYTES = 32 << 20  # of content in which tokens are counted for an estimate
@@ -69,7 +72,7 @@ class _Unsaid(Skips):
         """Nothing."""
 
 
-class WebDataset(FileSource):
+class WebDataset(RecordFiles):
     """Documents in WebDataset shards.
 
     Steps: an archive is mapped into memory (a compressed one is first decompressed into the
@@ -111,7 +114,6 @@ class WebDataset(FileSource):
     """
 
     endings = FORMATS["WebDataset"].endings
-    listing_fields: tuple[str, ...] = ("paths", "fields")
     #: Reads texts together with the other files of a sample.
     beside: RecordReader | None = None
 
@@ -120,33 +122,27 @@ class WebDataset(FileSource):
         self,
         paths: str | Path | Sequence[str | Path],
         *,
-        text: str | None = None,
-        tokens: str | None = None,
-        loss_mask: str | Sequence[str] | None = None,
         dtype: DTypeLike | None = None,
         allow_pipe: bool = False,
-        reading: Reading | None = None,
-        storage: Storage | None = None,
+        **options: Unpack[RecordFileOptions],
     ) -> None:
-        super().__init__(reading=reading, storage=storage)
-        self.paths = named_paths(paths)
+        super().__init__(named_paths(paths), **options)
         if not allow_pipe:
             refuse_pipes(self.paths)
         self.dtype = None if dtype is None else np.dtype(dtype).name
-        self.fields = Fields.named(text=text, tokens=tokens, loss_mask=loss_mask)
         if self.fields.known:
-            _ = self.column
+            _ = self.member
         self._rate: float | None = None  # tokens per byte, once they are counted
 
     @cached_property
-    def column(self) -> TarColumn:
+    def member(self) -> TarColumn:
         """Location of the documents in a sample; lists the shards if no argument names it."""
         tokenized = self.tokenized
         return TarColumn.of(self.fields.document or "", self.dtype, tokenized)
 
     @cached_property
     def _extension(self) -> NDArray[np.uint8]:
-        return np.frombuffer(self.column.key.encode(), dtype=np.uint8)
+        return np.frombuffer(self.member.key.encode(), dtype=np.uint8)
 
     @cached_property
     def _samples(self) -> Samples:
@@ -164,8 +160,8 @@ class WebDataset(FileSource):
         kinds = {} if members is None else members.columns()
         self.fields = self.fields.with_document(kinds, where)
         if self.fields.tokenized and members is not None:
-            beside = members.beside(self.column.key)
-            own = self.column.field
+            beside = members.beside(self.member.key)
+            own = self.member.field
             self.fields = self.fields.with_masks(
                 {n: kind for n, kind in beside.items() if n != own}
             )
@@ -175,11 +171,11 @@ class WebDataset(FileSource):
         return Manifest.of_files(files, np.array(weights, dtype=np.int64), details)
 
     def describe(self) -> dict[str, Any]:
-        field: dict[str, Any] = {"field": self.column.field} if self.column.field else {}
+        field: dict[str, Any] = {"field": self.member.field} if self.member.field else {}
         field |= {"loss_mask": self.fields.loss_mask} if self.fields.loss_masks else {}
         return {
             **super().describe(),
-            "key": self.column.key,
+            "key": self.member.key,
             "tokenized": self.tokenized,
             "dtype": self.dtype,
             **field,
@@ -302,18 +298,18 @@ class WebDataset(FileSource):
         problems: dict[int, str] = {}
         for i in np.flatnonzero(status).tolist():
             if status[i] == MISSING:
-                problems[i] = f"has no file .{self.column.key}"
+                problems[i] = f"has no file .{self.member.key}"
             elif status[i] == DUPLICATE:
-                problems[i] = f"has several files .{self.column.key}"
+                problems[i] = f"has several files .{self.member.key}"
             else:
                 problems[i] = too_long(int(sizes[i]), most_bytes)
         origin = make_origin(shard, np.arange(document, document + n, dtype=np.int64))
         block: Block | Spans
         if self.beside is not None:
             block = self._with_files(self.beside, data, begin, starts, sizes, origin, problems)
-        elif self.column.field or self.field_types or self._masks:
+        elif self.member.field or self.field_types or self._masks:
             block = self._from_records(data, begin, starts, sizes, origin, problems)
-        elif self.column.form == "text":
+        elif self.member.form == "text":
             block = decoded_texts(data, starts, sizes, origin, problems)
         else:
             counts, kinds = array_headers(data, starts, sizes, status, problems, self.dtype)
@@ -332,7 +328,7 @@ class WebDataset(FileSource):
         problems: dict[int, str],
     ) -> Block:
         """Make a record per document: the fields of its JSON, its text, and files by endings."""
-        name, field, form = self.fields.document or "", self.column.field, self.column.form
+        name, field, form = self.fields.document or "", self.member.field, self.member.form
         contents = list(pieces(data, starts, sizes))
         others = [other for other in reader.columns if other != name]
         files = {other: files_beside(data, begin, other, len(starts)) for other in others}
@@ -366,7 +362,7 @@ class WebDataset(FileSource):
     ) -> Block:
         """Parse documents one by one; the samples' headers begin at byte `begin`."""
         types, most = self.field_types, self.reading.most_bytes
-        field, form = self.column.field, self.column.form
+        field, form = self.member.field, self.member.form
         contents = list(pieces(data, starts, sizes))
         beside = {}
         if not field:

@@ -1,0 +1,61 @@
+"""Casting of the fields of documents to their declared dtypes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.blocks import Documents
+from streampack.documents.fields import FieldTypes, cast_values, misfit
+from streampack.errors import ConfigError
+
+
+def cast_fields(documents: Documents, types: FieldTypes) -> tuple[Documents, dict[int, str]]:
+    """Convert the documents' fields to the declared dtypes and drop all other numbers.
+
+    Returns:
+        The documents, and a description of the fault by index for documents with invalid
+        values.
+
+    Raises:
+        ConfigError: a field is missing.
+    """
+    for wanted, given, kind in (
+        (types.token, documents.token_fields, "token"),
+        (types.document, documents.document_fields, "document"),
+    ):
+        for name in wanted:
+            if name not in given:
+                raise ConfigError(
+                    f'The documents have no {kind} field "{name}"; they have '
+                    f"{_listed([*documents.token_fields, *documents.document_fields])}.",
+                    "Name the column as the field, add it in the map, or leave it out.",
+                    setting=f"{kind}_fields",
+                )
+    problems: dict[int, str] = {}
+    held = slice(int(documents.offsets[0]), int(documents.offsets[-1]))
+    starts = documents.offsets[:-1]
+    token: dict[str, NDArray[Any]] = {}
+    for name, dtype in types.token.items():
+        values = documents.token_fields[name]
+        token[name], bad = cast_values(values, dtype, held)
+        for at in bad.tolist():
+            i = int(np.searchsorted(starts, at, side="right")) - 1
+            where = f" at token {at - int(starts[i])}"
+            problems.setdefault(i, misfit(values[at], name, dtype, where))
+    document: dict[str, NDArray[Any]] = {}
+    for name, dtype in types.document.items():
+        values = documents.document_fields[name]
+        document[name], bad = cast_values(values, dtype)
+        for i in bad.tolist():
+            problems.setdefault(i, misfit(values[i], name, dtype))
+    given = documents.document_fields
+    document |= {name: values for name, values in given.items() if values.dtype == object}
+    return replace(documents, token_fields=token, document_fields=document), problems
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names) or "none"
