@@ -25,6 +25,7 @@ BEFORE_PACKER = {
     "layout": "trees.leaf:add",
     "processor": "media.leaf:add",
     "groups": "groups.leaf:add",
+    "turns": "tokenization.long_chats:add",
 }
 #: Leaves that a packer requests by its attributes, in order.
 OF_PACKER = {

@@ -123,6 +123,7 @@ class Metrics:
         skipped: broken documents or shards passed over with `on_error="skip"`.
         duplicates: near-duplicate documents that `order` dropped.
         duplicate_tokens: tokens of these documents.
+        context_dropped: tokens before turns of conversations that no row can hold with the turn.
         sources: `SourceCounts` by the name of the source, for a mixture.
         wait_s: seconds that the loop waited in `next()` for a batch.
         times: seconds that lanes spent by stage, in this process or in workers. If `wait_s` is
@@ -140,6 +141,7 @@ class Metrics:
     skipped: int = 0
     duplicates: int = 0
     duplicate_tokens: int = 0
+    context_dropped: int = 0
     loss_tokens: int = 0
     sources: SourceTotals = field(default_factory=SourceTotals)
     wait_s: float = 0.0
@@ -235,6 +237,7 @@ class Metrics:
             "skipped": self.skipped,
             "duplicates": self.duplicates,
             "duplicate_tokens": self.duplicate_tokens,
+            "context_dropped": self.context_dropped,
             **{
                 f"{kind}/{name}": count
                 for name, counts in self.sources.items()
@@ -251,7 +254,7 @@ _COUNTS = (
     "composition.dropped", "composition.documents_cropped", "composition.documents_lost",
     "composition.loss_dropped", "composition.documents_unlearnt", "left.placed", "left.documents",
     "stepped_over.placed", "stepped_over.documents", "empty_documents", "eos_in_texts", "skipped",
-    "duplicates", "duplicate_tokens",
+    "duplicates", "duplicate_tokens", "context_dropped",
 )  # fmt: skip
 _seconds = attrgetter(*(f.name for f in fields(LaneTimes)))
 _totals = attrgetter(*(f.name for f in fields(Metrics)))

@@ -24,6 +24,7 @@ class LaneCounts:
     eos_in_texts: int = 0
     duplicates: int = 0
     duplicate_tokens: int = 0
+    context_dropped: int = 0
 
 
 @dataclass(slots=True)

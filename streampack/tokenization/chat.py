@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,29 +109,52 @@ class ChatTokenizer:
             skips: gets a `ContentError` for each conversation that the template refuses, that
                 cannot be tokenized, or with assistant turns that cannot be located.
         """
+        rendered, record = self.rendered_of(block, skips)
+        return self.documents_of(block, rendered, record, skips)[0]
+
+    def rendered_of(self, block: Conversations, skips: Skips) -> tuple[list[Rendered], list[int]]:
+        """Return the texts of a block, and the index of each text's conversation; see `encode`."""
         rendered: list[Rendered] = []
-        record: list[int] = []  # index of each text's conversation
+        record: list[int] = []
         for i, conversation in enumerate(block.conversations):
             try:
                 sides = self._rendered(conversation)
                 for one in sides:
                     self._check_length(one.text)
             except RenderError as error:
-                origin = block.origin[i]
-                name = self._name(origin)
-                skips.handle(
-                    ContentError(
-                        f"The conversation in {name} {error.reason}.",
-                        error.remedy,
-                        shard=int(origin["shard"]),
-                        index=int(origin["index"]),
-                        setting=error.setting,
-                        document=name,
-                    )
-                )
+                self.refuse(block.origin[i], error, skips)
             else:
                 rendered += sides
                 record += [i] * len(sides)
+        return rendered, record
+
+    def refuse(self, origin: np.void, error: RenderError, skips: Skips) -> None:
+        """Report the conversation at `origin`, which cannot be rendered."""
+        name = self._name(origin)
+        skips.handle(
+            ContentError(
+                f"The conversation in {name} {error.reason}.",
+                error.remedy,
+                shard=int(origin["shard"]),
+                index=int(origin["index"]),
+                setting=error.setting,
+                document=name,
+            )
+        )
+
+    def documents_of(
+        self,
+        block: Conversations,
+        rendered: Sequence[Rendered],
+        record: Sequence[int],
+        skips: Skips,
+    ) -> tuple[Documents, NDArray[np.int64]]:
+        """Encode texts of a block's conversations, whose indices are `record`.
+
+        Returns:
+            The documents, and the index of each one's conversation. A conversation with a text
+            that cannot be encoded has none.
+        """
         if rendered and self._split_markers:
             self._say_split_markers(rendered[0].text)
         of = np.array(record, dtype=np.int64)
@@ -141,7 +164,7 @@ class ChatTokenizer:
         if len(encoded) < len(of):  # a conversation is kept only if all its texts are
             kept = ~np.isin(of[encoded], np.delete(of, encoded))
             documents, encoded = documents.take(np.flatnonzero(kept)), encoded[kept]
-        plain = np.array([self._is_plain(block.conversations[i]) for i in record], dtype=np.bool_)
+        plain = np.array([self.is_plain(block.conversations[i]) for i in record], dtype=np.bool_)
         closed = np.array([conversation.closed for conversation in rendered], dtype=np.bool_)
         if self.tokenizer.bos:
             bos_id, may_get = self.tokenizer.bos_id, plain[encoded]
@@ -153,7 +176,7 @@ class ChatTokenizer:
         pairs = [block.conversations[i].rejected is not None for i in of[encoded].tolist()]
         if any(pairs):
             fields["chosen"] = _chosen(np.array(pairs, dtype=np.bool_))
-        return replace(documents, document_fields=fields) if fields else documents
+        return (replace(documents, document_fields=fields) if fields else documents), of[encoded]
 
     def _check_length(self, text: str) -> None:
         if (size := text_bytes(text)) > self._most_bytes:
@@ -173,7 +196,8 @@ class ChatTokenizer:
                 " and ".join(written),
             )
 
-    def _is_plain(self, conversation: Conversation) -> bool:
+    def is_plain(self, conversation: Conversation) -> bool:
+        """Return True for a text prompt and completion that no template renders."""
         return conversation.plain and not self._all_rendered
 
     def _rendered(self, conversation: Conversation) -> list[Rendered]:
@@ -190,10 +214,14 @@ class ChatTokenizer:
         return texts
 
     def _sides(self, conversation: Conversation) -> list[Rendered]:
-        if self._is_plain(conversation):
+        if self.is_plain(conversation):
             prompt, completion = (message["content"] for message in conversation.messages)
             text = prompt + completion
             return [Rendered(text, [(len(prompt), len(text))], closed=False)]
+        return self.template_of(conversation).render(conversation)
+
+    def template_of(self, conversation: Conversation) -> ChatTemplate:
+        """Return the template of a conversation's messages; raise `ConfigError` without one."""
         template = self._template
         if conversation.tools is not None:
             template = self._tool_template or template
@@ -204,7 +232,7 @@ class ChatTokenizer:
                 "Pass sources.Chat(..., template=), or a tokenizer that has a `chat_template`.",
                 setting="template",
             )
-        return template.render(conversation)
+        return template
 
 
 def _chosen(pairs: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -57,14 +57,17 @@ class Rendered:
 def stages_of(recipe: Recipe, source: Source, tokenizer: Tokenizer) -> list[BlockStage]:
     """Return the stages for a source of conversations."""
     assert isinstance(source, Chat)
-    rendered = Rendered(
-        ChatTokenizer(
-            tokenizer,
-            recipe.with_margins(source.template),
-            source.document_name,
-            source.rules,
-            source.template_kwargs,
-            source.reading.most_text_bytes,
-        )
+    chats = ChatTokenizer(
+        tokenizer,
+        recipe.with_margins(source.template),
+        source.document_name,
+        source.rules,
+        source.template_kwargs,
+        source.reading.most_text_bytes,
     )
+    rendered: BlockStage = Rendered(chats)
+    if source.by_turns:
+        from streampack.tokenization.long_chats import LongChats, RenderedInParts
+
+        rendered = RenderedInParts(LongChats(chats, source.rules, recipe.given["turns"]))
     return [rendered] if "chosen" in recipe.fields.document else [SidesTold(), rendered]

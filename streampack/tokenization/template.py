@@ -79,15 +79,31 @@ class ChatTemplate:
             RenderError: the template refuses the conversation, the assistant's parts cannot be
                 located, or no part carries loss.
         """
-        self._compiled[0].work.begin(len(conversation.messages), conversation.num_characters)
+        self.begin(conversation)
         conversation, text, marks = self._in_form(conversation)
+        return rendered(self._script(conversation), conversation, text, marks, self._rules)
+
+    def bound(self, conversation: Conversation) -> tuple[Script, Conversation]:
+        """Return the script of a conversation, and the conversation in the form that it takes.
+
+        Raises:
+            RenderError: the template refuses the conversation.
+        """
+        self.begin(conversation)
+        conversation, _, _ = self._in_form(conversation)
+        return self._script(conversation), conversation
+
+    def begin(self, conversation: Conversation) -> None:
+        """Allow the steps of one more rendering of a conversation."""
+        self._compiled[0].work.begin(len(conversation.messages), conversation.num_characters)
+
+    def _script(self, conversation: Conversation) -> Script:
         _, marked, prompted = self._compiled
 
         def render(messages: Messages, prompt: bool) -> tuple[str, list[int]]:
             return self._render(conversation, messages, prompt)
 
-        script = Script(render, prompted, marked, self._special, self._next_header)
-        return rendered(script, conversation, text, marks, self._rules)
+        return Script(render, prompted, marked, self._special, self._next_header)
 
     def _in_form(self, conversation: Conversation) -> tuple[Conversation, str, list[int]]:
         """Find the first form of the conversation that the template accepts, and render it.

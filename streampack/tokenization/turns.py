@@ -78,13 +78,35 @@ def rendered(
     """
     if rules.turns == "whole":
         return [_with_spans(script, conversation, text, marks, rules)]
-    learnt = _learnt(conversation, rules)
+    learnt = learnt_turns(conversation, rules)
     if not learnt:
         raise _nothing()
     return [_alone(script, conversation, i, rules) for i in learnt]
 
 
-def _learnt(conversation: Conversation, rules: TurnRules) -> list[int]:
+def rendered_part(
+    script: Script, part: Conversation, following: Messages, rules: TurnRules
+) -> Rendered:
+    """Return a part of a conversation, which ends with a learnt turn, as one text.
+
+    Args:
+        script: the bound template.
+        part: the part, in the form that the template takes.
+        following: the message after it, or nothing.
+        rules: choice of the parts of turns that carry loss; with turns="each" the last turn alone.
+
+    Raises:
+        RenderError: the template refuses the part, or its turns cannot be located.
+    """
+    if rules.turns == "each":
+        messages = [*part.messages, *following]
+        return _alone(script, replace(part, messages=messages), len(part.messages) - 1, rules)
+    text, marks = script.render(part.messages, False)
+    turn = _with_spans(script, part, text, marks, rules)
+    return _closed_by(script, part.messages, following, turn)
+
+
+def learnt_turns(conversation: Conversation, rules: TurnRules) -> list[int]:
     """Return the indices of the messages with parts that carry loss."""
     messages, wanted = conversation.messages, set(rules.learn)
     learnt = [i for i in range(len(messages)) if conversation.learns(i)]
@@ -97,9 +119,8 @@ def _alone(script: Script, conversation: Conversation, i: int, rules: TurnRules)
     """Render turn i after the messages before it, as the model would generate it."""
     messages = list(conversation.messages[: i + 1])
     if rules.thoughts == "strip-history":
-        learns = {"role": "assistant"}.items()
         messages[:i] = [
-            without_thoughts(message) if learns <= message.items() else message
+            without_thoughts(message) if message["role"] == "assistant" else message
             for message in messages[:i]
         ]
     part = replace(conversation, messages=messages, first_learnt=i, left_out=frozenset())
@@ -107,16 +128,22 @@ def _alone(script: Script, conversation: Conversation, i: int, rules: TurnRules)
     if script.prompted and not script.marked:
         text = _as_generated(script, messages, script.turns_in(text))
     turn = _with_spans(script, part, text, marks, rules, alone=True)
-    following_role = [message["role"] for message in conversation.messages[i + 1 : i + 2]]
-    if turn.closed or following_role in ([], ["assistant"]):
+    return _closed_by(script, messages, conversation.messages[i + 1 : i + 2], turn)
+
+
+def _closed_by(script: Script, messages: Messages, following: Messages, turn: Rendered) -> Rendered:
+    """Return the text of `messages`, with the first token of the next turn if that closes it.
+
+    A token that begins the next turn closes this one in some templates: the model stops at it.
+    """
+    if turn.closed or [message["role"] for message in following] in ([], ["assistant"]):
         return turn
-    # The first token of the next turn closes this one, since the model stops at it.
-    following, _ = script.render([*messages, conversation.messages[i + 1]], False)
-    stop = script.special.end(following, len(turn.text))
-    if stop is None or not following.startswith(turn.text):
+    text, _ = script.render([*messages, *following], False)
+    stop = script.special.end(text, len(turn.text))
+    if stop is None or not text.startswith(turn.text):
         return turn
     spans = [*turn.spans[:-1], (turn.spans[-1][0], stop)]
-    return Rendered(following[:stop], spans, closed=True)
+    return Rendered(text[:stop], spans, closed=True)
 
 
 def _as_generated(script: Script, messages: Messages, text: str) -> str:
@@ -145,7 +172,7 @@ def _with_spans(
 ) -> Rendered:
     """Locate the spans that carry loss in a text; with `alone` only in its last turn."""
     messages, special = conversation.messages, script.special
-    learnt, learn = _learnt(conversation, rules), rules.learn
+    learnt, learn = learnt_turns(conversation, rules), rules.learn
     if script.marked:
         spans = _marked(script, conversation, text, marks, learnt, learn)
     else:

@@ -102,6 +102,16 @@ class Corpus:
         )
         file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
 
+    def _long_jsonl(self, file: Path) -> None:
+        talks = (
+            [
+                {"role": ("user", "assistant")[k % 2], "content": text[:25]}
+                for k, text in enumerate(self.texts[i : i + 2 + i // 12])
+            ]
+            for i in range(0, 240, 12)
+        )
+        file.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+
     def _ids_tar(self, file: Path) -> None:
         write_tar(file, self.ids)
 
@@ -214,6 +224,13 @@ KINDS: dict[str, Callable[[Corpus], PackedDataset]] = {
         lanes=LANES,
         **TEXT,
     ),
+    "long chats": lambda c: PackedDataset(
+        sources.Chat(c.path("long.jsonl"), template=CHAT, overflow="turns"),
+        seq_len=SEQ_LEN,
+        batch_size=4,
+        lanes=LANES,
+        **TEXT,
+    ),
 }
 
 
@@ -262,6 +279,7 @@ GOLDEN = {
     "order by similarity": "b6f9573381b7cf4c",
     "order by a field": "867600ce3298ff1a",
     "chat": "886967bbf6050ce3",
+    "long chats": "4bb66238b6b8e37e",
 }
 
 

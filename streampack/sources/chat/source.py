@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -79,6 +79,9 @@ class Chat(Source):
             "strip-history" takes them out of earlier turns, and requires ``turns="each"``.
         learn: the parts of a turn that carry loss. A conversation with a part that the template
             leaves out counts as broken.
+        overflow: "turns" makes documents that begin at a turn of a conversation longer than a row,
+            each with the system's message, the tools, and turns before as context without loss; a
+            turn longer than a row is cut like a text. None leaves such conversations to the packer.
         shape: shape of all records; None recognises it by each record's fields.
         reading: limits of blocks and open shards.
         storage: access to files and their cache; only for files.
@@ -91,6 +94,8 @@ class Chat(Source):
     overflow: Overflow = "truncate"
     #: True if blocks are conversations, which a template renders.
     renders = True
+    #: True if conversations longer than a row become documents that begin at a turn.
+    by_turns = False
 
     @explained
     def __init__(
@@ -102,12 +107,18 @@ class Chat(Source):
         turns: str = "whole",
         thoughts: str = "keep",
         learn: Sequence[str] = PARTS,
+        overflow: Literal["turns"] | None = None,
         shape: str | None = None,
         reading: Reading | None = None,
         storage: Storage | None = None,
     ) -> None:
         self._set(template, template_kwargs, TurnRules.of(turns, thoughts, learn), shape)
-        if turns == "each":  # a cut would take away the learnt turn, which is the last
+        if overflow is not None:
+            one_of("overflow", overflow, ["turns"])
+        self.by_turns = overflow == "turns"
+        if self.by_turns:  # a turn longer than a row is cut
+            self.overflow = "split"
+        elif turns == "each":  # a cut would take away the learnt turn, which is the last
             self.overflow = "drop"
         self._records: Source = source_of_records(data, ChatReader(self.shape), reading, storage)
         self.reading, self.once = self._records.reading, self._records.once
@@ -148,6 +159,9 @@ class Chat(Source):
     @property
     def several(self) -> bool:
         return self.grouped or self.rules.turns == "each"
+
+    def leaves(self) -> list[str]:
+        return [*super().leaves(), *(["turns"] if self.by_turns and not self.tokenized else [])]
 
     def with_fields(self, types: FieldTypes) -> Chat:
         made = cast(Chat, super().with_fields(types))
