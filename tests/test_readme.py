@@ -48,6 +48,8 @@ OTHERS = {
     "monitoring.md": "tests/frameworks/test_monitoring.py",
     "media.md": "tests/media/test_page.py",
     "clusters.md": "tests/job/test_clusters_page.py",
+    "families.md": "tests/frameworks/test_routers.py",
+    "sharding.md": "tests/job/test_sharding_page.py",
 }
 
 

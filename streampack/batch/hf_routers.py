@@ -3,7 +3,7 @@
 That loss is a mean over all slots that the model gets, so padding would enter it. Where positions
 keep documents apart, padding is therefore left out; where every row is one segment, a padding mask
 is passed. A model that needs a document mask cannot be served: its auxiliary loss takes that mask
-for a padding mask and fails.
+for a padding mask and fails. `router_loss.RouterLoss` computes the loss beside it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def without_padding(
     if wrong:
         raise refused(model, f"needs a mask of padding ({wrong})", "")
     if way == "mask":
-        raise refused(model, "takes the mask that keeps documents apart for one of padding")
+        reason = "takes the mask that keeps documents apart for one of padding"
+        raise refused(model, reason, f" and compute its loss by RouterLoss{_PAD}")
     if getattr(batch, "_places", None) is not None:
         raise refused(model, "would count padding, in which small images may stand")
     if segments is not None and way != "rows":

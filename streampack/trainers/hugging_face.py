@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from streampack.batch.hf_ways import is_of_transformers
+from streampack.batch.hf_ways import adds_router_loss, is_of_transformers
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
@@ -195,6 +195,8 @@ class TrainerMixin(EvaluationMixin):
     def _arguments_of(self, batch: Any) -> dict[str, Any]:
         """Return the model's arguments for a batch."""
         trainer: Any = self
+        if _divides(getattr(self.accelerator, "parallelism_config", None), "cp_size"):
+            return whole_rows(trainer.model, batch)
         known = is_of_transformers(trainer.model)
         arguments: dict[str, Any] = batch.hf(model=trainer.model_wrapped if known else None)
         return arguments
@@ -241,14 +243,17 @@ def check_parallelism(config: Any, loader: PackedLoader[Any]) -> None:
     """Raise `ConfigError` if accelerate's `ParallelismConfig` conflicts with a loader."""
     if config is None:
         return
-    divides = [name for name in ("cp_size", "sp_size") if (getattr(config, name, 1) or 1) > 1]
-    if divides:
-        raise ConfigError(
-            f"{divides[0]} of the parallelism_config must be 1, because accelerate's context "
-            f"parallelism does not keep documents apart, got {getattr(config, divides[0])}.",
-            "Omit it, or write the loop with batch.context_parallel() (docs/balance.md).",
-            setting="parallelism_config",
-        )
+    by_row = loader.dataset.plan.config.row_format.attention_by_row
+    for name in ("sp_size", "cp_size"):
+        if _divides(config, name) and not (by_row and name == "cp_size"):
+            raise ConfigError(
+                f"{name} of the parallelism_config must be 1, because accelerate's parallelism "
+                "passes the model no boundaries, which keep documents apart, got "
+                f"{getattr(config, name)}.",
+                "Omit it, or write the loop with batch.context_parallel() (docs/sharding.md)"
+                + ("." if name == "sp_size" else ', or pass attention="row" to the dataset.'),
+                setting="parallelism_config",
+            )
     ranks = loader.dataset.topology.world_size
     if ranks != config.data_parallel_size:
         raise ConfigError(
@@ -258,6 +263,28 @@ def check_parallelism(config: Any, loader: PackedLoader[Any]) -> None:
             "dimensions that the mesh has, to the dataset.",
             setting="topology",
         )
+
+
+def _divides(config: Any, name: str) -> bool:
+    """Return True if this size of a `ParallelismConfig` is more than 1."""
+    return (getattr(config, name, 1) or 1) > 1
+
+
+def whole_rows(model: Any, batch: Any) -> dict[str, Any]:
+    """Return the arguments of a model for accelerate's context parallelism of whole rows.
+
+    accelerate drops every mask, and attends causally from the beginning of a row. So a row must be
+    one segment, and rows must not be flattened.
+
+    Raises:
+        ConfigError: the model's auxiliary router loss would count padding.
+    """
+    if adds_router_loss(model):
+        from streampack.batch.hf_routers import refused
+
+        raise refused(model, "would count padding under accelerate's context parallelism")
+    fields = {name: getattr(batch, name) for name in ("input_ids", "position_ids", "labels")}
+    return {**fields, "use_cache": False}
 
 
 class Epochs:

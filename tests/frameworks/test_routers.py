@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from streampack import (
     check_isolation,
     pack,
 )
+from streampack.batch.router_loss import RouterLoss
 from streampack.errors import ConfigError
 from streampack.packing import Packer
 from tests.support.packed_batches import packed_batches, random_documents
@@ -35,6 +38,7 @@ FAMILIES = (
 BY_MASK = {"gpt_oss"} if transformers.__version__ >= "5" else {
     *("qwen2_moe", "olmoe", "granitemoe", "granitemoeshared", "phimoe", "gpt_oss")
 }  # fmt: skip
+PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 DOCUMENTS = random_documents([9, 14, 3, 5, 1, 12])
 
 
@@ -182,3 +186,83 @@ def test_check_isolation_finds_padding_in_the_auxiliary_loss(family: str) -> Non
 def test_of_rows_of_one_segment_padding_enters_no_auxiliary_loss() -> None:
     model, batch = model_of("olmoe"), batch_of(Pad(seq_len=15), rows=8)
     assert check_isolation(model, batch, call=lambda batch: model(**batch.hf(model=model)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_beside_the_model_the_auxiliary_loss_is_that_of_the_documents(family: str) -> None:
+    model, batch = model_of(family), batch_of(BestFitDecreasing(seq_len=23))
+    loss, auxiliary = expected_loss(model, batch)
+    expected = loss + model.router_aux_loss_coef * auxiliary
+    model.config.output_router_logits = False
+    names: dict[str, Any] = {}
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(compile(snippet, PAGE.name, "exec"), names)
+    found = names["loss_of"](model, batch)
+    with RouterLoss(model) as routed:
+        model(**batch.hf(model=model))
+    torch.testing.assert_close(routed.loss(batch).double(), auxiliary.double(), rtol=2e-6, atol=0)
+    for got, wanted in zip(gradients(model, found), gradients(model, expected), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-7)
+    assert getattr(model(**batch.hf(model=model)), "router_logits", None) is None  # hooks are gone
+
+
+def test_beside_the_model_padding_alone_has_no_auxiliary_loss() -> None:
+    model = model_of("mixtral")
+    model.config.output_router_logits = False
+    dataset = PackedDataset(
+        [[1, 2]], packer=Pad(seq_len=15), batch_size=2, topology=Topology(),
+        token_rules=TokenRules(pad_id=0, eos_id=1),
+    )  # fmt: skip
+    empty = PackedLoader(dataset)._run.empty_batch(0, 1)
+    with RouterLoss(model) as routed:
+        model(**empty.hf())
+    assert routed.loss(empty) == 0
+
+
+def test_beside_the_model_another_batch_or_a_model_that_needs_none_is_refused() -> None:
+    model = model_of("mixtral")
+    with pytest.raises(ConfigError) as caught:
+        RouterLoss(model)
+    assert caught.value.setting == "model"
+    model.config.output_router_logits = False
+    batch, other = (batch_of(BestFitDecreasing(seq_len=size)) for size in (23, 25))
+    with RouterLoss(model) as routed:
+        model(**batch.hf(model=model))
+    with pytest.raises(ConfigError) as caught:
+        routed.loss(other)
+    assert caught.value.setting == "batch"
+    with pytest.raises(ConfigError) as caught:
+        RouterLoss(tiny_model("llama", "eager"))
+    assert caught.value.setting == "model"
+
+
+def test_of_deepseek_v3_documents_are_apart_and_its_experts_are_chosen_as_for_each_alone() -> None:
+    """It has no auxiliary loss: a bias, which follows how many tokens an expert gets."""
+    model = tiny_model("deepseek_v3", "eager")
+    if transformers.__version__ >= "5":  # 4.57 adds up the experts' outputs in single precision
+        model = model.double()
+    model.config._experts_implementation = "eager"
+    batch = batch_of(BestFitDecreasing(seq_len=23))
+    chosen: list[Tensor] = []
+
+    def keep(module: Any, arguments: Any, output: Any) -> None:
+        (indices,) = (part for part in output if not part.is_floating_point())
+        chosen.append(indices)
+
+    routers = [m for m in model.modules() if type(m).__name__ == "DeepseekV3TopkRouter"]
+    assert len(routers) == 1
+    routers[0].register_forward_hook(keep)
+    arguments = batch.hf(model=model)
+    chosen.clear()
+    output = model(**arguments)
+    packed = torch.bincount(chosen.pop()[~batch.padding_mask.view(-1)].ravel(), minlength=4)
+    total = torch.zeros((), dtype=model.dtype)
+    for ids in documents_of(batch):
+        logits = model(input_ids=ids[None], use_cache=False).logits
+        total = total + torch.nn.functional.cross_entropy(logits[0, :-1], ids[1:], reduction="sum")
+    assert torch.equal(packed, torch.bincount(torch.cat(chosen).ravel(), minlength=4))
+    assert packed.sum() == 2 * batch.num_tokens
+    expected = total / batch.num_loss_tokens
+    torch.testing.assert_close(output.loss.double(), expected.double(), rtol=2e-6, atol=0)
+    for got, wanted in zip(gradients(model, output.loss), gradients(model, expected), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)

@@ -25,9 +25,10 @@ from streampack import (
 from streampack.errors import ConfigError, StateError
 from streampack.packing import BestFitDecreasing
 from streampack.trainers import TrainerMixin
-from streampack.trainers.hugging_face import saved_state
+from streampack.trainers.hugging_face import check_parallelism, saved_state, whole_rows
 from tests.support.memory_source import MemorySource
 from tests.support.packed_batches import random_documents
+from tests.support.tiny_families import tiny_model
 
 pytest.importorskip("accelerate")
 ROOT = Path(__file__).parents[2]
@@ -167,6 +168,27 @@ def test_accelerates_context_parallelism_is_refused(size: str, tmp_path: Path) -
     with pytest.raises(ConfigError) as caught:
         PackedTrainer(args=arguments, model=torch.nn.Linear(1, 1), loader=PackedLoader(dataset()))
     assert caught.value.setting == "parallelism_config"
+
+
+@pytest.mark.parametrize("attention", ["document", "row"])
+def test_whole_rows_are_what_accelerates_context_parallelism_computes(attention: Any) -> None:
+    """Its hooks drop the mask and attend causally over each row. Parts of rows need GPUs."""
+    hooks = pytest.importorskip("accelerate.big_modeling")
+    parallelism = pytest.importorskip("accelerate.parallelism_config")
+    config = parallelism.ParallelismConfig(cp_size=2)
+    loader = PackedLoader(dataset(attention=attention))
+    if attention == "document":
+        with pytest.raises(ConfigError) as caught:
+            check_parallelism(config, loader)
+        assert caught.value.setting == "parallelism_config"
+    else:
+        check_parallelism(config, loader)
+    model, batches = tiny_model("llama", "sdpa").double(), list(loader)
+    expected = [float(model(**batch.hf(model=model)).loss.detach()) for batch in batches]
+    hooks._attach_context_parallel_hooks(model)
+    found = [float(model(**whole_rows(model, batch)).loss.detach()) for batch in batches]
+    off = max(abs(a - b) for a, b in zip(found, expected, strict=True))
+    assert off < 1e-6 if attention == "row" else off > 1e-3
 
 
 def test_ranks_of_one_model_with_batches_of_their_own_are_refused(tmp_path: Path) -> None:
