@@ -136,6 +136,8 @@ COMMANDS = {
     "layouts": "--size 0.001",
     "memory": "--scale 0.01 --rounds 1 --passes 1",
     "remote": "--only .npy --megabytes 1",
+    "remote_epoch": "--checked-megabytes 2 --gibibytes 0.1",
+    "remote_peers": "--only tar --readers streampack --megabytes 1",
     "resume": "--scale 0.01",
     "rollouts": "--small",
     "scale": "--shards 1000 --lanes 64 --ranks 4 --documents 3000",

@@ -1,0 +1,170 @@
+"""Bytes that an epoch takes from a store, by hosts: ``python -m benchmarks.remote_epoch``.
+
+Each host has a cache. The parts of lanes are those that a source makes of files of that size (empty
+ones on this disk), and a host fetches the blocks that its parts touch. The first lines check the
+counts: files of `--checked-megabytes` are read in full from an HTTP server that counts the ranges.
+
+- "x of N": bytes of all hosts over the bytes of the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import layouts
+from benchmarks.remote import flat, parquet
+from benchmarks.report import print_table
+from streampack import sources
+from streampack.sources.skips import Skips
+from streampack.storage.blocks import BLOCK_BYTES
+
+HOSTS = (1, 2, 4)
+_ROWS = 1000  # of a row group, of 3 MB
+_GROUP_BYTES = _ROWS * 740 * 4
+_HEAD_BYTES = 1 << 20  # of a file, fetched when it is opened or listed
+
+
+class Layout(NamedTuple):
+    """How files are written and read.
+
+    Attributes:
+        id_bytes: bytes per id.
+        unit_bytes: what a part is read from the beginning of: a row group.
+        beyond_bytes: read behind a part, inside its unit.
+        opened: number of the block that each opened file is read at, if any.
+    """
+
+    write: Callable[[Path, list[Any]], None]
+    kind: Any
+    arguments: dict[str, Any]
+    id_bytes: float
+    unit_bytes: int = 1
+    beyond_bytes: int = 0
+    opened: int | None = None
+
+
+LAYOUTS = {
+    ".jsonl": Layout(layouts.lines(None), sources.JSONL, {"tokens": "tokens"}, 6.8),
+    ".npy": Layout(flat("a.npy"), sources.Tokens, {"eos_id": 0}, 2.0, opened=0),
+    "Parquet": Layout(
+        parquet(_ROWS),
+        sources.Parquet,
+        {"tokens": "tokens"},
+        4.0,
+        _GROUP_BYTES,
+        1 << 20,
+        -1,
+    ),
+}
+
+
+def _blocks(layout: Layout, sizes: list[int], parts: list[Any]) -> int:
+    """Bytes of the blocks that the parts of a host touch."""
+    touched: list[set[int]] = [set() for _ in sizes]
+    for part in parts:
+        for shard, low, high in part.pieces:
+            unit = layout.unit_bytes
+            begin, end = low // unit * unit, -(-high // unit) * unit
+            end = min(end, high + layout.beyond_bytes) if unit > 1 else high
+            last = -(-sizes[shard] // BLOCK_BYTES) - 1
+            touched[shard].update(range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
+            if layout.opened is not None:
+                touched[shard].add(last if layout.opened < 0 else layout.opened)
+    touched[0].update(range(_HEAD_BYTES // BLOCK_BYTES))  # which listing looks at
+    return sum(
+        min(BLOCK_BYTES, size - number * BLOCK_BYTES)
+        for size, numbers in zip(sizes, touched, strict=True)
+        for number in numbers
+        if number * BLOCK_BYTES < size
+    )
+
+
+def simulated(layout: Layout, sizes: list[int], lanes: int, hosts: int) -> float:
+    """Bytes of all hosts over the bytes of the files."""
+    with tempfile.TemporaryDirectory() as scratch:
+        names = [Path(scratch) / f"{number}.bin" for number in range(len(sizes))]
+        for name, size in zip(names, sizes, strict=True):
+            with open(name, "wb") as file:
+                file.truncate(size)
+        source = sources.Tokens(list(map(str, names)), eos_id=0, dtype="uint16")
+        source.prepare()
+        parts = source.lanes(lanes, seed=0, epoch=0, shuffle=True)
+        found = [_blocks(layout, sizes, parts[host::hosts]) for host in range(hosts)]
+    return sum(found) / sum(sizes)
+
+
+@contextmanager
+def _served(folder: Path) -> Iterator[Any]:
+    from tests.support.servers import http_server
+
+    with http_server(folder) as server:
+        yield server
+
+
+def measured(layout: Layout, server: Any, files: int, lanes: int, hosts: int) -> float:
+    """The same, by reading all documents."""
+    server.requests.clear()
+    size = sum(file.stat().st_size for file in server.folder.iterdir())
+    ending = next(server.folder.iterdir()).name.partition(".")[2]
+    urls = [f"{server.url}/{number}.{ending}" for number in range(files)]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as base:  # threads still fetch
+        for host in range(hosts):
+            storage = sources.Storage(cache_dir=Path(base) / str(host))
+            source = layout.kind(urls, storage=storage, **layout.arguments)
+            source.prepare()
+            for lane in source.lanes(lanes, seed=0, epoch=0, shuffle=True)[host::hosts]:
+                for _ in lane.read(None, Skips()):
+                    pass
+    spans = [r.range.removeprefix("bytes=").split("-") for r in server.requests if r.range]
+    return sum(int(last) + 1 - int(first) for first, last in spans) / size
+
+
+def _row(name: str, what: str, sizes: list[int], lanes: int, found: list[float]) -> list[str]:
+    content = f"{len(sizes)} x {np.mean(sizes) / (1 << 20):,.0f} MiB"
+    return [name, what, content, str(lanes), *(f"{factor:.2f}" for factor in found)]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gibibytes", type=float, default=5.0, help="of the simulated corpus")
+    parser.add_argument("--checked-megabytes", type=float, default=64.0)
+    parser.add_argument("--files", type=int, default=20)
+    parser.add_argument("--lanes", type=int, default=64)
+    arguments = parser.parse_args()
+    rows: list[list[str]] = []
+    for name, layout in LAYOUTS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch)
+            files, lanes = 4, 12
+            for number in range(files):
+                inner = folder / f"part-{number}"
+                inner.mkdir()
+                ids = arguments.checked_megabytes * 1e6 / layout.id_bytes / files
+                layout.write(inner, layouts.lognormal(ids))
+                (file,) = inner.iterdir()
+                file.rename(folder / f"{number}.{file.name.partition('.')[2]}")
+                inner.rmdir()
+            sizes = [file.stat().st_size for file in sorted(folder.iterdir())]
+            with _served(folder) as server:
+                found = [measured(layout, server, files, lanes, hosts) for hosts in HOSTS]
+            rows.append(_row(name, "read", sizes, lanes, found))
+            found = [simulated(layout, sizes, lanes, hosts) for hosts in HOSTS]
+            rows.append(_row(name, "simulated", sizes, lanes, found))
+        size = int(arguments.gibibytes * (1 << 30) / arguments.files) // 2 * 2
+        sizes, lanes = [size] * arguments.files, arguments.lanes
+        found = [simulated(layout, sizes, lanes, hosts) for hosts in HOSTS]
+        rows.append(_row(name, "simulated", sizes, lanes, found))
+    head = ["layout", "", "files", "lanes", *(f"x of {hosts}" for hosts in HOSTS)]
+    print_table("Bytes fetched for an epoch, over the bytes of the files", head, rows)
+
+
+if __name__ == "__main__":
+    main()
