@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import print_table
+from streampack.documents.blocks import PATCHES
 from streampack.packing import BestFitDecreasing
 from streampack.packing.limits import row_weights
 from streampack.run.dry_run import stream_plan
@@ -191,15 +192,19 @@ def capacity_of(draw: Callable[[int, int], Sizes]) -> int:
 
 
 def imbalances(
-    draw: Callable[[int, int], Sizes], packer: BestFitDecreasing, rows: int, steps: int
+    draw: Callable[[int, int], Sizes],
+    packer: BestFitDecreasing,
+    rows: int,
+    steps: int,
+    field: str = PATCHES,
 ) -> list[float]:
-    """Patches of the greatest batch over the mean of a step, of 8 and of 64 ranks."""
+    """Patches, or another field, of the greatest batch over a step's mean; 8 and 64 ranks."""
     window = WindowConfig().resolve(packer, rows * SEQ_LEN)
     schedule = None
     if packer.balance:
         lengths, patches = draw(SAMPLE, 0)
         schedule = measure_balance(
-            lengths, packer, window, batch_tokens=rows * SEQ_LEN, weights={"patches": patches}
+            lengths, packer, window, batch_tokens=rows * SEQ_LEN, weights={field: patches}
         )
     mean, skip = float(draw(100_000, 0)[0].mean()), LEFT_OUT
     batches = np.empty((RANKS, steps))
@@ -207,7 +212,7 @@ def imbalances(
         lengths, patches = draw(int((rows * steps + skip + 700) * SEQ_LEN / mean), 1 + rank)
         plan = stream_plan(
             lengths, packer, window, batch_tokens=rows * SEQ_LEN, seed=rank, balance=schedule,
-            weights={"patches": patches},
+            weights={field: patches},
         )  # fmt: skip
         of_row = row_weights(plan, patches)[skip : skip + rows * steps]
         batches[rank] = of_row.reshape(steps, rows).sum(axis=1)

@@ -1,8 +1,9 @@
 """Balanced work: a schedule of row costs, so that attention costs all ranks the same in a step.
 
 Every batch has the same number of slots, so linear layers cost the same for all of them. Attention
-costs the sum of the squared document lengths, which differs between batches; so does the number of
-image patches, which a vision tower reads. In a step the ranks take the batches of one rotation (one
+costs the sum of the squared document lengths, which differs between batches; so do the number of
+image patches, which a vision tower reads, and the number of loss tokens, which the weight of a
+rank's gradient depends on. In a step the ranks take the batches of one rotation (one
 batch of every lane), and no lane knows the rows of the others. So all lanes follow one schedule: it
 gives the costs that the rows of a lane's batch with index s should have, and depends on s alone.
 
@@ -23,8 +24,8 @@ until long documents are due, and the other lanes deliver theirs in the same ste
 costly rows wait, the lane raises its target costs above the schedule (`_shift`).
 
 Costs are integers: the sum of the squared lengths of a row's documents, per slot of the row. That
-is the length of the document in an average slot. With patches, a row costs the number of patches in
-it. Nothing is thrown away.
+is the length of the document in an average slot. With patches or loss tokens, a row costs their
+number. Nothing is thrown away.
 
 Cost: O(rows log rows), and a search outwards from each target cost, which is short unless the
 window's rows differ from the schedule.
@@ -45,6 +46,7 @@ from streampack.documents.blocks import PATCHES, Fields
 from streampack.errors import ConfigError
 from streampack.packing.choice import RowChoice
 from streampack.packing.limits import require_whole, row_weights
+from streampack.packing.loss_tokens import LOSS_TOKENS, count_loss_tokens
 from streampack.packing.plan import Plan
 from streampack.packing.request import WindowRequest
 from streampack.packing.selection import rows_before
@@ -57,6 +59,9 @@ _STEPS = 128  # equal steps between the least and the greatest cost of a measure
 _BEARABLE = 1152  # mean cost of the rows to choose from, over the schedule's mean, in 1024ths
 _BITS = 32  # precision of an element of the van der Corput sequence
 
+#: Document field that a row's cost sums, by kind of balance.
+_FIELDS = {"patches": PATCHES, "loss": LOSS_TOKENS}
+
 
 @dataclass(frozen=True)
 class Balance(RowChoice):
@@ -65,7 +70,7 @@ class Balance(RowChoice):
     Args:
         quantiles: quantiles of the row costs, ascending, from the least to the greatest at equal
             steps; None until they are measured.
-        kind: "attention" for squared document lengths, or the document field summed as row cost.
+        kind: "attention" for squared document lengths, "patches" or "loss" for a document field.
     """
 
     quantiles: tuple[int, ...] | None = None
@@ -142,7 +147,7 @@ class Balance(RowChoice):
         """Return the cost (R,) int64 of the plan's rows; `weights` holds (N,) values by field."""
         if self.kind == "attention":
             return row_costs(plan)
-        return row_weights(plan, weights[self.kind])
+        return row_weights(plan, weights[_FIELDS[self.kind]])
 
     def wanted(
         self, step: int, batches: int, rows_per_batch: int, pool: NDArray[np.int64] | None = None
@@ -314,10 +319,12 @@ def needs(packer: Decreasing) -> tuple[str, ...]:
     Raises:
         ConfigError: documents with such a field would be cut.
     """
-    if packer.balance != PATCHES:
+    field = _FIELDS.get(packer.balance or "")
+    if field is None:
         return ()
-    require_whole([PATCHES], packer.overflow, packer.extra_capacity)
-    return (PATCHES,)
+    counts_what_stays = field == LOSS_TOKENS and packer.overflow == "truncate"
+    require_whole([field], "drop" if counts_what_stays else packer.overflow, packer.extra_capacity)
+    return (field,)
 
 
 def add(recipe: Recipe, kind: str) -> None:
@@ -326,7 +333,8 @@ def add(recipe: Recipe, kind: str) -> None:
     Raises:
         ConfigError: `kind` is unknown, or all rows cost the same.
     """
-    one_of("balance", kind, ["attention", *recipe.packer.weights])
+    known = [name for name, field in _FIELDS.items() if field in recipe.packer.weights]
+    one_of("balance", kind, ["attention", *known])
     if recipe.attention == "row" and kind == "attention":
         raise ConfigError(
             'balance="attention" requires attention within documents; with attention="row" all '
@@ -334,5 +342,7 @@ def add(recipe: Recipe, kind: str) -> None:
             "Leave out balance=.",
             setting="balance",
         )
+    if kind == "loss":
+        count_loss_tokens(recipe)
     if len(recipe.packer.seq_lens) == 1:  # rows of several lengths have a schedule of their own
         recipe.choice = Balance(kind=kind)

@@ -56,7 +56,7 @@ class Packer(ABC):
     mask_repeated: bool = False
     keeps_order: bool = False
     keeps_whole: bool = False
-    balance: Literal["attention", "patches"] | None = None
+    balance: Literal["attention", "loss", "patches"] | None = None
     capacity: Mapping[str, int] = MappingProxyType({})
     weights: tuple[str, ...] = ()
     batch_tokens: int | None = None

@@ -133,6 +133,7 @@ COMMANDS = {
     "fields": "--documents 200 --repeats 1",
     "images": "--count 2 --passes 1",
     "image_rows": "--documents 3000 --steps 5",
+    "loss_rows": "--steps 5",
     "layouts": "--size 0.001",
     "memory": "--scale 0.01 --rounds 1 --passes 1",
     "remote": "--only .npy --megabytes 1",
