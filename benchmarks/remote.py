@@ -6,7 +6,8 @@ its own with an empty cache. The proxy `benchmarks.slow_store` before the store 
 - "first": seconds to the first batch, listing included.
 - "MB", "requests": received and made by then, listing included.
 - "epoch": seconds for all of it; "read": of these, waiting for the store, or for decoded bytes.
-- "MB/s": of the files, from the first batch to the end.
+- "MB/s": of the files, from the first batch to the end; "CPU ms/MB": processor time after the
+  first batch, of all threads of the process, over the MB of the files.
 - "x": bytes received for all of it over the bytes of the files; "x of 4 hosts": by hosts with a
   cache each, which have a part of the lanes each and read nothing but documents.
 
@@ -112,8 +113,10 @@ def read(name: str, url: str) -> None:
         for number, _ in enumerate(loader):
             if number == 0:
                 _tell({"first": time.perf_counter() - began})
+                cpu_began = time.process_time()
         spent = time.perf_counter() - began
-        _tell({"epoch": spent, "read": loader.metrics().times.read_s})
+        read_s, cpu_s = loader.metrics().times.read_s, time.process_time() - cpu_began
+        _tell({"epoch": spent, "read": read_s, "cpu": cpu_s})
 
 
 def read_share(name: str, url: str) -> None:
@@ -206,13 +209,14 @@ def row(name: str, size: int, found: dict[str, float]) -> list[str]:
         f"{found['epoch']:.1f}",
         f"{found['read']:.1f}",
         f"{size / 1e6 / (found['epoch'] - found['first']):.0f}",
+        f"{found.get('cpu', 0) * 1e9 / size:.1f}",
         f"{found['epoch bytes'] / size:.2f}",
     ]
 
 
 HEAD = [
-    "layout", "files, MB", "first, s", "MB", "requests", "epoch, s", "read, s", "MB/s", "x",
-    "x of 4 hosts",
+    "layout", "files, MB", "first, s", "MB", "requests", "epoch, s", "read, s", "MB/s",
+    "CPU ms/MB", "x", "x of 4 hosts",
 ]  # fmt: skip
 
 

@@ -29,8 +29,8 @@ from streampack.errors import StorageError
 from streampack.storage.locks import Lock
 
 BLOCK_BYTES = 256 << 10
-#: Maximum of blocks fetched at once, under one lock.
-STRIPE_BLOCKS = 16
+#: Blocks that have a lock together. A request may cover several of these groups.
+LOCKED_BLOCKS = 4
 
 _FOLDERS = 256
 _ZONE_BYTES = 64 << 20  # a smaller cache has fewer zones
@@ -141,35 +141,58 @@ class BlockCache:
         self._added[zone] = added
 
     @contextmanager
-    def fetching(self, key: str, number: int | None) -> Iterator[None]:
-        """Enter a context in which no other process fetches a block of the same stripe.
+    def fetching(self, key: str, first: int, end: int, *, wait: bool = True) -> Iterator[int]:
+        """Enter a context in which no other process fetches blocks from `first` on.
 
-        None is a stripe of its own, for whole files.
+        Args:
+            key: key of the file.
+            first, end: range of blocks.
+            wait: True waits for another fetch of block `first`.
+
+        Yields:
+            The index of the first block that may be fetched elsewhere: `end` or above, or less if
+            others fetch a part of the range; `first` or less if nothing was locked.
         """
-        stripe = _ALL if number is None else number - number % STRIPE_BLOCKS
-        lock = self._lock(key, stripe, wait=True)
+        held: list[Lock] = []
+        number = first - first % LOCKED_BLOCKS
         try:
-            yield
+            while number < end:
+                lock = self._lock(key, number, wait=wait and not held)
+                if lock is None:
+                    break
+                held.append(lock)
+                number += LOCKED_BLOCKS
+            yield number
         finally:
-            if lock is not None:
+            for lock in held:
                 lock.remove()
 
-    def making(self, key: str) -> Lock | None:
+    def making(self, key: str, *, wait: bool = False) -> Lock | None:
         """Lock all blocks of a content; return None if another process has the lock.
 
         Raises:
             StorageError: the folder cannot be written.
         """
-        return self._lock(key, _ALL, wait=False)
+        return self._lock(key, _ALL, wait=wait)
 
     def _lock(self, key: str, number: int, *, wait: bool) -> Lock | None:
         path = self.path(key, number)
         path = path.with_name(f".{path.name}.lock")
+        for _ in range(2):
+            try:
+                return Lock.acquire(path, wait=wait)
+            except FileNotFoundError:
+                with suppress(FileNotFoundError):
+                    self._make_folder(path.parent)
+            except OSError as error:
+                raise self._unusable(error) from error
+        return None  # the folder was removed in between
+
+    def _make_folder(self, folder: Path) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return Lock.acquire(path, wait=wait)
-        except FileNotFoundError:  # the folder was removed in between
-            return None
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise self._unusable(error) from error
 

@@ -1,30 +1,19 @@
-"""Fetch blocks of remote files for one process, at once or ahead in threads.
-
-Threads start when there is work and end when there is none, so an idle process has no thread.
-"""
+"""Fetch blocks of remote files for one process, at once or ahead."""
 
 from __future__ import annotations
 
 import hashlib
-import logging
-import threading
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from streampack.errors import StorageError
-from streampack.storage.blocks import BLOCK_BYTES, STRIPE_BLOCKS, BlockCache
+from streampack.storage.ahead import MOST_BLOCKS, ReadAhead
+from streampack.storage.blocks import BLOCK_BYTES, LOCKED_BLOCKS, BlockCache
 from streampack.storage.growing import MOST_TRIES, BlockWriter
 from streampack.storage.remote import FileInfo, shown
 
 if TYPE_CHECKING:
     from streampack.storage.files import RangedFile
-
-logger = logging.getLogger(__name__)
-
-_THREADS = 4
-_MOST_TASKS = 256  # in the queue; a later task would run far behind its readers
-_MOST_BLOCKS = 64  # fetched ahead of one reader
 
 #: Called with a file, a range of its bytes and the number of retries (None is the default); returns
 #: None if the server sends whole files only.
@@ -43,17 +32,15 @@ class Fetcher:
         ahead_bytes: bytes that may be fetched ahead of all readers together; 0 turns that off.
 
     Attributes:
-        readers: open files.
+        ahead: fetches blocks before their readers ask for them.
     """
 
     def __init__(
         self, cache: BlockCache, get: GetRange, get_whole: GetWhole, ahead_bytes: int
     ) -> None:
         self.cache = cache
-        self.readers = 0
+        self.ahead = ReadAhead(self._fetch_ahead, ahead_bytes)
         self._get, self._get_whole = get, get_whole
-        self._ahead_bytes = ahead_bytes
-        self._tasks = Tasks()
 
     @staticmethod
     def key(listed: FileInfo) -> str:
@@ -61,48 +48,34 @@ class Fetcher:
         identity = f"{listed.path}\0{listed.num_bytes}\0{listed.version}".encode()
         return hashlib.blake2b(identity, digest_size=12).hexdigest()
 
-    def most_ahead(self) -> int:
-        """Maximum of blocks fetched ahead of one reader."""
-        return min(self._ahead_bytes // max(self.readers, 1) // BLOCK_BYTES, _MOST_BLOCKS)
-
     def kept(self, file: RangedFile, number: int) -> memoryview | None:
         """Return a block if this host has it; None otherwise."""
         return self.cache.get(file.key, number, file.block_bytes(number))
 
     def fetched(self, file: RangedFile, number: int, end: int) -> memoryview:
-        """Fetch a block now, with the missing blocks of its stripe up to `end`; return it."""
-        found = self._fetch(file, number, end)
-        assert found is not None
-        return found
-
-    def fetch_ahead(self, file: RangedFile, number: int, end: int) -> None:
-        """Queue blocks of a stripe for fetching while `file` is open; its reader meets failures."""
-        self._tasks.add(lambda: file.closed or self._fetch(file, number, end, ahead=True))
-
-    def in_background(self, task: Callable[[], object]) -> None:
-        """Call `task` in one of the threads; its errors are dropped."""
-        self._tasks.add(task)
-
-    def _fetch(
-        self, file: RangedFile, number: int, end: int, *, ahead: bool = False
-    ) -> memoryview | None:
-        cache, key = self.cache, file.key
-        end = min(end, number - number % STRIPE_BLOCKS + STRIPE_BLOCKS)
-        end = min(end, -(-file.num_bytes // BLOCK_BYTES))
-        with cache.fetching(key, number):
-            found = None if ahead else self.kept(file, number)
+        """Fetch a block now, with missing blocks up to `end`; return it."""
+        end = min(end, number + MOST_BLOCKS, -(-file.num_bytes // BLOCK_BYTES))
+        with self.cache.fetching(file.key, number, end) as stop:
+            found = self.kept(file, number)
             if found is not None:
                 return found
-            missing = [n for n in range(number + (not ahead), end) if not cache.has(key, n)]
-            missing = missing if ahead else [number, *missing]
-            while missing:
-                run = 1
-                while run < len(missing) and missing[run] == missing[0] + run:
-                    run += 1
-                view = self._put(file, missing[0], missing[0] + run, 0 if ahead else None)
+            missing = self._missing(file, number + 1, min(stop, end))
+            for first, last in _runs([number, *missing]):
+                view = self._put(file, first, last, None)
                 found = view if found is None else found
-                del missing[:run]
+            assert found is not None
             return found
+
+    def _fetch_ahead(self, file: RangedFile, first: int, end: int) -> None:
+        """Fetch the missing blocks of [first, end) that nobody else fetches; without retries."""
+        while first < end:
+            with self.cache.fetching(file.key, first, end, wait=False) as stop:
+                for low, high in _runs(self._missing(file, first, min(stop, end))):
+                    self._put(file, low, high, 0)
+            first = max(stop, first - first % LOCKED_BLOCKS + LOCKED_BLOCKS)
+
+    def _missing(self, file: RangedFile, first: int, end: int) -> list[int]:
+        return [number for number in range(first, end) if not self.cache.has(file.key, number)]
 
     def _put(self, file: RangedFile, first: int, end: int, retries: int | None) -> memoryview:
         """Fetch and store consecutive blocks; return the first one."""
@@ -126,7 +99,8 @@ class Fetcher:
         """
         cache, key, listed = self.cache, file.key, file.listed
         new = hashlib.blake2b(f"{key} whole".encode(), digest_size=12).hexdigest()
-        with cache.fetching(key, None):
+        lock = cache.making(key, wait=True)
+        try:
             for _ in range(MOST_TRIES):
                 if (view := self.kept(file, number)) is not None:
                     return view
@@ -137,6 +111,9 @@ class Fetcher:
                     cache.rename(new, key, n)
             if (view := self.kept(file, number)) is not None:
                 return view
+        finally:
+            if lock is not None:
+                lock.remove()
         raise StorageError(
             f"{shown(listed.path)} cannot be kept in the cache: it has {listed.num_bytes} bytes, "
             f"its server sends whole files only, and cache_limit_bytes is {cache.limit_bytes}.",
@@ -147,34 +124,10 @@ class Fetcher:
         )
 
 
-class Tasks:
-    """Run calls in order on a few threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: deque[Callable[[], object]] = deque()
-        self._threads = 0
-
-    def add(self, task: Callable[[], object]) -> None:
-        """Queue a call unless too many are waiting; its errors are dropped."""
-        with self._lock:
-            if len(self._waiting) >= _MOST_TASKS:
-                return
-            self._waiting.append(task)
-            if self._threads < _THREADS:
-                self._threads += 1
-                threading.Thread(
-                    target=self._work, name="streampack-read-ahead", daemon=True
-                ).start()
-
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._waiting:
-                    self._threads -= 1
-                    return
-                task = self._waiting.popleft()
-            try:
-                task()
-            except Exception as error:  # the reader meets the error, after all its retries
-                logger.debug("reading ahead failed: %s", error)
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the bounds [first, end) of consecutive numbers."""
+    first = 0
+    for k in range(1, len(numbers) + 1):
+        if k == len(numbers) or numbers[k] != numbers[k - 1] + 1:
+            yield numbers[first], numbers[k - 1] + 1
+            first = k

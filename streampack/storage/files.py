@@ -2,14 +2,15 @@
 
 A local file is mapped. A remote one is read by range, block by block, through the cache of the host
 (`blocks`): a missing block is fetched with the blocks that are certain to be read next. A forward
-reader declares the byte up to which it reads. While it never waits, nothing is fetched ahead; each
-wait doubles the amount.
+reader declares the byte up to which it reads. Once it has missed a block, blocks are fetched ahead
+of it (`ahead`).
 """
 
 from __future__ import annotations
 
 import io
 import os
+import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
@@ -19,10 +20,11 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.storage.blocks import BLOCK_BYTES, STRIPE_BLOCKS
+from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.decompression import map_file
 
 if TYPE_CHECKING:
+    from streampack.storage.ahead import Reader
     from streampack.storage.fetching import Fetcher
     from streampack.storage.remote import FileInfo
 
@@ -32,7 +34,6 @@ Order = Callable[[int], tuple[Hashable, Sequence[int]]]
 
 _BUFFER = 1 << 20
 _KEPT_BLOCKS = 8  # mapped, behind the current one
-_FIRST_BLOCKS = 4  # fetched at once if more will follow
 
 
 class StoredFile(ABC):
@@ -129,8 +130,15 @@ class RangedFile(StoredFile):
         self.version = (listed.path, listed.num_bytes, listed.version)
         self.key = fetcher.key(listed)
         self.closed = False
+        self.forwards: list[Forwards] = []
         self._fetcher = fetcher
         self._forwards = Forwards(self, fetcher)
+
+    def close(self) -> None:
+        """Fetch nothing more ahead; ranges can still be read."""
+        self.closed = True
+        for forwards in self.forwards:
+            forwards.close()
 
     def array(self, start: int, stop: int, until: int = 0) -> NDArray[np.uint8]:
         stop = min(stop, self.num_bytes)
@@ -165,13 +173,19 @@ class RangedFile(StoredFile):
 
 
 class Forwards:
-    """Blocks of a file that are read in order, with blocks fetched ahead."""
+    """Blocks of a file that are read in order, with blocks fetched ahead after the first miss."""
 
     def __init__(self, file: RangedFile, fetcher: Fetcher) -> None:
         self._file, self._fetcher = file, fetcher
         self._views: dict[int, memoryview] = {}
-        self._ahead = 0  # blocks
-        self._asked = 0  # position in the order up to which blocks are queued
+        self._reader: Reader | None = None
+        file.forwards.append(self)
+
+    def close(self) -> None:
+        """Fetch nothing more ahead."""
+        if self._reader is not None:
+            self._fetcher.ahead.drop(self._reader)
+            self._reader = None
 
     def block(self, number: int, end: int, order: Sequence[int]) -> memoryview:
         """Return block `number`; the blocks before `end` are needed next.
@@ -182,40 +196,31 @@ class Forwards:
         """
         view = self._views.pop(number, None)
         if view is None:
-            view = self._fetcher.kept(self._file, number) or self._fetched(number, end, order)
-            if self._ahead:
-                self._ask(bisect_right(order, number), order)
+            view = self._fetcher.kept(self._file, number)
+            if view is None or self._reader is not None:
+                view = self._moved(view, number, end, order)
         self._views = {**dict([*self._views.items()][1 - _KEPT_BLOCKS :]), number: view}
         return view
 
-    def _fetched(self, number: int, end: int, order: Sequence[int]) -> memoryview:
-        """Fetch a missing block, with the blocks that follow in the order and in the file.
-
-        A reader that had to wait gets more blocks fetched ahead from here on.
-        """
-        most = self._fetcher.most_ahead()
-        at, stop = bisect_right(order, number), number + 1
-        while stop < min(number + max(self._ahead, _FIRST_BLOCKS), number + most):
-            if at == len(order) or order[at] != stop:
-                break
-            at, stop = at + 1, stop + 1
-        self._ahead = min(max(2 * self._ahead, _FIRST_BLOCKS), most)
-        return self._fetcher.fetched(self._file, number, max(end, stop))
-
-    def _ask(self, following: int, order: Sequence[int]) -> None:
-        """Queue blocks to be fetched ahead, many at a time."""
-        if not following <= self._asked <= following + self._ahead:
-            self._asked = following  # the reader moved to another position
-        low, high = self._asked, min(following + self._ahead, len(order))
-        if high <= low or (high < len(order) and 2 * (high - low) < self._ahead):
-            return
-        self._asked = high
-        while low < high:
-            first = order[low]
-            stop, low = first + 1, low + 1
-            while low < high and order[low] == stop and stop % STRIPE_BLOCKS:
-                stop, low = stop + 1, low + 1
-            self._fetcher.fetch_ahead(self._file, first, stop)
+    def _moved(
+        self, view: memoryview | None, number: int, end: int, order: Sequence[int]
+    ) -> memoryview:
+        """Return a block, fetched if it is missing, with the blocks that follow it in the order."""
+        ahead = self._fetcher.ahead
+        if self._reader is None:
+            self._reader = ahead.reader(self._file)
+        at = fetched = bisect_right(order, number)
+        waited_s = 0.0
+        if view is None:
+            stop, most = number + 1, number + ahead.request_blocks(self._reader)
+            while stop < most and fetched < len(order) and order[fetched] == stop:
+                fetched, stop = fetched + 1, stop + 1
+            began = time.monotonic()
+            view = self._fetcher.fetched(self._file, number, max(end, stop))
+            waited_s = time.monotonic() - began
+        if not self._file.closed:
+            ahead.moved(self._reader, order, at, fetched, waited_s)
+        return view
 
 
 class _Stream(io.RawIOBase):

@@ -202,14 +202,11 @@ class Storage:
         if protocol is None:
             yield self._attempt("Reading", path, lambda: LocalFile(Path(rest)))
             return
-        fetcher = self._process.fetcher
-        found = RangedFile(self._listed(file), fetcher)
-        fetcher.readers += 1
+        found = RangedFile(self._listed(file), self._process.fetcher)
         try:
             yield found
         finally:
-            found.closed = True
-            fetcher.readers -= 1
+            found.close()
 
     def decoded(
         self, file: StoredFile, what: str, make: Callable[[StoredFile, IO[bytes]], bool | None]
@@ -254,7 +251,7 @@ class Storage:
         """
         for file in files:
             if self.read_ahead_bytes and split_url(file.path)[0] is not None:
-                self._process.fetcher.in_background(partial(self._begin, file, num_bytes))
+                self._process.fetcher.ahead.add_hint(partial(self._begin, file, num_bytes))
 
     def _begin(self, listed: FileInfo, num_bytes: int) -> None:
         with self.open(listed) as file:

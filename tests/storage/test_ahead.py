@@ -1,0 +1,109 @@
+"""A process fetches ahead of its readers, by what they use and within its limit."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streampack.storage.ahead import FIRST_BLOCKS, MOST_BLOCKS
+from streampack.storage.blocks import BLOCK_BYTES
+from streampack.storage.storage import Storage
+from tests.support.servers import HTTPServer
+
+WAIT_S = 60.0
+BLOCKS = 150
+DATA = np.random.default_rng(1).bytes(BLOCKS * BLOCK_BYTES + 99)
+
+
+@pytest.fixture
+def url(http: HTTPServer) -> str:
+    (http.folder / "a.bin").write_bytes(DATA)
+    return f"{http.url}/a.bin"
+
+
+def fetched_blocks(http: HTTPServer) -> list[int]:
+    """Indices of the blocks that were asked for, sorted."""
+    found: list[int] = []
+    for request in http.requests:
+        if request.range:
+            first, last = map(int, request.range.removeprefix("bytes=").split("-"))
+            found += range(first // BLOCK_BYTES, last // BLOCK_BYTES + 1)
+    return sorted(found)
+
+
+def settle() -> None:
+    """Wait until nothing is fetched ahead."""
+    for thread in threading.enumerate():
+        if thread.name == "streampack-read-ahead":
+            thread.join(WAIT_S)
+
+
+def test_requests_of_one_reader_overlap_and_give_each_block_once(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    together = threading.Barrier(3)
+
+    def gate(_: str) -> None:
+        together.wait(WAIT_S)
+        http.gate = None
+
+    with storage.open(url) as file, file.stream() as stream:
+        read = stream.read(12 * BLOCK_BYTES)
+        http.gate = gate
+        read += stream.read()
+        assert read == DATA
+    assert not together.broken
+    settle()
+    assert fetched_blocks(http) == list(range(BLOCKS + 1))
+
+
+def test_a_reader_that_used_little_holds_little_and_one_at_its_end_nothing(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    with storage.open(url) as file, file.stream() as stream:
+        stream.read(10)
+        settle()
+        assert len(fetched_blocks(http)) <= 2 * FIRST_BLOCKS + MOST_BLOCKS
+    http.requests.clear()
+    with storage.open(url) as file, file.stream(90 * BLOCK_BYTES) as stream:
+        stream.seek(70 * BLOCK_BYTES)
+        stream.read(20 * BLOCK_BYTES)
+        settle()
+        assert fetched_blocks(http) == list(range(70, 90))
+
+
+@pytest.mark.parametrize("limit", [0, 8])
+def test_all_readers_together_hold_no_more_than_the_limit(
+    http: HTTPServer, tmp_path: Path, url: str, limit: int
+) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache", read_ahead_bytes=limit * BLOCK_BYTES)
+    starts = range(0, BLOCKS, 50)
+    with storage.open(url) as file:
+        streams = [file.stream(start * BLOCK_BYTES + 50 * BLOCK_BYTES) for start in starts]
+        for start, stream in zip(starts, streams, strict=True):
+            stream.seek(start * BLOCK_BYTES)
+        for turn in range(1, 20):
+            for start, stream in zip(starts, streams, strict=True):
+                at = (start + turn - 1) * BLOCK_BYTES
+                assert stream.read(BLOCK_BYTES) == DATA[at : at + BLOCK_BYTES]
+            settle()
+            missed = FIRST_BLOCKS if limit else 1  # by a reader that waited
+            held = len(fetched_blocks(http)) - len(streams) * turn
+            assert held <= max(limit, len(streams) * missed) + MOST_BLOCKS * bool(limit)
+    assert len(fetched_blocks(http)) == len(set(fetched_blocks(http)))
+
+
+def test_nothing_is_fetched_ahead_of_a_closed_file(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    with storage.open(url) as file, file.stream() as stream:
+        stream.read(20 * BLOCK_BYTES)
+    settle()
+    before = len(fetched_blocks(http))
+    with storage.open(url) as file:
+        assert file.read(0, 10) == DATA[:10]
+    settle()
+    assert len(fetched_blocks(http)) == before < BLOCKS
