@@ -34,7 +34,8 @@ CP_SIZE = 2
 def get_batch(batch: PackedBatch, cp_rank: int) -> tuple[dict[str, Any], Any]:
     """For ``model(tokens, position_ids, attention_mask, labels=, packed_seq_params=)``.
 
-    A mixture of experts also takes ``padding_mask=``, from Megatron-LM 0.16 on.
+    A mixture of experts also takes ``padding_mask=``, from Megatron-LM 0.16 on. Its auxiliary loss
+    of a batch of padding alone is 0 / 0, so call ``model.train(batch.num_documents > 0)`` before.
     """
     tensors = batch.megatron(cp_size=CP_SIZE, cp_rank=cp_rank)
     return tensors, PackedSeqParams(**batch.packed_seq_params(cp_size=CP_SIZE))

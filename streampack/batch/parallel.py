@@ -153,7 +153,8 @@ def megatron(
 
     (1, T / cp_size) `tokens`, `labels` and `position_ids` int64, `loss_mask` float32 and
     `padding_mask` bool, True on padding, which `GPTModel` accepts since 0.16 and leaves out of its
-    router losses. `attention_mask` is None; the method `packed_seq_params` returns the boundaries.
+    router losses, which are NaN for a batch without documents unless the model is in evaluation
+    mode. `attention_mask` is None; the method `packed_seq_params` returns the boundaries.
     Labels are shifted (the next token of each slot) and 0 where `loss_mask` is 0.
 
     Args:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from streampack import BestFitDecreasing, PackedBatch
+from streampack import BestFitDecreasing, PackedBatch, PackedDataset, PackedLoader, Topology
 from tests.support.packed_batches import VOCAB, packed_batches, random_documents
 from tests.support.stores import free_port
 
@@ -19,13 +19,23 @@ EXPERTS, WIDTH = 4, 8
 
 
 def batch_of() -> PackedBatch:
-    packer = BestFitDecreasing(seq_len=32, align=4)
+    packer = BestFitDecreasing(seq_len=32, align=8)
     (batch,) = packed_batches(random_documents([13, 7, 3, 21]), packer, batch_size=4)
     assert batch.padding_mask.float().mean() > 0.5
     return batch
 
 
-def router_of() -> Any:
+def padding_alone() -> PackedBatch:
+    """As ranks get after the last of their documents, until all ranks have ended."""
+    packer = BestFitDecreasing(seq_len=32, align=8)
+    dataset = PackedDataset([[1, 2]], packer=packer, batch_size=4, topology=Topology())
+    empty: PackedBatch = PackedLoader(dataset)._run.empty_batch(0, 1)
+    assert empty.num_documents == 0
+    assert empty.padding_mask.all()
+    return empty
+
+
+def router_of(train: bool) -> Any:
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.moe.router import TopKRouter
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -38,7 +48,7 @@ def router_of() -> Any:
     world = dist.group.WORLD
     groups = ProcessGroupCollection()
     groups.tp = groups.cp = groups.tp_cp = groups.tp_dp_cp = world
-    router = TopKRouter(config, pg_collection=groups).double().train()
+    router = TopKRouter(config, pg_collection=groups).double().train(train)
     router.set_layer_number(1)
     return router
 
@@ -50,12 +60,12 @@ def drawn(*shape: int, seed: int) -> torch.Tensor:
 TABLE, WEIGHT = drawn(VOCAB, WIDTH, seed=0), drawn(WIDTH, EXPERTS, seed=1)
 
 
-def gradient(ids: torch.Tensor, padding: torch.Tensor | None) -> torch.Tensor:
+def gradient(ids: torch.Tensor, padding: torch.Tensor | None, train: bool = True) -> torch.Tensor:
     """That of the router's auxiliary loss, summed over ranks; `ids` and `padding` are (1, n)."""
     weight = WEIGHT.clone().requires_grad_()
     logits = TABLE[ids].transpose(0, 1) @ weight  # its own product is made on a GPU alone
     mask = None if padding is None else padding.transpose(0, 1)
-    probs, _ = router_of().routing(logits, padding_mask=mask)
+    probs, _ = router_of(train).routing(logits, padding_mask=mask)
     (probs.sum() * 0).backward()
     assert weight.grad is not None
     dist.all_reduce(weight.grad)
@@ -80,11 +90,15 @@ def compare(rank: int, ranks: int, port: str) -> None:
     unmasked = gradient(part["tokens"], None)
     expected = expected_gradient(batch.input_ids[~batch.padding_mask])
     scale = float(expected.abs().max())
+    empty: Any = padding_alone().megatron(cp_size=ranks, cp_rank=rank)
+    nothing = empty["tokens"], empty["padding_mask"]
+    assert gradient(*nothing).isnan().all()  # the mean over no token, as of Megatron-LM 0.16
+    assert not gradient(*nothing, train=False).any()  # so that is what the page recommends
     assert float((unmasked - expected).abs().max()) > 0.1 * scale
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * scale)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_auxiliary_loss_of_padded_rows_has_the_gradients_of_their_tokens_alone(ranks: int) -> None:
     mp.spawn(compare, args=(ranks, str(free_port())), nprocs=ranks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from streampack import PackedBatch, pack
+from tests.support.exchange import Gathered, OwnPart
 from tests.support.forked import Host
 
 VOCAB, WIDTH, EXPERTS, CHOSEN = 50, 8, 4, 2
@@ -54,42 +54,6 @@ def weights() -> dict[str, Tensor]:
 
 def gradients(loss: Tensor, of: dict[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(of, torch.autograd.grad(loss, list(of.values())), strict=True))
-
-
-class Gathered(torch.autograd.Function):
-    """The slots of all ranks, one rank after the other; all ranks have equally many."""
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor) -> Tensor:
-        import torch.distributed as dist
-
-        parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, own.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return own_part(gradient)
-
-
-class OwnPart(torch.autograd.Function):
-    """The sum over ranks of what each computed of all slots; of this, a rank's own slots."""
-
-    @staticmethod
-    def forward(ctx: Any, partial: Tensor) -> Tensor:
-        return own_part(partial)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return Gathered.apply(gradient)
-
-
-def own_part(of_all: Tensor) -> Tensor:
-    import torch.distributed as dist
-
-    total = of_all.clone()
-    dist.all_reduce(total)
-    return total.chunk(dist.get_world_size())[dist.get_rank()]
 
 
 def routed(x: Tensor, of: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
