@@ -29,6 +29,7 @@ from streampack._jit import kernel
 from streampack.arguments import is_whole
 from streampack.documents.blocks import PATCHES, Fields, offsets_of
 from streampack.errors import ConfigError, PlanError
+from streampack.packing.loss_tokens import LOSS_TOKENS
 from streampack.packing.overflow import checked_lengths
 from streampack.packing.plan import Plan
 from streampack.packing.request import DocumentSizes
@@ -264,9 +265,11 @@ def fit_within(
 
 
 def add(recipe: Recipe, names: Sequence[str]) -> None:
-    """Raise `ConfigError` unless every name is a declared integer field of the documents."""
+    """Raise `ConfigError` unless every name is a declared integer field, or loss tokens."""
     fields, packer = recipe.fields, recipe.packer
     for name in names:
+        if name == LOSS_TOKENS and name not in packer.capacity:
+            continue
         if name not in fields.document or fields.document[name].kind not in "iu":
             remedy = f'Declare it: document_fields={{"{name}": "int64"}}.'
             if name == PATCHES:

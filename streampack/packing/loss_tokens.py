@@ -13,9 +13,10 @@ from streampack.errors import ConfigError
 
 if TYPE_CHECKING:
     from streampack.run.recipe import Recipe
+    from streampack.stages.preparation import Preparation
 
 #: Document field with the number of a document's loss tokens.
-LOSS_TOKENS = "loss_tokens"
+LOSS_TOKENS = "loss tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,14 @@ class CountedLoss:
 
 
 def count_loss_tokens(recipe: Recipe) -> None:
-    """Add the stage and its field, once masks are final and before fields are cast.
+    """Add the stage, once masks are final and other undeclared fields are dropped.
+
+    The field is not declared, so it is no part of batches or of the fingerprint.
 
     Raises:
         ConfigError: documents have a field of this name, or trees share tokens.
     """
-    if LOSS_TOKENS in {*recipe.fields.document, *recipe.fields.token}:
+    if LOSS_TOKENS in recipe.fields.document:
         raise ConfigError(
             f'balance="loss" makes a document field "{LOSS_TOKENS}", and the dataset declares one.',
             "Give the field another name.",
@@ -66,6 +69,17 @@ def count_loss_tokens(recipe: Recipe) -> None:
             'Use balance="attention".',
             setting="balance",
         )
-    recipe.fields = recipe.given["fields"] = recipe.fields.plus(LOSS_TOKENS, np.int64)
-    skipped = 0 if recipe.attention == "row" else 1
-    recipe.add("columns", CountedLoss(recipe.packer.seq_lens[-1], skipped))
+    recipe.add("units", _stage(recipe.packer.seq_lens[-1], recipe.attention))
+
+
+def recounted(preparation: Preparation, seq_len: int, attention: str) -> Preparation:
+    """Return the stages with the count of a run with these settings, whatever they count now."""
+    stages = [
+        (*(each for each in own if not isinstance(each, CountedLoss)), _stage(seq_len, attention))
+        for own in preparation.stages
+    ]
+    return replace(preparation, stages=tuple(stages))
+
+
+def _stage(seq_len: int, attention: str) -> CountedLoss:
+    return CountedLoss(seq_len, 0 if attention == "row" else 1)

@@ -38,6 +38,7 @@ from streampack.lane.round import Round, held_by_source, round_start
 from streampack.lane.state import RoundStart
 from streampack.packing.balancing import Balance
 from streampack.packing.choice import RowChoice
+from streampack.packing.loss_tokens import recounted
 from streampack.packing.packer import Packer
 from streampack.packing.rebuilding import rebuild_packer
 from streampack.run.plan import RunPlan
@@ -77,11 +78,17 @@ def previous_config(
                 "Go on with the same mixture, or start a new run.",
             )
         source = earlier_mixture(source, saved["source"], current["source"])
-    packer = rebuild_packer(saved["packer"]) if "packer" in changed else config.packer
+    packer: Any = rebuild_packer(saved["packer"]) if "packer" in changed else config.packer
     batch_tokens, balance = saved["batch_tokens"], saved["balance"]
+    preparation = config.preparation
+    if balance:
+        packer = replace(packer, balance=balance["kind"])  # which needs its weights again
+        if balance["kind"] == "loss":
+            preparation = recounted(preparation, packer.seq_lens[-1], saved["attention"])
     return replace(
         config,
         source=source,
+        preparation=preparation,
         epochs=config.deal_settings.epochs_by(config.dealing),
         packer=packer,
         window=WindowConfig(**saved["window"]).resolve(packer, batch_tokens),

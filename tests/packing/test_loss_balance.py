@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import BestFitDecreasing, PackedDataset, PackedLoader, Topology
+from streampack import BestFitDecreasing, PackedDataset, PackedLoader, Topology, sources
+from streampack.documents import Documents
 from streampack.errors import ConfigError
+from streampack.packing.loss_tokens import LOSS_TOKENS, CountedLoss
 
 SEQ_LEN = 64
 RNG = np.random.default_rng(0)
@@ -17,19 +19,21 @@ LENGTHS = np.clip(RNG.lognormal(2.5, 0.8, 3000), 2, SEQ_LEN + 20).astype(int)
 IDS = [RNG.integers(1, 90, n) for n in LENGTHS]
 #: Either hardly any token of a document carries loss, or nearly all.
 MASKS = [RNG.random(n) < (0.05 if RNG.random() < 0.6 else 0.9) for n in LENGTHS]
-RECORDS = [
-    {"ids": ids.tolist(), "mask": mask.tolist()} for ids, mask in zip(IDS, MASKS, strict=True)
+RECORDS: list[dict[str, Any]] = [
+    {"ids": ids.tolist(), "mask": mask.tolist(), "number": number}
+    for number, (ids, mask) in enumerate(zip(IDS, MASKS, strict=True))
 ]
+NUMBERED: dict[str, Any] = {"document_fields": {"number": "int64"}}
 
 
 def dataset_of(
-    balance: Any, rank: int = 0, ranks: int = 1, overflow: Any = "drop", **options: Any
-) -> PackedDataset:
-    from streampack import sources
-
+    balance: Any, rank: int = 0, ranks: int = 1, *, overflow: Any = "drop", short: bool = False,
+    seq_len: int = SEQ_LEN, **options: Any,
+) -> PackedDataset:  # fmt: skip
+    records = [one for one in RECORDS if not short or len(one["ids"]) <= SEQ_LEN]
     return PackedDataset(
-        sources.Items(RECORDS, tokens="ids", loss_mask="mask"),
-        packer=BestFitDecreasing(seq_len=SEQ_LEN, overflow=overflow, balance=balance),
+        sources.Items(records, tokens="ids", loss_mask="mask"),
+        packer=BestFitDecreasing(seq_len=seq_len, overflow=overflow, balance=balance),
         batch_size=2, lanes=8, seed=1, topology=Topology(rank, ranks), **options,
     )  # fmt: skip
 
@@ -53,13 +57,47 @@ def test_batches_of_a_step_have_about_equally_many_loss_tokens() -> None:
 @pytest.mark.parametrize("attention", ["document", "row"])
 @pytest.mark.parametrize("overflow", ["drop", "truncate"])
 def test_what_is_balanced_are_the_labels_of_the_batch(overflow: Any, attention: Any) -> None:
+    block = Documents.from_arrays([ids.astype(np.uint16) for ids in IDS], loss_masks=MASKS)
+    stage = CountedLoss(SEQ_LEN, 0 if attention == "row" else 1)
+    counts = stage(block, None).document_fields[LOSS_TOKENS].tolist()
+    assert stage(block[7:99], None).document_fields[LOSS_TOKENS].tolist() == counts[7:99]
     counted = 0
-    for batch in PackedLoader(dataset_of("loss", overflow=overflow, attention=attention)):
-        own = int(batch.document_fields["loss_tokens"].sum())
+    dataset = dataset_of("loss", overflow=overflow, attention=attention, **NUMBERED)
+    for batch in PackedLoader(dataset):
+        own = sum(counts[i] for i in batch.document_fields["number"].tolist())
         # A row's first token has no label, although it has one inside the row.
         assert 0 <= own - batch.num_loss_tokens <= (batch.rows if attention == "row" else 0)
+        assert LOSS_TOKENS not in batch.document_fields
         counted += own
     assert counted > 10_000
+
+
+LOSS: dict[str, Any] = {"balance": "loss"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "allow"),
+    [
+        ({"balance": None}, LOSS, "packer"),
+        (LOSS, {"balance": None}, "packer"),
+        (LOSS, {"balance": "attention"}, "packer"),
+        ({"balance": "attention"}, LOSS, "packer"),
+        (LOSS, {"balance": "loss", "seq_len": 90}, "packer"),
+        (LOSS, {"balance": "loss", "attention": "row"}, "attention"),
+    ],
+)
+@pytest.mark.parametrize("taken", [16, 21])
+def test_a_run_may_go_on_with_another_balance(
+    before: Any, after: Any, allow: str, taken: int
+) -> None:
+    # Short documents, so that a change of rows drops none.
+    first = PackedLoader(dataset_of(**before, short=True, **NUMBERED))
+    batches = iter(first)
+    gone = [i for _ in range(taken) for i in next(batches).document_fields["number"].tolist()]
+    second = PackedLoader(dataset_of(**after, short=True, **NUMBERED))
+    second.load_state_dict(first.state_dict(), allow={allow})
+    rest = [i for batch in second for i in batch.document_fields["number"].tolist()]
+    assert sorted(gone + rest) == [i for i, n in enumerate(LENGTHS) if n <= SEQ_LEN]
 
 
 def test_the_same_documents_come_once_and_resume_on_more_ranks() -> None:
@@ -93,7 +131,7 @@ def test_the_same_documents_come_once_and_resume_on_more_ranks() -> None:
     ("options", "setting"),
     [
         ({"overflow": "split"}, "overflow"),
-        ({"document_fields": {"loss_tokens": "int64"}}, "balance"),
+        ({"document_fields": {LOSS_TOKENS: "int64"}}, "balance"),
     ],
 )
 def test_what_cannot_be_balanced_is_refused(options: Any, setting: str) -> None:
