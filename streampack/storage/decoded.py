@@ -106,7 +106,9 @@ class _Pieces:
                         known[number] = self._header(at)
                     chunks, size, last, end = known[number]
                     is_there = content + size > offset and last >= least
-                    if is_there or not self._file.has(end + _HEADER.size):
+                    if is_there:
+                        break
+                    if number + 1 not in known and not self._file.has(end + _HEADER.size):
                         break
                     at, content, passed = end, content + size, passed + chunks
                     number += 1

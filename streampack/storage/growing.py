@@ -15,7 +15,9 @@ import shutil
 import struct
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Any
 
 import numpy as np
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 THREAD_NAME = "streampack-decode"
 MOST_TRIES = 3  # to make content with blocks that disappear meanwhile
 _PAUSES_S = (0.0005, 0.02)  # between looks for a missing block: first, and longest
-_KEPT_BLOCKS = 8  # mapped
+_KEPT_BLOCKS = 64  # mapped by a process
 _SIZE = -1  # number of the block that complete content has behind the others
 _END = struct.Struct("<q?")  # size of the content, and True if its origin is not cut short
 _MOST_KNOWN = 64  # contents with kept reader's notes
@@ -109,12 +111,21 @@ class Growings:
         self.cache = cache
         self.failed: dict[str, Exception] = {}  # by key, of contents not made by this process
         self._known: dict[str, dict[int, Any]] = {}
+        self.views: OrderedDict[tuple[str, int], memoryview] = OrderedDict()  # the last blocks
 
     def known(self, key: str) -> dict[int, Any]:
         """Return this process's notes on a content; only the last contents have notes."""
         found = self._known.pop(key, {})
         self._known = {**dict([*self._known.items()][1 - _MOST_KNOWN :]), key: found}
         return found
+
+    def keep(self, key: str, number: int, view: memoryview) -> memoryview:
+        """Keep a mapped block for later readers in this process; return it."""
+        self.views[key, number] = view
+        with suppress(KeyError):  # another thread did
+            while len(self.views) > _KEPT_BLOCKS:
+                self.views.popitem(last=False)
+        return view
 
     def refuse(self, key: str, name: str, error: Exception) -> None:
         """Stop making a content; log the cost, unless the content itself is the reason."""
@@ -168,7 +179,6 @@ class GrowingFile(StoredFile):
         #: Notes of its readers, for later readers in this process.
         self.known = growings.known(key)
         self._tries = 0
-        self._views: dict[int, memoryview] = {}
 
     def has(self, end: int) -> bool:
         """Wait until there are `end` bytes; return False if the content is complete with fewer.
@@ -230,10 +240,10 @@ class GrowingFile(StoredFile):
 
     def _block(self, number: int) -> memoryview:
         """Return a block, empty after the end; wait for it, or begin to make it."""
-        view = self._views.get(number)
+        cache, key = self._growings.cache, self._key
+        view = self._growings.views.get((key, number))
         if view is not None:
             return view
-        cache, key = self._growings.cache, self._key
         pause_s, most_s = _PAUSES_S
         while key not in self._growings.failed:
             view = cache.get(key, number)
@@ -243,9 +253,7 @@ class GrowingFile(StoredFile):
             if view is None and 0 <= self.num_bytes <= number * BLOCK_BYTES:
                 view = memoryview(b"")
             if view is not None:
-                last = [*self._views.items()][1 - _KEPT_BLOCKS :]
-                self._views = {**dict(last), number: view}
-                return view
+                return self._growings.keep(key, number, view)
             if not self._begin(number):
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, most_s)
