@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any, NamedTuple
+
+from fsspec.asyn import sync
 
 from streampack.storage.remote import VERSION_FIELDS, Pace, info_of, replaced, split_url, version_of
 
@@ -64,10 +67,10 @@ def whole_file(filesystem: Any, url: str, size: int, pace: Pace) -> Iterator[byt
     Raises:
         OSError: more bytes came, or fewer, or too slowly; or another error of the file system.
     """
-    over_http = split_url(url)[0] in _HTTP
+    chunks = _http_chunks if split_url(url)[0] in _HTTP else _file_chunks
     since, had, came = time.monotonic(), 0, 0
-    with filesystem.open(url, "rb", **({"block_size": 0} if over_http else {})) as file:
-        while data := file.read(_PART_BYTES):
+    with closing(chunks(filesystem, url, pace)) as parts:
+        for data in parts:
             came += len(data)
             if came > size:
                 break
@@ -80,6 +83,29 @@ def whole_file(filesystem: Any, url: str, size: int, pace: Pace) -> Iterator[byt
     if came != size:
         more = "more than " if came > size else ""
         raise OSError(f"{more}{came} of {size} bytes arrived")
+
+
+def _file_chunks(filesystem: Any, url: str, pace: Pace) -> Generator[bytes, None, None]:
+    with filesystem.open(url, "rb") as file:
+        while data := file.read(_PART_BYTES):
+            yield data
+
+
+def _http_chunks(filesystem: Any, url: str, pace: Pace) -> Generator[bytes, None, None]:
+    """Yield what has come of a file; fsspec's own stream would wait for a whole part."""
+    answer = pace.call(filesystem, _http_answer, filesystem, url, num_bytes=0)
+    try:
+        while data := sync(filesystem.loop, answer.content.readany):
+            yield data
+    finally:
+        filesystem.loop.call_soon_threadsafe(answer.close)
+
+
+async def _http_answer(filesystem: Any, url: str) -> Any:
+    session = await filesystem.set_session()
+    answer = await session.get(filesystem.encode_url(url), **filesystem.kwargs)
+    answer.raise_for_status()
+    return answer
 
 
 def _hub_range(

@@ -79,8 +79,7 @@ def test_hidden_names_are_read_where_a_pattern_writes_them(corpus: Corpus) -> No
 def test_a_name_with_marks_of_patterns_that_exists_is_that_file(corpus: Corpus) -> None:
     names = corpus("a[1].txt", "a1.txt", "b?.txt", "bc.txt", "d*/x.txt", "de/x.txt", "f[1]/g.txt")
     assert names("a[1].txt") == ["a[1].txt"]
-    with names.storage.local(f"{names.root}/a[1].txt") as path:
-        assert path.read_bytes() == b"x"
+    assert names.storage.read_range(f"{names.root}/a[1].txt", 0, 1) == b"x"
     assert names("b?.txt") == ["b?.txt"]
     assert names("d*/*.txt") == names("d*/x.txt") == names("d*") == ["d*/x.txt"]
     assert names("f[1]") == names("f[1]/*") == names("f[[]1]/*") == ["f[1]/g.txt"]
