@@ -168,6 +168,7 @@ def resume_run(
     """Return the plan and state of a saved run; see `PackedDataset.load_state_dict`."""
     check_state(state)
     saved = state["fingerprint"]
+    config = replace(config, source=config.source.as_saved(saved["source"]))
     if not config.lanes:
         config = replace(config, lanes=saved["lanes"])
     if config.packer.needs_sample or config.choice.needs_sample:

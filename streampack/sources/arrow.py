@@ -25,7 +25,7 @@ from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.columns import is_null
 from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.places import Places, kept
-from streampack.sources.parquet.source import MOST_FOOTERS, Parquet, RowReader
+from streampack.sources.parquet.source import Parquet, RowReader
 from streampack.sources.records import DamagedFileError
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
 from streampack.storage.files import LocalFile, StoredFile
@@ -196,7 +196,7 @@ class Arrow(Parquet):
     endings = FORMATS["Arrow"].endings
 
     def list_shards(self) -> Manifest:
-        """List the files; read the schemas of up to `MOST_FOOTERS` of them."""
+        """List the files; read the schemas of a sample."""
         infos = self.storage.list(self.paths, endings=(*self.endings, _SPLITS))
         for info in infos:
             if has_ending(info.path, (_SPLITS,)):
@@ -206,7 +206,7 @@ class Arrow(Parquet):
                     f'Pass its folder, for example "{shown(folder)}/train".',
                     path=shown(folder),
                 )
-        seen = infos[:: -(-len(infos) // MOST_FOOTERS)]
+        seen = self.sampled(infos)
         schemas = {
             i.path: s for i, s in zip(seen, in_threads(self._schema, seen), strict=True) if s
         }

@@ -147,6 +147,10 @@ class Source(ABC):
     def describe(self) -> dict[str, Any]:
         """Return a JSON-able identity for the fingerprint: kind, manifest digest, columns."""
 
+    def as_saved(self, described: Mapping[str, Any]) -> Source:
+        """Return the source under the rules of the run that saved this output of `describe`."""
+        return self
+
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         """Raise `ConfigError` if the source cannot be split into n lanes."""
         self.lanes(n, seed=seed, epoch=0, shuffle=shuffle)

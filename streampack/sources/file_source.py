@@ -5,8 +5,9 @@ A format adds the listing of its files and the reading of a part of one.
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,11 @@ from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
+
+#: Files that a listing opens, for formats with a schema or header of their own in each file.
+SAMPLED_FILES = 16
+#: The same in runs with a state from before listings sampled files.
+MOST_OPENED = 8192
 
 _MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # opening such files may take longer than reading them
 
@@ -46,6 +52,11 @@ class FileSource(ShardedSource):
     #: Attributes that `list_shards` depends on, besides the storage. If there are any, one process
     #: of a torch.distributed job lists, and the others receive its listing.
     listing_fields: tuple[str, ...] = ()
+
+    #: True if the format's listing once opened all files; now it opens `SAMPLED_FILES` of them.
+    samples = False
+    #: True if the listing opens all files, as in runs with a state from before it sampled them.
+    opens_all = False
 
     @explained
     def __init__(
@@ -145,6 +156,7 @@ class FileSource(ShardedSource):
             return self.list_shards()
         described = {name: getattr(self, name) for name in self.listing_fields}
         described["kind"] = type(self).__qualname__
+        described["opens_all"] = self.opens_all
         described["storage"] = self.storage.storage_options  # another endpoint has other objects
 
         def listing() -> Manifest:
@@ -161,6 +173,22 @@ class FileSource(ShardedSource):
         manifest = listed_once(described, listing)
         self.fields = manifest.details.get("fields", self.fields)
         return manifest
+
+    def sampled(self, infos: Sequence[FileInfo]) -> Sequence[FileInfo]:
+        """Return the files that the listing opens, at equal distances, the first one included."""
+        most = MOST_OPENED if self.opens_all else SAMPLED_FILES
+        return infos[:: -(-len(infos) // most)]
+
+    def as_saved(self, described: Mapping[str, Any]) -> FileSource:
+        if not self.samples or self.opens_all or described.get("listing") == "sampled":
+            return self
+        made = copy.copy(self)
+        made.opens_all, made._manifest, made._lines = True, None, {}
+        return made
+
+    def describe(self) -> dict[str, Any]:
+        sampled = self.samples and not self.opens_all
+        return {**super().describe(), **({"listing": "sampled"} if sampled else {})}
 
     def slow_layout(self) -> str:
         files, size = len(self.manifest), float(np.mean(self.manifest.num_bytes))

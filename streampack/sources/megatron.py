@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct("<9sQBQQ")
 HEADER_BYTES = _HEADER.size
+EMPTY_BYTES = HEADER_BYTES + 8  # of an index without documents
 _MAGIC = b"MMIDIDX\0\0"
 _DTYPES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32",
@@ -170,6 +171,7 @@ class MegatronIndexed(FlatSource):
     """
 
     endings = FORMATS["MegatronIndexed"].endings
+    samples = True
 
     @explained
     def __init__(
@@ -188,15 +190,14 @@ class MegatronIndexed(FlatSource):
         bins = [found[path] for path in sorted(found) if has_ending(path, (".bin",))]
         self.storage.refuse_repeated([info.path for info in bins])
         indexes = [found[_partner(info.path)] for info in bins]
-        headers = in_threads(self._header, indexes)
+        headers = in_threads(self._header, self.sampled(indexes))
         sizes = np.array([info.num_bytes for info in bins], dtype=np.int64)
         # An empty file that should not be is an error, so it must be read.
-        least = np.array([min(header.sequences, 1) for header in headers], dtype=np.int64)
-        details = {
-            "headers": headers,
-            "indexes": indexes,
-            "documents": np.array([header.documents for header in headers], dtype=np.int64),
-        }
+        if self.opens_all:
+            least = np.array([min(header.sequences, 1) for header in headers], dtype=np.int64)
+        else:
+            least = np.array([index.num_bytes > EMPTY_BYTES for index in indexes])
+        details = {"headers": headers, "indexes": indexes}
         return Manifest.of_files(bins, np.maximum(sizes, least), details)
 
     def _list(self, path: str) -> list[FileInfo]:
@@ -215,21 +216,34 @@ class MegatronIndexed(FlatSource):
         return parse_header(head, index.num_bytes, shown(index.path))
 
     def describe(self) -> dict[str, Any]:
-        details = self.manifest.details
-        kinds = sorted({INTEGER_DTYPES[header.kind].name for header in details["headers"]})
-        return {**super().describe(), "dtypes": kinds, "documents": int(details["documents"].sum())}
+        described, details = super().describe(), self.manifest.details
+        if not self.opens_all:
+            return {**described, "index_bytes": sum(own.num_bytes for own in details["indexes"])}
+        headers: list[Header] = details["headers"]
+        kinds = sorted({INTEGER_DTYPES[header.kind].name for header in headers})
+        documents = sum(header.documents for header in headers)
+        return {**described, "dtypes": kinds, "documents": documents}
 
     def estimate_tokens(self) -> int:
-        """Return the exact number of tokens."""
+        """Return the number of tokens, exact if the files that were not opened have one dtype."""
         headers: list[Header] = self.manifest.details["headers"]
-        item_bytes = [INTEGER_DTYPES[header.kind].itemsize for header in headers]
-        return int((self.manifest.num_bytes // np.array(item_bytes)).sum())
+        item_bytes = np.array([INTEGER_DTYPES[header.kind].itemsize for header in headers])
+        sizes = self.manifest.num_bytes
+        if len(headers) == len(sizes):
+            return int((sizes // item_bytes).sum())
+        return int(sizes.sum() / item_bytes.mean())
 
     @contextmanager
     def open_flat(self, shard: int) -> Iterator[FlatFile]:
         details = self.manifest.details
-        header: Header = details["headers"][shard]
-        with self.open_listed(details["indexes"][shard]) as idx, self.open_shard(shard) as file:
+        listed: FileInfo = details["indexes"][shard]
+        with self.open_listed(listed) as idx, self.open_shard(shard) as file:
+            try:
+                header = parse_header(idx.read(0, HEADER_BYTES), idx.num_bytes, shown(listed.path))
+            except ConfigError as error:
+                raise self.broken_shard(
+                    shard, error.fact.rstrip("."), remedy=error.remedy.rstrip(".")
+                ) from error
             index = Index(idx, header, file.num_bytes)
             tokens = file.num_bytes // INTEGER_DTYPES[header.kind].itemsize
             yield FlatFile(file, header.kind, 0, ByIndex(header.documents, index, tokens))

@@ -187,6 +187,15 @@ class Mixture(Source):
                 made.sources[name] = part.with_fields(types)
         return made
 
+    def as_saved(self, described: Mapping[str, Any]) -> Mixture:
+        saved: Mapping[str, Any] = described.get("sources", {})
+        sources = {n: s.as_saved(saved[n]) if n in saved else s for n, s in self.sources.items()}
+        if all(sources[name] is source for name, source in self.sources.items()):
+            return self
+        made = copy.copy(self)
+        made.sources, made._shares = sources, None  # shares may depend on the sizes of sources
+        return made
+
     @property
     def grouped(self) -> bool:
         return any(part.grouped for part in self.sources.values())

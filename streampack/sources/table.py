@@ -49,6 +49,7 @@ class Table(InMemory, Parquet):
 
     words = ("row", "table")
     listing_fields = ()
+    opens_all = True
 
     @explained
     def __init__(
@@ -81,7 +82,8 @@ class Table(InMemory, Parquet):
     ) -> Iterator[tuple[Block, int, int]]:
         """Yield blocks of rows, which weigh one each; see `ShardedSource.read_shard`."""
         row, base = low if position is None else position, shard * SHARD_ITEMS
-        blocks = self._block_maker(shard, skips, self._batch(0, 1)[0].schema)
+        schema, dtype = self._batch(0, 1)[0].schema, self.manifest.details["dtype"]
+        blocks = self._block_maker(shard, skips, schema, dtype)
         while row < high:
             first = row
             batch, stop = self._batch(base + first, base + high)

@@ -72,10 +72,10 @@ class Corpus:
         table = {"input_ids": self.ids, "loss_mask": self.learnt, "score": self.score}
         table["repository"] = [i // 7 for i in range(len(self.ids))]
         table["reward"] = [ids.astype("f4") for ids in self.ids]
-        pq.write_table(pa.table(table), file, row_group_size=50)
+        write_parquet(pa.table(table), file, row_group_size=50)
 
     def _text_parquet(self, file: Path) -> None:
-        pq.write_table(pa.table({"text": self.texts}), file, row_group_size=80)
+        write_parquet(pa.table({"text": self.texts}), file, row_group_size=80)
 
     def _ids_feather(self, file: Path) -> None:
         feather.write_feather(pa.table({"input_ids": self.ids}), file, chunksize=60)
@@ -123,6 +123,19 @@ class Corpus:
 
     def _ids_idx(self, file: Path) -> None:
         write_megatron(file.with_suffix(""), [[ids] for ids in self.ids], "uint16")
+
+
+def write_parquet(table: pa.Table, file: Path, row_group_size: int) -> None:
+    """Write a file of as many bytes as its columns have before compression.
+
+    Lanes are dealt parts by stored bytes, which would depend on the writer's version.
+    """
+    pq.write_table(table, file, row_group_size=row_group_size, compression="zstd")
+    metadata = pq.read_metadata(file)
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    size = sum(group.total_byte_size for group in groups)
+    data, footer = file.read_bytes(), metadata.serialized_size + 8  # its length and a mark
+    file.write_bytes(data[:-footer] + bytes(size - len(data)) + data[-footer:])
 
 
 def longer(documents: Documents, seeds: Any) -> Any:

@@ -6,6 +6,7 @@ renders and tokenizes them, and decides which tokens carry loss.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -186,6 +187,14 @@ class Chat(Source):
         }
         chosen = {"template_kwargs": self.template_kwargs, "shape": self.shape}
         return described | {name: value for name, value in chosen.items() if value}
+
+    def as_saved(self, described: Mapping[str, Any]) -> Chat:
+        records = self._records.as_saved(described)
+        if records is self._records:
+            return self
+        made = copy.copy(self)
+        made._records = records
+        return made
 
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         self._records.check_lanes(n, seed=seed, shuffle=shuffle)

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
@@ -66,10 +67,6 @@ _BATCH_BYTES = 256 << 10
 _FEW_ROWS, _LARGE_GROUP = 512, 128 << 20
 _PAGE_BYTES = 1 << 20  # of a column, as writers cut it by default
 
-#: Largest number of footers read by the listing. With more files, the other footers are read when
-#: their files are opened: a million footers would take most of an hour.
-MOST_FOOTERS = 8192
-
 
 class Parquet(RecordFiles):
     """Documents in a column of Parquet files, cut at any row among any number of lanes.
@@ -81,7 +78,7 @@ class Parquet(RecordFiles):
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
         text: the column that holds the text (any string type).
         tokens: the column that holds lists of token ids, of any integer type. They become uint16
-            where the column is uint8 or uint16 in all files, else uint32; an id outside of that
+            where the column of a file is uint8 or uint16, else uint32; an id outside of that
             range breaks its document. If neither is given, the documents are in "text", "txt",
             "tokens" or "input_ids", whichever exists alone with the right type, or else in the
             only column.
@@ -98,17 +95,17 @@ class Parquet(RecordFiles):
 
     endings = FORMATS["Parquet"].endings
     first_bytes = -(64 << 10)
+    samples = True
 
     def list_shards(self) -> Manifest:
-        """List the files with the bytes of their rows, from their footers, read in parallel.
+        """List the files, which weigh their stored bytes; read the footers of a sample.
 
-        A file with a broken footer weighs one byte, so that the lane that reads it gets the
-        error, and `on_error` decides. With more than `MOST_FOOTERS` files, their stored bytes are
-        their weights.
+        Other footers are read when their files are opened: a million of them would take most of an
+        hour. In a run with a state from before, all are read, and files weigh the bytes of their
+        rows; one with a broken footer weighs a byte, so that the lane that reads it gets the error.
         """
         infos = self.storage.list(self.paths, endings=self.endings)
-        step = -(-len(infos) // MOST_FOOTERS)
-        seen = infos[::step]
+        seen = self.sampled(infos)
         footers = in_threads(lambda info: read_footer(self.storage, info), seen, _FOOTER_THREADS)
         any_rows = any(footer.rows > 0 for footer in footers)
         schemas = {
@@ -125,16 +122,22 @@ class Parquet(RecordFiles):
                 path=shown(seen[0].path),
             )
         narrow = self._read_schemas(schemas)
-        weights = rows = None
-        if step == 1:
-            rows = np.array([f.rows for f in footers], dtype=np.int64)
-            num_bytes = np.array([f.num_bytes for f in footers], dtype=np.int64)
-            weights = np.where(rows == 0, 0, np.maximum(num_bytes, 1))
+        rows, encoded = (
+            np.array([getattr(footer, name) for footer in footers], dtype=np.int64)
+            for name in ("rows", "num_bytes")
+        )
+        everything = len(seen) == len(infos)
+        stored = np.array([info.num_bytes for info in infos], dtype=np.int64)
+        weights: NDArray[np.int64] | None = stored * bool(any_rows or not everything)
+        estimate = int(encoded.sum()) * int(stored.sum()) // sum(info.num_bytes for info in seen)
+        if self.opens_all:
+            weights = np.where(rows == 0, 0, np.maximum(encoded, 1)) if everything else None
+            estimate = int(encoded.sum()) * len(infos) // len(seen)
         details = {
             "dtype": self._dtype_name(narrow),
-            "documents": rows,
+            "documents": rows if everything else None,
             "fields": self.fields,
-            "encoded_bytes": sum(footer.num_bytes for footer in footers) * len(infos) // len(seen),
+            "encoded_bytes": estimate,
         }
         return Manifest.of_files(infos, weights, details)
 
@@ -180,10 +183,12 @@ class Parquet(RecordFiles):
         with self.open_shard(shard) as file:
             try:
                 with self.open_rows(file, shard) as (schema, places, batches):
-                    self._check_listed(shard, schema)
+                    if not places.rows[-1]:  # it may have columns of any type
+                        return
+                    dtype = self._dtype_of(shard, schema)
                     first_row, stop = places.row(low), places.row(high)
                     row = max(first_row, row)
-                    blocks = self._block_maker(shard, skips, schema)
+                    blocks = self._block_maker(shard, skips, schema, dtype)
                     decoded = batches(first_row, row, stop)
                     for block, row, place in placed_blocks(
                         decoded, blocks, (low, high), stop, places.about
@@ -206,10 +211,13 @@ class Parquet(RecordFiles):
         return all(narrow)
 
     def _dtype_name(self, narrow: bool) -> str:
-        """Return the dtype of the documents; `narrow` is True if all ids fit into uint16."""
+        """Return the dtype of all documents, "by file" if it depends on the file of a document.
+
+        `narrow` is True if the ids of all files fit into uint16.
+        """
         if not self.fields.tokenized:
             return "text"
-        return "uint16" if narrow else "uint32"
+        return ("uint16" if narrow else "uint32") if self.opens_all else "by file"
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         """Raise `ConfigError` for an unfit schema; return True if its ids fit into uint16."""
@@ -242,14 +250,17 @@ class Parquet(RecordFiles):
         with open_file(file, footer, order) as opened:
             yield opened.schema_arrow, places, partial(self._batches, file, opened, places, order)
 
-    def _check_listed(self, shard: int, schema: pa.Schema) -> None:
-        """Check a file against the listing, which may not have read its schema."""
+    def _dtype_of(self, shard: int, schema: pa.Schema) -> str:
+        """Check the schema of a file, which the listing may not have read; return its dtype."""
         try:
-            narrow = self._check_schema(shown(self.manifest.paths[shard]), schema)
+            narrow = self._check_schema("it", schema)
         except ConfigError as error:
-            raise DamagedFileError(str(error)) from error
-        if not narrow and self.manifest.details["dtype"] == "uint16":
+            fact, remedy = error.fact.rstrip("."), error.remedy.rstrip(".")
+            raise self.broken_shard(shard, fact, remedy=remedy) from error
+        dtype: str = self.manifest.details["dtype"]
+        if dtype == "uint16" and not narrow:
             raise DamagedFileError("its ids have a wider type than the ids of other files")
+        return ("uint16" if narrow else "uint32") if dtype == "by file" else dtype
 
     def _batches(
         self,
@@ -318,7 +329,7 @@ class Parquet(RecordFiles):
         block = max(1, min(reading.documents_per_block, 2 * reading.block_bytes // row_bytes))
         return block * max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes) // block)
 
-    def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema) -> BlockMaker:
+    def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema, dtype: str) -> BlockMaker:
         """Return the maker of blocks from the rows of a file."""
         if self.fields.records is not None:
             from streampack.sources.parquet.rows import row_parser
@@ -334,13 +345,12 @@ class Parquet(RecordFiles):
         document = [name for name in self.field_types.document if name in there]
         if not self.tokenized:
             return TextBlocks(shard, self.column, limits, most, broken, document)
-        dtype = np.dtype(self.manifest.details["dtype"])
         token = [name for name in self._token_fields if name in there]
         return TokenBlocks(
             shard,
             self.column,
             self.fields.loss_masks,
-            dtype,
+            np.dtype(dtype),
             limits,
             most,
             broken,
