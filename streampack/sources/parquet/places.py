@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import offsets_of
-from streampack.sources.parquet.chunks import Chunks
 from streampack.sources.parquet.footer import row_groups
 from streampack.storage.files import LocalFile, Order, RangedFile, StoredFile
+
+if TYPE_CHECKING:
+    from streampack.sources.parquet.chunks import Chunks, ColumnOrder
 
 _BUFFER_BYTES = 1 << 20  # read of a column at a time
 _KEPT_FOOTERS = 8
@@ -64,8 +66,19 @@ def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:
     return kept((file.version, weight), read)
 
 
+def order_of(file: StoredFile) -> ColumnOrder | None:
+    """Return the order of a remote file's blocks, not planned yet; None for a mapped file."""
+    if file.mapped:
+        return None
+    from streampack.sources.parquet.chunks import ColumnOrder
+
+    return ColumnOrder()
+
+
 def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
     """Return the byte ranges of a remote file's columns; cache the latest files."""
+
+    from streampack.sources.parquet.chunks import Chunks
 
     def read() -> Chunks:
         size = file.num_bytes

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,6 @@ from streampack.sources.base import Block
 from streampack.sources.fields import ATTENTION_MASK
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
-from streampack.sources.parquet.chunks import ColumnOrder
 from streampack.sources.parquet.columns import (
     BlockMaker,
     TextBlocks,
@@ -46,7 +45,7 @@ from streampack.sources.parquet.footer import (
     read_footer,
     row_groups,
 )
-from streampack.sources.parquet.places import Places, chunks_of, footer_of, open_file
+from streampack.sources.parquet.places import Places, chunks_of, footer_of, open_file, order_of
 from streampack.sources.record_files import RecordFiles
 from streampack.sources.records import DamagedFileError, block_of
 from streampack.sources.skips import Skips
@@ -55,6 +54,9 @@ from streampack.storage.failures import is_of_system
 from streampack.storage.files import StoredFile
 from streampack.storage.listing import in_threads
 from streampack.storage.remote import shown
+
+if TYPE_CHECKING:
+    from streampack.sources.parquet.chunks import ColumnOrder
 
 #: Called with the first row of a part, the first wanted row and the end.
 RowReader = Callable[[int, int, int], Iterator[tuple[pa.RecordBatch, int]]]
@@ -246,7 +248,7 @@ class Parquet(RecordFiles):
         listed = self.manifest.details["documents"]
         if listed is not None and footer.num_rows != listed[shard]:
             raise DamagedFileError("its number of rows has changed since it was listed")
-        order = ColumnOrder()
+        order = order_of(file)
         with open_file(file, footer, order) as opened:
             yield opened.schema_arrow, places, partial(self._batches, file, opened, places, order)
 
@@ -267,7 +269,7 @@ class Parquet(RecordFiles):
         file: StoredFile,
         opened: pq.ParquetFile,
         places: Places,
-        order: ColumnOrder,
+        order: ColumnOrder | None,
         begin: int,
         start: int,
         stop: int,
@@ -275,7 +277,7 @@ class Parquet(RecordFiles):
         """Yield batches of the rows [start, stop) of a part, each with its first row's index."""
         columns = self._columns(opened.schema_arrow)
         groups = places.groups(start, stop)
-        if not file.mapped:
+        if order is not None:
             order.plan(chunks_of(file, columns), places.shares(groups, stop))
         for number in groups:
             first, end = int(places.rows[number]), int(places.rows[number + 1])
@@ -283,8 +285,8 @@ class Parquet(RecordFiles):
             size = self._batch_rows(end - first, num_bytes)
 
             def whole_group(file: StoredFile, number: int = number) -> pq.ParquetFile:
-                order = ColumnOrder()
-                if not file.mapped:
+                order = order_of(file)
+                if order is not None:
                     order.plan(chunks_of(file, columns), {number: 1.0})
                 return open_file(file, order=order)
 
