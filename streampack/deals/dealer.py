@@ -51,12 +51,15 @@ class Dealer:
     Args:
         rule: the run's rule of dealing.
         exchange: exchange of reports between the lanes of this process and all others.
+
+    Attributes:
+        made: number of deals made so far.
     """
 
     def __init__(self, rule: DealRule, exchange: ReportExchange) -> None:
         self.rule = rule
         self.exchange = exchange
-        self._made = 0
+        self.made = 0
         self._gave: set[tuple[int, int]] = set()  # pairs of deal and line indices
         self._dealt = {name: _Dealt(line, rule.lanes) for name, line in rule.lines.items()}
 
@@ -91,19 +94,17 @@ class Dealer:
     @property
     def is_over(self) -> bool:
         """True if the deals made so far gave away everything."""
-        return self._made >= self.rule.first and all(
-            dealt.is_over for dealt in self._dealt.values()
-        )
+        return self.made >= self.rule.first and all(dealt.is_over for dealt in self._dealt.values())
 
     def make(self, deals: int) -> None:
         """Make the first `deals` deals, as long as there is something to deal.
 
         It waits for missing reports.
         """
-        while self._made < deals and not self.is_over:
-            number = self._made
+        while self.made < deals and not self.is_over:
+            number = self.made
             self._deal(number, self.exchange.row(number) if number else None)
-            self._made = number + 1
+            self.made = number + 1
 
     def _deal(self, number: int, row: list[NDArray[np.int64] | None] | None) -> None:
         rule = self.rule.of_deal(number)

@@ -12,6 +12,7 @@ from streampack.errors import StateError
 from streampack.lane.config import LaneConfig, LaneShare
 from streampack.lane.lane import Lane
 from streampack.lane.state import LaneBatch, LaneEnd
+from streampack.leaves import load
 from streampack.metrics import Metrics
 from streampack.sources.skips import Skips
 
@@ -34,6 +35,8 @@ def rotate(
     dealer = sharing.dealer(config.dealing, exchange, states)
     skips = Skips(config.on_error)  # counts broken images
     others = OtherLanes(config, dealer, sharing)
+    hints = dealer and config.source.inner.hints and load(config.source.inner.hints)
+    hints = hints and hints(config.source, config.seed, config.shuffle, dealer, states)
     running: dict[int, Lane | None] = dict.fromkeys(states)
     waited_for = set(states)  # lanes that have not given their last item
     ready: dict[int, LaneBatch | LaneEnd] = {}
@@ -57,11 +60,12 @@ def rotate(
         following = own + 1
         lane = own % config.lanes
         own += topology.world_size
-        if lane in ready:
-            item = ready.pop(lane)
+        if made := ready.pop(lane, None):
             if lane not in running:
                 waited_for.discard(lane)
-            yield _finished(item, config, skips)
+            yield _finished(made, config, skips)
+            if hints:
+                hints()
 
 
 def _finished(item: LaneBatch | LaneEnd, config: LaneConfig, skips: Skips) -> LaneBatch | LaneEnd:

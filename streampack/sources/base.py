@@ -85,6 +85,8 @@ class Source(ABC):
         """Name of the source's class in messages and fingerprints."""
         return type(self).__name__
 
+    #: Tells the source the parts that lanes were dealt, as ``module:name``; "" tells nothing.
+    hints: str = ""
     #: Opens the stream of a lane, as ``module:name``; see `streampack.streams.base.LaneStream`.
     stream: str = "streams.stream:DocumentStream"
 

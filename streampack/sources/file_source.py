@@ -17,7 +17,7 @@ import numpy as np
 from streampack.arguments import explained
 from streampack.errors import ContentError, StateError
 from streampack.job.listed_once import listed_once
-from streampack.sources.manifest import Manifest
+from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.reading import Reading
 from streampack.sources.sharded import ShardedSource
 from streampack.storage.files import StoredFile
@@ -31,6 +31,7 @@ SAMPLED_FILES = 16
 #: The same in runs with a state from before listings sampled files.
 MOST_OPENED = 8192
 
+_PART_BYTES = 4 << 20  # fetched before a part is read
 _MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # opening such files may take longer than reading them
 
 
@@ -88,9 +89,30 @@ class FileSource(ShardedSource):
     #: Bytes of a shard with which reading it begins, from its end if below zero.
     first_bytes = 1 << 20
 
-    def will_read(self, shards: Sequence[int]) -> None:
-        """Fetch the beginnings of remote shards ahead; a hint that these shards are next."""
-        self.storage.prefetch(map(self.listed_shard, shards), self.first_bytes)
+    def will_read(self, pieces: Sequence[Piece]) -> None:
+        """Fetch the first bytes of parts of remote shards ahead; a hint that these are next."""
+        for shard, low, high in pieces:
+            listed, begin = self.listed_shard(shard), self.weight_begin(shard)
+            if begin is None or low == 0:
+                begin = self.first_bytes
+            else:
+                stop = begin + min(high, low + _PART_BYTES)
+                self.storage.prefetch(listed, begin + low - 1, stop)
+            if begin:
+                self.storage.prefetch(listed, min(begin, 0), max(begin, 0))
+
+    @property
+    def hints(self) -> str:  # type: ignore[override]
+        """Hints are for remote files."""
+        return "deals.hints:Hints" if "://" in self.manifest.paths[0] else ""
+
+    def weight_begin(self, shard: int) -> int | None:
+        """Return the byte at which a shard's weight begins, if it counts bytes from there.
+
+        Reading a part then needs the bytes before the weight and those of the part; None: all
+        bytes from the shard's beginning, or others.
+        """
+        return None
 
     def listed_shard(self, shard: int) -> FileInfo:
         """Return a shard's entry of the listing."""

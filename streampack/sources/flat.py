@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import make_origin
 from streampack.sources.base import Block
 from streampack.sources.file_source import FileSource
+from streampack.sources.manifest import Piece
 from streampack.sources.raw_bytes import INTEGER_DTYPES, Spans, integer_block
 from streampack.sources.reading import too_long
 from streampack.sources.records import DamagedFileError
@@ -151,10 +152,14 @@ class FlatSource(FileSource):
         indexes: Sequence[FileInfo | None] = self.manifest.details["indexes"]
         return indexes[shard]
 
-    def will_read(self, shards: Sequence[int]) -> None:
-        indexes = [index for shard in shards if (index := self.index_of(shard))]
-        self.storage.prefetch(indexes, self.first_bytes)
-        super().will_read(shards)
+    def will_read(self, pieces: Sequence[Piece]) -> None:
+        for shard, _, _ in pieces:
+            if index := self.index_of(shard):
+                self.storage.prefetch(index, 0, self.first_bytes)
+        super().will_read(pieces)
+
+    def weight_begin(self, shard: int) -> int | None:
+        return 0
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips

@@ -224,6 +224,9 @@ class JSONL(RecordFiles):
         content = "the content of " if _codec_of(path) else ""
         return f"the line at byte {int(origin['index'])} of {content}{shown(path)}"
 
+    def weight_begin(self, shard: int) -> int | None:
+        return None if _codec_of(self.manifest.paths[shard]) else 0
+
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block, int, int]]:

@@ -217,6 +217,11 @@ class Mixture(Source):
             setting="source",
         )
 
+    @property
+    def hints(self) -> str:  # type: ignore[override]
+        """The hints of any source."""
+        return next((hints for s in self.sources.values() if (hints := s.inner.hints)), "")
+
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         for number, (name, source) in enumerate(self.sources.items()):
             with named_in_errors(name):

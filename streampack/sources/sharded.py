@@ -17,7 +17,7 @@ from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import Block, LinePart, Source
 from streampack.sources.fields import Fields
-from streampack.sources.manifest import Manifest, ShardOrder
+from streampack.sources.manifest import Manifest, Piece, ShardOrder
 from streampack.sources.reading import Reading, checked_reading
 from streampack.sources.skips import Skips
 from streampack.sources.span_reader import SpanReader
@@ -88,8 +88,8 @@ class ShardedSource(Source):
         ``rest_of_shard=True``.
         """
 
-    def will_read(self, shards: Sequence[int]) -> None:
-        """Hint that these shards are next, so that they may be fetched."""
+    def will_read(self, pieces: Sequence[Piece]) -> None:
+        """Hint that these parts of shards are next, so that they may be fetched."""
 
     def forget(self, shard: int) -> bool:
         """Drop the cached copy of a shard; return True if there was one."""
@@ -160,7 +160,7 @@ class ShardedSource(Source):
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         """Accept any number of lanes: the line can be cut anywhere."""
 
-    def span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> LinePart:
+    def span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> SpanReader:
         """Return the reader of the part [low, high) of an epoch's line."""
         line = self._line(derive_seed(seed, epoch) if shuffle else None)
         in_blocks = shuffle and self.reading.shuffle_blocks

@@ -16,12 +16,13 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from streampack.storage.blocks import BLOCK_BYTES, LOCKED_BLOCKS
+from streampack.storage.blocks import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from streampack.storage.files import RangedFile
+    from streampack.storage.remote import FileInfo
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,32 @@ _THREADS = 16
 _MOST_HINTS = 256  # a later one would be called after its readers
 
 
+class Hint(NamedTuple):
+    """A range of a file that is read soon.
+
+    Attributes:
+        begin: called with `file`, `start` and `stop`; fetches the range.
+        file: the file.
+        start, stop: bytes [start, stop); a range that begins below zero counts from the end.
+    """
+
+    begin: Callable[[FileInfo, int, int], object]
+    file: FileInfo
+    start: int
+    stop: int
+
+    def fetch(self) -> None:
+        """Fetch the range."""
+        self.begin(self.file, self.start, self.stop)
+
+    def joined(self, following: Hint) -> Hint | None:
+        """Return this range with another that touches it; None for others, or if it were large."""
+        _, file, start, stop = following
+        touches = file == self.file and self.start <= start <= self.stop + BLOCK_BYTES
+        both = self._replace(stop=max(stop, self.stop))
+        return both if touches and both.stop - self.start <= MOST_BLOCKS * BLOCK_BYTES else None
+
+
 class Reader:
     """The position of a forward reader among the blocks that it reads.
 
@@ -53,11 +80,11 @@ class Reader:
 
     __slots__ = ("asked", "at", "file", "order", "since", "used")
 
-    def __init__(self, file: RangedFile, since: int) -> None:
+    def __init__(self, file: RangedFile, used: int, since: int) -> None:
         self.file = file
         self.order: Sequence[int] = ()
         self.at = self.asked = 0
-        self.used, self.since = 0.0, float(since)
+        self.used, self.since = float(used), float(since)
 
 
 class ReadAhead:
@@ -72,7 +99,7 @@ class ReadAhead:
         self._fetch = fetch
         self._most = most_bytes // BLOCK_BYTES
         self._lock = threading.Lock()
-        self._hints: deque[Callable[[], object]] = deque()
+        self._hints: deque[Hint] = deque()
         self._hungry: OrderedDict[Reader, None] = OrderedDict()  # read longest ago first
         self._held = 0  # blocks ahead of all readers
         self._clock = 0  # blocks read by all readers
@@ -80,9 +107,9 @@ class ReadAhead:
         self._now = time.monotonic()
         self._threads = 0
 
-    def reader(self, file: RangedFile) -> Reader:
-        """Return a reader at the beginning of a file."""
-        return Reader(file, self._clock)
+    def reader(self, file: RangedFile, used: int) -> Reader:
+        """Return a reader that has read `used` blocks of a file."""
+        return Reader(file, used, self._clock - used)
 
     def request_blocks(self, reader: Reader) -> int:
         """Return the number of blocks to fetch in one request for a reader."""
@@ -127,11 +154,11 @@ class ReadAhead:
             self._hungry.pop(reader, None)
             self._hold(reader, 0, 0)
 
-    def add_hint(self, task: Callable[[], object]) -> None:
-        """Call `task` in a thread unless too many are waiting; its errors are dropped."""
+    def add_hint(self, hint: Hint) -> None:
+        """Fetch a range in a thread unless too many are waiting; its errors are dropped."""
         with self._lock:
             if len(self._hints) < _MOST_HINTS:
-                self._hints.append(task)
+                self._hints.append(hint)
                 self._start()
 
     def _hold(self, reader: Reader, at: int, asked: int) -> None:
@@ -164,7 +191,11 @@ class ReadAhead:
 
     def _next(self) -> Callable[[], object] | None:
         if self._hints:
-            return self._hints.popleft()
+            hint = self._hints.popleft()
+            while self._hints and (both := hint.joined(self._hints[0])):
+                hint = both
+                self._hints.popleft()
+            return hint.fetch
         while self._hungry and self._held < self._room():
             reader = next(iter(self._hungry))
             wanted = min(self._wanted(reader), self.request_blocks(reader))
@@ -175,9 +206,6 @@ class ReadAhead:
             high, stop = low + 1, order[low] + 1
             while high - low < wanted and order[high] == stop:
                 high, stop = high + 1, stop + 1
-            ragged = stop % LOCKED_BLOCKS  # to be locked again for what follows
-            if high - low == wanted > ragged and high < len(order):
-                high, stop = high - ragged, stop - ragged
             self._hold(reader, reader.at, high)
             first = order[low]
             return lambda: file.closed or self._fetch(file, first, stop)

@@ -29,8 +29,6 @@ from streampack.errors import StorageError
 from streampack.storage.locks import Lock
 
 BLOCK_BYTES = 256 << 10
-#: Blocks that have a lock together. A request may cover several of these groups.
-LOCKED_BLOCKS = 4
 
 _FOLDERS = 256
 _ZONE_BYTES = 64 << 20  # a smaller cache has fewer zones
@@ -109,7 +107,7 @@ class BlockCache:
         return self.path(key, number).exists()
 
     def put(self, key: str, number: int, block: bytes | memoryview) -> None:
-        """Store a block; to be called under the lock of its stripe.
+        """Store a block; to be called under its lock.
 
         Raises:
             StorageError: the folder cannot be written.
@@ -150,19 +148,17 @@ class BlockCache:
             wait: True waits for another fetch of block `first`.
 
         Yields:
-            The index of the first block that may be fetched elsewhere: `end` or above, or less if
-            others fetch a part of the range; `first` or less if nothing was locked.
+            The end of the blocks that are fetched here: less than `end` if others fetch a block of
+            the range; `first` if they fetch that.
         """
         held: list[Lock] = []
-        number = first - first % LOCKED_BLOCKS
         try:
-            while number < end:
+            for number in range(first, end):
                 lock = self._lock(key, number, wait=wait and not held)
                 if lock is None:
                     break
                 held.append(lock)
-                number += LOCKED_BLOCKS
-            yield number
+            yield first + len(held)
         finally:
             for lock in held:
                 lock.remove()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from streampack.errors import StorageError
 from streampack.storage.ahead import MOST_BLOCKS, ReadAhead
-from streampack.storage.blocks import BLOCK_BYTES, LOCKED_BLOCKS, BlockCache
+from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.growing import MOST_TRIES, BlockWriter
 from streampack.storage.remote import FileInfo, shown
 
@@ -39,7 +39,7 @@ class Fetcher:
         self, cache: BlockCache, get: GetRange, get_whole: GetWhole, ahead_bytes: int
     ) -> None:
         self.cache = cache
-        self.ahead = ReadAhead(self._fetch_ahead, ahead_bytes)
+        self.ahead = ReadAhead(self.fetch_ahead, ahead_bytes)
         self._get, self._get_whole = get, get_whole
 
     @staticmethod
@@ -59,20 +59,22 @@ class Fetcher:
             found = self.kept(file, number)
             if found is not None:
                 return found
-            missing = self._missing(file, number + 1, min(stop, end))
+            missing = self._missing(file, number + 1, stop)
             for first, last in _runs([number, *missing]):
                 view = self._put(file, first, last, None)
                 found = view if found is None else found
             assert found is not None
             return found
 
-    def _fetch_ahead(self, file: RangedFile, first: int, end: int) -> None:
+    def fetch_ahead(self, file: RangedFile, first: int, end: int) -> None:
         """Fetch the missing blocks of [first, end) that nobody else fetches; without retries."""
-        while first < end:
-            with self.cache.fetching(file.key, first, end, wait=False) as stop:
-                for low, high in _runs(self._missing(file, first, min(stop, end))):
-                    self._put(file, low, high, 0)
-            first = max(stop, first - first % LOCKED_BLOCKS + LOCKED_BLOCKS)
+        for low, high in _runs(self._missing(file, first, end)):
+            while low < high:
+                last = min(low + MOST_BLOCKS, high)
+                with self.cache.fetching(file.key, low, last, wait=False) as stop:
+                    for run in _runs(self._missing(file, low, stop)):
+                        self._put(file, *run, 0)
+                low = max(stop, low + 1)
 
     def _missing(self, file: RangedFile, first: int, end: int) -> list[int]:
         return [number for number in range(first, end) if not self.cache.has(file.key, number)]

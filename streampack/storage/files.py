@@ -179,6 +179,7 @@ class Forwards:
         self._file, self._fetcher = file, fetcher
         self._views: dict[int, memoryview] = {}
         self._reader: Reader | None = None
+        self._found = 0  # blocks read before the first miss
         file.forwards.append(self)
 
     def close(self) -> None:
@@ -197,6 +198,7 @@ class Forwards:
         view = self._views.pop(number, None)
         if view is None:
             view = self._fetcher.kept(self._file, number)
+            self._found += 1
             if view is None or self._reader is not None:
                 view = self._moved(view, number, end, order)
         self._views = {**dict([*self._views.items()][1 - _KEPT_BLOCKS :]), number: view}
@@ -208,7 +210,7 @@ class Forwards:
         """Return a block, fetched if it is missing, with the blocks that follow it in the order."""
         ahead = self._fetcher.ahead
         if self._reader is None:
-            self._reader = ahead.reader(self._file)
+            self._reader = ahead.reader(self._file, self._found - 1)
         at = fetched = bisect_right(order, number)
         waited_s = 0.0
         if view is None:

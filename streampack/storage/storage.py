@@ -12,9 +12,8 @@ import builtins
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError, StorageError
 from streampack.metrics import fetched
+from streampack.storage.ahead import Hint
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache, default_cache_dir
 from streampack.storage.fetching import Fetcher
 from streampack.storage.files import LocalFile, RangedFile, StoredFile
@@ -242,21 +242,22 @@ class Storage:
         blocks = -(-listed.num_bytes // BLOCK_BYTES)
         return fetcher.cache.forget(fetcher.key(listed), blocks)
 
-    def prefetch(self, files: Iterable[FileInfo], num_bytes: int) -> None:
-        """Start to fetch files that are read next; return at once.
+    def prefetch(self, file: FileInfo, start: int, stop: int) -> None:
+        """Start to fetch bytes [start, stop) of a listed file, which are read next; return at once.
 
-        Args:
-            files: listed files.
-            num_bytes: bytes that are read first, counted from the end of a file if negative.
+        A range that begins below zero counts from the end of the file.
         """
-        for file in files:
-            if self.read_ahead_bytes and split_url(file.path)[0] is not None:
-                self._process.fetcher.ahead.add_hint(partial(self._begin, file, num_bytes))
+        if self.read_ahead_bytes and split_url(file.path)[0] is not None:
+            self._process.fetcher.ahead.add_hint(Hint(self._begin, file, start, stop))
 
-    def _begin(self, listed: FileInfo, num_bytes: int) -> None:
-        with self.open(listed) as file:
-            start = max(file.num_bytes + num_bytes, 0) if num_bytes < 0 else 0
-            file.array(start, start + abs(num_bytes))
+    def _begin(self, listed: FileInfo, start: int, stop: int) -> None:
+        fetcher = self._process.fetcher
+        file = RangedFile(self._listed(listed), fetcher)
+        if start < 0:
+            start, stop = max(file.num_bytes + start, 0), file.num_bytes
+        fetcher.fetch_ahead(
+            file, start // BLOCK_BYTES, -(-min(stop, file.num_bytes) // BLOCK_BYTES)
+        )
 
     def size(self, path: str) -> int:
         """Return the size of a file in bytes."""

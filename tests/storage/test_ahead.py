@@ -107,3 +107,15 @@ def test_nothing_is_fetched_ahead_of_a_closed_file(
         assert file.read(0, 10) == DATA[:10]
     settle()
     assert len(fetched_blocks(http)) == before < BLOCKS
+
+
+def test_ranges_hinted_side_by_side_are_fetched_whole_and_each_block_once(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    (listed,) = storage.list(url)
+    half = BLOCK_BYTES // 2
+    for begin in range(20 * BLOCK_BYTES, 60 * BLOCK_BYTES, 5 * half):
+        storage.prefetch(listed, begin, begin + 5 * half)
+    storage.prefetch(listed, -10, 0)
+    settle()
+    assert fetched_blocks(http) == [*range(20, 60), BLOCKS]

@@ -369,7 +369,7 @@ def test_a_hint_fetches_the_beginning_of_a_file_once(http: HTTPServer, storage: 
     (listed,) = storage.list(url)
     arrived = threading.Event()
     http.gate = lambda _: arrived.set()
-    storage.prefetch([listed], 1 << 20)
+    storage.prefetch(listed, 0, 1 << 20)
     assert arrived.wait(WAIT_S)
     with storage.open(listed) as file:
         assert file.read(0, 1 << 20) == data[: 1 << 20]
@@ -380,7 +380,8 @@ def test_a_hint_that_fails_is_the_readers_to_meet(http: HTTPServer, tmp_path: Pa
     storage = Storage(cache_dir=tmp_path / "cache", retries=0)
     missing = FileInfo(f"{http.url}/missing.bin", 1000)
     url, data = serve(http, "a.bin")
-    storage.prefetch([missing, FileInfo(url, 1000), FileInfo("/a/local/file", 1)], 100)
+    for file in (missing, FileInfo(url, 1000), FileInfo("/a/local/file", 1)):
+        storage.prefetch(file, 0, 100)
     assert storage.read_range(url, 0, 1000) == data
     with pytest.raises(StorageError, match=r"missing\.bin"):
         storage.read_range(missing, 0, 1000)
@@ -397,7 +398,7 @@ def test_a_fork_while_reading_ahead_does_not_hang(http: HTTPServer, tmp_path: Pa
             release.wait(WAIT_S)
 
     http.gate = gate
-    storage.prefetch([FileInfo(urls[0], 1000)], 1000)
+    storage.prefetch(FileInfo(urls[0], 1000), 0, 1000)
     assert begun.wait(WAIT_S)
     answers = FORK.Queue()
     child = _in_process(FORK, _read_into, storage, urls[1], answers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -64,9 +64,6 @@ class InMemory(ShardedSource):
     def document_name(self, origin: np.void) -> str:
         number = int(origin["shard"]) * SHARD_ITEMS + int(origin["index"])
         return f"{self.words[0]} {number} of the {self.words[1]}"
-
-    def will_read(self, shards: Sequence[int]) -> None:
-        """Do nothing: the data are in memory."""
 
 
 class Items(InMemory):

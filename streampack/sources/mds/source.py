@@ -176,6 +176,11 @@ class MDS(RecordFiles):
             token_bytes = 4
         return int(self.manifest.weights.sum()) // token_bytes
 
+    def weight_begin(self, shard: int) -> int | None:
+        if self._form(shard)[1] or self.validate_hash is not None:
+            return None
+        return int(_head_bytes(int(self.manifest.details["documents"][shard])))
+
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
     ) -> Iterator[tuple[Block | Spans, int, int]]:

@@ -21,7 +21,7 @@ from streampack.sources.base import Block
 from streampack.sources.fields import ATTENTION_MASK, RecordReader
 from streampack.sources.formats import FORMATS
 from streampack.sources.json_records import record_of
-from streampack.sources.manifest import Manifest
+from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.raw_bytes import Spans, decoded_texts, integer_block, pieces
 from streampack.sources.reading import too_long
 from streampack.sources.record_files import RecordFiles
@@ -215,8 +215,8 @@ class WebDataset(RecordFiles):
         padding = [ATTENTION_MASK] if self.manifest.details["padded"] else []
         return [*self.fields.loss_masks, *padding]
 
-    def will_read(self, shards: Sequence[int]) -> None:
-        super().will_read([i for i in shards if not is_pipe(self.manifest.paths[i])])
+    def will_read(self, pieces: Sequence[Piece]) -> None:
+        super().will_read([piece for piece in pieces if not is_pipe(self.manifest.paths[piece[0]])])
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: Skips
