@@ -81,15 +81,15 @@ class SpanReader(LinePart):
         """Fetch soon-needed pieces ahead; return the index of the first piece without a hint."""
         room = _SOON - min(self.pieces[piece][2] - reached for piece, _, reached in opened)
         last = min(len(self.pieces), following + _MOST_HINTED)
-        piece, shards = following, []
+        piece, pieces = following, []
         while room > 0 and piece < last:
             shard, low, high = self.pieces[piece]
             if piece >= hinted:
-                shards.append(shard)
+                pieces.append((shard, low, high))
             room -= high - low
             piece += 1
-        if shards:
-            self.source.will_read(shards)
+        if pieces:
+            self.source.will_read(pieces)
         return max(hinted, piece)
 
     def _blocks(
