@@ -28,7 +28,7 @@ from streampack.sources.parquet.places import Places, kept
 from streampack.sources.parquet.source import Parquet, RowReader
 from streampack.sources.records import DamagedFileError
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
-from streampack.storage.files import LocalFile, StoredFile
+from streampack.storage.files import StoredFile
 from streampack.storage.listing import has_ending, in_threads
 from streampack.storage.remote import FileInfo, shown
 
@@ -372,8 +372,8 @@ def _reader(
     file: StoredFile, batches: Batches, fields: list[int], until: int = 0, begin: int = 0
 ) -> Iterator[_Reader]:
     """Open a file, mapped if it is local; of a remote one, read bytes [begin, until) ahead."""
-    if isinstance(file, LocalFile):
-        opened = pa.memory_map(str(file.path))
+    if file.mapped:
+        opened = pa.BufferReader(file.array(0, file.num_bytes))
     else:
         opened = pa.PythonFile(file.stream(until, begin), "r")
     with opened:

@@ -20,6 +20,7 @@ from streampack.job.listed_once import listed_once
 from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.reading import Reading
 from streampack.sources.sharded import ShardedSource
+from streampack.storage.default import default_storage
 from streampack.storage.files import StoredFile
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
@@ -27,7 +28,7 @@ from streampack.storage.storage import Storage
 logger = logging.getLogger(__name__)
 
 #: Files that a listing opens, for formats with a schema or header of their own in each file.
-SAMPLED_FILES = 16
+SAMPLED_FILES = 10
 #: The same in runs with a state from before listings sampled files.
 MOST_OPENED = 8192
 
@@ -75,7 +76,7 @@ class FileSource(ShardedSource):
     def storage(self) -> Storage:
         """Access to files and their cache."""
         if self._storage is None:
-            self._storage = Storage()
+            self._storage = default_storage()
         return self._storage
 
     def __repr__(self) -> str:

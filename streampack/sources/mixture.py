@@ -20,7 +20,9 @@ from streampack.errors import ConfigError, StateError
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import LaneReader, Portion, Source
 from streampack.sources.credits import ONE, TokenShares, Weights, checked_weights, tempered
+from streampack.sources.file_source import FileSource
 from streampack.sources.infer import as_source
+from streampack.storage.listing import in_threads
 
 
 class Mixture(Source):
@@ -205,9 +207,15 @@ class Mixture(Source):
         return any(part.several for part in self.sources.values())
 
     def prepare(self) -> None:
-        for name, source in self.sources.items():
+        def prepare(name: str) -> None:
             with named_in_errors(name):
-                source.prepare()
+                self.sources[name].prepare()
+
+        of_files = [name for name, s in self.sources.items() if isinstance(s.inner, FileSource)]
+        for name in self.sources:
+            if name not in of_files[1:]:  # the first makes a connection that the others use
+                prepare(name)
+        in_threads(prepare, of_files[1:])
         _ = self.shares
 
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:

@@ -13,6 +13,7 @@ from streampack.job.listed_once import listed_once
 from streampack.sources.base import Source
 from streampack.sources.formats import FORMATS, Format
 from streampack.sources.reading import Reading
+from streampack.storage.default import default_storage
 from streampack.storage.listing import has_ending, refuse_pipes
 from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage as Storage
@@ -60,7 +61,7 @@ def open_files(
         ConfigError: there is no file, the files have several formats or an unknown one, or an
             argument is missing or not accepted by the format.
     """
-    storage = Storage() if storage is None else storage
+    storage = default_storage() if storage is None else storage
     several = [paths] if isinstance(paths, str) else list(paths)
     refuse_pipes(several)
     given = {name: value for name, value in given.items() if value is not None}

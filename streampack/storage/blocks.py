@@ -14,7 +14,6 @@ cache, and no record exists that a killed process could leave wrong.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import random
 import struct
@@ -27,6 +26,7 @@ from pathlib import Path
 
 from streampack.errors import StorageError
 from streampack.storage.locks import Lock
+from streampack.storage.mapping import mapped
 
 BLOCK_BYTES = 256 << 10
 
@@ -92,7 +92,7 @@ class BlockCache:
             size = stored if size is None else size
             if stored != size or size < 0:
                 return None
-            data = memoryview(mmap.mmap(fd, size + _TRAILER.size, access=mmap.ACCESS_READ))
+            data = mapped(fd, size + _TRAILER.size).data
             with suppress(OSError):  # the file of another user
                 os.utime(path)
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import io
-import mmap
 import os
 import zlib
 from collections import deque
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.storage.failures import is_of_system
+from streampack.storage.mapping import mapped
 
 if TYPE_CHECKING:
     from streampack.storage.files import StoredFile
@@ -46,9 +46,7 @@ class _CutShortError(DamagedError):
 def map_file(path: Path) -> NDArray[np.uint8]:
     """Map the bytes of a file as (B,) uint8, read-only and paged in on access."""
     with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:  # an empty file cannot be mapped
-            return np.zeros(0, dtype=np.uint8)
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
+        return mapped(file.fileno(), os.fstat(file.fileno()).st_size)
 
 
 def codec_of(head: bytes) -> str | None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.decompression import map_file
+from streampack.storage.remote import replaced
 
 if TYPE_CHECKING:
     from streampack.storage.ahead import Reader
@@ -96,7 +97,48 @@ class LocalFile(StoredFile):
         return self._data[start:stop]
 
     def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
-        return open(self.path, "rb", _BUFFER)
+        return io.BufferedReader(_LocalStream(self), _BUFFER)
+
+
+class _Forward(io.RawIOBase):
+    """The position of a raw stream over `num_bytes`."""
+
+    num_bytes: int
+    _at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.num_bytes}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+
+class _LocalStream(_Forward):
+    """A local file as a raw stream; it holds no descriptor between reads."""
+
+    def __init__(self, file: LocalFile) -> None:
+        self._path, self._inode = file.path, file.version[1]
+        self.num_bytes = file.num_bytes
+
+    def readinto(self, buffer: Any) -> int:
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if (inode := os.fstat(fd).st_ino) != self._inode:
+                raise replaced(str(self._path), f"inode {self._inode}", f"inode {inode}")
+            os.lseek(fd, self._at, os.SEEK_SET)
+            size = os.readv(fd, [buffer])
+        finally:
+            os.close(fd)
+        self._at += size
+        return size
 
 
 class MemoryFile(StoredFile):
@@ -225,28 +267,14 @@ class Forwards:
         return view
 
 
-class _Stream(io.RawIOBase):
+class _Stream(_Forward):
     """A remote file as a raw stream."""
 
     def __init__(self, file: RangedFile, fetcher: Fetcher, order: Order) -> None:
         self._file, self._fetcher = file, fetcher
         self._order = order
         self._forwards: dict[Hashable, Forwards] = {}
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.num_bytes}[whence]
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
+        self.num_bytes = file.num_bytes
 
     def readinto(self, buffer: Any) -> int:
         number, inside = divmod(self._at, BLOCK_BYTES)

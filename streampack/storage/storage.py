@@ -14,6 +14,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
 from urllib.parse import urlsplit
@@ -169,6 +170,8 @@ class Storage:
                 listed = list_remote(
                     filesystem, names, endings, pace=self._pace, retries=self.retries
                 )
+                for info in chain.from_iterable(listed):
+                    self._process.looked_up.pop(info.path, None)  # it is older than the listing
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
                     said = not endings or has_ending(name, endings)

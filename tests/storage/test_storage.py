@@ -16,7 +16,8 @@ import fsspec
 import pytest
 
 from demo.object_store import find_weed, object_store
-from streampack.errors import ConfigError, StorageError
+from streampack.errors import ConfigError, StateError, StorageError
+from streampack.storage.default import default_storage
 from streampack.storage.files import LocalFile
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import expand_braces
@@ -454,3 +455,24 @@ def test_a_forked_child_lets_the_parents_connections_alone(tmp_path: Path) -> No
         done = subprocess.run([sys.executable, "-c", FORKED_USE, url], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert b"Task exception" not in done.stderr
+
+
+def test_a_local_file_that_is_replaced_while_it_is_read_is_not_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"a" * (3 << 20))
+    with Storage().open(str(path)) as file, file.stream() as stream:
+        assert stream.read(10) == b"a" * 10
+        (tmp_path / "b").write_bytes(b"b" * (3 << 20))
+        (tmp_path / "b").replace(path)
+        with pytest.raises(StateError) as caught:
+            stream.read()
+        assert caught.value.path == str(path)
+
+
+def test_sources_without_a_storage_share_one_in_the_same_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = default_storage()
+    assert default_storage() is first
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    assert default_storage() is not first

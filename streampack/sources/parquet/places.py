@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import offsets_of
 from streampack.sources.parquet.footer import row_groups
-from streampack.storage.files import LocalFile, Order, RangedFile, StoredFile
+from streampack.storage.files import Order, RangedFile, StoredFile
 
 if TYPE_CHECKING:
     from streampack.sources.parquet.chunks import Chunks, ColumnOrder
@@ -39,12 +39,12 @@ def open_file(
         metadata: the file's footer, if it is known.
         order: the reading order of a remote file, if it is known.
     """
-    local = isinstance(file, LocalFile)
     return pq.ParquetFile(
-        str(file.path) if isinstance(file, LocalFile) else pa.PythonFile(_stream(file, order), "r"),
+        pa.BufferReader(file.array(0, file.num_bytes))
+        if file.mapped
+        else pa.PythonFile(_stream(file, order), "r"),
         metadata=metadata,
-        memory_map=local,
-        buffer_size=0 if local else _BUFFER_BYTES,
+        buffer_size=0 if file.mapped else _BUFFER_BYTES,
         page_checksum_verification=True,
         pre_buffer=False,
     )

@@ -1,0 +1,23 @@
+"""The storage of sources that name none."""
+
+from __future__ import annotations
+
+import os
+from weakref import WeakValueDictionary
+
+from streampack.storage.storage import Storage
+
+_kept: WeakValueDictionary[int, Storage] = WeakValueDictionary()  # by environment
+
+
+def default_storage() -> Storage:
+    """Return a `Storage` with default settings, shared by all who use it now.
+
+    The sources of a mixture so have one set of connections, and read ahead within one limit. With
+    other variables in the environment, such as keys or a cache directory, it is another one.
+    """
+    environment = hash(frozenset(os.environ.items()))
+    found = _kept.get(environment)
+    if found is None:
+        found = _kept.setdefault(environment, Storage())
+    return found
