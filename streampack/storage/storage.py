@@ -26,7 +26,6 @@ from streampack.storage.ahead import Hint
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache, default_cache_dir
 from streampack.storage.fetching import Fetcher
 from streampack.storage.files import LocalFile, RangedFile, StoredFile
-from streampack.storage.filesystems import open_filesystem
 from streampack.storage.growing import BlockWriter, GrowingFile, Growings
 from streampack.storage.listing import (
     expand_braces,
@@ -38,7 +37,6 @@ from streampack.storage.listing import (
     real_files,
     refuse_repeated,
 )
-from streampack.storage.ranges import fetch_range, whole_file
 from streampack.storage.remote import (
     FileInfo,
     Pace,
@@ -296,6 +294,8 @@ class Storage:
 
         Return None if the server sends whole files only.
         """
+        from streampack.storage.ranges import fetch_range
+
         url, pace = listed.path, self._pace
         filesystem = self._filesystem(split_url(url)[0] or "")
 
@@ -328,6 +328,8 @@ class Storage:
 
     def _get_whole(self, listed: FileInfo, begin: Callable[[], BlockWriter]) -> BlockWriter:
         """Write a whole file, and check its size and version."""
+        from streampack.storage.ranges import whole_file
+
         url, pace = listed.path, self._pace
         filesystem = self._filesystem(split_url(url)[0] or "")
 
@@ -373,6 +375,8 @@ class Storage:
         filesystems = self._process.filesystems
         found = filesystems.get(protocol)
         if found is None:
+            from streampack.storage.filesystems import open_filesystem
+
             opened = open_filesystem(protocol, self.storage_options, self.timeout_s)
             found = filesystems.setdefault(protocol, opened)
         return found
