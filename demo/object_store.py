@@ -44,7 +44,7 @@ class ObjectStore:
 
 
 def find_weed() -> str | None:
-    """The path of SeaweedFS's program, if it is installed."""
+    """Return the path of SeaweedFS's program, if it is installed."""
     return shutil.which("weed") or shutil.which("weed", path=str(Path(sys.executable).parent))
 
 

@@ -91,7 +91,7 @@ def train_with_accidents(
 
 @contextmanager
 def _started(file: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """The job's process, and its workers, in one process group that never outlives the block."""
+    """Yield the job's process; its process group ends with the block at the latest."""
     # Threads that spin at barriers make a step ten times as long where cores are shared.
     environment = {"OMP_WAIT_POLICY": "passive", **environment}
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(file.parent / "inductor")  # torch makes one anyway
@@ -158,7 +158,7 @@ def _take(lines: Iterator[dict[str, Any] | None], story: Story) -> None:
 
 
 def _follow(file: Path) -> Iterator[dict[str, Any] | None]:
-    """The lines of a growing file; None where there is no whole one yet."""
+    """Yield the lines of a growing file, or None while no new line is complete."""
     place = 0
     rest = b""
     while True:

@@ -102,7 +102,7 @@ class Tour:
 
     @contextmanager
     def phase(self, title: str) -> Iterator[Callable[[str], None]]:
-        """A line on the console: what is being done, then what was."""
+        """Print a line while a step runs, and its result afterwards."""
         said: list[str] = []
         began = time.monotonic()
         with self.console.status(f"{title} ..."):
@@ -293,7 +293,7 @@ def _loss(story: Story, step: int) -> float:
 
 
 def _composition(lengths: NDArray[np.int64]) -> Table:
-    """What three packers make of the corpus, for short rows and for long ones."""
+    """Compare three packers on the corpus, for short rows and for long ones."""
     table = Table(
         box=SIMPLE,
         padding=(0, 0, 0, 1),

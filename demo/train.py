@@ -58,7 +58,7 @@ class Job:
 
 
 def open_loader(job: Job, workers: int) -> PackedLoader:
-    """The job's stream, endless, from its beginning."""
+    """Return the job's endless stream, from its beginning."""
     source = MDS(job.url, tokens="tokens", storage=Storage(cache_dir=job.cache))
     dataset = PackedDataset(
         source,
@@ -138,7 +138,7 @@ class Training:
         self.loader.load_state_dict(stream["data"])
 
     def batches(self) -> Iterator[PackedBatch]:
-        """The stream, going on after a worker's death as a training script would."""
+        """Yield batches, and continue after a worker's death as a training script would."""
         while True:
             try:
                 yield from self.loader

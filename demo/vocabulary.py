@@ -15,7 +15,7 @@ _END = "<|endoftext|>"
 
 
 def find_tokenizer(sample: list[str]) -> tuple[Tokenizer, str]:
-    """A tokenizer and what it is called. Nothing is downloaded.
+    """Return a tokenizer and its name. Nothing is downloaded.
 
     Args:
         sample: texts to train on if no package with a vocabulary is installed.

@@ -12,7 +12,7 @@ _OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def usable_cores() -> int:
-    """The cores of the machine that affinity and the quotas of its control groups leave."""
+    """Return the cores of the machine that affinity and the quotas of its control groups leave."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         cores = len(os.sched_getaffinity(0))
     else:
@@ -22,7 +22,7 @@ def usable_cores() -> int:
 
 
 def _quota(own: Path, root: Path) -> float | None:
-    """The smallest quota of the process's control groups in cores; None without one.
+    """Return the smallest quota of the process's control groups in cores; None without one.
 
     Args:
         own: file that lists the groups of the process, ``id:controllers:path`` a line.
@@ -43,7 +43,7 @@ def _quota(own: Path, root: Path) -> float | None:
 
 
 def _quota_in(group: Path) -> list[float]:
-    """The quota of one control group, in the files of version 2 or of version 1."""
+    """Return the quota of one control group, in the files of version 2 or of version 1."""
     with suppress(OSError, ValueError):
         most, period = (group / "cpu.max").read_text().split()
         return [float(most) / float(period)]  # ValueError of "max", which is no quota

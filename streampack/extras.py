@@ -16,7 +16,7 @@ def missing_package(
     setting: str | None = None,
     path: str | None = None,
 ) -> MissingPackageError:
-    """The error for a package that cannot be imported.
+    """Return the error for a package that cannot be imported.
 
     Args:
         package: its name.
@@ -34,7 +34,7 @@ def missing_package(
 
 
 def pip_command(extra: str) -> str:
-    """The command that installs the packages of an extra, with their version ranges.
+    """Return the command that installs the packages of an extra, with their version ranges.
 
     It names the packages, not ``streampack[extra]``, which an index need not have.
     """

@@ -18,7 +18,7 @@ _given: set[str] = set()  # a fork knows what its parent has logged
 
 
 def is_first(notice: str) -> bool:
-    """True if no process of this job has asked for the notice a moment ago.
+    """Return True if no process of this job has asked for the notice a moment ago.
 
     Processes of a job are one process and its workers, and the ranks that one launcher starts.
     """

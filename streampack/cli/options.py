@@ -203,6 +203,7 @@ def packed_by(
     dataset: PackedDataset, packer: Packer, batch_size: int | None = None, **others: Any
 ) -> PackedDataset:
     """Return a dataset of the same documents with another packer or batch size."""
+    from streampack.packing.choice import RowChoice
     from streampack.window.config import WindowConfig
 
     config = dataset.plan.config
@@ -214,7 +215,7 @@ def packed_by(
         packer=packer,
         batch_tokens=batch_tokens,
         window=WindowConfig().resolve(packer, batch_tokens),
-        **{"order": None, "balance": None, **others},
+        **{"order": None, "choice": RowChoice(), **others},
     )
 
 

@@ -91,7 +91,7 @@ class Corpus:
 
     @cached_property
     def notes(self) -> list[dict[str, Any]]:
-        """Notes of the first two stages on each part."""
+        """Return the notes of the first two stages on each part."""
         notes: list[dict[str, Any]] = self.work.read(NOTES)["parts"]
         return notes
 

@@ -122,7 +122,7 @@ class CorpusOrder(Conversion):
         return self.parts
 
     def exact(self, documents: int) -> bool:
-        """True if every pair of this many documents is compared."""
+        """Return True if every pair of this many documents is compared."""
         return self.search == "exact" or (self.search == "auto" and documents <= EXACT_DOCUMENTS)
 
     def settings(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Work:
         return self.folder / name
 
     def has(self, name: str) -> bool:
-        """True if the file exists, which implies that it is complete."""
+        """Return True if the file exists, which implies that it is complete."""
         return self.path(name).exists()
 
     @contextmanager

@@ -75,7 +75,7 @@ class Dealer:
         ]
 
     def used_up(self, deals: int, name: str | None = None) -> bool:
-        """True if the first `deals` deals gave away all of one line, or of every line."""
+        """Return True if the first `deals` deals gave away all of one line, or of every line."""
         return all(
             self.count(line, deals) == len(dealt.cuts) and dealt.is_over
             for line, dealt in self._dealt.items()
@@ -83,7 +83,7 @@ class Dealer:
         )
 
     def gave(self, number: int, line: int) -> bool:
-        """True if deal `number` was made and gave a part of the line with index `line`."""
+        """Return True if deal `number` was made and gave a part of the line with index `line`."""
         return (number, line) in self._gave
 
     def count(self, name: str, deals: int) -> int:

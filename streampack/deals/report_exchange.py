@@ -249,5 +249,5 @@ def _gave_nothing(entries: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _is_whole(entries: NDArray[np.int64]) -> bool:
-    """True if the entries of a deal (lanes, lines, 3) are complete."""
+    """Return True if the entries of a deal (lanes, lines, 3) are complete."""
     return bool(((entries > 0).all(axis=(0, 2)) | _gave_nothing(entries)).all())

@@ -54,7 +54,7 @@ class DealSettings:
         return self._saved_rule(saved)
 
     def keep(self, rule: DealRule | None) -> bool:
-        """True if a saved rule remains valid for these settings of batches and epochs."""
+        """Return True if a saved rule remains valid for these settings of batches and epochs."""
         if rule is None:
             return True
         now = self._rule(rule.lines, self._sources())

@@ -112,7 +112,7 @@ class Conversation:
     in_parts: bool = False
 
     def learns(self, number: int) -> bool:
-        """True if the turn of the message with index `number` carries loss."""
+        """Return True if the turn of the message with index `number` carries loss."""
         if number < self.first_learnt or number in self.left_out:
             return False
         return bool(self.messages[number]["role"] == "assistant")

@@ -61,7 +61,7 @@ def check_same_start(ranks: Ranks, start: int, run: Mapping[str, Any]) -> None:
         ranks.total(0, question("start", start, json.dumps(run, sort_keys=True, default=str)))()
     except OtherPlaceError as error:
         raise RankError(
-            f"The ranks do not start the same run from the same place; this one starts at batch "
+            f"All ranks must start the same run at the same batch; this one starts at batch "
             f"{start} with {run.get('lanes')} lanes.",
             error.remedy,
         ) from None

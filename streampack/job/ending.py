@@ -188,13 +188,13 @@ class Ending:
         return batches if (flags > 0) == (self._end == "drain") else None
 
     def _any_has(self, number: int) -> bool:
-        """True if a lane of this rank has a batch with this index or a higher one."""
+        """Return True if a lane of this rank has a batch with this index or a higher one."""
         if any(step * self._lanes + lane >= number for lane, step in self._last.items()):
             return True
         return any(self._has(lane, -((lane - number) // self._lanes)) for lane in self._last)
 
     def _all_have(self, step: int) -> bool:
-        """True if all lanes of this rank have a batch in that step."""
+        """Return True if all lanes of this rank have a batch in that step."""
         return all(self._has(lane, step) for lane in self._last)
 
     # ------------------------------------------------------------------ looking ahead

@@ -123,7 +123,7 @@ def _wait_for_all(timeout_s: float) -> None:
     here, deadline = store.add(key, 1), time.monotonic() + timeout_s
     while here < dist.get_world_size():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{here} of {dist.get_world_size()} processes came to connect")
+            raise RuntimeError(f"{here} of {dist.get_world_size()} processes connected")
         time.sleep(0.02)
         here = store.add(key, 0)
 
@@ -140,7 +140,7 @@ def _finish(operation: Callable[[], Any], timeout_s: float) -> Any:
         return operation()
     except RuntimeError as error:
         raise RankError(
-            f"Another process of the job died, or left its loop, or hung for {timeout_s:g} s: "
+            f"Another process of the job died, left its loop, or hung for {timeout_s:g} s: "
             f"{first_line(error)}",
             "Look for the process that failed first and resume all, or raise rank_timeout_s of "
             "PackedLoader.",

@@ -82,7 +82,7 @@ def _take(store: Any, key: str, timeout_s: float) -> Any:
     while not store.check([f"{key}/pieces"]):
         if time.monotonic() > deadline:
             raise RankError(
-                f"The process that lists the shards gave nothing for {timeout_s:g} s.", _REMEDY
+                f"The process that lists the shards did not answer within {timeout_s:g} s.", _REMEDY
             )
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -91,8 +91,8 @@ class Topology:
                 group = mesh.get_group(name)
             except (KeyError, RuntimeError, ValueError) as error:
                 raise ConfigError(
-                    f"The mesh has the dimensions {mesh.mesh_dim_names}, and {name!r} is asked "
-                    f"for: {error}",
+                    f"dims must name dimensions of the mesh, {mesh.mesh_dim_names}, got {name!r}: "
+                    f"{error}",
                     "Name dimensions that were given as mesh_dim_names, from a process that is "
                     "part of the mesh.",
                     setting="dims",
@@ -114,7 +114,7 @@ class Topology:
         return number - self.rank + self.world_size
 
     def takes(self, number: int, start: int) -> bool:
-        """True if this rank takes batch `number`, given that a step begins with batch `start`."""
+        """Return True if this rank takes batch `number` of the step that begins with `start`."""
         return (number - start) % self.world_size == self.rank
 
     def lanes(self, start: int, lanes: int) -> list[int]:

@@ -172,7 +172,7 @@ def _hash_words(
 
 @kernel
 def _is_letter(byte: int) -> bool:
-    """True if a character with this first byte joins its neighbours to a word."""
+    """Return True if a character with this first byte joins its neighbours to a word."""
     small = 97 <= byte <= 122 or 65 <= byte <= 90 or 48 <= byte <= 57 or byte == 95
     return small or 0xC3 <= byte <= 0xE1
 

@@ -118,7 +118,7 @@ def whole_norms(vectors: NDArray[np.int32]) -> NDArray[np.float64]:
 
 @kernel
 def alike(i: int, j: int, made: WholeVectors, threshold: float) -> bool:
-    """True if the cosine of the whole documents exceeds the threshold, or is not available."""
+    """Return True if the whole documents' cosine exceeds the threshold, or is not available."""
     row, vectors, norms = made
     if len(row) == 0 or row[i] < 0 or row[j] < 0:
         return True

@@ -69,7 +69,7 @@ class Cost:
 
     @classmethod
     def of_width(cls, width: int) -> Cost:
-        """A layer of this width, four times as wide in its feed-forward part (docs/balance.md)."""
+        """Return the cost of a layer with a feed-forward part `4 * width` wide."""
         return cls(token=24 * width**2, pair=4 * width)
 
     @classmethod

@@ -260,7 +260,7 @@ def _leaves_room(
     given: NDArray[np.int64],
     knots: _Knots,
 ) -> bool:
-    """True if a turn with this deadline leaves room now for all turns with earlier deadlines."""
+    """Return True if a turn with this deadline leaves room for all with earlier deadlines."""
     buckets = len(due)
     ahead = due.copy()
     for t in range(r, deadline):

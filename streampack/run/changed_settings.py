@@ -67,15 +67,14 @@ def previous_config(
     if "source" in changed:
         if not isinstance(source, Mixture):
             raise StateError(
-                "`source` is not what it was when the state was saved.",
-                "Name the files that it had, or start a new run; others may join only a run that "
-                "began with a sources.Mixture.",
+                f"Only a sources.Mixture can change on resume, got {source.kind}.",
+                "Restore the files of the saved run, or start a new run with a sources.Mixture.",
                 setting="source",
             )
         if config.order is not None:
             raise StateError(
-                "The mixture is not what it was when the state was saved, and there is an order.",
-                "Go on with the same mixture, or start a new run.",
+                "The mixture of a run with an order cannot change on resume, but it did.",
+                "Restore the mixture of the saved run, or start a new run.",
             )
         source = earlier_mixture(source, saved["source"], current["source"])
     packer: Any = rebuild_packer(saved["packer"]) if "packer" in changed else config.packer

@@ -45,7 +45,9 @@ def check_arguments(window: Any, topology: Any, token_rules: Any, **switches: An
     for name, value in switches.items():
         if not isinstance(value, (bool, np.bool_)):  # any text would count as True
             raise ConfigError(
-                f"{name} is {value!r:.80}.", f"Pass {name}=True or False.", setting=name
+                f"{name} must be a bool, got {value!r:.80}.",
+                f"Pass {name}=True or False.",
+                setting=name,
             )
 
 

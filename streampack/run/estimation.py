@@ -80,7 +80,7 @@ def sample(config: LaneConfig, *, documents: int | None = None) -> Sample:
     source = config.source
     if source.once:
         raise ConfigError(
-            "The source can be read only once, and a sample would be lost to the run.",
+            "A sample must be read before the run, but the source can be read only once.",
             "Pass a source that can be read again; to Buckets also shares=.",
             setting="shares",
         )

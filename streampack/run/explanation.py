@@ -121,7 +121,7 @@ def explain(
     lengths, packer = found.lengths, config.packer
     if not lengths.any():
         raise ConfigError(
-            "The sample must hold tokens, and it has no token.",
+            "The sample must contain tokens, got none.",
             "Check the path and the name of the column that is read.",
             setting="source",
         )

@@ -63,7 +63,7 @@ def changed_fields(
     named = isinstance(allow, Collection) and not isinstance(allow, str)
     if not named or not set(allow) <= set(CHANGEABLE):
         raise StateError(
-            f"allow is {allow!r}.",
+            f"allow must be a set of names of settings, got {allow!r}.",
             f"Use a set of names from {', '.join(CHANGEABLE)}.",
             setting="allow",
         )

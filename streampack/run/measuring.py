@@ -38,7 +38,7 @@ def measured(config: LaneConfig) -> LaneConfig:
         return config
     if config.source.once:
         raise ConfigError(
-            "The source can be read only once, and a balance measures on a sample what rows cost.",
+            "A balance measures row costs on a sample, but the source can be read only once.",
             "Leave out balance=, or pass a source that can be read again.",
             setting="balance",
         )

@@ -55,7 +55,7 @@ def locate(source: Source, batch: Any) -> list[Piece]:
     provenance: NDArray[np.void] | None = getattr(batch, "provenance", batch)
     if provenance is None:
         raise ConfigError(
-            "The batch has no provenance.",
+            "The batch must carry provenance, got none.",
             "Pass provenance=True to the dataset.",
             setting="provenance",
         )
@@ -66,7 +66,7 @@ def locate(source: Source, batch: Any) -> list[Piece]:
     for number, shard, index, start, stop in provenance.tolist():
         if not 0 <= number < len(members):
             raise ConfigError(
-                f"A piece is of source number {number}, and there are {len(members)}.",
+                f"The source index of a piece must be below {len(members)}, got {number}.",
                 "Ask the dataset that made the batch.",
                 setting="batch",
             )
@@ -88,7 +88,7 @@ def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
     found = found and found.inner
     if not isinstance(found, ShardedSource) or piece.shard not in found.manifest.paths:
         raise ConfigError(
-            f"The piece is from {piece.shard!r}, which is no file of the dataset's source.",
+            f"The piece must be from a file of the dataset's source, got {piece.shard!r}.",
             "Ask the dataset that made the batch; for documents of an iterable use "
             "batch.decode(number, tokenizer).",
             path=piece.shard,
@@ -107,7 +107,7 @@ def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
         return decoder(tokenizer)(document.document(0).astype(np.int64))
     raise ConfigError(
         f"{piece.shard} has no document {piece.index}.",
-        "Ask for it beside the files as they were.",
+        "Locate it with the files that the run read.",
         path=piece.shard,
     )
 

@@ -221,8 +221,9 @@ def tokens_per_batch(batch_size: int | None, packer: Packer) -> int:
     if packer.batch_tokens is not None:
         if batch_size is not None:
             raise ConfigError(
-                f"batch_size is {batch_size!r}, and the packer has "
-                f"batch_tokens={packer.batch_tokens}.",
+                "Only one of batch_size and the packer's batch_tokens may be set, got "
+                f"{batch_size!r} "
+                f"and {packer.batch_tokens}.",
                 "Leave out one of them.",
                 setting="batch_size",
             )

@@ -101,7 +101,8 @@ class WorkerShare(Iterator[PackedBatch]):
         shared = self._plan.topology.shares(self._plan.config.lanes)
         if shared > 1:
             raise StateError(
-                f"{shared} ranks run each of the {self._plan.config.lanes} lanes.",
+                f"Each of the {self._plan.config.lanes} lanes must belong to one rank, got "
+                f"{shared} ranks.",
                 "Use PackedLoader(dataset, num_workers=...) and its state, or a number of ranks "
                 "that divides the lanes.",
             )

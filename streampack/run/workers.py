@@ -267,8 +267,8 @@ class _Receiver:
                     raise error from None
                 if time.monotonic() - began >= timeout_s:
                     raise WorkerError(
-                        f"Workers gave nothing for {timeout_s:g} s.",
-                        remedy="Look at storage and tokenizer, or raise timeout.",
+                        f"No worker sent a batch within {timeout_s:g} s.",
+                        remedy="Check storage and tokenizer, or raise timeout.",
                         setting="timeout",
                     ) from None
 

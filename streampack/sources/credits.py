@@ -224,14 +224,14 @@ def checked_weights(
         understood = False
     if not understood:
         raise ConfigError(
-            f"weights is {weights!r:.200}.",
+            f"weights must be a dict or a schedule of dicts, got {weights!r:.200}.",
             "Pass a dict of numbers by name, or pairs (tokens of the run, such a dict).",
             setting="weights",
         )
     places = [whole_value(f"weights[{i}][0]", at) for i, (at, _) in enumerate(pairs)]
     if not places or places[0] != 0 or any(a >= b for a, b in pairwise(places)):
         raise ConfigError(
-            f"The weights are given at {places} tokens of the run.",
+            f"Weights must begin at 0 tokens of the run and ascend, got {places}.",
             "Begin with (0, {...}), and name each later place once.",
             setting="weights",
         )
@@ -256,8 +256,8 @@ def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
     values = [given[name] for name in names]
     if not all(math.isfinite(value) and value >= 0 for value in values) or not any(values):
         raise ConfigError(
-            f"The weights at {at} tokens are {dict(given)}.",
-            "Use finite numbers, none negative and not all 0.",
+            f"Weights must be finite numbers >= 0 and not all 0, got {dict(given)} at {at} tokens.",
+            "Correct the weight of each source.",
             setting="weights",
         )
     return [Fraction(value) for value in values]

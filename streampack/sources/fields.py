@@ -222,7 +222,7 @@ class Fields:
         loss_mask = named.get("loss_mask")
         if text is not None and tokens is not None:
             raise ConfigError(
-                f"Both text={text!r} and tokens={tokens!r} are given.",
+                f"Only one of text and tokens may be set, got text={text!r} and tokens={tokens!r}.",
                 "Pass one of them.",
                 setting="tokens",
             )

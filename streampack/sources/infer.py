@@ -120,7 +120,7 @@ def _refuse_others(source: Any, given: Mapping[str, Any], takes: Collection[str]
     for name in given:
         if name not in takes:
             raise ConfigError(
-                f"{name}={given[name]!r:.80} was given, and the source is {kind_name(source)}.",
+                f"{kind_name(source)} does not accept {name}, got {name}={given[name]!r:.80}.",
                 f"Leave {name} out.",
                 setting=name,
             )

@@ -129,7 +129,7 @@ class Manifest:
 
     @cached_property
     def weight(self) -> int:
-        """The weight of all shards together."""
+        """Return the total weight of all shards."""
         return int(self.weights.sum())
 
     @cached_property

@@ -332,14 +332,16 @@ def sources_of(source: Source) -> tuple[Source, ...]:
 def _check_sources(sources: Any) -> None:
     if not isinstance(sources, Mapping) or not sources:
         raise ConfigError(
-            f"The sources of a Mixture are {sources!r:.80}.",
+            f"The sources of a Mixture must be a dict by name, got {sources!r:.80}.",
             'Pass a dict: Mixture({"web": ..., "code": ...}, weights={"web": 0.7, "code": 0.3}).',
             setting="sources",
         )
     for name in sources:
         if not isinstance(name, str) or not name:  # a saved state knows it as a string
             raise ConfigError(
-                f"A source of the mixture is named {name!r}.", "Use a string.", setting="sources"
+                f"A source of a mixture must have a string as its name, got {name!r}.",
+                "Use a string.",
+                setting="sources",
             )
 
 
@@ -350,8 +352,8 @@ def _check_choices(at_end: str, transition: str, temperature: Any, weights: Any)
         return
     if weights is not None:
         raise ConfigError(
-            f"temperature is {temperature!r}, and there are weights.",
-            "Leave out the other.",
+            f"Only one of temperature and weights may be set, got temperature={temperature!r}.",
+            "Leave out one of them.",
             setting="temperature",
         )
     real_number("temperature", temperature, least=0.001)
@@ -365,7 +367,7 @@ def _check_epochs(
         return checked
     if not isinstance(epochs, Mapping):
         raise ConfigError(
-            f"epochs of the Mixture is {epochs!r:.80}.",
+            f"epochs of a Mixture must be a dict by name, got {epochs!r:.80}.",
             f'Pass a dict by name, epochs={{"{names[0]}": 2}}; for all sources, '
             "PackedDataset(mixture, epochs=2).",
             setting="epochs",
@@ -373,7 +375,7 @@ def _check_epochs(
     for name, passes in epochs.items():
         if name not in names:
             raise ConfigError(
-                f'epochs names "{name}", which is no source of the mixture.',
+                f'epochs must name sources of the mixture, got "{name}".',
                 f"The sources are {', '.join(names)}.",
                 setting="epochs",
             )

@@ -86,7 +86,7 @@ def _look(
         if name not in takes:
             named = [option for option in _NAMED if option in takes]
             raise ConfigError(
-                f"{name}={value!r} was given, and the files are read by {known.name}.",
+                f"{known.name} does not accept {name}, got {name}={value!r}.",
                 remedy=f"It takes {', '.join(named) or 'no such argument'}.",
                 setting=name,
             )
@@ -123,8 +123,7 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
             endings = ", ".join(ending for known in wanted for ending in known.endings[:1])
             other = listed.get(None, next(iter(listed.values())))
             raise ConfigError(
-                f'"{shown(path)}" names files of no kind that is read here, such as '
-                f"{shown(other)}.",
+                f'"{shown(path)}" must name files of a supported format, got {shown(other)}.',
                 remedy=_loaded_by_datasets(other)
                 or f"Name files that end in {endings} or the like, or pass a source of "
                 "streampack.sources.",

@@ -37,7 +37,7 @@ def integer_kind(dtype: DTypeLike, argument: str = "dtype") -> int:
         if wanted == known:
             return kind
     raise ConfigError(
-        f"{argument} is {dtype!r}.",
+        f"{argument} must be an integer dtype, got {dtype!r}.",
         "Pass one of " + ", ".join(known.name for known in INTEGER_DTYPES.values()) + ".",
         setting=argument,
     )

@@ -186,13 +186,13 @@ class Tokens(FlatSource):
             return
         if indexed:
             raise ConfigError(
-                f"eos_id is {self.eos_id}, and {shown(path)} has an index.",
+                f"eos_id is for files without an index, but {shown(path)} has one.",
                 "Leave eos_id out.",
                 setting="eos_id",
             )
         dtype = "" if has_ending(path, (".npy",)) else ', dtype="uint16"'
         raise ConfigError(
-            f"eos_id is not given for {shown(path)}.",
+            f"eos_id is required for {shown(path)}, which has no index.",
             f"Pass it: sources.Tokens({path!r}{dtype}, eos_id=50256), with yours.",
             setting="eos_id",
             path=shown(path),
@@ -210,7 +210,7 @@ class Tokens(FlatSource):
         says_it = head.startswith(NPY_MAGIC) or is_llmc(head)
         if index is None and self.dtype is None and not says_it:
             raise ConfigError(
-                f"dtype is not given for {shown(info.path)}, which has no header.",
+                f"dtype is required for {shown(info.path)}, which has no header.",
                 'Pass it, for example dtype="uint16" or dtype="uint32".',
                 setting="dtype",
                 path=shown(info.path),

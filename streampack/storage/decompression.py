@@ -272,11 +272,13 @@ def _arrow_chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Ite
     try:
         if codec == "snappy":
             if exact_bytes is None:
-                raise DamagedError("raw snappy data does not say its size")
+                raise DamagedError("raw snappy data does not declare its size")
             data = source.read()
             # pyarrow trusts a size that is too large, and pads with what is in memory.
             if _snappy_size(data) != exact_bytes:
-                raise DamagedError(f"it says it decompresses to {_snappy_size(data)} bytes")
+                raise DamagedError(
+                    f"its header declares {_snappy_size(data)} bytes instead of {exact_bytes}"
+                )
             yield pyarrow.decompress(data, exact_bytes, codec="snappy", asbytes=True)
             return
         name = {"br": "brotli"}.get(codec, codec)

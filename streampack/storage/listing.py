@@ -47,7 +47,7 @@ def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
     for path in listed:
         if not isinstance(path, (str, os.PathLike)):
             raise ConfigError(
-                f"A path was expected, and {path!r:.80} is {type_in_words(path)}.",
+                f"A path must be a string or PathLike, got {type_in_words(path)}: {path!r:.80}.",
                 "Pass paths; texts, ids or records in memory go to PackedDataset, conversations to "
                 "sources.Chat(records).",
                 setting="paths",
@@ -69,7 +69,8 @@ def _refuse_misspelt(url: str) -> None:
         )
     if protocol in _WITH_HOST and rest.startswith("/"):
         raise ConfigError(
-            f'"{shown(url)}" names no {_WITH_HOST[protocol]}: three slashes follow {protocol}:.',
+            f'"{shown(url)}" must name a {_WITH_HOST[protocol]} after two slashes, '
+            "got three slashes.",
             f'Write "{shown(f"{protocol}://" + rest.lstrip("/"))}".',
             path=shown(url),
         )

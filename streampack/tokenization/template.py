@@ -65,7 +65,7 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> tuple[BoundedTemplate, bool, bool]:
-        """The template, and whether it has generation blocks and a generation prompt."""
+        """Return the template, and whether it has generation blocks and a generation prompt."""
         try:
             from streampack.tokenization._jinja import compile_template
         except ImportError as error:

@@ -103,7 +103,7 @@ _FAULTS = {
 
 
 def _leaves_tokens(selection: Selection, lengths: NDArray[np.int64]) -> bool:
-    """True if documents of these lengths (N,) have tokens that are neither in a row nor dropped."""
+    """Return True if documents of these lengths (N,) have tokens neither in a row nor dropped."""
     plan, rows = selection.plan, selection.rows
     goes = np.zeros(plan.num_rows, dtype=np.bool_)
     goes[rows] = True

@@ -190,7 +190,7 @@ def test_ranks_that_start_from_different_places_are_refused_on_every_rank() -> N
         loader = PackedLoader(make_dataset(topology=Topology(rank, 2)), ranks=ranks)
         if rank == 0:
             loader.load_state_dict(state)
-        with pytest.raises(RankError, match="do not start the same run") as raised:
+        with pytest.raises(RankError, match="must start the same run") as raised:
             next(iter(loader))
         return raised.value.fact
 

@@ -95,7 +95,7 @@ def test_two_by_two_processes_share_batches_by_their_mesh_and_one_of_them_lists(
     assert [batch for batch in found if np.any(batch[2])] == expected
     for result in results:
         assert result["refusal"][0] == "ConfigError"
-        assert "('dp', 'tp'), and 'pp' is asked for" in result["refusal"][1]
+        assert "('dp', 'tp'), got 'pp'" in result["refusal"][1]
         assert result["missing"][0] == "ConfigError"
         assert "There is no" in result["missing"][1]
 
@@ -108,7 +108,7 @@ def test_a_process_that_dies_while_it_lists_fails_the_others_in_time(
     store = HashStore()
     monkeypatch.setattr(listed_once_module, "job_store", lambda: store)
     store.add("streampack/manifest/" + _key({"paths": "a"}) + "/claims", 1)  # and died
-    with pytest.raises(RankError, match=r"gave nothing for 0.2 s"):
+    with pytest.raises(RankError, match=r"did not answer within 0.2 s"):
         listed_once({"paths": "a"}, lambda: pytest.fail("it must wait"), timeout_s=0.2)
 
 

@@ -143,11 +143,12 @@ def test_columns_that_nobody_reads_are_not_fetched(
 
 
 def test_the_first_rows_of_a_large_row_group_take_a_small_part_of_it(
-    http: HTTPServer, storage: Storage
+    http: HTTPServer, tmp_path: Path
 ) -> None:
     table = wide_table(20_000).select(["ids"])
     options: Any = {"use_dictionary": False, "compression": None}
     pq.write_table(table, http.folder / "a.parquet", row_group_size=1 << 20, **options)
+    storage = Storage(cache_dir=tmp_path / "cache", read_ahead_bytes=0)
     source = sources.Parquet(f"{http.url}/a.parquet", tokens="ids", storage=storage)
     source.prepare()
     part = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]

@@ -236,7 +236,7 @@ def source_of_records(
         return cast(ShardedSource, files)
     if storage is not None:
         raise ConfigError(
-            f"storage was given, and data is {kind_name(data)}.",
+            f"storage applies only to paths, but data is {kind_name(data)}.",
             "Leave storage out.",
             setting="storage",
         )
@@ -261,12 +261,12 @@ def _field_names(items: Sequence[Any]) -> set[str]:
     """Return the fields of records in memory; raise `ConfigError` if there are no records."""
     if not len(items):
         raise ConfigError(
-            "There are no items in data.", "Pass data that holds records.", setting="data"
+            "data must hold records, got none.", "Pass data that holds records.", setting="data"
         )
     names = {str(name) for item in items if isinstance(item, Mapping) for name in item}
     if not names:
         raise ConfigError(
-            f"The first item of data is {items[0]!r:.80} ({type(items[0]).__name__}).",
+            f"data must hold records, but its first item is {items[0]!r:.80}.",
             'Pass records, such as [{"messages": messages} for messages in data]; paths go in a '
             "list.",
             setting="data",
@@ -288,7 +288,7 @@ def _read_template(template: str | Path) -> str:
         return Path(template).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"template is {str(template)!r:.200}: {error}.",
+            f"template must be a chat template or its path, got {str(template)!r:.200}: {error}.",
             "Pass the template, its path, or a tokenizer that has one.",
             setting="template",
         ) from error
@@ -303,7 +303,9 @@ def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
     taken = [name for name in given if name in _OF_CONVERSATIONS or not isinstance(name, str)]
     if taken:
         raise ConfigError(
-            f"template_kwargs has {taken[0]!r}.", "Leave it out.", setting="template_kwargs"
+            f"template_kwargs must not set {taken[0]!r}, which comes from the conversation.",
+            "Leave it out.",
+            setting="template_kwargs",
         )
     try:
         kwargs: dict[str, Any] = json.loads(json.dumps(dict(given), sort_keys=True))
@@ -311,7 +313,7 @@ def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
             datetime.fromisoformat(kwargs["strftime_now"])
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"template_kwargs is {dict(given)!r:.200}: {error}.",
+            f"template_kwargs must hold JSON values, got {dict(given)!r:.200}: {error}.",
             "Use JSON values: texts, numbers, true and false, lists and objects; and a date as "
             '"2025-07-26".',
             setting="template_kwargs",

@@ -74,7 +74,7 @@ class HFStream(ItemSource):
         super().__init__(reading)
         if getattr(dataset, "_distributed", None) is not None:
             raise ConfigError(
-                "The dataset was split by node already, and streampack gives each rank its lanes.",
+                "The dataset must not be split by node: streampack gives each rank its lanes.",
                 remedy="Pass the whole dataset on every rank, without split_dataset_by_node.",
                 setting="dataset",
             )

@@ -98,7 +98,11 @@ class Items(InMemory):
         refuse_no_corpus(data)
         kind = kind_name(data)
         if not is_random_access(data):
-            raise ConfigError(f"data is {kind}.", "Pass it to sources.Iterable.", setting="data")
+            raise ConfigError(
+                f"data must have a length and items by index, got {kind}.",
+                "Pass it to sources.Iterable.",
+                setting="data",
+            )
         self.data = data
         self.words = ("item", kind.rpartition(".")[2])
         self.fields = fields_in(self.first_item, **named)

@@ -92,7 +92,7 @@ def check_state(state: Any, items: Any) -> None:
         same = False
     if not same:
         raise ConfigError(
-            f"The state_dict() of {kind_name(items)} holds more than JSON can.",
+            f"The state_dict() of {kind_name(items)} must hold JSON values only.",
             "Let it return numbers, strings, lists and dicts only.",
             setting="data",
         )
@@ -115,7 +115,8 @@ def takes_lanes(function: Callable[..., Any]) -> bool:
             continue
         return len(arguments) == 2
     raise ConfigError(
-        f"The function {getattr(function, '__name__', kind_name(function))} takes {signature}.",
+        f"The function {getattr(function, '__name__', kind_name(function))} must take "
+        f"no argument or (lane, lanes), but takes {signature}.",
         "Pass a function with one of these signatures, or the iterable itself.",
         setting="data",
     )

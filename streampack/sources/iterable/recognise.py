@@ -35,7 +35,7 @@ def refuse_lazy(data: Any) -> None:
         if kind.startswith(prefix) and hasattr(data, call):
             files = "its files, data.files, or " if hasattr(data, "files") else ""
             raise ConfigError(
-                f"data is {with_article(kind)}, and its rows are not in memory.",
+                f"data must have its rows in memory, got {with_article(kind)}.",
                 f"Pass {files}its rows, sources.Table(data.{call}()).",
                 setting="data",
             )
@@ -48,7 +48,8 @@ def refuse_no_corpus(data: Any) -> None:
     if isinstance(data, no_items) or is_table(data):
         keys = ", ".join(repr(key) for key in list(data)[:10]) if isinstance(data, Mapping) else ""
         raise ConfigError(
-            f"data is {with_article(kind_name(data))}{keys and f' with the keys {keys}'}.",
+            f"data must be a corpus, got {with_article(kind_name(data))}"
+            f"{keys and f' with the keys {keys}'}.",
             remedy="Pass one corpus: paths, or a list of texts, token ids or records; a table to "
             "sources.Table, several corpora in a sources.Mixture.",
             setting="data",

@@ -170,7 +170,8 @@ class _ItemLane(LaneReader):
         )
         if sum(1 for _ in itertools.islice(iterator, count)) < count:
             raise StateError(
-                f"{kind_name(items)} ended before item {count}, where the saved state continues.",
+                f"{kind_name(items)} must have item {count}, where the saved state "
+                "continues, but ended before.",
                 "Pass the same data in the same order, or start a new run.",
             )
 

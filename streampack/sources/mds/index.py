@@ -271,7 +271,7 @@ def new_hash(algorithm: str) -> Any:
         return {name: getattr(xxhash, name) for name in xxhash.algorithms_available}[algorithm]()
     except (ImportError, KeyError) as error:
         raise ConfigError(
-            f"validate_hash is {algorithm!r}, which neither hashlib nor the xxhash package has.",
+            f"validate_hash must be a hash of hashlib or xxhash, got {algorithm!r}.",
             remedy=f"Name a hash of the index; `{pip_command('mds')}` installs xxhash.",
             setting="validate_hash",
         ) from error
