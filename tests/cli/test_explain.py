@@ -247,7 +247,7 @@ def test_a_file_of_chats_needs_no_line_of_python(folder: Path) -> None:
         (["nowhere.jsonl"], "nowhere.jsonl"),
         (["in/a.jsonl"], "--tokens NAME, if a field"),
         (["in/a.jsonl", "--tokens", "text", "--seq-len", "1"], "seq_len"),
-        (["in/empty.parquet", "--tokens", "ids"], "no token"),
+        (["in/empty.parquet", "--tokens", "ids"], "must contain tokens"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_exit_code_1(
