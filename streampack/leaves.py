@@ -42,7 +42,7 @@ AFTER_PACKER = {
     "stages": "stages.own:add",
     "fields": "streams.field_stage:add",
     "provenance": "window.provenance:add",
-    "mixture": "streams.mixed_stream:add",
+    "mixture": "run.by_source:add",
 }
 
 #: Limits of rows (`RowLimits`) by the attribute of a packer that sets them.
@@ -61,6 +61,9 @@ SOURCES = {
 #: Methods of datasets and loaders that are not needed to make batches.
 METHODS = {
     "estimate_steps": "run.estimation:estimate_steps",
+    "estimate_of": "run.estimation:estimate_of",
+    "by_source": "run.by_source:by_source",
+    "set_weights": "run.weights:set_weights",
     "explain": "run.explanation:explain",
     "locate": "run.provenance:locate",
     "text_of": "run.provenance:text_of",
@@ -70,6 +73,14 @@ METHODS = {
 }
 #: Opens the documents of a lane in the order of `LaneConfig.order`.
 ORDERED = "streams.ordered_stream:open_ordered"
+#: Classes of batches, by the column of `PackedRows` that they hold.
+BATCHES = {"tree": "batch.tree_batch:TreeBatch"}
+#: Feeds of a loader's batches, by its setting.
+FEEDS = {"num_workers": "run.worker_feed:WorkerFeed"}
+#: Classes of plans, by the attribute of the packer that requests them.
+PLANS = {"shares_batches": "run.cp_run:plan_of"}
+#: Measures a sample of the corpus.
+MEASURED = "run.measuring:measured"
 #: Resumes a run with changed settings.
 CHANGED_SETTINGS = "run.changed_settings:resume_changed"
 #: Connection of the ranks in a job of several processes.

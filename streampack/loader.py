@@ -17,24 +17,20 @@ from torch.utils.data import DataLoader
 from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.batch import BatchGroup, Item, PackedBatch
 from streampack.dataset import PackedDataset
-from streampack.deals.report_exchange import ReportExchange
-from streampack.deals.sharing import Sharing
 from streampack.errors import ConfigError, StateError
 from streampack.job.connect import LONGEST_S, TIMEOUT_S
 from streampack.job.ending import End, Ranks
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_bare_checkpointing, refuse_taking_ahead
-from streampack.lane.config import LaneShare
-from streampack.lane.state import LaneEnd
-from streampack.leaves import METHODS, load
+from streampack.leaves import FEEDS, METHODS, load, of_settings
 from streampack.metrics import Metrics
-from streampack.run.feeds import feed_in_process
+from streampack.run.feeds import InProcess
 from streampack.run.prefetcher import DeviceCopies, Prefetcher
 from streampack.run.rank import RankRun
 
 if TYPE_CHECKING:
+    from streampack.run.by_source import SourceReport
     from streampack.run.estimation import Estimate
-    from streampack.run.provenance import SourceReport
     from streampack.sources.credits import Weights
 
 logger = logging.getLogger(__name__)
@@ -105,6 +101,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
     """
 
     dataset: PackedDataset
+    num_workers: int = 0
     _is_accelerate_prepared = True  # else accelerate would wrap the dataset in another loader
 
     @explained
@@ -154,7 +151,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         self._copies: DeviceCopies | None = None if device is None else DeviceCopies(device)
         self._pin_memory = pin_memory and torch.cuda.is_available()
         timeout_s = real_number("rank_timeout_s", rank_timeout_s, least=0.001, most=LONGEST_S)
-        self._run = RankRun(
+        self._run: RankRun = load(dataset.plan.rank_run)(
             dataset.plan, dataset._begins(), ranks=ranks, end=end, timeout_s=timeout_s
         )
         self._trains = not dataset._evaluates  # the batches of all ranks together are a step
@@ -229,7 +226,8 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         a little), and costs nothing. Return None for endless runs and for sources
         without a known length, such as generators.
         """
-        return self._run.estimate_steps()
+        estimate: Estimate | None = load(METHODS["estimate_of"])(self._run)
+        return estimate
 
     @overload
     def progress(self, over: None = None, *, every_s: float = 60.0) -> Iterator[Item]: ...
@@ -271,7 +269,8 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         documents, loss tokens and epochs. It covers this rank since the loader was made; only
         epochs count from the beginning of the run.
         """
-        return self._run.by_source()
+        report: SourceReport = load(METHODS["by_source"])(self._run)
+        return report
 
     def __repr__(self) -> str:
         return (
@@ -365,7 +364,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         """
         if self._finished:
             self._begin_again()
-        self._run.set_weights(weights, from_step)
+        load(METHODS["set_weights"])(self._run, weights, from_step)
         if self._live is not None:
             self._live.go_on(self._batches())
 
@@ -397,23 +396,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         self._finished = False
 
     def _batches(self) -> Generator[PackedBatch, None, None]:
-        return self._run.batches(self._feed, processes=self.num_workers > 0)
-
-    def _feed(
-        self, share: LaneShare, sharing: Sharing, exchange: ReportExchange
-    ) -> Iterable[PackedBatch | LaneEnd]:
-        """Open the feed of batches: worker processes, or this process."""
-        if self.num_workers:
-            from streampack.run.workers import WorkerSettings, feed_from_workers
-
-            settings = WorkerSettings(
-                num_workers=self.num_workers,
-                prefetch_factor=self.prefetch_factor or 1,
-                timeout_s=self.timeout,
-                context=self.multiprocessing_context,
-            )
-            return feed_from_workers(share, sharing, settings)
-        return feed_in_process(share, sharing, exchange)
+        return self._run.batches(next(of_settings(self, PackedLoader, FEEDS), InProcess()))
 
     def _transformed(self, batch: PackedBatch) -> Item:
         if self.transform is None:

@@ -278,9 +278,7 @@ def static_segments(batch: PackedBatch, segments: int | None) -> tuple[Tensor, i
 
 def segment_ids(batch: PackedBatch) -> Tensor:
     """Return the index of each slot's attention segment, (T,) int32."""
-    slots = batch.rows * batch.seq_len
-    number = torch.arange(batch.num_segments, dtype=torch.int32, device=batch.device)
-    return number.repeat_interleave(batch.cu_seqlens.diff(), output_size=slots)
+    return batch.seq_idx.view(-1)
 
 
 def one_segment_per_row(batch: PackedBatch) -> bool:

@@ -1,15 +1,16 @@
-"""Choice of the batch class, so that runs without trees never import `TreeBatch`."""
+"""Choice of the batch class by the rows of a batch."""
 
 from __future__ import annotations
 
 from streampack.batch.packed_batch import PackedBatch
+from streampack.leaves import BATCHES, load
 from streampack.window.packed_rows import PackedRows
 
 
 def kind_of(rows: PackedRows) -> type[PackedBatch]:
-    """Return `PackedBatch`, or `TreeBatch` for rows of trees."""
-    if rows.tree is None:
-        return PackedBatch
-    from streampack.batch.tree_batch import TreeBatch
-
-    return TreeBatch
+    """Return `PackedBatch`, or the class of a leaf for rows with one of its columns."""
+    for name, kind in BATCHES.items():
+        if getattr(rows, name) is not None:
+            found: type[PackedBatch] = load(kind)
+            return found
+    return PackedBatch

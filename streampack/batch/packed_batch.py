@@ -291,9 +291,9 @@ class PackedBatch:
     @property
     def seq_idx(self) -> Tensor:
         """(1, T) int32, each slot's attention segment, as mamba_ssm and causal_conv1d take it."""
-        from streampack.batch import attention
-
-        return attention.segment_ids(self).view(1, -1)
+        number = torch.arange(self.num_segments, dtype=torch.int32, device=self.device)
+        slots = self.rows * self.seq_len
+        return number.repeat_interleave(self.cu_seqlens.diff(), output_size=slots).view(1, -1)
 
     # ------------------------------------------------------------------ tensors
 

@@ -35,6 +35,8 @@ class LaneConfig(StreamConfig):
         row_format: layout of rows.
         choice: choice of the rows that go in a round.
         dealing: rule by which lanes are dealt the source; None divides every epoch equally.
+        on_take: functions that are called with a rank's run and a batch with documents, when the
+            loop takes it.
     """
 
     packer: Packer
@@ -43,6 +45,7 @@ class LaneConfig(StreamConfig):
     row_format: RowFormat
     choice: RowChoice = field(default_factory=RowChoice)
     dealing: DealRule | None = None
+    on_take: tuple[Callable[[Any, Any], None], ...] = ()
 
     @property
     def deal_settings(self) -> DealSettings:
@@ -55,6 +58,11 @@ class LaneConfig(StreamConfig):
             window_tokens=self.window.tokens(self.packer),
             ordered=self.order is not None,
         )
+
+    @property
+    def needs_sample(self) -> bool:
+        """Return whether a sample of the corpus must be measured before the run."""
+        return self.packer.needs_sample or self.choice.needs_sample
 
     @property
     def finishes(self) -> bool:

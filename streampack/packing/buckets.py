@@ -99,6 +99,7 @@ class Buckets(Packer):
             object.__setattr__(self, "align", require_align(self.align, size))
         cp = checked_degrees(self.cp, self.seq_lens, self._multiple)
         object.__setattr__(self, "cp", cp)
+        object.__setattr__(self, "shares_batches", cp[-1] > 1)
         longest, tokens = self.seq_lens[-1], self.batch_tokens
         if tokens is not None and (
             not is_whole(tokens) or not longest <= tokens < 1 << 31 or tokens % longest

@@ -44,7 +44,7 @@ class Packer(ABC):
         weights: document fields that rows are filled or balanced by. If there are any, `plan`
             receives their values as ``weights=``, a mapping from name to (N,) int64.
         batch_tokens: tokens per batch, a multiple of the longest row; None leaves it to the run.
-        cp: number of context-parallel ranks that share a batch, by row length; (1,) for none.
+        shares_batches: True if several ranks share a batch of some row length.
         packs_members: True if `plan_window` places the documents of a group one by one, in rows of
             one batch. `WindowRequest.members` then has their lengths.
         revision: revision of the algorithm; raise it when plans change.
@@ -60,7 +60,7 @@ class Packer(ABC):
     capacity: Mapping[str, int] = MappingProxyType({})
     weights: tuple[str, ...] = ()
     batch_tokens: int | None = None
-    cp: Sequence[int] = (1,)
+    shares_batches: bool = False
     packs_members: bool = False
     revision: ClassVar[int] = 1
 

@@ -41,8 +41,9 @@ from streampack.packing.choice import RowChoice
 from streampack.packing.loss_tokens import recounted
 from streampack.packing.packer import Packer
 from streampack.packing.rebuilding import rebuild_packer
-from streampack.run.plan import RunPlan
+from streampack.run.plan import RunPlan, kind_of_plan
 from streampack.run.state import RunState, batches_due
+from streampack.sources.credits import WEIGHTS
 from streampack.sources.mixture import Mixture, earlier_mixture
 from streampack.streams.mixed_place import changed_cursor
 from streampack.window.config import WindowConfig
@@ -281,11 +282,11 @@ def resume_changed(
     given = state["next_batch"] // config.lanes
     dealing = config.deal_settings.rule_after(before.dealing, before.deal_settings, given)
     config = replace(config, dealing=dealing)
-    plan = RunPlan.of(config, topology)
+    plan = kind_of_plan(config).of(config, topology)
     run = RunState.of_rank(state, plan.fingerprint, plan.topology)
-    before = replace(before, weight_changes=run.weight_changes)
+    before = replace(before, beside=run.beside)
     if "source" in changed:  # its weights apply from here on
-        run.weight_changes = ()
+        run.beside = {name: value for name, value in run.beside.items() if name != WEIGHTS}
     sharing, rule = run.sharing(connected=False), before.dealing
     dealer = sharing.dealer(rule, sharing.exchange(rule), run.states())
     OtherLanes(before, dealer, sharing).report_for(given)

@@ -22,7 +22,7 @@ from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES, LaneConfig
-from streampack.packing import Buckets, Packer
+from streampack.packing import Buckets
 
 
 class LaneTopology(Topology):
@@ -45,7 +45,7 @@ class LaneTopology(Topology):
         return self
 
 
-def least_lanes(packer: Packer, ranks: int) -> int:
+def least_lanes(packer: Buckets, ranks: int) -> int:
     """Return the divisor of valid lane counts, which keep all batches of a step in one rotation.
 
     If the degrees do not divide the ranks, the result exceeds any possible number of lanes.
@@ -97,7 +97,7 @@ class CpGroups:
             ConfigError: the degrees do not divide the ranks, or the groups not the lanes.
         """
         packer, number, lanes = config.packer, ranks.world_size, config.lanes
-        if not isinstance(packer, Buckets) or packer.cp[-1] == 1 or number == 1:
+        if not isinstance(packer, Buckets) or not packer.shares_batches or number == 1:
             return None
         if lanes % least_lanes(packer, number):
             most = packer.cp[0] * lanes

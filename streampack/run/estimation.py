@@ -20,7 +20,8 @@ import math
 from collections.abc import Iterable as AnyIterable
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,9 @@ from streampack.sources.skips import Skips
 from streampack.streams.base import LaneStream
 from streampack.streams.lane_stream import open_stream
 from streampack.window.entries import sizes_of
+
+if TYPE_CHECKING:
+    from streampack.run.rank import RankRun
 
 SAMPLE_LANES = 4  # positions in the corpus that a sample is taken from
 SAMPLE_DOCUMENTS = 1024  # at each position, unless a number is given
@@ -225,6 +229,19 @@ def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
     """Return the steps of `forecast`; None for an endless run."""
     found = None if config.epochs is None else forecast(config, topology)
     return None if found is None else found.steps
+
+
+#: Estimates from a sample, by run: it is read once.
+_sampled: WeakKeyDictionary[RankRun, Estimate | None] = WeakKeyDictionary()
+
+
+def estimate_of(run: RankRun) -> Estimate | None:
+    """Estimate the steps of a run; see `PackedLoader.estimate_steps`."""
+    plan, states = run.plan, run.state.states().values()
+    found = steps_as_found(plan.config, plan.topology, states)
+    if found is None and _sampled.get(run) is None:
+        _sampled[run] = estimate_steps(plan.config, plan.topology)
+    return found or _sampled.get(run)
 
 
 def steps_as_found(

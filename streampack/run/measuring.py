@@ -25,12 +25,18 @@ BALANCE_WINDOWS = 3  # windows of rows packed from a sample to measure the cost 
 BALANCE_ORDERS = 64  # maximum packings of the sample for that measurement
 
 
-def measured(config: LaneConfig) -> LaneConfig:
+def measured(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
     """Return `config` with the measurements that its packer and balance need, from a sample.
+
+    Args:
+        config: configuration of the run.
+        saved: fingerprint of the state that the run resumes from, with its measurements.
 
     Raises:
         ConfigError: the source can be read only once, so a sample would be lost to the run.
     """
+    if saved is not None:
+        config = as_measured(config, saved)
     if config.packer.needs_sample:
         lengths = sample(config, documents=SHARES_DOCUMENTS).lengths
         config = replace(config, packer=config.packer.with_sample(lengths))

@@ -10,18 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from streampack.job.topology import Topology
-from streampack.lane.config import MOST_LANES, LaneConfig
-from streampack.leaves import CHANGED_SETTINGS, load
+from streampack.lane.config import LaneConfig
+from streampack.leaves import CHANGED_SETTINGS, MEASURED, PLANS, load, of_settings
+from streampack.packing.packer import Packer
 from streampack.run.fingerprint import changed_fields, fingerprint_of
 from streampack.run.state import Deferred, RunState, check_state
 from streampack.sources.base import Source
 from streampack.sources.iterable.indexed import Items
-
-if TYPE_CHECKING:
-    from streampack.run.cp_groups import CpGroups
 
 TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window; web text has 700 to 1,000
 LANES_PER_RANK = 12  # divisible, so that a run can resume on 2, 3, 4, 6 or 12 times the ranks
@@ -36,24 +34,24 @@ def choose_lanes(config: LaneConfig, ranks: int) -> int:
     """Choose the number of lanes: up to 12 per rank, as long as each lane can pack well.
 
     Each lane gets at least 12 windows, and in a finite run 200 batches. If that allows fewer lanes
-    than ranks, the number of lanes divides the ranks, and several ranks run each lane. If ranks
-    share batches, the number keeps the row length equal within each step. A single rank reads a
-    list of token ids in one lane, which workers cannot speed up.
+    than ranks, the number of lanes divides the ranks, and several ranks run each lane. A single
+    rank reads a list of token ids in one lane, which workers cannot speed up.
 
     Args:
         config: configuration of the run, with a prepared source and `lanes` still open.
         ranks: number of ranks at the first start.
     """
-    source, window_tokens = config.source, lane_tokens(config)
-    if ranks == 1 and isinstance(source, Items) and source.tokenized:
+    if ranks == 1 and isinstance(config.source, Items) and config.source.tokenized:
         return 1
-    least = 0
-    if config.packer.cp[-1] > 1:
-        from streampack.run.cp_groups import least_lanes
+    most = most_lanes(config, ranks)
+    if most >= ranks:
+        return most - most % ranks
+    return next(n for n in range(max(most, 1), 0, -1) if ranks % n == 0)
 
-        least = least_lanes(config.packer, ranks)
-    if 0 < least <= MOST_LANES:
-        ranks //= config.packer.cp[-1]  # ranks with different lanes
+
+def most_lanes(config: LaneConfig, ranks: int) -> int:
+    """Return the largest number of lanes for `ranks` ranks with lanes of their own."""
+    source, window_tokens = config.source, lane_tokens(config)
     token_bytes = BYTES_PER_TOKEN + (IMAGE_BYTES_PER_TOKEN if config.finishes else 0)
     lane_bytes = token_bytes * window_tokens + source.reader_bytes()
     most = min(LANES_PER_RANK, config.window.memory_limit // lane_bytes) * ranks
@@ -62,13 +60,7 @@ def choose_lanes(config: LaneConfig, ranks: int) -> int:
         most = min(most, tokens // (WINDOWS_PER_LANE * window_tokens))
         if config.epochs is not None:
             most = min(most, config.epochs * tokens // (BATCHES_PER_LANE * config.batch_tokens))
-    if splits is not None:
-        most = min(most, splits)
-    if 0 < least <= MOST_LANES:
-        return max(most - most % least, least)
-    if most >= ranks:
-        return most - most % ranks
-    return next(n for n in range(max(most, 1), 0, -1) if ranks % n == 0)
+    return most if splits is None else min(most, splits)
 
 
 def lane_tokens(config: LaneConfig) -> int:
@@ -95,25 +87,22 @@ class RunPlan:
 
     Attributes:
         config: configuration of the lanes: their number, row format, measured shares and costs.
-        topology: this rank; ranks that share batches and run the same lanes count as one.
+        topology: this rank; ranks that run the same lanes in step count as one.
         fingerprint: JSON-able identity of the run: all settings that assign tokens to batches.
-        groups: ranks that share batches; None if each rank has its own batches.
+        rank_run: class of the run of a rank, as ``module:name``.
+        most_workers: number of workers that the lanes of a rank may be divided among; None is any.
     """
+
+    rank_run: ClassVar[str] = "run.rank:RankRun"
+    most_workers: ClassVar[int | None] = None
 
     config: LaneConfig
     topology: Topology
     fingerprint: dict[str, Any]
-    groups: CpGroups | None = None
 
     @classmethod
     def of(cls, config: LaneConfig, topology: Topology) -> RunPlan:
         """Make the plan of a complete configuration."""
-        groups = None
-        if config.packer.cp[-1] > 1:
-            from streampack.run.cp_groups import CpGroups
-
-            groups = CpGroups.of(config, topology)
-            topology = topology if groups is None else groups.lanes
         shares, lanes = topology.shares(config.lanes), config.lanes
         if shares > 1 and topology.rank == 0:
             logger.warning(
@@ -128,12 +117,25 @@ class RunPlan:
                 ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0),
             )
         fingerprint = fingerprint_of(config)
-        return cls(config=config, topology=topology, fingerprint=fingerprint, groups=groups)
+        return RunPlan(config=config, topology=topology, fingerprint=fingerprint)
+
+    @classmethod
+    def lanes(cls, config: LaneConfig, ranks: int) -> int:
+        """Choose the number of lanes; see `choose_lanes`."""
+        return choose_lanes(config, ranks)
 
     @property
     def ranks(self) -> Topology:
         """The topology of this rank among all ranks."""
-        return self.topology if self.groups is None else self.groups.ranks
+        return self.topology
+
+    def steps_before(self, batch: int) -> int:
+        """Return the number of steps of all ranks before the batch with index `batch`."""
+        return batch // self.topology.world_size
+
+    def batch_after(self, batch: int, steps: int) -> int:
+        """Return the index of the first batch `steps` steps after the step of `batch`."""
+        return batch + steps * self.topology.world_size
 
     def start(self) -> RunState:
         """Return the state before the first batch."""
@@ -141,6 +143,12 @@ class RunPlan:
         others: dict[int, Deferred]
         others = dict.fromkeys(set(range(self.config.lanes)).difference(own))
         return RunState(self.fingerprint, self.topology, 0, dict.fromkeys(own), others=others)
+
+
+def kind_of_plan(config: LaneConfig) -> type[RunPlan]:
+    """Return the class of the run's plan, which depends on the packer."""
+    kind: type[RunPlan] = next(of_settings(config.packer, Packer, PLANS), RunPlan)
+    return kind
 
 
 def plan_run(config: LaneConfig, topology: Topology) -> RunPlan:
@@ -154,12 +162,10 @@ def plan_run(config: LaneConfig, topology: Topology) -> RunPlan:
         ConfigError: a sample is needed, and the source can be read only once.
     """
     if not config.lanes:
-        config = replace(config, lanes=choose_lanes(config, topology.world_size))
-    if config.packer.needs_sample or config.choice.needs_sample:
-        from streampack.run.measuring import measured
-
-        config = measured(config)
-    return RunPlan.of(replace(config, dealing=config.deal_settings.rule()), topology)
+        config = replace(config, lanes=kind_of_plan(config).lanes(config, topology.world_size))
+    if config.needs_sample:
+        config = load(MEASURED)(config)
+    return kind_of_plan(config).of(replace(config, dealing=config.deal_settings.rule()), topology)
 
 
 def resume_run(
@@ -171,10 +177,8 @@ def resume_run(
     config = replace(config, source=config.source.as_saved(saved["source"]))
     if not config.lanes:
         config = replace(config, lanes=saved["lanes"])
-    if config.packer.needs_sample or config.choice.needs_sample:
-        from streampack.run.measuring import as_measured, measured
-
-        config = measured(as_measured(config, saved))
+    if config.needs_sample:
+        config = load(MEASURED)(config, saved)
     config = replace(config, dealing=config.deal_settings.saved_rule(saved))
     current = fingerprint_of(config)
     changed = changed_fields(saved, current, allow)
@@ -184,5 +188,5 @@ def resume_run(
             config, topology, state, current, changed
         )
         return resumed
-    plan = RunPlan.of(config, topology)
+    plan = kind_of_plan(config).of(config, topology)
     return plan, RunState.of_rank(state, plan.fingerprint, plan.topology)

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
-from streampack.run.estimation import Estimate
+from streampack.run.estimation import Estimate, estimate_of
 from streampack.run.rank import RankRun
 
 DRAWN_S = 0.25  # between two updates on a terminal
@@ -85,7 +85,7 @@ def with_progress(items: Iterable[Item], run: RankRun, *, every_s: float) -> Ite
 
     bar = _bar()
     pause_s = every_s if bar is None else DRAWN_S
-    expected, asked_s = run.estimate_steps(), time.monotonic()
+    expected, asked_s = estimate_of(run), time.monotonic()
     moments = deque([look()])
     last = moments[0]
 
@@ -93,7 +93,7 @@ def with_progress(items: Iterable[Item], run: RankRun, *, every_s: float) -> Ite
         nonlocal expected, asked_s, last
         last = look()
         if last.at_s - asked_s >= ESTIMATED_S:
-            expected, asked_s = run.estimate_steps(), last.at_s
+            expected, asked_s = estimate_of(run), last.at_s
         while len(moments) > 1 and last.at_s - moments[1].at_s >= RATES_S:
             moments.popleft()
         words = progress_words(moments[0], last, expected, world_size=world_size)

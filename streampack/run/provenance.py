@@ -1,11 +1,10 @@
-"""Provenance of the tokens in batches: shards and documents, and sources of a mixture."""
+"""Provenance of the tokens in batches: shards and documents."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +13,7 @@ from streampack.batch.text import decoder
 from streampack.documents.blocks import Texts
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError
-from streampack.metrics import SourceCounts, SourceTotals
 from streampack.sources.base import Source
-from streampack.sources.credits import WeightChange
 from streampack.sources.mixture import Mixture, sources_of
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.skips import Skips
@@ -110,112 +107,3 @@ def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
         "Locate it with the files that the run read.",
         path=piece.shard,
     )
-
-
-class SourceFigures(NamedTuple):
-    """Figures of one source of a mixture.
-
-    Attributes:
-        name: name in the mixture.
-        expected: share of the tokens by its weight, 0 to 1.
-        observed: share of the delivered tokens, 0 to 1.
-        tokens, documents, loss_tokens: delivered counts; see `Metrics.sources`.
-        epochs: whole passes over the source, averaged over the lanes that gave this rank batches.
-            The count covers documents read, not documents delivered: a lane counts 0 until it
-            reads the first document of its second pass, or finds that there is none, and documents
-            that it has read may still wait in its window. So it may be up to one pass behind
-            `documents`, or a window ahead. It comes from the states of lanes, and continues after
-            a resume.
-    """
-
-    name: str
-    expected: float
-    observed: float
-    tokens: int
-    documents: int
-    loss_tokens: int
-    epochs: float
-
-
-class SourceReport(tuple[SourceFigures, ...]):
-    """`SourceFigures` of every source, in the order of the mixture; ``print`` makes a table."""
-
-    def __str__(self) -> str:
-        rows = [
-            ("source", "expected", "observed", "tokens", "documents", "loss tokens", "epochs read")
-        ]
-        rows += [
-            (
-                row.name, f"{row.expected:.2%}", f"{row.observed:.2%}", f"{row.tokens:,}",
-                f"{row.documents:,}", f"{row.loss_tokens:,}", f"{row.epochs:.2f}",
-            )
-            for row in self
-        ]  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            "  ".join([name.ljust(widths[0]), *map(str.rjust, figures, widths[1:])])
-            for name, *figures in rows
-        )
-
-    __repr__ = __str__
-
-    def as_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the fields of `SourceFigures` by source name; JSON-able."""
-        return {row.name: dict(zip(row._fields[1:], row[1:], strict=True)) for row in self}
-
-
-def source_report(
-    source: Source,
-    totals: Mapping[str, SourceCounts],
-    passes: Mapping[int, NDArray[np.int64]],
-) -> SourceReport:
-    """Make the report; `passes` maps each lane to the epochs it has read, (sources,).
-
-    The report has no rows unless the source is a mixture.
-    """
-    if not isinstance(source, Mixture):
-        return SourceReport()
-    whole = max(sum(counts.tokens for counts in totals.values()), 1)
-    none = np.zeros(len(source.sources), dtype=np.int64)
-    epochs = np.mean([*passes.values()] or [none], axis=0)
-    return SourceReport(
-        SourceFigures(
-            name,
-            own.expected_tokens / whole,
-            own.tokens / whole,
-            own.tokens,
-            own.documents,
-            own.loss_tokens,
-            finished,
-        )
-        for name, finished in zip(source.sources, epochs.tolist(), strict=True)
-        for own in (totals.get(name, SourceCounts()),)
-    )
-
-
-def counted(
-    totals: SourceTotals,
-    mixture: Source,
-    by_source: NDArray[np.int64],
-    at: int,
-    change: WeightChange | None,
-) -> SourceTotals:
-    """Return new totals that include a batch; other threads may be reading the old object.
-
-    `by_source` comes from `PackedRows`; `at` is the number of tokens of the run before the batch;
-    `change` is the change of weights in force by then.
-    """
-    assert isinstance(mixture, Mixture)
-    shares = mixture.shares if change is None else change.shares([*mixture.sources])
-    rates = shares.rates(at, [True] * len(mixture.sources))
-    rows = by_source.tolist()
-    each = sum(row[0] for row in rows) / sum(rates)
-    made, none = SourceTotals(totals), SourceCounts()
-    for name, (tokens, documents, learnt, _), rate in zip(
-        mixture.sources, rows, rates, strict=True
-    ):
-        own = totals.get(name, none)
-        made[name] = SourceCounts(
-            own[0] + tokens, own[1] + documents, own[2] + learnt, own[3] + each * rate
-        )
-    return made

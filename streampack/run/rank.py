@@ -8,16 +8,10 @@ only batches that the loop has taken.
 from __future__ import annotations
 
 import logging
-import os
-import uuid
-from collections.abc import Generator, Iterable
-from contextlib import closing
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
@@ -29,17 +23,11 @@ from streampack.job.ending import Alone, End, Ending, Gap, Ranks, question
 from streampack.lane.config import LaneShare
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
-from streampack.run.feeds import OpenFeed, restarting
+from streampack.run.feeds import Feed, Items
 from streampack.run.plan import RunPlan
 from streampack.run.recent import Recent
 from streampack.run.state import Deferred, RunState, batches_known
 from streampack.sources.skips import Skips
-
-if TYPE_CHECKING:
-    from streampack.run.cp_groups import CpGroups, Step
-    from streampack.run.estimation import Estimate
-    from streampack.run.provenance import SourceReport
-    from streampack.sources.credits import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +45,7 @@ class RankRun:
     Attributes:
         state: state after the batches that the loop has taken.
         metrics: totals over these batches.
+        kept: values that leaves keep since the start, by name.
     """
 
     def __init__(
@@ -74,16 +63,14 @@ class RankRun:
         self._ranks = ranks
         self._end = end
         self._timeout_s = timeout_s
-        self._weights = 0  # digest of the weights set in this process
-        self._sampled: Estimate | None = None
-        self._passes: dict[int, NDArray[np.int64]] = {}  # passes over each source, by lane
+        self._changes = 0  # digest of the values set in this process
+        self.kept: dict[str, Any] = {}
         self._gave = False  # whether any document was given since the start
         self._said_lost = False  # after the first window
         # Turns of lanes without a batch for the loop, and the states after them, in order.
         self._untaken: list[tuple[int, int, Deferred]] = []  # lane, step
         self._recent = Recent(self.state)
         self._error: WorkerError | None = None  # of restarted workers
-        self._steps: dict[int, Step] = {}  # of batches given and not taken, if ranks share batches
 
     @property
     def ranks(self) -> Ranks:
@@ -98,32 +85,17 @@ class RankRun:
         return 1 if isinstance(self.ranks, Alone) else self.plan.ranks.world_size
 
     def place(self) -> int:
-        """Return batch index and digest of weights, as a `question` for the other ranks."""
-        return question("loss", self.state.next_batch, self._weights)
+        """Return batch index and digest of changes, as a `question` for the other ranks."""
+        return question("loss", self.state.next_batch, self._changes)
 
     @property
     def steps_taken(self) -> int:
         """Return the steps from the beginning of the run up to its state."""
-        plan, batches = self.plan, self.state.next_batch
-        if plan.groups is None:
-            return batches // plan.topology.world_size
-        from streampack.run.weights import steps_before
-
-        return steps_before(plan, batches)
+        return self.plan.steps_before(self.state.next_batch)
 
     def lanes(self) -> list[int]:
         """Return the lanes of this rank's next batches, in the order of the rotation."""
         return self.plan.topology.lanes(self.state.next_batch, self.plan.config.lanes)
-
-    def estimate_steps(self) -> Estimate | None:
-        """Estimate the steps of the run; see `PackedLoader.estimate_steps`."""
-        from streampack.run.estimation import estimate_steps, steps_as_found
-
-        plan, states = self.plan, self.state.states().values()
-        found = steps_as_found(plan.config, plan.topology, states)
-        if found is None and self._sampled is None:
-            self._sampled = estimate_steps(plan.config, plan.topology)
-        return found or self._sampled
 
     def go_on(self, plan: RunPlan, start: RunState) -> None:
         """Continue from another state, of this run or of another one."""
@@ -131,73 +103,42 @@ class RankRun:
         self._recent = Recent(start)
         self._error = None
         self._untaken.clear()
-        self._steps.clear()
-        self._passes.clear()
+        self.kept.clear()
 
-    def set_weights(self, weights: Weights, from_step: int | None) -> None:
-        """Change the weights as `PackedLoader.set_weights`; batches not taken yet become void."""
-        from streampack.run.weights import with_weights
-
-        changes = with_weights(self.plan, self.state, weights, from_step, taken=self.steps_taken)
-        self.state.weight_changes = changes
-        self._recent.set_weights(changes)
-        self._weights = question(changes)
+    def change(self, beside: Mapping[str, Any]) -> None:
+        """Change the values of leaves in the state; batches not taken yet become void."""
+        self.state.beside = beside
+        self._recent.change(beside)
+        self._changes = question(beside)
         self._untaken.clear()
 
     # ------------------------------------------------------------------ giving
 
     def batches(
-        self, open_feed: OpenFeed, *, processes: bool = False, sharing: Sharing | None = None
+        self, source: Feed, *, sharing: Sharing | None = None
     ) -> Generator[PackedBatch, None, None]:
         """Yield the batches after the last one taken, in order, up to the common end.
 
         Args:
-            open_feed: opens the feed of this rank's batches.
-            processes: True if other processes make them.
+            source: feed of this rank's batches.
             sharing: part of the lanes in deals, if the loop's process has set one.
 
         Raises (while iterating):
             RankError: another rank died, or started another run or at another batch.
         """
-        groups = self.plan.groups
-        given = self._batches(open_feed, processes, sharing)
-        return given if groups is None else self._shared(given, groups)
-
-    def _shared(
-        self, given: Generator[PackedBatch, None, None], groups: CpGroups
-    ) -> Generator[PackedBatch, None, None]:
-        """Yield this rank's batch from the batches of its lanes in every step."""
-        self._steps.clear()
-        with closing(given):
-            for step in groups.steps(given):
-                own = step.own
-                if own is None:
-                    own = self.empty_batch(step.lane, step.step)
-                own.cp_size, own.cp_rank = groups.place(step.step)
-                self._steps[self._number(own)] = step
-                yield own
-
-    def _batches(
-        self, open_feed: OpenFeed, processes: bool, sharing: Sharing | None
-    ) -> Generator[PackedBatch, None, None]:
         plan, start = self.plan, self.state.next_batch
         finite = plan.config.epochs is not None
-        config = replace(plan.config, weight_changes=self.state.weight_changes)
-        check_same_start(self.ranks, start, {**plan.fingerprint, "weights": config.weight_changes})
+        config = replace(plan.config, beside=self.state.beside)
+        check_same_start(self.ranks, start, {**plan.fingerprint, **config.beside})
         states = self.state.states()
         connected = sharing is None and self._is_connected()
-        name = f"{os.getpid()}-{uuid.uuid4().hex}" if processes else None
-        own = sharing or self.state.sharing(connected=connected, name=name, kept=True)
+        own = sharing or self.state.sharing(connected=connected, name=source.name, kept=True)
         rule = plan.config.dealing
         exchange = own.exchange(rule)
         dealer = own.dealer(rule, exchange, states) if connected else None
         with_ranks = None if dealer is None else RankExchange(dealer, self.ranks)
         share = LaneShare(config, plan.topology, start, states)
-        feed: Iterable[PackedBatch | LaneEnd]
-        if processes and not isinstance(self.ranks, Alone):
-            feed = restarting(open_feed, share, own, exchange, self._interrupt)
-        else:
-            feed = open_feed(share, own, exchange)
+        feed = source.open(share, own, exchange, self)
         items = self._real(feed)
         # A DataLoader takes its workers' batches in turn, so each worker must give one.
         leaves_out, alone = sharing is None and not self._is_apart(), plan.topology.world_size == 1
@@ -247,7 +188,8 @@ class RankRun:
             finally:  # a second Ctrl-C may come
                 exchange.close(remove=sharing is None)
 
-    def _interrupt(self, error: WorkerError) -> None:
+    def interrupt(self, error: WorkerError) -> None:
+        """Let the loop raise the error of restarted workers before its next batch."""
         self._error = error
 
     def interruption(self) -> WorkerError | None:
@@ -284,7 +226,7 @@ class RankRun:
         rows = config.finished(config.empty_batch(step), str, Skips("raise"))
         return kind_of(rows)(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
 
-    def _real(self, feed: Iterable[PackedBatch | LaneEnd]) -> Generator[PackedBatch, None, None]:
+    def _real(self, feed: Items) -> Generator[PackedBatch, None, None]:
         """Yield the batches with documents; record the ends of lanes that no batch carries."""
         for item in feed:
             if isinstance(item, LaneEnd):
@@ -300,15 +242,7 @@ class RankRun:
 
     def take(self, batch: PackedBatch, *, stepped_over: bool = False) -> None:
         """Record that the loop takes `batch`, the next one of this rank, or steps over it."""
-        step = self._steps.pop(self._number(batch), None)
-        for other in () if step is None else step.before:
-            self._commit(other)
-        self._commit(batch)
-        for other in () if step is None else step.after:
-            self._commit(other)
-        if step is not None:
-            self.state.next_batch = step.end
-            self._record_untaken(step.end)
+        self._commit_step(batch)
         metrics = self.metrics
         if stepped_over:
             metrics.stepped_over += batch.composition
@@ -317,7 +251,8 @@ class RankRun:
             if batch.num_documents:
                 metrics.composition += batch.composition
                 metrics.loss_tokens += batch.num_loss_tokens
-                self._count_sources(batch, metrics)
+                for function in self.plan.config.on_take:
+                    function(self, batch)
             else:
                 metrics.empty_batches += 1
                 metrics.empty_slots += batch.composition.slots
@@ -337,6 +272,10 @@ class RankRun:
         self.state.step_over(first)
         self._recent.move(self.state)
 
+    def _commit_step(self, batch: PackedBatch) -> None:
+        """Record that the run is past the step of this rank's batch."""
+        self._commit(batch)
+
     def _commit(self, batch: PackedBatch) -> None:
         """Record that the run is past a batch, this rank's or one beside it."""
         if batch.spent is not None:
@@ -351,24 +290,6 @@ class RankRun:
         """Log on rank 0 the fraction of its tokens that is in no row, if any."""
         if self.metrics.composition.dropped and not self.plan.ranks.rank:
             logger.warning("%s", self.metrics.lost_in_words(self.plan.config.packer, of))
-
-    def _count_sources(self, batch: PackedBatch, metrics: Metrics) -> None:
-        source = self.plan.config.source
-        if batch.by_source is not None:  # of a mixture
-            from streampack.run.provenance import counted
-            from streampack.sources.credits import change_at
-
-            slots = self._number(batch) * self.plan.config.mean_batch_tokens(batch.step)
-            at = int(slots * metrics.composition.utilisation)
-            change = change_at(self.state.weight_changes, self._number(batch))
-            metrics.sources = counted(metrics.sources, source, batch.by_source, at, change)
-            self._passes[batch.lane] = batch.by_source[:, 3]
-
-    def by_source(self) -> SourceReport:
-        """Report the tokens taken from each source of a mixture; without a mixture, no rows."""
-        from streampack.run.provenance import source_report
-
-        return source_report(self.plan.config.source, self.metrics.sources, self._passes)
 
     def _record_untaken(self, following: int) -> None:
         """Commit the states of lanes with turns before `following` that give the loop no batch."""

@@ -21,7 +21,6 @@ from streampack.errors import StateError
 if TYPE_CHECKING:
     from streampack.packing.plan import Composition
     from streampack.run.state import RunState
-    from streampack.sources.credits import WeightChange
 
 REMEMBERED = 16  # batches that a loop may hold beyond the batch of the state it asks for
 _MOST_PARTS = 64  # of one container
@@ -58,11 +57,11 @@ class Recent:
         """Record a state that changed without a batch."""
         self._now = state.copy()
 
-    def set_weights(self, changes: tuple[WeightChange, ...]) -> None:
-        """Write these changes of a mixture's weights into every remembered state."""
+    def change(self, beside: Mapping[str, Any]) -> None:
+        """Write these values of leaves into every remembered state."""
         for taken in self._taken:
-            taken.before.weight_changes = taken.after.weight_changes = changes
-        self._now.weight_changes = changes
+            taken.before.beside = taken.after.beside = beside
+        self._now.beside = beside
 
     def transformed(self, number: int, item: Any) -> None:
         """Record that the loop receives `item` instead of batch `number`."""

@@ -64,6 +64,7 @@ class Recipe:
         eos, eos_id, pad_id, vocab_size: rules of ids in force, completed by the tokenizer.
         with_margins: converts chat templates.
         described: further fields of the fingerprint.
+        on_take: see `LaneConfig`.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Recipe:
         self.whole = False
         self.with_margins: Callable[[Any], Any] = as_it_is
         self.described: dict[str, Any] = {}
+        self.on_take: list[Callable[[Any, Any], None]] = []
         self.seq_len = seq_len
         self._packer, self._batch_size, self._window = packer, batch_size, window
         self._blocks: list[tuple[str, int | None, BlockStage]] = []
@@ -152,6 +154,7 @@ class Recipe:
             batch_tokens=batch_tokens,
             row_format=self._row_format(),
             choice=self.choice,
+            on_take=tuple(self.on_take),
             **settings,
         )
 

@@ -1,9 +1,8 @@
 """The state of a run: the position of the loop, as coordinates that any process can resume from.
 
 ``{"version": 7, "fingerprint": {...}, "next_batch": g, "stepped_over": [[first, end], ...],
-"lanes": {"0": {...}, ...}}``: plain JSON. Where weights of a mixture were changed while it ran,
-also ``"weights": [[batch, {name: weight, ...}], ...]``. A lane that has given nothing yet has the
-state None.
+"lanes": {"0": {...}, ...}}``: plain JSON, and further keys of leaves, such as the changes of a
+mixture's weights. A lane that has given nothing yet has the state None.
 The state of a rank holds each lane with a latest turn that was this rank's: if the ranks divide the
 lanes, all lanes that it runs. `merge_states` combines the states of all ranks into one, and any
 number of ranks can resume from it.
@@ -22,12 +21,13 @@ With tens of thousands, write one file per rank and use `merge_states`.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -36,9 +36,6 @@ from streampack.deals.sharing import Sharing
 from streampack.errors import StateError
 from streampack.job.topology import Topology
 from streampack.run.fingerprint import changed_fields
-
-if TYPE_CHECKING:
-    from streampack.sources.credits import WeightChange
 
 VERSION = 7
 
@@ -74,7 +71,7 @@ class RunState:
         lanes: state of each lane this rank owns.
         stepped_over: index ranges [first, end) of batches that the loop stepped over.
         others: states of other lanes, from the state that this one was loaded from.
-        weight_changes: past and future changes of a mixture's weights, in the order of batches.
+        beside: JSON-able values of leaves by key of the state; replaced, never changed.
     """
 
     fingerprint: dict[str, Any]
@@ -83,7 +80,7 @@ class RunState:
     lanes: dict[int, Deferred]
     stepped_over: list[list[int]] = field(default_factory=list)
     others: dict[int, Deferred] = field(default_factory=dict)
-    weight_changes: tuple[WeightChange, ...] = ()
+    beside: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_rank(
@@ -107,12 +104,8 @@ class RunState:
             )
         lanes = {int(lane): own for lane, own in state["lanes"].items()}
         own = {lane: lanes.pop(lane) for lane in owned}
-        changes: tuple[WeightChange, ...] = ()
-        if state.get("weights"):
-            from streampack.sources.credits import WeightChange
-
-            changes = tuple(WeightChange(*change) for change in state["weights"])
-        return cls(fingerprint, topology, start, own, state["stepped_over"], lanes, changes)
+        beside = {name: value for name, value in state.items() if name not in _FIELDS}
+        return cls(fingerprint, topology, start, own, state["stepped_over"], lanes, beside)
 
     def copy(self) -> RunState:
         """Return an independent copy."""
@@ -184,9 +177,8 @@ class RunState:
             "fingerprint": self.fingerprint,
             "next_batch": self.next_batch,
             "stepped_over": [list(numbers) for numbers in self.stepped_over],
+            **copy.deepcopy(dict(self.beside)),
         }
-        if self.weight_changes:
-            state["weights"] = [[batch, dict(by)] for batch, by in self.weight_changes]
         owned = self.topology.owned_lanes(self.next_batch, self.fingerprint["lanes"])
         lanes = {str(lane): self.lane(lane) for lane in sorted(owned)}
         state["lanes"] = lanes
@@ -222,7 +214,9 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         seen.add(state["checksum"])
         if state["fingerprint"] != first["fingerprint"]:
             changed_fields(first["fingerprint"], state["fingerprint"])
-        for name in ("next_batch", "stepped_over", "weights"):
+        for name in dict.fromkeys((*first, *state)):
+            if name in ("fingerprint", "lanes", "checksum"):
+                continue
             here, there = first.get(name), state.get(name)
             if here != there:
                 raise StateError(

@@ -16,7 +16,8 @@ from streampack.batch import PackedBatch
 from streampack.deals.sharing import Sharing
 from streampack.errors import StateError
 from streampack.job.ending import Alone
-from streampack.run.feeds import feed_in_process
+from streampack.leaves import load
+from streampack.run.feeds import InProcess
 from streampack.run.fingerprint import changed_fields
 from streampack.run.plan import RunPlan
 from streampack.run.rank import RankRun
@@ -44,8 +45,7 @@ class WorkerShare(Iterator[PackedBatch]):
     ) -> None:
         own = plan.topology.lanes(start.next_batch, plan.config.lanes)
         used = max(n for n in range(1, workers + 1) if len(own) % n == 0)
-        if plan.groups is not None:
-            used = 1  # because its batches are whole steps
+        used = min(used, plan.most_workers or used)
         if worker == 0 and used < workers:
             logger.warning(
                 "num_workers is %d, and each worker of a DataLoader runs as many of this rank's "
@@ -76,13 +76,14 @@ class WorkerShare(Iterator[PackedBatch]):
         self._batches: Generator[PackedBatch, None, None] | None = None
 
     def _begin(self, start: RunState) -> RankRun:
-        return RankRun(self._plan, start, ranks=Alone())
+        run: RankRun = load(self._plan.rank_run)(self._plan, start, ranks=Alone())
+        return run
 
     def __next__(self) -> PackedBatch:
         if self._ended:
             raise StopIteration
         if self._batches is None:
-            self._batches = self._run.batches(feed_in_process, sharing=self._sharing)
+            self._batches = self._run.batches(InProcess(), sharing=self._sharing)
         batch = next(self._batches, None)
         if batch is None:
             self._ended = True

@@ -229,7 +229,9 @@ class _Receiver:
         )
         self._process = os.getpid()
         self._wants_fields = threading.Event()  # set once the loop has used some
-        self._all_its_own = share.config.packer.cp[-1] == 1  # else other ranks take most batches
+        self._all_its_own = (
+            not share.config.packer.shares_batches
+        )  # else other ranks take most batches
         self._received: queue.SimpleQueue[PackedBatch | LaneEnd | BaseException]
         self._received = queue.SimpleQueue()
         self._room = threading.Semaphore(AHEAD * settings.num_workers)

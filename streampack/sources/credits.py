@@ -263,6 +263,10 @@ def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
     return [Fraction(value) for value in values]
 
 
+#: Key of the changes in the state of a run: pairs of a batch and weights by name.
+WEIGHTS = "weights"
+
+
 class WeightChange(NamedTuple):
     """Weights that apply from some batch of a run on.
 
@@ -279,6 +283,11 @@ class WeightChange(NamedTuple):
         """Return the shares of these sources, constant over the run."""
         of = dict(zip(self.weights, _shares([*self.weights.values()]), strict=True))
         return TokenShares(((0, tuple(of.get(name, 0) for name in names)),))
+
+
+def changes_of(beside: Mapping[str, Any]) -> list[WeightChange]:
+    """Return the changes in a state's values of leaves, in the order of their batches."""
+    return [WeightChange(*change) for change in beside.get(WEIGHTS, ())]
 
 
 def change_at(changes: Sequence[WeightChange], batch: int) -> WeightChange | None:

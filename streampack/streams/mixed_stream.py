@@ -29,7 +29,7 @@ from streampack.deals.dealer import Dealer
 from streampack.documents.blocks import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
-from streampack.sources.credits import Credits, WeightChange, change_at
+from streampack.sources.credits import Credits, change_at, changes_of
 from streampack.sources.mixture import Mixture, named_in_errors, source_seed
 from streampack.sources.skips import Skips
 from streampack.streams.base import LaneStream, Remaining, StreamPosition
@@ -145,7 +145,7 @@ class MixedStream(LaneStream):
             self._members.append(_Member(name, stream, place, place.offset, place.ended))
         self._dealt = () if dealer is None else tuple(dealer.rule.lines)
         self._lane, self._lanes = lane, config.lanes
-        self._changes: tuple[WeightChange, ...] = config.weight_changes
+        self._changes = changes_of(config.beside)
         self._waits = False  # for a deal
         self._shortfall = None if lane else Shortfall(config.lanes)  # one lane warns for all
         for member in self._members:

@@ -8,8 +8,8 @@ reread any document that the window still holds.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from streampack.deals.dealer import Dealer
@@ -26,7 +26,6 @@ from streampack.streams.base import BEGINNING, LaneStream, Remaining, StreamPosi
 
 if TYPE_CHECKING:
     from streampack.ordering import DocumentOrder
-    from streampack.sources.credits import WeightChange
 
 #: Limits of a slice of texts tokenized at once, in documents and characters, so that the first
 #: window waits for little more than its contents.
@@ -47,7 +46,7 @@ class StreamConfig:
         epochs: passes over the source; None is endless.
         on_error: policy for broken content; see `Skips`.
         order: orders documents before they enter the window; None keeps the stream's order.
-        weight_changes: changes of a mixture's weights, in the order of their batches.
+        beside: values of leaves in the state of the run, by key.
     """
 
     source: Source
@@ -58,7 +57,7 @@ class StreamConfig:
     epochs: int | None = 1
     on_error: Any = "raise"
     order: DocumentOrder | None = None
-    weight_changes: tuple[WeightChange, ...] = ()
+    beside: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DocumentStream(LaneStream):

@@ -22,6 +22,7 @@ from streampack.batch.hf_ways import adds_router_loss, is_of_transformers
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
+from streampack.leaves import METHODS, load
 from streampack.loader import PackedLoader
 from streampack.run.state import merge_states
 
@@ -304,7 +305,7 @@ class Epochs:
         """Estimate the steps of a pass; takes a millisecond after the first estimate."""
         plan = self._run.plan
         if plan.config.epochs is not None:
-            estimate = self._run.estimate_steps()
+            estimate = load(METHODS["estimate_of"])(self._run)
         elif self._pass_steps is None:
             from streampack.run.estimation import forecast
 

@@ -308,7 +308,7 @@ def test_ranks_that_share_batches_change_at_the_same_one(ranks: int) -> None:
         loader.set_weights(weights)
         loader.set_weights({"a": 0, "b": 1, "c": 0}, from_step=loader._run.steps_taken + 40)
         batches += islice(loader, 100)
-        changes = [change.batch for change in loader._run.state.weight_changes]
+        changes = [batch for batch, _ in loader._run.state.beside["weights"]]
         return {batch.step * 24 + batch.lane: identity(batch) for batch in batches}, changes
 
     results = on_ranks(ranks, one)
