@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -33,3 +35,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     named = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if named:
         raise pytest.UsageError(f"An id of a test holds an address: {named[0]}")
+
+
+@pytest.fixture(autouse=True)
+def no_handler_of_dead_workers() -> Iterator[None]:
+    """Remove torch's handler of SIGCHLD after each test.
+
+    A plain DataLoader installs it for the rest of the process, where it raises at any line once a
+    worker of a later test is killed.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.signal(signal.SIGCHLD, before)

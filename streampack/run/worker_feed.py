@@ -94,8 +94,8 @@ def restarting(
                 raise
             if is_stuck:
                 raise WorkerError(
-                    f"{error.fact} It is the second time without a batch between.",
-                    "Look at the memory of the machine, and resume all ranks from a checkpoint.",
+                    f"{error.fact} This happened twice without a batch in between.",
+                    "Check the memory of the machine, and resume all ranks from a checkpoint.",
                 ) from error
             is_stuck = True
             report(error)

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from streampack.arguments import whole_value
 from streampack.errors import ConfigError
