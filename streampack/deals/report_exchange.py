@@ -58,6 +58,12 @@ class ReportExchange(ABC):
         """Store a lane's report of a line for a deal."""
         self.entries(deal)[lane, line] = [_short(number + 1) for number in report]
 
+    def put_lines(self, deal: int, lane: int, reports: Sequence[Report]) -> None:
+        """Store a lane's reports of all lines for a deal."""
+        if reports:
+            short = [[_short(number + 1) for number in own] for own in reports]
+            self.entries(deal)[lane, : len(short)] = short
+
     def end(self, lane: int, deal: int) -> None:
         """Record that a lane has ended, and reports for no deal from this one on."""
         self.entries(0)[lane] = deal  # the first deal has no reports, so its entries are free
@@ -238,8 +244,8 @@ def _open_held(path: Path) -> int:
 
 def _short(number: int) -> int:
     """Return the number with zeros after its first 24 bits."""
-    zeros = max(number.bit_length() - 24, 0)
-    return number >> zeros << zeros
+    zeros = number.bit_length() - 24
+    return number >> zeros << zeros if zeros > 0 else number
 
 
 def _gave_nothing(entries: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -123,11 +123,11 @@ class LaneReports:
         due = rule.due(start, stop)
         return [(number, rule.step(number) - start) for number in due if number > self.last]
 
-    def put(self, deal: int, line: int, report: Report) -> None:
-        """Report on a line for a deal."""
+    def put(self, deal: int, reports: Sequence[Report]) -> None:
+        """Report on all lines for a deal."""
         assert self._dealer is not None
-        self.entries.append([deal, line, *report])
-        self._dealer.exchange.put(deal, self._lane, line, report)
+        self.entries += [[deal, line, *report] for line, report in enumerate(reports)]
+        self._dealer.exchange.put_lines(deal, self._lane, reports)
         self.last = deal
 
     def end(self) -> None:

@@ -124,13 +124,25 @@ def report_deals(fill: Fill, step: int, batches: list[PackedRows], *, final: boo
         slots = sum(rows.composition.slots for rows in batches) if placed else 1
         remaining = fill.stream.remaining()
         waits = not placed and not final  # for a deal, of any contents
+        places = max(placed, 1)
+        lines = [
+            (
+                int(held[source]) if source < len(held) and not waits else 0,
+                until,
+                ahead,
+                (tokens + ahead) * slots // places,
+            )
+            for source, until, ahead, tokens in remaining
+        ]
         for number, at in due:
             waiting = max(after[at], 0)
-            for line, (source, until, ahead, tokens) in enumerate(remaining):
-                own = int(held[source]) if source < len(held) and not waits else 0
-                numbers = ahead + own * waiting // total, tokens + ahead
-                left, found = (number * slots // max(placed, 1) for number in numbers)
-                reports.put(number, line, Report(until, left, found))
+            reports.put(
+                number,
+                [
+                    Report(until, (ahead + own * waiting // total) * slots // places, found)
+                    for own, until, ahead, found in lines
+                ],
+            )
     if final:
         reports.end()
 

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -206,7 +207,7 @@ def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
         Pickled objects are never loaded: only the header is read.
     """
     try:
-        found = read_again(_header, head)
+        found = _parsed(head[: _header_bytes(head)])
     except Exception as error:  # numpy evaluates the header, which can raise nearly anything
         return no_npy(error)
     if isinstance(found, str):
@@ -223,6 +224,17 @@ def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
     if shape[0] < 0 or shape[0] * dtype.itemsize != rest:
         return f"has the shape {shape}, and {rest} bytes follow its header"
     return begin, int(shape[0]), kind
+
+
+def _header_bytes(head: bytes) -> int:
+    """Return the length of a header in bytes, declared in two bytes, or four since version 2."""
+    width = 2 if head[6:7] == b"\1" else 4
+    return 8 + width + int.from_bytes(head[8 : 8 + width], "little")
+
+
+@lru_cache(maxsize=64)  # a file is opened for each part of it
+def _parsed(head: bytes) -> tuple[int, Any, Any] | str:
+    return read_again(_header, head)
 
 
 def _header(stream: io.BytesIO) -> tuple[int, Any, Any] | str:
