@@ -30,9 +30,9 @@ from streampack.packing import BestFitDecreasing
 from streampack.run.plan import RunPlan
 from streampack.sources import Mixture
 from streampack.sources.base import Source
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.manifest import Manifest
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 
 SEQ_LEN, ROWS = 2048, 8
 LANES = {1: 12, 8: 48, 64: 64}  # by ranks
@@ -62,7 +62,7 @@ class Sizes(ShardedSource):
         return self.weight // 4
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Documents, int, int]]:
         """Documents whose first byte lies in [low, high)."""
         starts = self.starts[shard]

@@ -25,10 +25,10 @@ from benchmarks.report import print_table
 from examples.vlm_finetune import make_processor
 from streampack import sources
 from streampack.documents import make_origin
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.media.processing import MediaProcessing
 from streampack.media.reader import ImageReader
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import load_tokenizer
 
 #: Width, height, format, and whether the sizes stand in fields.
@@ -72,9 +72,9 @@ def measured(kind: tuple[int, int, str, bool], count: int, passes: int) -> list[
     reader = ImageReader("text", ("images",), ("height", "width") if given else None)
     media = MediaProcessing(processor)
     tokenizer = load_tokenizer(processor.tokenizer, eos="as-is")
-    source, skips = sources.Items(["text"]), Skips("raise")
+    source, skips = sources.Items(["text"]), ErrorPolicy("raise")
     origin = make_origin(0, np.arange(count, dtype=np.int64))
-    block, _ = reader.block(records, origin, FieldTypes(), False)
+    block, _ = reader.block(records, origin, FieldSpec(), False)
     ids = replace(tokenizer.encode(block, skips), document_fields=block.document_fields)
     plan_s, documents = shortest(lambda: media.expanded(ids, source, skips), passes)
     jobs = [

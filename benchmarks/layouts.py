@@ -40,7 +40,7 @@ from benchmarks.report import markdown_table
 from demo.object_store import find_weed, object_store
 from streampack import PackedDataset, Topology, sources
 from streampack.documents.blocks import Texts, make_origin
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization.tokenizer import Tokenizer
 
 Documents = list[NDArray[np.uint16]]
@@ -272,7 +272,7 @@ def tokenizing(file: Path) -> float:
 
     def encoded(call: list[str]) -> int:
         block = Texts(call, make_origin(0, np.arange(len(call))))
-        return tokenizer.encode(block, Skips("raise")).num_tokens
+        return tokenizer.encode(block, ErrorPolicy("raise")).num_tokens
 
     encoded(calls[0])
     before = sum(os.times()[:2])

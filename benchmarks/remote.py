@@ -39,7 +39,7 @@ from benchmarks.report import print_table
 from benchmarks.slow_store import SlowStore, slow_store
 from demo.object_store import ObjectStore, find_weed, object_store
 from streampack import PackedDataset, PackedLoader, Topology, sources
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 
 LANES = 12
 HOSTS = 4
@@ -128,7 +128,7 @@ def read_share(name: str, url: str) -> None:
             source = layout.kind(url, storage=storage, **layout.arguments)
             source.prepare()
             for lane in source.lanes(LANES, seed=0, epoch=0, shuffle=True)[host::HOSTS]:
-                for _ in lane.read(None, Skips()):
+                for _ in lane.read(None, ErrorPolicy()):
                     pass
     _tell({})
     _tell({})

@@ -22,7 +22,7 @@ from benchmarks import layouts
 from benchmarks.remote import flat, parquet
 from benchmarks.report import print_table
 from streampack import sources
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.storage.blocks import BLOCK_BYTES
 
 HOSTS = (1, 2, 4)
@@ -120,7 +120,7 @@ def measured(layout: Layout, server: Any, files: int, lanes: int, hosts: int) ->
             source = layout.kind(urls, storage=storage, **layout.arguments)
             source.prepare()
             for lane in source.lanes(lanes, seed=0, epoch=0, shuffle=True)[host::hosts]:
-                for _ in lane.read(None, Skips()):
+                for _ in lane.read(None, ErrorPolicy()):
                     pass
     spans = [r.range.removeprefix("bytes=").split("-") for r in server.requests if r.range]
     return sum(int(last) + 1 - int(first) for first, last in spans) / size

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, make_origin
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.manifest import Manifest
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 
 __all__ = ["Synthetic"]
 
@@ -54,7 +54,7 @@ class Synthetic(ShardedSource):
         )
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Documents, int, int]]:
         """Views, no copies."""
         whole = len(self.offsets) - 1

@@ -29,7 +29,7 @@ from benchmarks.report import machine, markdown_table, put_between
 from benchmarks.vocabularies import VOCABULARIES, Made
 from demo.corpus import gather
 from streampack.documents.blocks import Texts, make_origin
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import Tokenizer
 from tests.support.vocabularies import random_texts
 
@@ -151,7 +151,7 @@ def _encode_all(source: str, kind: Any, megabytes: float, barrier: Any, out: Any
         began = time.process_time()
         for start in range(0, len(part), BLOCK):
             some = part[start : start + BLOCK]
-            tokenizer.encode(Texts(some, make_origin(0, np.arange(len(some)))), Skips())
+            tokenizer.encode(Texts(some, make_origin(0, np.arange(len(some)))), ErrorPolicy())
         took = time.process_time() - began
     out.put(sum(len(text.encode()) for text in texts) / 1e6 / took)
 

@@ -37,10 +37,10 @@ from streampack.errors import StateError
 from streampack.loader import PackedLoader
 from streampack.packing import BestFitDecreasing, Concat, Pad
 from streampack.sources.base import Source
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.mds.source import MDS
 from streampack.sources.parquet.source import Parquet
-from streampack.sources.reading import Reading
-from streampack.sources.skips import Skips
+from streampack.sources.reading import ReadOptions
 from streampack.sources.tar.source import WebDataset
 from streampack.storage.storage import Storage
 from streampack.tokenization import Tokenizer
@@ -123,7 +123,7 @@ class Tour:
             f"{store.url}/parquet",
             text="text",
             storage=self.storage,
-            reading=Reading(open_shards=1),
+            reading=ReadOptions(open_shards=1),
         )
         with self.phase("Token ids") as say:
             conversion = Conversion(
@@ -144,7 +144,7 @@ class Tour:
             write_tars(documents, self.folder / "tar", files=6)
             names = ("mds", "tar")
             say(f"{sum(self._upload(store, name) for name in names)} files, uploaded")
-        mds = MDS(f"{store.url}/mds", storage=self.storage, reading=Reading(open_shards=1))
+        mds = MDS(f"{store.url}/mds", storage=self.storage, reading=ReadOptions(open_shards=1))
         tar = WebDataset(f"{store.url}/tar", tokens="npy", storage=self.storage)
         lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
         return {"MDS": mds, "tar": tar, "Parquet": parquet}, lengths
@@ -158,7 +158,7 @@ class Tour:
 
     def _documents(self, source: Source) -> list[NDArray[np.generic]]:
         (reader,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
-        blocks = [block for block, _ in reader.read(None, Skips())]
+        blocks = [block for block, _ in reader.read(None, ErrorPolicy())]
         return [
             block.document(i)
             for block in blocks

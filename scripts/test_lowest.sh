@@ -7,4 +7,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" lowest
 exec pytest -k "not mds and not object_store and not s3 and not any_ranks" \
     tests/packing tests/window tests/lane tests/streams tests/test_loader.py \
     tests/cli/test_explain.py tests/cli/test_replay.py \
-    tests/sources/test_{hf,arrow,parquet,jsonl,tokens,iterable,infer,chat}.py "$@"
+    tests/sources/test_{hf,arrow,parquet,jsonl,tokens,iterable,resolve,chat}.py "$@"

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from streampack.arguments import explained_with, takes_arguments_of
 from streampack.batch import PackedBatch
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.job.connect import warn_unconnected
 from streampack.job.topology import Topology
@@ -32,7 +32,7 @@ from streampack.run.checks import (
 from streampack.run.plan import RunPlan, evaluation_lanes, lane_tokens, plan_run, resume_run
 from streampack.run.recipe import Recipe
 from streampack.run.state import RunState
-from streampack.sources.infer import as_source
+from streampack.sources.resolve import as_source
 from streampack.tokenization.rules import TokenRules
 from streampack.window.config import WindowConfig
 
@@ -147,7 +147,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         check_packer(seq_len, packer, attention)
         self._detected = topology is None
         self.topology = Topology.detect() if topology is None else topology
-        fields = FieldTypes.of(token_fields, document_fields)
+        fields = FieldSpec.of(token_fields, document_fields)
         source = prepared(as_source(source), replace(fields, optional=map is not None))
         source.check_epochs(epochs)
         if packer is not None:

@@ -31,7 +31,7 @@ from streampack.run.rank import RankRun
 if TYPE_CHECKING:
     from streampack.run.by_source import SourceReport
     from streampack.run.estimation import Estimate
-    from streampack.sources.credits import Weights
+    from streampack.sources.token_shares import Weights
 
 logger = logging.getLogger(__name__)
 

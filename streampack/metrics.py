@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from operator import add, attrgetter, sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streampack.packing.plan import Composition
+from streampack.packing.plan import PackingStats
 
 if TYPE_CHECKING:
     from streampack.packing.packer import Packer
@@ -132,10 +132,10 @@ class Metrics:
 
     batches: int = 0
     empty_batches: int = 0
-    composition: Composition = field(default_factory=Composition)
+    composition: PackingStats = field(default_factory=PackingStats)
     empty_slots: int = 0
-    left: Composition = field(default_factory=Composition)
-    stepped_over: Composition = field(default_factory=Composition)
+    left: PackingStats = field(default_factory=PackingStats)
+    stepped_over: PackingStats = field(default_factory=PackingStats)
     empty_documents: int = 0
     eos_in_texts: int = 0
     skipped: int = 0
@@ -184,7 +184,7 @@ class Metrics:
         total = self.loss_tokens + self.composition.loss_dropped
         return self.composition.loss_dropped / total if total else 0.0
 
-    def lost_in_words(self, packer: Packer, of: str) -> str:
+    def dropped_summary(self, packer: Packer, of: str) -> str:
         """Describe the shares of tokens and loss tokens that are in no row, with advice.
 
         Args:

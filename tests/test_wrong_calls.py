@@ -126,7 +126,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         memory_limit=[0, 1.5, None],
     ),
     **each(
-        sources.Reading,
+        sources.ReadOptions,
         block_documents=["x", 0],
         block_bytes=[-1],
         open_shards=[1.5],

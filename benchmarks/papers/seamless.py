@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from benchmarks.report import print_table
 from streampack.packing import (
     BestFitDecreasing,
-    Composition,
     Packer,
+    PackingStats,
     Seamless,
     check_plan,
 )
@@ -154,7 +154,7 @@ def dropping(draws: int) -> None:
     )  # fmt: skip
 
 
-def packed(packer: Packer, lengths: NDArray[np.int64]) -> Composition:
+def packed(packer: Packer, lengths: NDArray[np.int64]) -> PackingStats:
     """What a plan over everything holds, once it has been checked."""
     plan = packer.plan(lengths, final=True, seed=0)
     check_plan(plan, lengths)

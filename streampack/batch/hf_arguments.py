@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from streampack.arguments import type_in_words
 from streampack.batch.attention import one_segment_per_row, static_segments
-from streampack.batch.hf_ways import (
+from streampack.batch.hf_attention import (
     WAYS,
     Lengths,
     adds_router_loss,
@@ -37,7 +37,7 @@ from streampack.batch.hf_ways import (
 from streampack.batch.isolation import (
     check_isolation,
     has_images,
-    put_back,
+    restored_module,
     without_loss,
 )
 from streampack.batch.slot_outputs import largest_movement, of_slots
@@ -130,7 +130,7 @@ def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, An
     for way in WAYS:
         if way == "rows" and not one_segment_per_row(batch):
             continue
-        reason = whats_wrong(model, batch, way, _tried) or _of_images(model, batch, way)
+        reason = explain_mismatch(model, batch, way, _tried) or _of_images(model, batch, way)
         if reason is None:
             arguments = arguments_by(model, batch, way, segments)
             if not adds_router_loss(model):
@@ -149,7 +149,7 @@ def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, An
     )
 
 
-def whats_wrong(
+def explain_mismatch(
     model: Any, batch: Any, way: str, tried: Callable[[nn.Module, Any, str, Any], str | None]
 ) -> str | None:
     """Return why a way of passing boundaries fails for a model, or None if it works.
@@ -222,7 +222,7 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
         if not _as_alone(model, two, call, alone, isolation.context):
             return "documents are not as they are by themselves (as if at other positions)"
     if batch.rows > 2:  # raises if the whole batch is too long for the model
-        with torch.no_grad(), put_back(model, device):
+        with torch.no_grad(), restored_module(model, device):
             call(of_rows([first, *[()] * (batch.rows - 2), last]))
     return None
 
@@ -252,7 +252,7 @@ def _of_images(model: Any, batch: Any, way: str) -> str | None:
 @contextmanager
 def evaluated(model: nn.Module, device: torch.device) -> Iterator[None]:
     """Run the body without gradients and dropout, then restore the model's mode and state."""
-    with torch.no_grad(), put_back(model, device):
+    with torch.no_grad(), restored_module(model, device):
         model.eval()
         yield
 

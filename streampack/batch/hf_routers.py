@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streampack.batch.attention import are_padding
-from streampack.batch.hf_ways import unwrapped
+from streampack.batch.hf_attention import unwrapped
 from streampack.documents.blocks import ranges_of
 from streampack.errors import ConfigError
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from streampack.batch.attention import segment_ids
-from streampack.batch.hf_ways import adds_router_loss, arguments_by
+from streampack.batch.hf_attention import adds_router_loss, arguments_by
 from streampack.batch.leaking_layer import first_to_move
 from streampack.batch.router_isolation import padding_in_router_loss, router_loss
 from streampack.batch.slot_outputs import largest_movement, of_slots
@@ -146,7 +146,7 @@ def check_isolation(
     def outputs(where: Tensor) -> Tensor:
         return of_slots(called(where), len(ids), batch)
 
-    with torch.no_grad(), put_back(module, ids.device):
+    with torch.no_grad(), restored_module(module, ids.device):
         nothing = torch.zeros_like(segment, dtype=torch.bool)
         first_outputs = called(nothing)
         base = of_slots(first_outputs, len(ids), batch)
@@ -290,7 +290,7 @@ def _check_repeats(movement: float, tolerance: float) -> None:
 
 
 @contextmanager
-def put_back(module: nn.Module | None, device: torch.device) -> Iterator[None]:
+def restored_module(module: nn.Module | None, device: torch.device) -> Iterator[None]:
     """Restore torch's random state and the module's buffers and numeric attributes on exit."""
     parts = [] if module is None else list(module.modules())
     buffers = [dict(part._buffers) for part in parts]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from streampack.batch.hf_ways import takes
+from streampack.batch.hf_attention import takes
 from streampack.batch.isolation import without_loss
 from streampack.batch.media_arguments import of_images, with_changed_images
 from streampack.batch.slot_outputs import largest_movement, of_slots

@@ -26,7 +26,7 @@ from streampack.batch.tensors import (
 from streampack.errors import ConfigError
 from streampack.lane.state import LaneBatch
 from streampack.metrics import Metrics
-from streampack.packing.plan import Composition
+from streampack.packing.plan import PackingStats
 from streampack.window.packed_rows import PackedRows
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class PackedBatch:
         self.num_loss_tokens = packed.num_loss_tokens
         self._step_items: float | None = None
         self.sum_squared_lengths = packed.sum_squared_lengths
-        self.composition: Composition = packed.composition
+        self.composition: PackingStats = packed.composition
         self.by_source: NDArray[np.int64] | None = packed.by_source
         self.provenance: NDArray[np.void] | None = packed.provenance
         self.lane = lane

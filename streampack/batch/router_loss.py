@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from streampack.batch.hf_ways import unwrapped
+from streampack.batch.hf_attention import unwrapped
 from streampack.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ class TreeBatch(PackedBatch):
     ``tin[k] <= tin[q] < tout[k]``. Attributes of sequences are in the order of the sequences: S of
     them, with N tokens in total. `num_documents` is S; `provenance`, `source_ids` and
     `document_fields` have S entries, and ``document_fields["group_ids"]`` is the tree's index;
-    `fields` have N entries. `num_tokens` and all counts of `Composition` count slots.
+    `fields` have N entries. `num_tokens` and all counts of `PackingStats` count slots.
     `document_ids` is the tree's index per slot, -1 on padding.
 
     >>> from streampack import pack

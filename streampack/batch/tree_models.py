@@ -20,9 +20,9 @@ from streampack.batch.hf_arguments import (
     TOLERANCE_HALF,
     by_itself,
     evaluated,
-    whats_wrong,
+    explain_mismatch,
 )
-from streampack.batch.hf_ways import (
+from streampack.batch.hf_attention import (
     adds_router_loss,
     arguments_by,
     dtype_of,
@@ -50,7 +50,7 @@ def arguments_for(model: Any, batch: TreeBatch) -> dict[str, Any]:
     Raises:
         ConfigError: the model does not compute trees.
     """
-    reason = whats_wrong(model, batch, "mask", _tried)
+    reason = explain_mismatch(model, batch, "mask", _tried)
     if reason is None and adds_router_loss(model):
         from streampack.batch.hf_routers import refused
 

@@ -29,7 +29,7 @@ from streampack.errors import ConfigError
 from streampack.sources.base import Source
 from streampack.sources.formats import DOCUMENT_FORMATS
 from streampack.sources.paths import open_files
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
 from streampack.tokenization import Tokenizer, load_tokenizer
 
@@ -60,7 +60,7 @@ def convert(
         text=text,
         tokens=tokens,
         loss_mask=loss_mask,
-        reading=Reading(open_shards=1),
+        reading=ReadOptions(open_shards=1),
         formats=DOCUMENT_FORMATS,
     )
     conversion = Conversion(

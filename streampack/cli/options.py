@@ -17,8 +17,8 @@ from rich.console import Console
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing, Packer
 from streampack.sources.base import Source
-from streampack.sources.infer import as_source
-from streampack.sources.infer import open as open_source
+from streampack.sources.resolve import as_source
+from streampack.sources.resolve import open as open_source
 
 if TYPE_CHECKING:
     from streampack.dataset import PackedDataset

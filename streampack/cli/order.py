@@ -30,8 +30,8 @@ from streampack.cli.options import (
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.corpus_order.job import STAGES
-from streampack.sources.infer import open as open_source
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
+from streampack.sources.resolve import open as open_source
 
 
 def order(
@@ -104,7 +104,7 @@ def order(
             loss_mask=loss_mask,
             dtype=dtype_in,
             eos_id=end_token,
-            reading=Reading(open_shards=1),
+            reading=ReadOptions(open_shards=1),
         ),
         destination=Destination(destination),
         tokenizer=named_tokenizer(tokenizer, eos_id),

@@ -29,7 +29,7 @@ from streampack.conversion.shards import (
 )
 from streampack.errors import ConfigError
 from streampack.sources.base import Cursor, Source
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import Tokenizer
 
 _NOTE = f"{HIDDEN}/progress.json"
@@ -176,7 +176,7 @@ def _shards(
     conversion: Conversion, progress: Progress, report: Callable[[Progress], None]
 ) -> Iterator[tuple[Progress, list[Payload]]]:
     """Yield shards as (progress after the shard, documents of the shard)."""
-    skips = Skips(conversion.on_error)
+    skips = ErrorPolicy(conversion.on_error)
     skips.counts.skipped = progress.skipped
     (reader,) = conversion.source.lanes(1, seed=0, epoch=0, shuffle=False)
     before, inside = progress.cursor, progress.inside

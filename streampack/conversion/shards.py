@@ -19,7 +19,7 @@ from streampack.documents.blocks import Documents, Texts
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, StateError
 from streampack.sources.base import Block, Source
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.marks import UNFINISHED
 from streampack.storage.remote import split_url, with_retries
@@ -82,7 +82,7 @@ def payloads_of(
     source: Source,
     tokenizer: Tokenizer | None,
     dtype: str,
-    skips: Skips,
+    skips: ErrorPolicy,
     *,
     masks: bool = False,
 ) -> tuple[str, list[Payload], NDArray[np.void]]:

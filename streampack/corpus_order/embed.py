@@ -23,7 +23,7 @@ from streampack.errors import ConfigError
 from streampack.ordering.bm25 import BM25, TermCounts
 from streampack.ordering.embedding import Embedder, TextEmbedder, checked, heads
 from streampack.ordering.hashing import hash_words
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 
 COUNTED_PARTS = 256
 TERMS = "embed/terms.npy"
@@ -89,7 +89,7 @@ def embed_part(job: CorpusOrder, part: int) -> None:
 def _copy(job: CorpusOrder, part: int) -> tuple[str, NDArray[np.int64], NDArray[np.void], int]:
     """Write a part's content; return dtype, lengths (n,), origins (n,) and the skipped count."""
     reader = job.source.lanes(job.num_parts, seed=0, epoch=0, shuffle=False)[part]
-    skips = Skips(job.on_error)
+    skips = ErrorPolicy(job.on_error)
     dtype = job.dtype or ""
     lengths: list[int] = []
     origins = [np.zeros(0, dtype=ORIGIN)]

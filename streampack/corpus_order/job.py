@@ -22,14 +22,14 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
 from streampack.ordering.bm25 import BM25
 from streampack.sources.base import Source
-from streampack.sources.infer import open as open_source
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
+from streampack.sources.resolve import open as open_source
 
 STAGES = ("copy", "embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"
 RESULTS = "_order"
 NOTE = f"{HIDDEN}/order.json"  # in the destination; the work folder may be elsewhere
-IN_ORDER = Reading(open_shards=1)
+IN_ORDER = ReadOptions(open_shards=1)
 
 Report = Callable[[str, int, int], None]
 

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents
-from streampack.documents.fields import FieldTypes, cast_values, misfit
+from streampack.documents.fields import FieldSpec, cast_values, misfit
 from streampack.errors import ConfigError
 
 
-def cast_fields(documents: Documents, types: FieldTypes) -> tuple[Documents, dict[int, str]]:
+def cast_fields(documents: Documents, types: FieldSpec) -> tuple[Documents, dict[int, str]]:
     """Convert the documents' fields to the declared dtypes and drop all other numbers.
 
     Returns:

@@ -1,4 +1,4 @@
-"""FieldTypes: declared names and dtypes of the fields that accompany tokens and documents."""
+"""FieldSpec: declared names and dtypes of the fields that accompany tokens and documents."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Types = Mapping[str, np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class FieldTypes:
+class FieldSpec:
     """The fields of a run.
 
     Attributes:
@@ -41,7 +41,7 @@ class FieldTypes:
     @classmethod
     def of(
         cls, token_fields: Mapping[str, Any] | None, document_fields: Mapping[str, Any] | None
-    ) -> FieldTypes:
+    ) -> FieldSpec:
         """Validate the fields that a dataset's arguments declare.
 
         Raises:
@@ -74,7 +74,7 @@ class FieldTypes:
             )
         return cls(token, document)
 
-    def plus(self, name: str, dtype: Any) -> FieldTypes:
+    def plus(self, name: str, dtype: Any) -> FieldSpec:
         """Return the fields with one more per document."""
         return replace(self, document={**self.document, name: np.dtype(dtype)})
 

@@ -11,7 +11,7 @@ import numpy as np
 from streampack.documents.blocks import GROUP
 from streampack.groups.rows import GroupsSplit
 from streampack.groups.stage import Together
-from streampack.packing.decreasing import BestFitDecreasing
+from streampack.packing.fit_decreasing import BestFitDecreasing
 
 if TYPE_CHECKING:
     from streampack.run.recipe import Recipe

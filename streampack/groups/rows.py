@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import GROUP, ORIGIN, Documents, offsets_of
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import PlanError
-from streampack.window.entries import FieldStore
+from streampack.window.entries import HeldBlocks
 from streampack.window.gather import Pieces
 from streampack.window.packed_rows import PROVENANCE, PackedRows
 
 
-def groups_of(pieces: Pieces, held: FieldStore) -> list[Documents]:
+def groups_of(pieces: Pieces, held: HeldBlocks) -> list[Documents]:
     """Return the member documents of each of these pieces (D,), which are groups."""
     found = []
     for (block, i), start, stop in zip(
@@ -41,10 +41,10 @@ def groups_of(pieces: Pieces, held: FieldStore) -> list[Documents]:
 class GroupsSplit:
     """Row stage that makes pieces of the members of groups; `types` are the run's fields."""
 
-    types: FieldTypes
+    types: FieldSpec
     by_row: bool
 
-    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`."""
         groups = groups_of(pieces, held)
         return split_groups(rows, groups, pieces.document, self.types, by_row=self.by_row)
@@ -60,7 +60,7 @@ def split_groups(
     packed: PackedRows,
     groups: Sequence[Documents],
     number: NDArray[np.int64],
-    types: FieldTypes,
+    types: FieldSpec,
     *,
     by_row: bool,
 ) -> PackedRows:
@@ -114,7 +114,7 @@ def columns_of(
     groups: Sequence[Documents],
     number: NDArray[np.int64],
     lengths: NDArray[np.int64],
-    types: FieldTypes,
+    types: FieldSpec,
 ) -> dict[str, Any]:
     """Make the columns of `PackedRows` with one entry per member; see `split_groups`.
 

@@ -14,7 +14,7 @@ from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
 from streampack.documents.blocks import Documents, make_origin, offsets_of
 from streampack.documents.casting import cast_fields
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.packing.plan import Plan
 from streampack.sources.fields import Fields
@@ -35,7 +35,7 @@ class Given:
     """The caller's columns by name, indexed by document and checked when they are read."""
 
     columns: Mapping[str, Any]
-    types: FieldTypes
+    types: FieldSpec
 
     @classmethod
     def of(
@@ -65,7 +65,7 @@ class Given:
                     setting=name,
                 )
         columns = {**(token_fields or {}), **(document_fields or {})}
-        types = FieldTypes.of(
+        types = FieldSpec.of(
             {name: _dtype(name, values, own) for name, values in (token_fields or {}).items()},
             {name: _dtype(name, values, own) for name, values in (document_fields or {}).items()},
         )
@@ -229,7 +229,7 @@ class MicrobatchPlan:
         longest = self._sums(self._aligned_slots()).max(axis=0)
         return np.asarray(np.minimum(np.maximum(-(-longest // step), 1) * step, self.seq_len))
 
-    def _format(self, pad_id: int, fields: FieldTypes) -> RowFormat:
+    def _format(self, pad_id: int, fields: FieldSpec) -> RowFormat:
         stages: list[RowStage] = [Provenance()]
         if fields:
             stages.append(FieldColumns(fields))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from streampack.documents.blocks import GROUP, Documents, joined_groups, offsets_of
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.in_memory.microbatches import MicrobatchPlan
 from streampack.packing.overflow import as_array
@@ -48,7 +48,7 @@ class TreePlan(MicrobatchPlan):
         slots[first] += -total % self.align  # a tree is aligned as one, and lies in one row
         return slots
 
-    def _format(self, pad_id: int, fields: FieldTypes) -> RowFormat:
+    def _format(self, pad_id: int, fields: FieldSpec) -> RowFormat:
         stages = (Provenance(), TreeRows(fields.plus(GROUP, np.int32), 0))
         return RowFormat(pad_id=pad_id, eos_id=-1, stages=stages)
 

@@ -14,7 +14,7 @@ from streampack.documents.blocks import Documents, make_origin
 from streampack.job.topology import Topology
 from streampack.packing.choice import RowChoice
 from streampack.packing.packer import Packer
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.streams.stream import StreamConfig
 from streampack.window.config import WindowConfig
 from streampack.window.empty_rows import empty_rows
@@ -69,7 +69,9 @@ class LaneConfig(StreamConfig):
         """Return whether a row stage finishes batches when they are handed out."""
         return any(hasattr(stage, "finish") for stage in self.row_format.stages)
 
-    def finished(self, rows: PackedRows, name: Callable[[Any], str], skips: Skips) -> PackedRows:
+    def finished(
+        self, rows: PackedRows, name: Callable[[Any], str], skips: ErrorPolicy
+    ) -> PackedRows:
         """Apply the finishing row stages to a batch, when it is handed out."""
         for stage in self.row_format.stages:
             if (finish := getattr(stage, "finish", None)) is not None:

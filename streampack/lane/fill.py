@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from streampack.deals.dealer import Dealer
-from streampack.deals.sharing import LaneReports
+from streampack.deals.report_channel import LaneReports
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
 from streampack.lane.state import SavedEntries
 from streampack.metrics import LaneTimes
 from streampack.packing.request import MemberLengths
 from streampack.packing.rng import derive_seed
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.streams.base import StreamPosition
 from streampack.streams.lane_stream import open_stream
 from streampack.window.entries import Entries
@@ -75,7 +75,7 @@ class Fill:
         self.stream = open_stream(
             config,
             lane,
-            skips=Skips(config.on_error),
+            skips=ErrorPolicy(config.on_error),
             times=self.times,
             position=None if state is None else StreamPosition(state["serial"], state["cursor"]),
             dealer=dealer,

@@ -6,21 +6,21 @@ import logging
 from collections.abc import Iterator
 
 from streampack.deals.dealer import Dealer
+from streampack.deals.report_channel import ReportChannel
 from streampack.deals.report_exchange import ReportExchange
-from streampack.deals.sharing import Sharing
 from streampack.errors import StateError
 from streampack.lane.config import LaneConfig, LaneShare
 from streampack.lane.lane import Lane
 from streampack.lane.state import LaneBatch, LaneEnd
 from streampack.leaves import load
 from streampack.metrics import Metrics
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 
 logger = logging.getLogger(__name__)
 
 
 def rotate(
-    share: LaneShare, sharing: Sharing, exchange: ReportExchange
+    share: LaneShare, sharing: ReportChannel, exchange: ReportExchange
 ) -> Iterator[LaneBatch | LaneEnd]:
     """Yield the rank's batches of some lanes in turn, each lane up to its last batch.
 
@@ -33,7 +33,7 @@ def rotate(
     """
     config, states, topology, start = share.config, share.states, share.topology, share.start
     dealer = sharing.dealer(config.dealing, exchange, states)
-    skips = Skips(config.on_error)  # counts broken images
+    skips = ErrorPolicy(config.on_error)  # counts broken images
     others = OtherLanes(config, dealer, sharing)
     hints = dealer and config.source.inner.hints and load(config.source.inner.hints)
     hints = hints and hints(config.source, config.seed, config.shuffle, dealer, states)
@@ -68,7 +68,9 @@ def rotate(
                 hints()
 
 
-def _finished(item: LaneBatch | LaneEnd, config: LaneConfig, skips: Skips) -> LaneBatch | LaneEnd:
+def _finished(
+    item: LaneBatch | LaneEnd, config: LaneConfig, skips: ErrorPolicy
+) -> LaneBatch | LaneEnd:
     """Return the item; a batch is first finished by the row stages that run at hand-out."""
     if not config.finishes or isinstance(item, LaneEnd):
         return item
@@ -98,7 +100,7 @@ class OtherLanes:
         sharing: names these lanes and their start states.
     """
 
-    def __init__(self, config: LaneConfig, dealer: Dealer | None, sharing: Sharing) -> None:
+    def __init__(self, config: LaneConfig, dealer: Dealer | None, sharing: ReportChannel) -> None:
         self._config = config
         self._dealer = dealer if sharing.unknown or sharing.missing else None
         self._sharing = sharing

@@ -13,7 +13,7 @@ from streampack.deals.rule import Report
 from streampack.lane.fill import Fill
 from streampack.lane.state import RoundStart
 from streampack.metrics import LaneTimes
-from streampack.packing.plan import Composition
+from streampack.packing.plan import PackingStats
 from streampack.window.entries import Entries
 from streampack.window.gather import gather_rows, labels_of_dropped
 from streampack.window.packed_rows import PackedRows
@@ -158,18 +158,18 @@ def held_by_source(entries: Entries, *, continued: bool) -> NDArray[np.int64]:
     return np.bincount(entries.origin["source"], weights=tokens).astype(np.int64)
 
 
-def _lost(fill: Fill, planned: PlannedWindow) -> Composition:
+def _lost(fill: Fill, planned: PlannedWindow) -> PackingStats:
     """Count the documents that the plan drops whole.
 
     Earlier rows may hold parts of them; a document with parts in several rows also counts as cut.
     """
     lost = planned.dropped >= planned.lengths  # the packer sees a length of 0
     if not lost.any():
-        return Composition()
+        return PackingStats()
     entries = fill.window.entries
     rest = entries.length - entries.start
     kept, missing = labels_of_dropped(planned, fill.window.buffer, np.flatnonzero(lost))
-    found = Composition(
+    found = PackingStats(
         dropped=int(rest[lost].sum()),
         documents_cut=int((lost & (entries.start > fill.config.packer.seq_lens[-1])).sum()),
         documents_cropped=int(lost.sum()),
@@ -181,7 +181,9 @@ def _lost(fill: Fill, planned: PlannedWindow) -> Composition:
     if members is None:
         return found
     more = len(members.lengths) - int(lost.sum())  # lost entries are groups
-    return found + Composition(documents_cropped=more, documents_lost=more, documents_unlearnt=more)
+    return found + PackingStats(
+        documents_cropped=more, documents_lost=more, documents_unlearnt=more
+    )
 
 
 def totals(fill: Fill) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.cached import cached_property
-from streampack.deals.sharing import encode_reports
+from streampack.deals.report_channel import encode_reports
 from streampack.documents.blocks import Documents
 from streampack.errors import StateError
 from streampack.metrics import Metrics
@@ -167,7 +167,7 @@ class SavedEntries:
         part = slice(first, stop)
         start, repeated, cut = self._parts[:, part]
         last = self.continued and self.read == self.admitted
-        most = np.maximum(self.window.needed_of(kept, cut) - start, 0)
+        most = np.maximum(self.window.tokens_to_place(kept, cut) - start, 0)
         held = most.copy()
         if last:
             held[-1] = self.state["held"]

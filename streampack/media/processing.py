@@ -27,7 +27,7 @@ from streampack.media.families import joined, with_margins
 from streampack.media.images import BrokenImageError
 from streampack.media.own import planner_of
 from streampack.sources.base import Source
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.window.packed_rows import PackedRows
 
 _THREADS = 8
@@ -77,7 +77,7 @@ class MediaProcessing:
             text = text.replace(IMAGE_PART, self.planner.family.written.format(token))
         return with_margins(text, self.planner.processor)
 
-    def expanded(self, documents: Documents, source: Source, skips: Skips) -> Documents:
+    def expanded(self, documents: Documents, source: Source, skips: ErrorPolicy) -> Documents:
         """Expand placeholders to image tokens, and add the field of patches.
 
         Args:
@@ -167,7 +167,9 @@ class MediaProcessing:
 
     # ------------------------------------------------------------------ after the plan
 
-    def processed(self, rows: PackedRows, name: Callable[[Any], str], skips: Skips) -> PackedRows:
+    def processed(
+        self, rows: PackedRows, name: Callable[[Any], str], skips: ErrorPolicy
+    ) -> PackedRows:
         """Decode and process the images of a batch.
 
         Args:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streampack.arguments import type_in_words
 from streampack.documents.blocks import MEDIA, Documents, Texts
 from streampack.documents.conversations import IMAGE_PART, Conversations
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.media.attachments import Attachments, Reference, Size, objects
 from streampack.media.chats import USUAL, references_of, with_marks
@@ -106,7 +106,7 @@ class ImageReader:
         self,
         items: Iterable[Any],
         origin: NDArray[np.void],
-        types: FieldTypes,
+        types: FieldSpec,
         tokenized: bool,
         parse: Callable[[Any], Any] | None = None,
     ) -> tuple[Block, dict[int, str]]:

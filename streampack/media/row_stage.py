@@ -8,8 +8,8 @@ from typing import Any
 
 from streampack.media.attachments import MEDIA
 from streampack.media.processing import MediaProcessing
-from streampack.sources.skips import Skips
-from streampack.window.entries import FieldStore
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.window.entries import HeldBlocks
 from streampack.window.gather import Pieces
 from streampack.window.packed_rows import PackedRows
 
@@ -20,7 +20,7 @@ class Images:
 
     media: MediaProcessing
 
-    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`."""
         found = enumerate(held.objects(MEDIA, pieces.serial))
         slots = pieces.slot.tolist()
@@ -31,6 +31,8 @@ class Images:
         """See `RowStage`."""
         return rows
 
-    def finish(self, rows: PackedRows, name: Callable[[Any], str], skips: Skips) -> PackedRows:
+    def finish(
+        self, rows: PackedRows, name: Callable[[Any], str], skips: ErrorPolicy
+    ) -> PackedRows:
         """Decode and process the images of a batch."""
         return self.media.processed(rows, name, skips)

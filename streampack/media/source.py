@@ -14,7 +14,7 @@ from streampack.media.reader import USUAL_FIELDS, ImageReader
 from streampack.packing.overflow import Overflow
 from streampack.sources.chat.source import Chat, source_of_records
 from streampack.sources.formats import RECORD_FORMATS
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from streampack.storage.storage import Storage
 
 _BLOCK_DOCUMENTS = 32  # small, because an image takes as much memory as hundreds of texts
@@ -74,7 +74,7 @@ class Images(Chat):
         template: str | Path | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         shape: str | None = None,
-        reading: Reading | None = None,
+        reading: ReadOptions | None = None,
         storage: Storage | None = None,
     ) -> None:
         self._set(template, template_kwargs, TurnRules(), shape)
@@ -84,7 +84,7 @@ class Images(Chat):
         given = {} if storage is None else {"storage": storage}
         reader = ImageReader(text, fields, sizes, below, placeholder, shape, **given)
         self.reader = reader
-        reading = Reading(block_documents=_BLOCK_DOCUMENTS) if reading is None else reading
+        reading = ReadOptions(block_documents=_BLOCK_DOCUMENTS) if reading is None else reading
         formats = RECORD_FORMATS if text is None else ("MDS", "WebDataset", *RECORD_FORMATS)
         self._records = source_of_records(data, reader, reading, storage, formats, text)
         self.reading, self.once = self._records.reading, self._records.once

@@ -4,12 +4,12 @@ from .concat import Concat as Concat
 from .cost import Cost as Cost
 from .crop import BestFitCrop as BestFitCrop
 from .curriculum import Curriculum as Curriculum
-from .decreasing import BestFitDecreasing as BestFitDecreasing
-from .decreasing import FirstFitDecreasing as FirstFitDecreasing
+from .fit_decreasing import BestFitDecreasing as BestFitDecreasing
+from .fit_decreasing import FirstFitDecreasing as FirstFitDecreasing
 from .overflow import Overflow as Overflow
 from .packer import Packer as Packer
 from .pad import Pad as Pad
-from .plan import Composition as Composition
+from .plan import PackingStats as PackingStats
 from .plan import Plan as Plan
 from .plan import check_plan as check_plan
 from .request import Selection as Selection

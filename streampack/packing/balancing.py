@@ -52,7 +52,7 @@ from streampack.packing.request import WindowRequest
 from streampack.packing.selection import rows_before
 
 if TYPE_CHECKING:
-    from streampack.packing.decreasing import Decreasing
+    from streampack.packing.fit_decreasing import Decreasing
     from streampack.run.recipe import Recipe
 
 _STEPS = 128  # equal steps between the least and the greatest cost of a measured distribution

@@ -47,8 +47,8 @@ def cut_and_restart(
          in the next row, which holds all of it. Longer documents are only cut.
 
     Every row begins with a document's first token, except for rows inside documents longer than a
-    row. The price is repetition (`Composition.repeated`): the head of one document for nearly every
-    row, half a document of average length, more where documents are long.
+    row. The price is repetition (`PackingStats.repeated`): the head of one document for nearly
+    every row, half a document of average length, more where documents are long.
 
     Source: no paper; repeating the cut document is an old remedy for its lost context.
 

@@ -36,7 +36,7 @@ from streampack.packing.request import DocumentSizes
 from streampack.packing.row_limits import RowLimits
 
 if TYPE_CHECKING:
-    from streampack.packing.decreasing import Decreasing
+    from streampack.packing.fit_decreasing import Decreasing
     from streampack.packing.packer import Packer
     from streampack.run.recipe import Recipe
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.documents.blocks import offsets_of
 from streampack.errors import PlanError
-from streampack.packing.decreasing import BestFitDecreasing
+from streampack.packing.fit_decreasing import BestFitDecreasing
 from streampack.packing.rng import derive_seed, permutation
 
 _COMPARISONS = 300  # limit per unit

@@ -15,7 +15,7 @@ from streampack.errors import PlanError
 
 
 @dataclass(slots=True)
-class Composition:
+class PackingStats:
     """Counts over packed rows. Add two with ``+``; ratios are properties.
 
     Attributes:
@@ -49,8 +49,8 @@ class Composition:
     loss_dropped: int = 0
     documents_unlearnt: int = 0
 
-    def __add__(self, other: Composition) -> Composition:
-        return Composition(*map(add, _counts(self), _counts(other)))
+    def __add__(self, other: PackingStats) -> PackingStats:
+        return PackingStats(*map(add, _counts(self), _counts(other)))
 
     @property
     def padding(self) -> int:
@@ -95,7 +95,7 @@ class Composition:
         return self.context_sum / tokens if tokens else 0.0
 
 
-_counts = attrgetter(*Composition.__slots__)
+_counts = attrgetter(*PackingStats.__slots__)
 
 
 class RowColumns(NamedTuple):
@@ -211,7 +211,7 @@ class Plan:
         """Return the used slots (R,) int64 of each row: tokens, inserted EOS and `pad_after`."""
         return _per_row(self, self.stop - self.start + self.insert_eos + self.pad_after)
 
-    def metrics(self, lengths: NDArray[np.int64]) -> Composition:
+    def metrics(self, lengths: NDArray[np.int64]) -> PackingStats:
         """Return the composition of the plan over documents of lengths (N,), all with loss."""
         lengths = np.asarray(lengths, dtype=np.int64)
         labels, kept = np.maximum(lengths - 1, 0), np.maximum(lengths - self.dropped - 1, 0)
@@ -219,7 +219,7 @@ class Plan:
         segments = np.bincount(self.document, minlength=len(lengths))
         body = size + self.insert_eos
         slots = int(self.seq_len.sum(dtype=np.int64))
-        return Composition(
+        return PackingStats(
             rows=self.num_rows,
             slots=slots,
             segments=self.num_segments,

@@ -13,7 +13,7 @@ from streampack.packing.buckets import Buckets
 from streampack.packing.concat import Concat
 from streampack.packing.crop import BestFitCrop
 from streampack.packing.curriculum import Curriculum
-from streampack.packing.decreasing import BestFitDecreasing, FirstFitDecreasing
+from streampack.packing.fit_decreasing import BestFitDecreasing, FirstFitDecreasing
 from streampack.packing.packer import Packer
 from streampack.packing.pad import Pad
 from streampack.packing.seamless import Seamless

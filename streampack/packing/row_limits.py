@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Fields
 
 if TYPE_CHECKING:
-    from streampack.packing.decreasing import Decreasing
+    from streampack.packing.fit_decreasing import Decreasing
     from streampack.packing.plan import Plan
     from streampack.packing.request import DocumentSizes
 

@@ -48,8 +48,8 @@ from streampack.arguments import is_number, whole_number
 from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
 from streampack.packing.concat import cut_joined
-from streampack.packing.decreasing import Pieces, Placed, decreasing_pieces, lay_out, lost_with
 from streampack.packing.fit import greedy_fit
+from streampack.packing.fit_decreasing import Pieces, Placed, decreasing_pieces, lay_out, lost_with
 from streampack.packing.overflow import checked_lengths, require_seq_len
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.documents.blocks import offsets_of, ranges_of
 from streampack.errors import PlanError
-from streampack.packing.decreasing import BestFitDecreasing
+from streampack.packing.fit_decreasing import BestFitDecreasing
 from streampack.packing.plan import Plan
 from streampack.packing.request import DocumentSizes, MemberLengths, Selection, WindowRequest
 from streampack.packing.selection import fullest_rows

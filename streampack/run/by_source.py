@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from streampack.batch import PackedBatch
 from streampack.metrics import SourceCounts, SourceTotals
 from streampack.sources.base import Source
-from streampack.sources.credits import WeightChange, change_at, changes_of
 from streampack.sources.mixture import Mixture
+from streampack.sources.token_shares import WeightChange, change_at, changes_of
 from streampack.streams.mixed_stream import add as add_counts
 
 if TYPE_CHECKING:

@@ -43,8 +43,8 @@ from streampack.packing.packer import Packer
 from streampack.packing.rebuilding import rebuild_packer
 from streampack.run.plan import RunPlan, kind_of_plan
 from streampack.run.state import RunState, batches_due
-from streampack.sources.credits import WEIGHTS
 from streampack.sources.mixture import Mixture, earlier_mixture
+from streampack.sources.token_shares import WEIGHTS
 from streampack.streams.mixed_place import changed_cursor
 from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from streampack.arguments import one_of, whole_number
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
-from streampack.packing.decreasing import BestFitDecreasing
+from streampack.packing.fit_decreasing import BestFitDecreasing
 from streampack.packing.packer import Packer, require_packer
 from streampack.sources.base import Source
 from streampack.tokenization.rules import TokenRules
@@ -90,7 +90,7 @@ def warn_if_cut(source: Source, packer: Packer) -> None:
         )
 
 
-def prepared(source: Source, fields: FieldTypes) -> Source:
+def prepared(source: Source, fields: FieldSpec) -> Source:
     """Return a source that reads these fields too, with its shards listed.
 
     Raises:

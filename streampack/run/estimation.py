@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.deals.sharing import decode_reports
+from streampack.deals.report_channel import decode_reports
 from streampack.documents.blocks import Fields
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
@@ -35,10 +35,10 @@ from streampack.metrics import LaneTimes
 from streampack.packing.request import DocumentSizes
 from streampack.run.dry_run import stream_plan
 from streampack.sources.base import Source
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.iterable.indexed import InMemory
 from streampack.sources.mixture import Mixture, sources_of
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 from streampack.streams.base import LaneStream
 from streampack.streams.lane_stream import open_stream
 from streampack.window.entries import sizes_of
@@ -111,7 +111,7 @@ def begun(
     Returns:
         The stream, the sizes of the blocks, and True if the stream ended first.
     """
-    skips = Skips(config.on_error)
+    skips = ErrorPolicy(config.on_error)
     stream = open_stream(config, lane, skips=skips, times=LaneTimes())
     blocks: list[DocumentSizes] = []
     read = 0

@@ -16,9 +16,9 @@ from streampack.lane.config import LaneConfig
 from streampack.packing import (
     BestFitDecreasing,
     Buckets,
-    Composition,
     Concat,
     Packer,
+    PackingStats,
     Pad,
     Seamless,
 )
@@ -34,7 +34,7 @@ from streampack.window.config import WindowConfig
 BATCHES = 8  # packed to count loss tokens
 WIDTH = 160  # columns of the example row
 LINES = 10  # of the example row
-#: Columns of the table of choices: their heads, and shares of `Composition`.
+#: Columns of the table of choices: their heads, and shares of `PackingStats`.
 SHARES = {
     "used %": "utilisation",
     "cut %": "truncation_ratio",
@@ -74,10 +74,10 @@ class Explanation:
     lanes: int
     ranks: int
     epochs: int | None
-    composition: Composition
+    composition: PackingStats
     forecast: Forecast | None
     loss_share: float
-    choices: tuple[tuple[Packer, Composition], ...]
+    choices: tuple[tuple[Packer, PackingStats], ...]
     row: str
 
     def __str__(self) -> str:
@@ -169,7 +169,7 @@ def _others(packer: Packer, lengths: NDArray[np.int64]) -> list[Packer]:
     return [other for other in found if repr(other) != repr(packer)]
 
 
-def _made(packer: Packer, config: LaneConfig, lengths: NDArray[np.int64]) -> Composition:
+def _made(packer: Packer, config: LaneConfig, lengths: NDArray[np.int64]) -> PackingStats:
     """Pack the sample with another packer, in batches of about as many tokens."""
     longest = packer.seq_lens[-1]
     batch_tokens = max(config.batch_tokens // longest, 1) * longest
@@ -177,7 +177,7 @@ def _made(packer: Packer, config: LaneConfig, lengths: NDArray[np.int64]) -> Com
     return plan.metrics(lengths)
 
 
-def _figures(packer: Packer, made: Composition) -> dict[str, Any]:
+def _figures(packer: Packer, made: PackingStats) -> dict[str, Any]:
     shares = {name: getattr(made, name) for name in SHARES.values()}
     return {
         "packer": type(packer).__name__,
@@ -266,7 +266,7 @@ def _row(shown: str) -> str:
     return "\n".join(lines[:LINES] + more)
 
 
-def _table(rows: Sequence[tuple[Packer, Composition]]) -> Iterator[str]:
+def _table(rows: Sequence[tuple[Packer, PackingStats]]) -> Iterator[str]:
     heads = [*SHARES, "docs/row", "context"]
     yield f"{'what a choice would change':<42}" + "".join(f"{head:>10}" for head in heads)
     for number, (packer, made) in enumerate(rows):

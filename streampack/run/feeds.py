@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
+from streampack.deals.report_channel import ReportChannel
 from streampack.deals.report_exchange import ReportExchange
-from streampack.deals.sharing import Sharing
 from streampack.lane.config import LaneShare
 from streampack.lane.rotation import rotate
 from streampack.lane.state import LaneEnd
@@ -31,7 +31,7 @@ class Feed(Protocol):
         ...
 
     def open(
-        self, share: LaneShare, sharing: Sharing, exchange: ReportExchange, run: RankRun
+        self, share: LaneShare, sharing: ReportChannel, exchange: ReportExchange, run: RankRun
     ) -> Items:
         """Return the batches of some lanes, in rotation, and the ends of lanes without a batch.
 
@@ -48,7 +48,7 @@ class InProcess:
     name = None
 
     def open(
-        self, share: LaneShare, sharing: Sharing, exchange: ReportExchange, run: RankRun
+        self, share: LaneShare, sharing: ReportChannel, exchange: ReportExchange, run: RankRun
     ) -> Items:
         """See `Feed`."""
         for item in rotate(share, sharing, exchange):

@@ -14,9 +14,9 @@ from streampack.documents.blocks import Texts
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError
 from streampack.sources.base import Source
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.mixture import Mixture, sources_of
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
         )
     shard = found.manifest.paths.index(piece.shard)
     weight = int(found.manifest.weights[shard])
-    for block, _, _ in found.read_shard(shard, 0, weight, None, Skips("skip")):
+    for block, _, _ in found.read_shard(shard, 0, weight, None, ErrorPolicy("skip")):
         (places,) = np.nonzero(block.origin["index"] == piece.index)
         if not len(places):
             continue

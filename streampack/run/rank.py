@@ -16,7 +16,7 @@ from typing import Any
 from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
 from streampack.deals.dealer import RankExchange
-from streampack.deals.sharing import Sharing
+from streampack.deals.report_channel import ReportChannel
 from streampack.errors import ConfigError, WorkerError
 from streampack.job.connect import TIMEOUT_S, check_same_start, connect
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks, question
@@ -27,7 +27,7 @@ from streampack.run.feeds import Feed, Items
 from streampack.run.plan import RunPlan
 from streampack.run.recent import Recent
 from streampack.run.state import Deferred, RunState, batches_known
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class RankRun:
     # ------------------------------------------------------------------ giving
 
     def batches(
-        self, source: Feed, *, sharing: Sharing | None = None
+        self, source: Feed, *, sharing: ReportChannel | None = None
     ) -> Generator[PackedBatch, None, None]:
         """Yield the batches after the last one taken, in order, up to the common end.
 
@@ -223,7 +223,7 @@ class RankRun:
     def empty_batch(self, lane: int, step: int) -> PackedBatch:
         """Return a batch of padding only, for a turn of a lane that has ended."""
         config = self.plan.config
-        rows = config.finished(config.empty_batch(step), str, Skips("raise"))
+        rows = config.finished(config.empty_batch(step), str, ErrorPolicy("raise"))
         return kind_of(rows)(rows, lane=lane, step=step, state=partial(self.state.lane, lane))
 
     def _real(self, feed: Items) -> Generator[PackedBatch, None, None]:
@@ -289,7 +289,7 @@ class RankRun:
     def say_lost(self, of: str) -> None:
         """Log on rank 0 the fraction of its tokens that is in no row, if any."""
         if self.metrics.composition.dropped and not self.plan.ranks.rank:
-            logger.warning("%s", self.metrics.lost_in_words(self.plan.config.packer, of))
+            logger.warning("%s", self.metrics.dropped_summary(self.plan.config.packer, of))
 
     def _record_untaken(self, following: int) -> None:
         """Commit the states of lanes with turns before `following` that give the loop no batch."""

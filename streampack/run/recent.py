@@ -19,7 +19,7 @@ from streampack.batch import BatchGroup, PackedBatch
 from streampack.errors import StateError
 
 if TYPE_CHECKING:
-    from streampack.packing.plan import Composition
+    from streampack.packing.plan import PackingStats
     from streampack.run.state import RunState
 
 REMEMBERED = 16  # batches that a loop may hold beyond the batch of the state it asks for
@@ -31,7 +31,7 @@ class _Taken:
     """A batch that the loop received."""
 
     number: int
-    composition: Composition
+    composition: PackingStats
     before: RunState
     after: RunState
     parts: list[Callable[[], Any]] = field(default_factory=list)  # of a transform's output

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streampack.arguments import whole_number
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.lane.config import LaneConfig
 from streampack.leaves import ASKED
 from streampack.packing.choice import RowChoice
-from streampack.packing.decreasing import BestFitDecreasing
+from streampack.packing.fit_decreasing import BestFitDecreasing
 from streampack.packing.overflow import Overflow
 from streampack.packing.packer import Packer
 from streampack.sources.base import Source
@@ -72,7 +72,7 @@ class Recipe:
         source: Source,
         given: Mapping[str, Any],
         *,
-        fields: FieldTypes,
+        fields: FieldSpec,
         seq_len: int | None,
         packer: Packer | None,
         batch_size: int | None,
@@ -91,7 +91,7 @@ class Recipe:
         self.overflow: Overflow | None = None
         self.usual: Callable[[Recipe], Packer] = usual_packer
         self.choice = RowChoice()
-        self.gathered: FieldTypes | None = None
+        self.gathered: FieldSpec | None = None
         self.units = ("", "tokens")
         self.whole = False
         self.with_margins: Callable[[Any], Any] = as_it_is

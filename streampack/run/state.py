@@ -32,7 +32,7 @@ from typing import Any
 import torch.distributed as dist
 
 from streampack.arguments import type_in_words
-from streampack.deals.sharing import Sharing
+from streampack.deals.report_channel import ReportChannel
 from streampack.errors import StateError
 from streampack.job.topology import Topology
 from streampack.run.fingerprint import changed_fields
@@ -148,20 +148,22 @@ class RunState:
         lanes = self.topology.lanes(self.next_batch, self.fingerprint["lanes"])
         return {lane: self.lane(lane) for lane in lanes}
 
-    def sharing(self, *, connected: bool, name: str | None = None, kept: bool = False) -> Sharing:
+    def sharing(
+        self, *, connected: bool, name: str | None = None, kept: bool = False
+    ) -> ReportChannel:
         """Return the channel by which this rank's lanes receive other lanes' reports for deals.
 
         Args:
             connected: True if the ranks exchange reports.
-            name, kept: name and lifetime of the file of several processes; see `Sharing`.
+            name, kept: name and lifetime of the file of several processes; see `ReportChannel`.
         """
         if connected:
-            return Sharing(name, kept=kept)
+            return ReportChannel(name, kept=kept)
         total = self.fingerprint["lanes"]
         unknown = set(range(total)).difference(self.lanes)
         found = {lane: self.others[lane] for lane in unknown if lane in self.others}
         known = {lane: own() if callable(own) else own for lane, own in found.items()}
-        return Sharing(name, known, sorted(unknown.difference(known)), kept)
+        return ReportChannel(name, known, sorted(unknown.difference(known)), kept)
 
     def lane(self, lane: int) -> LaneState:
         """Return the state of one lane."""

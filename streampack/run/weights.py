@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from streampack.arguments import whole_number
 from streampack.errors import ConfigError
 from streampack.run.rank import RankRun
-from streampack.sources.credits import (
+from streampack.sources.mixture import Mixture
+from streampack.sources.token_shares import (
     WEIGHTS,
     WeightChange,
     Weights,
     changes_of,
     checked_weights,
 )
-from streampack.sources.mixture import Mixture
 
 
 def set_weights(run: RankRun, weights: Weights, from_step: int | None) -> None:

@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streampack.batch import PackedBatch
+from streampack.deals.report_channel import ReportChannel
 from streampack.deals.report_exchange import ReportExchange
-from streampack.deals.sharing import Sharing
 from streampack.errors import WorkerError
 from streampack.job.ending import Alone
 from streampack.lane.config import LaneShare
@@ -48,7 +48,7 @@ class WorkerFeed:
         self.name = f"{os.getpid()}-{uuid.uuid4().hex}"
 
     def open(
-        self, share: LaneShare, sharing: Sharing, exchange: ReportExchange, run: RankRun
+        self, share: LaneShare, sharing: ReportChannel, exchange: ReportExchange, run: RankRun
     ) -> Items:
         """See `Feed`."""
         feed = partial(feed_from_workers, sharing=sharing, settings=self._settings)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from streampack.batch import PackedBatch
-from streampack.deals.sharing import Sharing
+from streampack.deals.report_channel import ReportChannel
 from streampack.errors import StateError
 from streampack.job.ending import Alone
 from streampack.leaves import load
@@ -41,7 +41,7 @@ class WorkerShare(Iterator[PackedBatch]):
     """
 
     def __init__(
-        self, plan: RunPlan, start: RunState, sharing: Sharing, *, worker: int, workers: int
+        self, plan: RunPlan, start: RunState, sharing: ReportChannel, *, worker: int, workers: int
     ) -> None:
         own = plan.topology.lanes(start.next_batch, plan.config.lanes)
         used = max(n for n in range(1, workers + 1) if len(own) % n == 0)

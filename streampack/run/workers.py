@@ -36,8 +36,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
+from streampack.deals.report_channel import ReportChannel
 from streampack.deals.report_exchange import ReportExchange
-from streampack.deals.sharing import Sharing
 from streampack.errors import ConfigError, StreampackError, WorkerError
 from streampack.lane.config import LaneShare, warm_up
 from streampack.lane.rotation import rotate
@@ -78,7 +78,7 @@ class WorkerSettings:
 
 
 def feed_from_workers(
-    share: LaneShare, sharing: Sharing, settings: WorkerSettings
+    share: LaneShare, sharing: ReportChannel, settings: WorkerSettings
 ) -> Generator[PackedBatch | LaneEnd, None, None]:
     """Yield a rank's batches of some lanes, from workers that live as long as this generator.
 
@@ -122,7 +122,7 @@ def feed_from_workers(
 class _Lanes(IterableDataset[bytes]):
     """The dataset of a worker: messages of its lanes, or empty ones up to the common length."""
 
-    def __init__(self, share: LaneShare, sharing: Sharing) -> None:
+    def __init__(self, share: LaneShare, sharing: ReportChannel) -> None:
         self._share = share
         self._sharing = sharing
         self._exchange: ReportExchange  # a worker's own
@@ -214,7 +214,7 @@ def _end_with_loop(exchange: ReportExchange) -> None:
 class _Receiver:
     """Start workers, receive their messages in a thread, and end them."""
 
-    def __init__(self, share: LaneShare, sharing: Sharing, settings: WorkerSettings) -> None:
+    def __init__(self, share: LaneShare, sharing: ReportChannel, settings: WorkerSettings) -> None:
         self._settings = settings
         self._context = settings.context or multiprocessing.get_context()
         self._lanes = lanes = _Lanes(share, sharing)

@@ -2,7 +2,6 @@ from .arrow import Arrow as Arrow
 from .base import LaneReader as LaneReader
 from .base import Source as Source
 from .chat.source import Chat as Chat
-from .infer import open as open
 from .iterable.hf import HFStream as HFStream
 from .iterable.indexed import Items as Items
 from .iterable.source import Iterable as Iterable
@@ -12,7 +11,8 @@ from .megatron import MegatronIndexed as MegatronIndexed
 from .mixture import Mixture as Mixture
 from .parquet.source import Parquet as Parquet
 from .paths import Storage as Storage
-from .reading import Reading as Reading
+from .reading import ReadOptions as ReadOptions
+from .resolve import open as open
 from .table import Table as Table
 from .tar.source import WebDataset as WebDataset
 from .text import TextFiles as TextFiles

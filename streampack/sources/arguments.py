@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from streampack.sources.reading import Reading
+    from streampack.sources.reading import ReadOptions
     from streampack.storage.storage import Storage
 
 
@@ -25,7 +25,7 @@ class NamedFields(TypedDict, total=False):
 class FileOptions(TypedDict, total=False):
     """How files are read."""
 
-    reading: Reading | None
+    reading: ReadOptions | None
     storage: Storage | None
 
 

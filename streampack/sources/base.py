@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, Texts, make_origin, text_bytes
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ContentError
 from streampack.packing.overflow import Overflow
-from streampack.sources.reading import Reading, too_long
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.sources.reading import ReadOptions, too_long
 
 if TYPE_CHECKING:
     from streampack.documents.conversations import Conversations
@@ -33,7 +33,7 @@ class LaneReader(ABC):
     """One lane of one epoch."""
 
     @abstractmethod
-    def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
+    def read(self, cursor: Cursor | None, skips: ErrorPolicy) -> Iterator[tuple[Block, Cursor]]:
         """Yield blocks, each with the cursor of the position after it.
 
         Args:
@@ -72,13 +72,13 @@ class Source(ABC):
     #: True if blocks are `Documents` (token ids), False if they are `Texts` or `Conversations`.
     tokenized: bool
     #: Limits of blocks, documents and open shards.
-    reading: Reading = Reading()
+    reading: ReadOptions = ReadOptions()
     #: Policy for documents longer than a row if no packer is given.
     overflow: Overflow = "split"
     #: True if its documents can be read only once, in this process.
     once: bool = False
     #: Further fields to read of its records: values per token and per document.
-    field_types: FieldTypes = FieldTypes()
+    field_types: FieldSpec = FieldSpec()
 
     @property
     def kind(self) -> str:
@@ -108,7 +108,7 @@ class Source(ABC):
         """The source that reads the data: this one, or the source of the records it interprets."""
         return self
 
-    def with_fields(self, types: FieldTypes) -> Source:
+    def with_fields(self, types: FieldSpec) -> Source:
         """Return a copy of the source that also reads these fields of its records into blocks."""
         made = copy.copy(self)
         made.field_types = types
@@ -202,7 +202,7 @@ class Source(ABC):
         return ContentError(fact, remedy, shard=shard, index=index, setting=setting, document=name)
 
     def report_broken(
-        self, origin: NDArray[np.void], problems: Mapping[int, str], skips: Skips
+        self, origin: NDArray[np.void], problems: Mapping[int, str], skips: ErrorPolicy
     ) -> None:
         """Pass the broken documents of a block to `skips`, which raises or records them.
 
@@ -215,7 +215,7 @@ class Source(ABC):
             shard, index = int(origin["shard"][i]), int(origin["index"][i])
             skips.handle(self.broken_document(shard, index, problems[i]))
 
-    def short_texts(self, texts: Texts, skips: Skips) -> Texts:
+    def short_texts(self, texts: Texts, skips: ErrorPolicy) -> Texts:
         """Return the texts within the limit of `reading`, which may be tokenized.
 
         Args:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, offsets_of
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.sources.arguments import NamedFields
 
@@ -166,7 +166,7 @@ class RecordReader(Protocol):
         self,
         items: Iterable[Any],
         origin: NDArray[np.void],
-        types: FieldTypes,
+        types: FieldSpec,
         tokenized: bool,
         parse: Callable[[Any], Any] | None = None,
     ) -> tuple[Any, dict[int, str]]:

@@ -18,7 +18,7 @@ from streampack.arguments import explained
 from streampack.errors import ContentError, StateError
 from streampack.job.listed_once import listed_once
 from streampack.sources.manifest import Manifest, Piece
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
 from streampack.storage.default import default_storage
 from streampack.storage.files import StoredFile
@@ -44,7 +44,7 @@ class FileSource(ShardedSource):
 
     Args:
         paths: files, directories, globs or brace expansions, local or any fsspec URL.
-        reading: limits of blocks and open shards; None is the default `Reading`.
+        reading: limits of blocks and open shards; None is the default `ReadOptions`.
         storage: access to files and their cache; None is the default `Storage`.
     """
 
@@ -65,7 +65,7 @@ class FileSource(ShardedSource):
         self,
         paths: str | Path | Sequence[str | Path],
         *,
-        reading: Reading | None = None,
+        reading: ReadOptions | None = None,
         storage: Storage | None = None,
     ) -> None:
         super().__init__(reading=reading)

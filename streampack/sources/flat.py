@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import make_origin
 from streampack.sources.base import Block
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.file_source import FileSource
+from streampack.sources.integer_arrays import INTEGER_DTYPES, UngatheredDocuments, integer_block
 from streampack.sources.manifest import Piece
-from streampack.sources.raw_bytes import INTEGER_DTYPES, Spans, integer_block
 from streampack.sources.reading import too_long
 from streampack.sources.records import DamagedFileError
-from streampack.sources.skips import Skips
 from streampack.storage.files import StoredFile
 from streampack.storage.remote import FileInfo
 
@@ -162,8 +162,8 @@ class FlatSource(FileSource):
         return 0
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block | Spans, int, int]]:
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
+    ) -> Iterator[tuple[Block | UngatheredDocuments, int, int]]:
         """Yield blocks of one file; see `ShardedSource.read_shard`."""
         start = position or 0
         try:
@@ -185,8 +185,8 @@ class FlatSource(FileSource):
             raise self.broken_shard(shard, str(error), start) from error
 
     def _block(
-        self, shard: int, file: FlatFile, start: int, stop: int, until: int, skips: Skips
-    ) -> tuple[Block | Spans, int, int]:
+        self, shard: int, file: FlatFile, start: int, stop: int, until: int, skips: ErrorPolicy
+    ) -> tuple[Block | UngatheredDocuments, int, int]:
         """Return the documents from `start` on, and the position and the token after them.
 
         Read ahead up to byte `until`.

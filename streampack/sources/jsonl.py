@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.base import Block
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.formats import FORMATS
 from streampack.sources.json_records import record_of
 from streampack.sources.manifest import Manifest
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from streampack.sources.record_files import RecordFiles
 from streampack.sources.records import BrokenDocumentError, block_of, kind_of
-from streampack.sources.skips import Skips
 from streampack.storage.decoded import shared_content
 from streampack.storage.decompression import (
     CODEC_OF_ENDING,
@@ -75,7 +75,7 @@ def line_blocks(
     high: int | None,
     position: int | None,
     *,
-    reading: Reading,
+    reading: ReadOptions,
 ) -> Iterator[LineBlock]:
     """Yield blocks of the lines with their first byte in a part of the stored file.
 
@@ -104,7 +104,7 @@ def line_blocks(
 
 
 def _blocks(
-    content: Content, position: int, high: int | None, reading: Reading
+    content: Content, position: int, high: int | None, reading: ReadOptions
 ) -> Iterator[LineBlock]:
     lines: list[bytes | None] = []
     index: list[int] = []
@@ -228,7 +228,7 @@ class JSONL(RecordFiles):
         return None if _codec_of(self.manifest.paths[shard]) else 0
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Block, int, int]]:
         """Yield blocks of one file; see `ShardedSource.read_shard`."""
         codec = _codec_of(self.manifest.paths[shard])

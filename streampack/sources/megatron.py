@@ -31,8 +31,8 @@ from streampack.errors import ConfigError
 from streampack.sources.arguments import FileOptions
 from streampack.sources.flat import ByIndex, FlatFile, FlatSource, Integers
 from streampack.sources.formats import FORMATS
+from streampack.sources.integer_arrays import INTEGER_DTYPES, integer_kind
 from streampack.sources.manifest import Manifest
-from streampack.sources.raw_bytes import INTEGER_DTYPES, integer_kind
 from streampack.sources.records import DamagedFileError
 from streampack.storage.files import StoredFile
 from streampack.storage.listing import has_ending, in_threads, named_paths, refuse_repeated

@@ -15,13 +15,13 @@ from typing import Any, Literal
 import numpy as np
 
 from streampack.arguments import explained, one_of, real_number, whole_number
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError, StateError
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import LaneReader, Portion, Source
-from streampack.sources.credits import ONE, TokenShares, Weights, checked_weights, tempered
 from streampack.sources.file_source import FileSource
-from streampack.sources.infer import as_source
+from streampack.sources.resolve import as_source
+from streampack.sources.token_shares import ONE, TokenShares, Weights, checked_weights, tempered
 from streampack.storage.listing import in_threads
 
 
@@ -181,7 +181,7 @@ class Mixture(Source):
 
     # ------------------------------------------------------------------ as a source
 
-    def with_fields(self, types: FieldTypes) -> Mixture:
+    def with_fields(self, types: FieldSpec) -> Mixture:
         made = copy.copy(self)
         made.sources = {}
         for name, part in self.sources.items():

@@ -12,7 +12,7 @@ from streampack.errors import ConfigError
 from streampack.job.listed_once import listed_once
 from streampack.sources.base import Source
 from streampack.sources.formats import FORMATS, Format
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from streampack.storage.default import default_storage
 from streampack.storage.listing import has_ending, refuse_pipes
 from streampack.storage.remote import FileInfo, shown
@@ -42,7 +42,7 @@ def is_there(path: str) -> bool:
 def open_files(
     paths: str | Sequence[str],
     *,
-    reading: Reading | None = None,
+    reading: ReadOptions | None = None,
     storage: Storage | None = None,
     formats: Sequence[str] = tuple(FORMATS),
     **given: Any,

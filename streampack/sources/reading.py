@@ -14,7 +14,7 @@ LEAST_DOCUMENTS = 16  # per block, so that they share the cost of the block
 
 @explained
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ReadOptions:
     """Limits of blocks, documents and open shards. They determine the order of the documents.
 
     Attributes:
@@ -76,15 +76,15 @@ class Reading:
         return described if self.shuffle_blocks else {**described, "shuffle_blocks": False}
 
 
-def checked_reading(reading: Reading | None) -> Reading:
+def checked_reading(reading: ReadOptions | None) -> ReadOptions:
     """Check a source's argument `reading` and return it; None returns the default.
 
     Raises:
-        ConfigError: `reading` is neither a `Reading` nor None.
+        ConfigError: `reading` is neither a `ReadOptions` nor None.
     """
     if reading is None:
-        return Reading()
-    if not isinstance(reading, Reading):
+        return ReadOptions()
+    if not isinstance(reading, ReadOptions):
         raise ConfigError(
             f"reading is {reading!r:.200}.",
             "Pass sources.Reading(open_shards=2), or leave it out.",
@@ -99,5 +99,5 @@ TOO_LONG_REMEDY = (
 
 
 def too_long(num_bytes: int, limit_bytes: int) -> str:
-    """Return the reason for rejecting a document above the limit of `Reading`."""
+    """Return the reason for rejecting a document above the limit of `ReadOptions`."""
     return f"has {num_bytes} bytes and is longer than max_document_bytes={limit_bytes} of Reading"

@@ -10,7 +10,7 @@ from streampack.arguments import explained
 from streampack.sources.arguments import NamedFields
 from streampack.sources.fields import Fields
 from streampack.sources.file_source import FileSource
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from streampack.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class RecordFiles(FileSource):
         self,
         paths: str | Path | Sequence[str | Path],
         *,
-        reading: Reading | None = None,
+        reading: ReadOptions | None = None,
         storage: Storage | None = None,
         **named: Unpack[NamedFields],
     ) -> None:

@@ -21,7 +21,7 @@ from streampack.documents.blocks import (
     joined_groups,
     offsets_of,
 )
-from streampack.documents.fields import TEXT_REMEDY, FieldTypes, cast_values, misfit
+from streampack.documents.fields import TEXT_REMEDY, FieldSpec, cast_values, misfit
 from streampack.sources.fields import ATTENTION_MASK, LABELS, LOSS_FIELDS, Fields, with_masks
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def block_of(
     items: Iterable[Any],
     fields: Fields,
     origin: NDArray[np.void],
-    types: FieldTypes,
+    types: FieldSpec,
     parse: Callable[[Any], Any] | None = None,
 ) -> tuple[Documents | Texts | Conversations, dict[int, str]]:
     """Make a block of the valid items among N, and a dict from index to reason for the others.
@@ -178,7 +178,7 @@ def record_block(
     read: Callable[[Item], Read],
     kind: type[Any],
     origin: NDArray[np.void],
-    types: FieldTypes,
+    types: FieldSpec,
     masks: Collection[str] | None = (),
     unread: Collection[str] = (),
 ) -> tuple[Documents | Texts | Conversations, dict[int, str]]:
@@ -309,7 +309,7 @@ def _masks_in(
 
 
 def _fields_in(
-    record: Any, num_tokens: int | None, types: FieldTypes
+    record: Any, num_tokens: int | None, types: FieldSpec
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return the token fields and document fields of a record with `num_tokens` ids, by name.
 

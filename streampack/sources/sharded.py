@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import Block, LinePart, Source
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import Fields
 from streampack.sources.manifest import Manifest, Piece, ShardOrder
-from streampack.sources.reading import Reading, checked_reading
-from streampack.sources.skips import Skips
+from streampack.sources.reading import ReadOptions, checked_reading
 from streampack.sources.span_reader import SpanReader
 
 if TYPE_CHECKING:
-    from streampack.sources.raw_bytes import Spans
+    from streampack.sources.integer_arrays import UngatheredDocuments
 
 USUAL_BYTES = 4096  # of a document
 
@@ -35,14 +35,14 @@ class ShardedSource(Source):
     files derive from `FileSource`.
 
     Args:
-        reading: limits of blocks and open shards; None is the default `Reading`.
+        reading: limits of blocks and open shards; None is the default `ReadOptions`.
     """
 
     #: Fields to read of records; listing completes them, and other processes take them from
     #: `details`.
     fields: Fields = Fields(False)
 
-    def __init__(self, *, reading: Reading | None = None) -> None:
+    def __init__(self, *, reading: ReadOptions | None = None) -> None:
         self.reading = checked_reading(reading)
         self._manifest: Manifest | None = None
         self._lines: dict[int | None, ShardOrder] = {}
@@ -64,8 +64,8 @@ class ShardedSource(Source):
 
     @abstractmethod
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block | Spans, int, int]]:
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
+    ) -> Iterator[tuple[Block | UngatheredDocuments, int, int]]:
         """Yield blocks of the documents that begin in a part of a shard.
 
         Args:
@@ -80,8 +80,8 @@ class ShardedSource(Source):
             A block; the position after it, in the format's own unit; and that position on the
             shard's weight, between low and high. Reading from the same position must always give
             the same blocks, so that a cursor need hold no more than positions. Blocks respect
-            `reading`. A block may be uncopied (`Spans`) and valid until the next one is asked for:
-            it is then copied once, shuffled.
+            `reading`. A block may be uncopied (`UngatheredDocuments`) and valid until the next one
+            is asked for: it is then copied once, shuffled.
 
         A broken document goes to `skips.handle(broken_document(...))`, which raises, or returns
         to skip it. A fault that makes the rest of the shard unreadable is raised, with
@@ -95,7 +95,7 @@ class ShardedSource(Source):
         """Drop the cached copy of a shard; return True if there was one."""
         return False
 
-    def with_fields(self, types: FieldTypes) -> ShardedSource:
+    def with_fields(self, types: FieldSpec) -> ShardedSource:
         made = super().with_fields(types)
         assert isinstance(made, ShardedSource)
         made._manifest = None  # listing checks that the fields exist

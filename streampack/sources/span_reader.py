@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from streampack.errors import ContentError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources.base import Block, Cursor, LinePart
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.manifest import Pieces
-from streampack.sources.skips import Skips
 
 if TYPE_CHECKING:
     from streampack.sources.sharded import ShardedSource
@@ -38,7 +38,7 @@ class SpanReader(LinePart):
     block_seed: int | None
     open_shards: int
 
-    def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
+    def read(self, cursor: Cursor | None, skips: ErrorPolicy) -> Iterator[tuple[Block, Cursor]]:
         opened = self.opened(cursor)
         following, turn = len(opened), 0
         if cursor is not None:
@@ -93,7 +93,7 @@ class SpanReader(LinePart):
         return max(hinted, piece)
 
     def _blocks(
-        self, piece: int, position: int | None, skips: Skips
+        self, piece: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Any, int, int]]:
         """Yield a piece's blocks; fetch a remote shard anew if its local copy fails a check.
 

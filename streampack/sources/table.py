@@ -14,13 +14,13 @@ from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.sources.arguments import NamedFields
 from streampack.sources.base import Block
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.iterable.indexed import SHARD_ITEMS, InMemory
 from streampack.sources.iterable.recognise import arrow_table
 from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.columns import kinds_of, row_sizes
 from streampack.sources.parquet.source import Parquet
-from streampack.sources.reading import Reading
-from streampack.sources.skips import Skips
+from streampack.sources.reading import ReadOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,7 +56,7 @@ class Table(InMemory, Parquet):
         self,
         data: Any,
         *,
-        reading: Reading | None = None,
+        reading: ReadOptions | None = None,
         **named: Unpack[NamedFields],
     ) -> None:
         super().__init__((), reading=reading, **named)
@@ -78,7 +78,7 @@ class Table(InMemory, Parquet):
         return self.numbered(count, mean if self.fields.tokenized else mean / 4, details)
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Block, int, int]]:
         """Yield blocks of rows, which weigh one each; see `ShardedSource.read_shard`."""
         row, base = low if position is None else position, shard * SHARD_ITEMS

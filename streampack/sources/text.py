@@ -9,11 +9,11 @@ import numpy as np
 
 from streampack.documents.blocks import Texts, make_origin
 from streampack.sources.base import Block
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.file_source import FileSource
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.reading import too_long
-from streampack.sources.skips import Skips
 from streampack.storage.decompression import codec_of
 from streampack.storage.remote import shown
 
@@ -51,7 +51,7 @@ class TextFiles(FileSource):
         return f"file {shown(self.manifest.paths[int(origin['shard'])])}"
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Block, int, int]]:
         if low > 0 or position is not None:  # the document begins before
             return

@@ -22,13 +22,13 @@ from streampack.errors import ConfigError
 from streampack.sources.arguments import FileOptions
 from streampack.sources.flat import ByIndex, FlatFile, FlatSource, Integers
 from streampack.sources.formats import FORMATS
-from streampack.sources.manifest import Manifest
-from streampack.sources.raw_bytes import (
+from streampack.sources.integer_arrays import (
     INTEGER_DTYPES,
     NPY_MAGIC,
     integer_kind,
     npy_header,
 )
+from streampack.sources.manifest import Manifest
 from streampack.sources.records import DamagedFileError
 from streampack.storage.listing import has_ending
 from streampack.storage.remote import FileInfo, shown

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from streampack.sources.base import Block, Source
-    from streampack.sources.skips import Skips
+    from streampack.sources.error_policy import ErrorPolicy
 
 
 class Place(NamedTuple):
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     number: int
     seed: int
     epoch: int
-    skips: Skips
+    skips: ErrorPolicy
 
     def name(self, origin: np.void) -> str:
         """Name a document for messages."""

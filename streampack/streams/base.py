@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streampack.documents.blocks import Documents
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.window.packed_rows import PackedRows
 
 #: The cursor of a source before its first document: the part, its epoch, the reader's position in
@@ -48,7 +48,7 @@ class LaneStream(ABC):
         skips: policy for broken documents and shards, with the lane's counts.
     """
 
-    def __init__(self, skips: Skips, position: StreamPosition | None) -> None:
+    def __init__(self, skips: ErrorPolicy, position: StreamPosition | None) -> None:
         self.skips = skips
         self.serial = position.serial if position else 0
         self._pending: Documents | None = None

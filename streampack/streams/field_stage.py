@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from streampack.documents.blocks import Documents
 from streampack.documents.casting import cast_fields
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.stages.base import Place
 from streampack.stages.ids import without_records
 from streampack.window.field_columns import FieldColumns
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Cast:
     """Cast the fields of documents; report documents with unfit values to `skips`."""
 
-    types: FieldTypes
+    types: FieldSpec
 
     def describe(self) -> Mapping[str, Any]:
         return {"fields": self.types.describe()}
@@ -39,7 +39,7 @@ class Cast:
         return without_records(documents, [*problems])
 
 
-def add(recipe: Recipe, types: FieldTypes) -> None:
+def add(recipe: Recipe, types: FieldSpec) -> None:
     """Add the stage that casts fields, and let rows carry the fields of their pieces."""
     recipe.add("columns", Cast(types))
     gathered = types if recipe.gathered is None else recipe.gathered

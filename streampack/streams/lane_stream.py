@@ -5,7 +5,7 @@ from __future__ import annotations
 from streampack.deals.dealer import Dealer
 from streampack.leaves import ORDERED, load
 from streampack.metrics import LaneTimes
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.streams.base import LaneStream, StreamPosition
 from streampack.streams.stream import StreamConfig
 
@@ -14,7 +14,7 @@ def open_stream(
     config: StreamConfig,
     lane: int,
     *,
-    skips: Skips,
+    skips: ErrorPolicy,
     times: LaneTimes,
     position: StreamPosition | None = None,
     dealer: Dealer | None = None,

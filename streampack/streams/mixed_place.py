@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from streampack.errors import StateError
-from streampack.sources.credits import TokenShares, WeightChange
 from streampack.sources.mixture import Mixture
+from streampack.sources.token_shares import TokenShares, WeightChange
 from streampack.streams.base import BEGINNING, StreamPosition
 
 
 @dataclass(frozen=True, slots=True)
-class SourcePlace:
+class SourceCursor:
     """Position of a source at the start of a quantum.
 
     Attributes:
@@ -98,7 +98,7 @@ def changed_cursor(cursor: Mapping[str, Any], before: Mixture, until: int) -> di
 
 
 @dataclass(frozen=True, slots=True)
-class MixedPlace:
+class MixtureCursor:
     """Position of a mixture at the start of a quantum.
 
     Attributes:
@@ -114,7 +114,7 @@ class MixedPlace:
     tokens: int
     quantum: int
     credits: tuple[int, ...]
-    places: tuple[SourcePlace, ...]
+    places: tuple[SourceCursor, ...]
     before: tuple[Rules, ...]
 
     def position(self, names: Sequence[str]) -> StreamPosition:
@@ -139,7 +139,7 @@ class MixedPlace:
         return StreamPosition(self.serial, cursor)
 
     @classmethod
-    def read(cls, position: StreamPosition | None, mixture: Mixture) -> MixedPlace:
+    def read(cls, position: StreamPosition | None, mixture: Mixture) -> MixtureCursor:
         """Read a saved position; None is before the first document.
 
         Raises:
@@ -156,12 +156,12 @@ class MixedPlace:
                     "Keep it, with a weight of 0 if no more of it is wanted.",
                 )
         credits = [0] * len(mixture.sources)
-        places = [SourcePlace(StreamPosition(0, BEGINNING))] * len(mixture.sources)
+        places = [SourceCursor(StreamPosition(0, BEGINNING))] * len(mixture.sources)
         for number, name in enumerate(mixture.sources):
             if name in saved:
                 source = saved[name]
                 credits[number] = source["credit"]
-                places[number] = SourcePlace(
+                places[number] = SourceCursor(
                     StreamPosition(0, source["at"]),
                     source["offset"],
                     source["tokens"],

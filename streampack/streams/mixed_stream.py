@@ -29,11 +29,11 @@ from streampack.deals.dealer import Dealer
 from streampack.documents.blocks import Documents
 from streampack.errors import StateError
 from streampack.metrics import LaneTimes
-from streampack.sources.credits import Credits, change_at, changes_of
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.mixture import Mixture, named_in_errors, source_seed
-from streampack.sources.skips import Skips
+from streampack.sources.token_shares import Credits, change_at, changes_of
 from streampack.streams.base import LaneStream, Remaining, StreamPosition
-from streampack.streams.mixed_place import MixedPlace, Rules, SourcePlace
+from streampack.streams.mixed_place import MixtureCursor, Rules, SourceCursor
 from streampack.streams.shortfall import Shortfall
 from streampack.streams.stream import DocumentStream, StreamConfig
 from streampack.window.packed_rows import PackedRows
@@ -54,7 +54,7 @@ class _Member:
 
     name: str
     stream: DocumentStream
-    place: SourcePlace
+    place: SourceCursor
     unread: int  # documents after the position still to be stepped over
     at_end: bool  # asked for more documents, the source had none
 
@@ -84,7 +84,7 @@ class _Member:
         stream = self.stream
         position = stream.position_before(stream.serial)
         offset = stream.serial - position.serial
-        self.place = SourcePlace(position, offset, self.place.tokens + tokens, stream.epoch)
+        self.place = SourceCursor(position, offset, self.place.tokens + tokens, stream.epoch)
 
 
 class MixedStream(LaneStream):
@@ -108,7 +108,7 @@ class MixedStream(LaneStream):
         config: StreamConfig,
         lane: int,
         *,
-        skips: Skips,
+        skips: ErrorPolicy,
         times: LaneTimes,
         position: StreamPosition | None = None,
         dealer: Dealer | None = None,
@@ -118,7 +118,7 @@ class MixedStream(LaneStream):
         self._mixture = mixture = config.source
         self._epochs = mixture.source_epochs(config.epochs)
         self._endless = config.epochs is None
-        start = MixedPlace.read(position, mixture)
+        start = MixtureCursor.read(position, mixture)
         self._members = []
         for number, (name, source) in enumerate(mixture.sources.items()):
             place = start.places[number]
@@ -157,7 +157,7 @@ class MixedStream(LaneStream):
         self._credits = self._credits_of(start.tokens, start.quantum, list(start.credits))
         self._current = 0
         self._drawn = 0  # tokens of the current quantum that are consumed
-        self._starts: deque[MixedPlace] = deque([self._start()])
+        self._starts: deque[MixtureCursor] = deque([self._start()])
 
     @property
     def epoch(self) -> int:
@@ -230,9 +230,9 @@ class MixedStream(LaneStream):
             self._starts.popleft()
         return self._starts[0].position([member.name for member in self._members])
 
-    def _start(self) -> MixedPlace:
+    def _start(self) -> MixtureCursor:
         credits = self._credits
-        return MixedPlace(
+        return MixtureCursor(
             self.serial,
             credits.tokens,
             credits.quantum,

@@ -26,7 +26,7 @@ from streampack.packing.concat import Concat
 from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import Source
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.streams.base import LaneStream, StreamPosition
 from streampack.streams.stream import DocumentStream, StreamConfig
 from streampack.window.packed_rows import PackedRows
@@ -249,7 +249,7 @@ def open_ordered(
     config: StreamConfig,
     lane: int,
     *,
-    skips: Skips,
+    skips: ErrorPolicy,
     times: LaneTimes,
     position: StreamPosition | None = None,
     dealer: Dealer | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from streampack.sources.credits import TokenShares
+from streampack.sources.token_shares import TokenShares
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.metrics import LaneTimes
 from streampack.sources.base import Block, Source
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 from streampack.stages.base import Place, passed_through
 from streampack.stages.preparation import Preparation
 from streampack.streams.base import BEGINNING, LaneStream, Remaining, StreamPosition
@@ -44,7 +44,7 @@ class StreamConfig:
         seed: seed of the run.
         shuffle: True if the source shuffles.
         epochs: passes over the source; None is endless.
-        on_error: policy for broken content; see `Skips`.
+        on_error: policy for broken content; see `ErrorPolicy`.
         order: orders documents before they enter the window; None keeps the stream's order.
         beside: values of leaves in the state of the run, by key.
     """
@@ -79,7 +79,7 @@ class DocumentStream(LaneStream):
         config: StreamConfig,
         lane: int,
         *,
-        skips: Skips,
+        skips: ErrorPolicy,
         times: LaneTimes,
         position: StreamPosition | None = None,
         number: int = 0,

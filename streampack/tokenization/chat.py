@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, Texts, text_bytes
 from streampack.documents.conversations import Conversation, Conversations, TurnRules
 from streampack.errors import ConfigError, ContentError
-from streampack.sources.reading import TOO_LONG_REMEDY, Reading, too_long
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.sources.reading import TOO_LONG_REMEDY, ReadOptions, too_long
 from streampack.tokenization.ends import apply_bos, apply_eos
 from streampack.tokenization.script import RenderError
 from streampack.tokenization.template import ChatTemplate
@@ -68,7 +68,7 @@ class ChatTokenizer:
         name: Callable[[np.void], str],
         rules: TurnRules | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
-        most_bytes: int = Reading().most_text_bytes,
+        most_bytes: int = ReadOptions().most_text_bytes,
     ) -> None:
         if tokenizer.splits_special_tokens:
             raise ConfigError(
@@ -101,7 +101,7 @@ class ChatTokenizer:
             digest.update(repr(sorted(chosen.items())).encode())
         self.fingerprint = digest.hexdigest()
 
-    def encode(self, block: Conversations, skips: Skips) -> Documents:
+    def encode(self, block: Conversations, skips: ErrorPolicy) -> Documents:
         """Encode a block to token ids with a loss mask, in order, without skipped conversations.
 
         Args:
@@ -112,7 +112,9 @@ class ChatTokenizer:
         rendered, record = self.rendered_of(block, skips)
         return self.documents_of(block, rendered, record, skips)[0]
 
-    def rendered_of(self, block: Conversations, skips: Skips) -> tuple[list[Rendered], list[int]]:
+    def rendered_of(
+        self, block: Conversations, skips: ErrorPolicy
+    ) -> tuple[list[Rendered], list[int]]:
         """Return the texts of a block, and the index of each text's conversation; see `encode`."""
         rendered: list[Rendered] = []
         record: list[int] = []
@@ -128,7 +130,7 @@ class ChatTokenizer:
                 record += [i] * len(sides)
         return rendered, record
 
-    def refuse(self, origin: np.void, error: RenderError, skips: Skips) -> None:
+    def refuse(self, origin: np.void, error: RenderError, skips: ErrorPolicy) -> None:
         """Report the conversation at `origin`, which cannot be rendered."""
         name = self._name(origin)
         skips.handle(
@@ -147,7 +149,7 @@ class ChatTokenizer:
         block: Conversations,
         rendered: Sequence[Rendered],
         record: Sequence[int],
-        skips: Skips,
+        skips: ErrorPolicy,
     ) -> tuple[Documents, NDArray[np.int64]]:
         """Encode texts of a block's conversations, whose indices are `record`.
 

@@ -31,7 +31,7 @@ import numpy as np
 from streampack.documents.blocks import Documents, Texts, offsets_of
 from streampack.documents.conversations import Conversations, TurnRules
 from streampack.errors import ConfigError
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.stages.base import Place
 from streampack.tokenization.chat import ChatTokenizer
 from streampack.tokenization.script import RenderError
@@ -56,7 +56,7 @@ class LongChats:
         self.rules = rules
         self.row_tokens = row_tokens
 
-    def encode(self, block: Conversations, skips: Skips) -> Documents:
+    def encode(self, block: Conversations, skips: ErrorPolicy) -> Documents:
         """Encode a block, conversations longer than a row in parts; see `ChatTokenizer.encode`.
 
         Args:
@@ -82,7 +82,7 @@ class LongChats:
             [part for part in [*made, documents[end:]] if len(part)] or made[:1]
         )
 
-    def _parts(self, block: Conversations, whole: Documents, skips: Skips) -> Documents:
+    def _parts(self, block: Conversations, whole: Documents, skips: ErrorPolicy) -> Documents:
         """Return the parts of the only conversation of `block`, which has the documents `whole`."""
         (conversation,) = block.conversations
         if self.tokenizer.is_plain(conversation):
@@ -95,7 +95,7 @@ class LongChats:
             return whole[:0]
         return Documents.joined([self._last_rows(part, skips) for part in made])
 
-    def _last_rows(self, document: Documents, skips: Skips) -> Documents:
+    def _last_rows(self, document: Documents, skips: ErrorPolicy) -> Documents:
         """Return a document without the tokens that do not fit before its learnt ones; count them.
 
         Its learnt tokens, and one before them, fill the fewest rows; what fits before them is kept.
@@ -207,7 +207,7 @@ class _Parts:
             self._refused = error
             return False
         texts = Texts([text], self._block.origin)
-        documents, _ = self._tokenizer.tokenizer.encode_spans(texts, [[]], Skips())
+        documents, _ = self._tokenizer.tokenizer.encode_spans(texts, [[]], ErrorPolicy())
         return documents.num_tokens <= self._row_tokens
 
     def _document(self, start: Start, done: int, turns: int) -> Documents | None:
@@ -227,7 +227,7 @@ class _Parts:
         except RenderError as error:
             self._refused = error
             return None
-        return self._tokenizer.documents_of(self._block, [made], [0], Skips())[0]
+        return self._tokenizer.documents_of(self._block, [made], [0], ErrorPolicy())[0]
 
 
 def _largest(count: int, holds: Callable[[int], bool]) -> int | None:

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Engine
 from streampack.arguments import explained, one_of, type_in_words
 from streampack.documents.blocks import Documents, Texts, offsets_of
 from streampack.errors import ConfigError, ContentError
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization.byte_level import Span
 from streampack.tokenization.ends import apply_bos, apply_eos, missing_id
 from streampack.tokenization.fast import EngineName, FastEngine, fast_engine
@@ -181,7 +181,7 @@ class Tokenizer:
         digest.update(repr(rules).encode())
         return digest.hexdigest()
 
-    def encode(self, texts: Texts, skips: Skips, name: NameOf = _numbered) -> Documents:
+    def encode(self, texts: Texts, skips: ErrorPolicy, name: NameOf = _numbered) -> Documents:
         """Encode a block in order, without the texts that cannot be encoded.
 
         Args:
@@ -209,7 +209,7 @@ class Tokenizer:
         self,
         texts: Texts,
         spans: Sequence[Sequence[Span]],
-        skips: Skips,
+        skips: ErrorPolicy,
         name: NameOf = _numbered,
     ) -> tuple[Documents, NDArray[np.int64]]:
         """Encode a block to token ids with a loss mask, without BOS and EOS.
@@ -278,7 +278,7 @@ class Tokenizer:
         return Documents(ids, offsets_of(np.array([*map(len, made)], dtype=np.int64)), origin)
 
     def _encoding(
-        self, texts: Texts, i: int, skips: Skips, name: NameOf, places: bool = False
+        self, texts: Texts, i: int, skips: ErrorPolicy, name: NameOf, places: bool = False
     ) -> Encoding | None:
         """Encode a text with tokenizers, with offsets if `places`; None if it is skipped."""
         text = texts.texts[i]

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from streampack.batch.hf_ways import adds_router_loss, is_of_transformers
+from streampack.batch.hf_attention import adds_router_loss, is_of_transformers
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology

@@ -8,7 +8,7 @@ import numpy as np
 
 from streampack.arguments import one_of
 from streampack.documents.blocks import GROUP
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.groups.stage import Together
 from streampack.trees.rows import TreeRows
@@ -47,7 +47,7 @@ def add(recipe: Recipe, layout: str) -> None:
             f'layout is "tree", and {fact}.', f"{remedy[0].upper()}{remedy[1:]}.", setting="layout"
         )
     recipe.given["groups"] = None  # a tree is one document of the window
-    recipe.gathered = FieldTypes()
+    recipe.gathered = FieldSpec()
     recipe.units = ("the group that begins with ", "slots")
     recipe.add("units", Together())
     recipe.add("units", Planted())

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from streampack.documents.blocks import Documents, offsets_of
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.groups.rows import columns_of, concatenated, groups_of
 from streampack.trees.build import SLOT
-from streampack.window.entries import FieldStore
+from streampack.window.entries import HeldBlocks
 from streampack.window.gather import Pieces
 from streampack.window.packed_rows import PackedRows, TreeColumns
 
@@ -23,10 +23,10 @@ from streampack.window.packed_rows import PackedRows, TreeColumns
 class TreeRows:
     """Row stage that makes the sequences of trees the pieces; `types` are the run's fields."""
 
-    types: FieldTypes
+    types: FieldSpec
     sources: int
 
-    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`."""
         return tree_rows(rows, groups_of(pieces, held), self.types, sources=self.sources)
 
@@ -41,7 +41,7 @@ class TreeRows:
 
 
 def tree_rows(
-    packed: PackedRows, trees: Sequence[Documents], types: FieldTypes, *, sources: int
+    packed: PackedRows, trees: Sequence[Documents], types: FieldSpec, *, sources: int
 ) -> PackedRows:
     """Return the rows with the sequences of trees as pieces.
 

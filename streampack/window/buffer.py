@@ -26,7 +26,7 @@ from streampack.window.entries import (
     SERIAL,
     START,
     Entries,
-    FieldStore,
+    HeldBlocks,
 )
 
 _LEAST_ENTRIES = 64
@@ -55,7 +55,7 @@ class TokenBuffer:
         self.loss_mask: NDArray[np.bool_] | None = None
         self.used = 0
         self.count = 0
-        self.fields = FieldStore()
+        self.fields = HeldBlocks()
         self._spare: NDArray[Any] = self.tokens
         self._spare_mask: NDArray[np.bool_] = _NO_MASK
         self._numbers, self._origin = _columns(_LEAST_ENTRIES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streampack.packing.plan import Composition
+from streampack.packing.plan import PackingStats
 from streampack.window.gather import RowFormat
 from streampack.window.packed_rows import PackedRows
 
@@ -25,7 +25,7 @@ def empty_rows(layout: RowFormat, rows: int, seq_len: int) -> PackedRows:
         max_seqlen=seq_len,
         num_loss_tokens=0,
         sum_squared_lengths=0,
-        composition=Composition(rows=rows, slots=rows * seq_len),
+        composition=PackingStats(rows=rows, slots=rows * seq_len),
     )
     for stage in layout.stages:
         packed = stage.empty(packed)

@@ -1,4 +1,4 @@
-"""Entries: columns that describe the documents of a window; FieldStore: their fields."""
+"""Entries: columns that describe the documents of a window; HeldBlocks: their fields."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def lengths_of_members(documents: Documents) -> MemberLengths:
     return MemberLengths(lengths, members.offsets - low)
 
 
-class FieldStore:
+class HeldBlocks:
     """Fields of documents, and members of groups, by the documents' serials in the lane.
 
     Values stay in the blocks in which documents arrived, and are looked up when a piece goes into a

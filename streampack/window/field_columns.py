@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.fields import FieldTypes
-from streampack.window.entries import FieldStore
+from streampack.documents.fields import FieldSpec
+from streampack.window.entries import HeldBlocks
 from streampack.window.gather import Pieces
 from streampack.window.packed_rows import PackedRows
 
@@ -18,9 +18,9 @@ from streampack.window.packed_rows import PackedRows
 class FieldColumns:
     """Row stage that adds fields; `types` are the fields of the run."""
 
-    types: FieldTypes
+    types: FieldSpec
 
-    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`; slots outside of documents get 0."""
         found = held.places(pieces.serial)
         token: dict[str, NDArray[Any]] = {}

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.documents.blocks import offsets_of
-from streampack.packing.plan import Composition, RowColumns
+from streampack.packing.plan import PackingStats, RowColumns
 from streampack.window.buffer import TokenBuffer
-from streampack.window.entries import FieldStore
+from streampack.window.entries import HeldBlocks
 from streampack.window.packed_rows import PackedRows
 from streampack.window.planned import PlannedWindow
 
@@ -59,7 +59,7 @@ class Pieces(NamedTuple):
 class RowStage(Protocol):
     """Stage that adds something to rows beside tokens and boundaries; picklable and stateless."""
 
-    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """Return the rows with the addition."""
 
     def empty(self, rows: PackedRows) -> PackedRows:
@@ -152,7 +152,7 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
             longest,
             loss_tokens,
             squares,
-            Composition(many[b], slots[b + 1] - slots[b], *numbers[b]),
+            PackingStats(many[b], slots[b + 1] - slots[b], *numbers[b]),
         )
         if pieces is not None:
             slot = packed.boundaries[:-1][packed.piece >= 0].astype(np.int64)
@@ -398,7 +398,7 @@ def _count(
     written: _Written,
     out: NDArray[np.int64],
 ) -> None:
-    """Write per batch the counts of `Composition` after rows and slots, in its order.
+    """Write per batch the counts of `PackingStats` after rows and slots, in its order.
 
     A document is counted with its first segment, and as cut or cropped with its last.
     """

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.documents.blocks import NO_FIELDS, Fields
-from streampack.packing.plan import Composition
+from streampack.packing.plan import PackingStats
 
 #: Provenance of a document piece: the document's origin, and the slice of its tokens.
 PROVENANCE = np.dtype(
@@ -94,7 +94,7 @@ class PackedRows(NamedTuple):
     max_seqlen: int
     num_loss_tokens: int
     sum_squared_lengths: int
-    composition: Composition
+    composition: PackingStats
     token_fields: Fields = NO_FIELDS
     document_fields: Fields = NO_FIELDS
     by_source: NDArray[np.int64] | None = None

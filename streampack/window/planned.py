@@ -50,7 +50,7 @@ def planned_window(
     """Validate a packer's selection and return it as a planned window.
 
     All values that compiled code uses as indices are checked, so that a faulty packer never causes
-    a read outside of an array. `what_stays` checks that only the tails of documents stay.
+    a read outside of an array. `retained` checks that only the tails of documents stay.
 
     Args:
         selection, request: the packer's reply and the window's request.
@@ -155,7 +155,7 @@ def _examine(
 
 
 @kernel
-def what_stays(
+def retained(
     plan: RowColumns,
     rows: NDArray[np.int64],
     dropped: NDArray[np.int64],

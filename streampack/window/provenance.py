@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streampack.window.entries import FieldStore
+from streampack.window.entries import HeldBlocks
 from streampack.window.gather import Pieces
 from streampack.window.packed_rows import PROVENANCE, PackedRows
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Provenance:
     """Row stage that adds `PackedRows.provenance`."""
 
-    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`."""
         made = np.empty(len(pieces.serial), dtype=PROVENANCE)
         for name in ("source", "shard", "index"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.window.entries import FieldStore
+from streampack.window.entries import HeldBlocks
 from streampack.window.gather import Pieces
 from streampack.window.packed_rows import PackedRows
 
@@ -24,7 +24,7 @@ class SourceCounts:
     sources: int
     whole: bool = False
 
-    def __call__(self, rows: PackedRows, pieces: Pieces, held: FieldStore) -> PackedRows:
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`."""
         begins = np.ones(len(rows.source_ids), bool) if self.whole else pieces.begins
         return rows._replace(by_source=count_sources(rows, begins, self.sources))

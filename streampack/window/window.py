@@ -35,7 +35,7 @@ from streampack.window.planned import (
     admitted,
     needed_tokens,
     planned_window,
-    what_stays,
+    retained,
 )
 
 #: Number of first rounds of a lane in which the plans of a user's packer are checked.
@@ -133,7 +133,7 @@ class Window:
         held = np.empty(len(documents) - first, dtype=np.int64)
         overflow, offsets = self._packer.overflow, documents.offsets
         if overflow in ("truncate", "drop"):
-            offsets = offsets_of(self.needed_of(documents))
+            offsets = offsets_of(self.tokens_to_place(documents))
         room = Room(
             self.buffer.used,
             self.target_tokens,
@@ -153,7 +153,7 @@ class Window:
                 self._continued = True
         return following, following < len(documents) or not self.wants
 
-    def needed_of(
+    def tokens_to_place(
         self, documents: Documents, cut: NDArray[np.int64] | int = 0
     ) -> NDArray[np.int64]:
         """Return the tokens (N,) int64 of each document that rows will hold, less its last `cut`.
@@ -291,7 +291,7 @@ class Window:
         """
         entries = self.entries
         stays = np.empty((3, len(entries)), dtype=np.int64)
-        count, tails = what_stays(
+        count, tails = retained(
             planned.plan.columns, planned.rows, planned.dropped, planned.lengths,
             entries.repeated, self._continued, stays,
         )  # fmt: skip

@@ -19,10 +19,10 @@ from streampack.conversion.convert import Conversion, Progress, convert_source
 from streampack.conversion.shards import Destination
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
-from streampack.sources.infer import open as open_source
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.jsonl import JSONL
-from streampack.sources.reading import Reading
-from streampack.sources.skips import Skips
+from streampack.sources.reading import ReadOptions
+from streampack.sources.resolve import open as open_source
 from streampack.tokenization import Tokenizer, load_tokenizer
 from tests.support.program import output_of
 from tests.support.servers import s3_server
@@ -68,13 +68,13 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def opened(folder: Path, **columns: str) -> Any:
-    return open_source(folder, reading=Reading(open_shards=1), **columns)
+    return open_source(folder, reading=ReadOptions(open_shards=1), **columns)
 
 
 def read_back(source: Any) -> list[Any]:
     (reader,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
     found: list[Any] = []
-    for block, _ in reader.read(None, Skips()):
+    for block, _ in reader.read(None, ErrorPolicy()):
         if isinstance(block, Documents):
             found += [block.document(i).tolist() for i in range(len(block))]
         else:
@@ -84,7 +84,7 @@ def read_back(source: Any) -> list[Any]:
 
 def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     block = Texts(texts, make_origin(0, np.arange(len(texts), dtype=np.int64)))
-    documents = tokenizer.encode(block, Skips())
+    documents = tokenizer.encode(block, ErrorPolicy())
     return [documents.document(i).tolist() for i in range(len(documents))]
 
 
@@ -161,14 +161,14 @@ def test_loss_masks_stay_with_their_ids(tmp_path: Path, name: str) -> None:
     run(source, out, *options)
     (lane,) = open_source(out).lanes(1, seed=0, epoch=0, shuffle=False)
     found = []
-    for block, _ in lane.read(None, Skips()):
+    for block, _ in lane.read(None, ErrorPolicy()):
         for i in range(len(block)):
             own = slice(*block.offsets[i : i + 2].tolist())
             found.append((block.tokens[own].tolist(), block.loss_mask[own].astype(int).tolist()))
     assert sorted(found) == sorted(zip(ids, learnt, strict=True))
     run(source, tmp_path / "all", *options[:4], "--loss-mask", "")
     (lane,) = open_source(tmp_path / "all").lanes(1, seed=0, epoch=0, shuffle=False)
-    assert all(block.loss_mask is None for block, _ in lane.read(None, Skips()))
+    assert all(block.loss_mask is None for block, _ in lane.read(None, ErrorPolicy()))
 
 
 class StopError(Exception):
@@ -180,7 +180,7 @@ def test_stopped_after_any_shard_it_goes_on_to_the_same_bytes(
 ) -> None:
     def conversion(folder: Path) -> Conversion:
         return Conversion(
-            source=JSONL(lines, reading=Reading(open_shards=1, block_documents=23)),
+            source=JSONL(lines, reading=ReadOptions(open_shards=1, block_documents=23)),
             destination=Destination(str(folder)),
             tokenizer=tokenizer,
             shard_bytes=12_000,
@@ -248,7 +248,7 @@ def test_shards_go_to_an_object_store_and_a_stopped_run_goes_on(
 ) -> None:
     def conversion(url: str) -> Conversion:
         return Conversion(
-            source=JSONL(lines, reading=Reading(open_shards=1)),
+            source=JSONL(lines, reading=ReadOptions(open_shards=1)),
             destination=Destination(url),
             shard_bytes=8_000,
         )
@@ -287,7 +287,7 @@ def test_broken_documents_stop_it_or_are_left_out_also_over_a_restart(
 
     def conversion(name: str) -> Conversion:
         return Conversion(
-            source=JSONL(tmp_path / "in.jsonl", reading=Reading(block_documents=7)),
+            source=JSONL(tmp_path / "in.jsonl", reading=ReadOptions(block_documents=7)),
             destination=Destination(str(tmp_path / name)),
             tokenizer=tokenizer,
             shard_bytes=2_000,

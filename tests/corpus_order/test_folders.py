@@ -12,8 +12,8 @@ from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import run_job
 from streampack.errors import ConfigError, StorageError
-from streampack.sources.infer import open as open_source
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
+from streampack.sources.resolve import open as open_source
 from tests.support.ordered_corpora import make_job, shards_of, write_topics
 
 
@@ -32,7 +32,7 @@ def ordered_at_a_url(corpus: Path, out: str, report: Callable[..., Any] = lambda
 
 
 def converted(corpus: Path, out: str, report: Callable[..., Any] = lambda *_: None) -> None:
-    source = open_source(str(corpus), reading=Reading(open_shards=1))
+    source = open_source(str(corpus), reading=ReadOptions(open_shards=1))
     convert_source(Conversion(source=source, destination=Destination(out)), report)
 
 

@@ -54,7 +54,7 @@ def test_every_document_is_in_the_shards_or_listed(corpus: Path, tmp_path: Path)
     read = documents_of(corpus)
     assert summary.documents == len(read) == summary.written + summary.duplicates
     dataset = PackedDataset(
-        sources.open(str(tmp_path / "out"), reading=sources.Reading(open_shards=1)),
+        sources.open(str(tmp_path / "out"), reading=sources.ReadOptions(open_shards=1)),
         packer=Concat(seq_len=512),
         token_rules=TokenRules(eos="as-is", eos_id=0),
         attention="row",

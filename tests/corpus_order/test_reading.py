@@ -20,14 +20,14 @@ def test_shuffled_by_shards_the_documents_of_each_stay_in_order(tmp_path: Path) 
         tuple(map(tuple, pq.read_table(file)["tokens"].to_pylist()))
         for file in (tmp_path / "out").glob("*.parquet")
     }
-    reading = sources.Reading(open_shards=1, shuffle_blocks=False, block_documents=7)
+    reading = sources.ReadOptions(open_shards=1, shuffle_blocks=False, block_documents=7)
     (lane,) = sources.open(str(tmp_path / "out"), reading=reading).lanes(
         1, seed=1, epoch=0, shuffle=True
     )
-    from streampack.sources.skips import Skips
+    from streampack.sources.error_policy import ErrorPolicy
 
     found = []
-    for block, _ in lane.read(None, Skips()):
+    for block, _ in lane.read(None, ErrorPolicy()):
         found += [tuple(block.document(i).tolist()) for i in range(len(block))]
     assert found != documents_of(tmp_path / "out")
     begins = {shard[0]: shard for shard in shards}
@@ -43,7 +43,7 @@ def test_the_dataset_reads_it_as_the_page_says_and_resumes(tmp_path: Path) -> No
     summary = run_job(make_job(source, tmp_path / "out"), workers=0)
 
     def loader(seed: int) -> PackedLoader:
-        reading = sources.Reading(open_shards=1, shuffle_blocks=False)
+        reading = sources.ReadOptions(open_shards=1, shuffle_blocks=False)
         return PackedLoader(
             PackedDataset(
                 sources.open(str(tmp_path / "out"), reading=reading),
@@ -64,5 +64,5 @@ def test_the_dataset_reads_it_as_the_page_says_and_resumes(tmp_path: Path) -> No
     rest.load_state_dict(state)
     expected = [batch.input_ids.tolist() for batch in batches[1:]]
     assert [batch.input_ids.tolist() for batch in rest] == expected
-    described = sources.Reading().describe()
+    described = sources.ReadOptions().describe()
     assert "shuffle_blocks" not in described  # states of runs without it stay as they are

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, Topology, merge_states
-from streampack.deals.sharing import decode_reports
+from streampack.deals.report_channel import decode_reports
 from streampack.errors import StateError
 from streampack.run.plan import RunPlan
 from streampack.sources import Iterable, Mixture

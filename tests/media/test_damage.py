@@ -16,7 +16,7 @@ from PIL import Image
 
 from streampack import PackedLoader
 from streampack.documents.blocks import MEDIA, Documents, make_origin
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ContentError, StorageError
 from streampack.media import Images
 from streampack.media.attachments import Attachments, objects
@@ -28,7 +28,7 @@ from streampack.media.images import (
 from streampack.media.processing import MediaProcessing
 from streampack.media.reader import ImageReader
 from streampack.sources import Storage
-from streampack.window.entries import FieldStore
+from streampack.window.entries import HeldBlocks
 from tests.support.vision import PLACE, drawn, png, qwen_processor, records
 from tests.support.vision_families import FAMILIES
 from tests.support.vision_runs import assert_as_processor, dataset, documents_of
@@ -297,7 +297,7 @@ def test_window_lets_go_of_the_images_of_documents_that_went() -> None:
     planned = [Attachments((images[0],)), Attachments(()), Attachments((images[1],))]
     ids = [np.arange(3, dtype=np.uint16)] * 3
     block = Documents.from_arrays(ids, document_fields={MEDIA: objects(planned)})
-    store = FieldStore()
+    store = HeldBlocks()
     store.add(block, 0, range(3))
     del planned, block, images
     assert [own is not None for own in store.objects(MEDIA, np.arange(3))] == [True, False, True]
@@ -333,7 +333,7 @@ class Failing(Storage):
 def test_store_that_fails_for_a_while_takes_no_loss_from_a_document() -> None:
     reader = ImageReader("text", ("images",), storage=Failing())
     given = [{"text": PLACE, "images": ["s3://bucket/a.png"]}]
-    block, _ = reader.block(given, make_origin(0, np.arange(1)), FieldTypes(), False)
+    block, _ = reader.block(given, make_origin(0, np.arange(1)), FieldSpec(), False)
     (attached,) = block.document_fields[MEDIA]
     with pytest.raises(StorageError):
         size_of(attached.references[0], attached.storage)

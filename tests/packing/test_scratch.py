@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from streampack.packing import BestFitDecreasing, FirstFitDecreasing, Plan, check_plan
-from streampack.packing import decreasing as scratch_module
-from streampack.packing.decreasing import scratch_words
+from streampack.packing import fit_decreasing as scratch_module
+from streampack.packing.fit_decreasing import scratch_words
 
 SIZES = [3000, 10, 500, 0, 4000, 1]
 

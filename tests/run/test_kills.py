@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streampack import PackedLoader
-from streampack.deals.sharing import decode_reports
+from streampack.deals.report_channel import decode_reports
 from tests.support.killed_jobs import (
     LANES,
     assert_legs,

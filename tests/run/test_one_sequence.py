@@ -19,7 +19,7 @@ from streampack import (
     WindowConfig,
     sources,
 )
-from streampack.deals.sharing import Sharing
+from streampack.deals.report_channel import ReportChannel
 from streampack.documents import Documents
 from streampack.packing import Buckets
 from streampack.run.worker_share import WorkerShare
@@ -56,7 +56,7 @@ def evaluation(topology: Topology) -> PackedDataset:
 
 def trees(mixed: bool, topology: Topology) -> PackedDataset:
     parts = {
-        name: sources.Items(branching(part, 24), reading=sources.Reading(block_documents=9))
+        name: sources.Items(branching(part, 24), reading=sources.ReadOptions(block_documents=9))
         for name, part in (("a", DOCUMENTS[:150]), ("b", DOCUMENTS[150:]))
     }
     source = sources.Mixture(parts, weights={"a": 1, "b": 1}) if mixed else parts["b"]
@@ -112,7 +112,7 @@ def test_workers_of_a_dataloader_that_do_not_divide_the_lanes_stay_idle(caplog: 
     for workers in (5, 14):
         loader = DataLoader(dataset, batch_size=None, num_workers=workers)
         assert identities(loader) == expected
-    share = WorkerShare(dataset.plan, dataset._begins(), Sharing(), worker=0, workers=5)
+    share = WorkerShare(dataset.plan, dataset._begins(), ReportChannel(), worker=0, workers=5)
     assert "4 get some, the rest none" in caplog.text
     assert share.state_dict()["workers"] == 4
 

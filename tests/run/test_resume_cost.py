@@ -30,11 +30,13 @@ def documents() -> list[np.ndarray]:
 def tars(folder: Path) -> sources.WebDataset:
     halves = documents()[: COUNT // 2], documents()[COUNT // 2 :]
     paths = [str(write_tar(folder / f"{i}.tar", half)) for i, half in enumerate(halves)]
-    return sources.WebDataset(paths, tokens="npy", reading=sources.Reading(block_documents=50))
+    return sources.WebDataset(paths, tokens="npy", reading=sources.ReadOptions(block_documents=50))
 
 
 def mds(folder: Path) -> sources.MDS:
-    return sources.MDS(write_mds(folder, documents()), reading=sources.Reading(block_documents=50))
+    return sources.MDS(
+        write_mds(folder, documents()), reading=sources.ReadOptions(block_documents=50)
+    )
 
 
 def loader_over(source: ShardedSource) -> PackedLoader:
@@ -101,7 +103,7 @@ def test_a_cold_host_fetches_only_the_shards_that_its_windows_need(tmp_path: Pat
         source = sources.MDS(
             f"{url}/mds",
             storage=sources.Storage(cache_dir=cache),
-            reading=sources.Reading(block_documents=5),
+            reading=sources.ReadOptions(block_documents=5),
         )
         dataset = PackedDataset(
             source, seq_len=128, batch_size=1, lanes=LANES, window=window, topology=Topology()

@@ -78,7 +78,9 @@ def small_runs(draw: st.DrawFn) -> Make:
     source: Any = MemorySource([documents[a:b] for a, b in bounds], block_documents=5)
     tree = draw(st.booleans())
     if tree:
-        source = sources.Items(branching(documents, 24), reading=sources.Reading(block_documents=5))
+        source = sources.Items(
+            branching(documents, 24), reading=sources.ReadOptions(block_documents=5)
+        )
     lanes = draw(st.integers(1, 12))
     epochs = draw(st.integers(1, 2))
 

@@ -33,7 +33,9 @@ def make_dataset(rank: int = 0, ranks: int = 1, **options: Any) -> PackedDataset
     }
     source: Any = MemorySource([DOCUMENTS[:90], DOCUMENTS[90:]], block_documents=9)
     if options.get("layout") == "tree":
-        source = sources.Items(branching(DOCUMENTS, 24), reading=sources.Reading(block_documents=9))
+        source = sources.Items(
+            branching(DOCUMENTS, 24), reading=sources.ReadOptions(block_documents=9)
+        )
         values["packer"] = BestFitDecreasing(seq_len=SEQ_LEN, overflow="error")
     return PackedDataset(source, **{**values, **options})
 

@@ -15,7 +15,7 @@ import pytest
 
 from streampack import sources
 from streampack.errors import ConfigError, ContentError
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from tests.support.source_contract import read_all
 
 TEXTS = ["one", "two", "three"]
@@ -100,7 +100,7 @@ def test_json_lines_that_are_named_otherwise_are_named_and_read_once_they_are_re
     with pytest.raises(ContentError) as broken:
         read_all(sources.open(tmp_path))
     assert broken.value.path == str(path)
-    skips = Skips("skip")
+    skips = ErrorPolicy("skip")
     assert read_all(sources.open(tmp_path), skips) == TEXTS
     assert skips.counts.skipped == 1
     path.rename(tmp_path / new)

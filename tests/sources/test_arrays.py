@@ -13,7 +13,7 @@ from streampack import PackedDataset, sources
 from streampack.documents import Documents
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from tests.support.source_contract import assert_source_contract, read_all
 
 rng = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def test_documents_come_with_their_masks_and_fields() -> None:
         block
         for block, _ in sources.open(documents)
         .lanes(1, seed=0, epoch=0, shuffle=False)[0]
-        .read(None, Skips("raise"))
+        .read(None, ErrorPolicy("raise"))
     ]
     assert (block.loss_mask == (TOKENS % 2 == 0)).all()  # type: ignore[union-attr]
     part: Any = documents[3:7]

@@ -12,11 +12,11 @@ import pytest
 
 from streampack.errors import ConfigError
 from streampack.sources import Arrow
-from streampack.sources.infer import as_source
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
+from streampack.sources.resolve import as_source
 from tests.support.source_contract import assert_source_contract, read_all
 
-SMALL = Reading(block_documents=4, block_bytes=300)
+SMALL = ReadOptions(block_documents=4, block_bytes=300)
 rng = np.random.default_rng(0)
 IDS = [rng.integers(0, 60_000, n).tolist() for n in rng.integers(0, 40, 60)]
 TEXTS = [f"document {n}: " + "größer " * (n % 7) for n in range(60)]

@@ -42,7 +42,7 @@ CHATS = [
 ]
 RECORDS = [{"id": i, "messages": chat} for i, chat in enumerate(CHATS)]
 EXPECTED = [json.dumps(chat, sort_keys=True) for chat in CHATS]
-SMALL = {"reading": sources.Reading(block_documents=7)}
+SMALL = {"reading": sources.ReadOptions(block_documents=7)}
 
 
 @pytest.mark.parametrize("form", ["jsonl", "jsonl.gz", "parquet", "arrow"])

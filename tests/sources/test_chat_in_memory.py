@@ -21,7 +21,7 @@ from tests.support.chats import CHATML, bpe_tokenizer, messages, write_lines
 from tests.support.source_contract import assert_source_contract
 
 BPE = bpe_tokenizer()
-SMALL = sources.Reading(block_documents=7)
+SMALL = sources.ReadOptions(block_documents=7)
 Records = list[dict[str, Any]]
 CHATS: Records = [
     {"id": i, "messages": messages(*(f"{i} and {k}?" for k in range(2 + 2 * (i % 3))))}

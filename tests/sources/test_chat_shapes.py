@@ -150,9 +150,9 @@ def test_tables_hold_every_shape(name: str, tmp_path: Path) -> None:
         pytest.skip("a table has messages of one form")
     source = sources.Chat(tmp_path / "a.parquet", template=CHATML)
     (lane,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
-    from streampack.sources.skips import Skips
+    from streampack.sources.error_policy import ErrorPolicy
 
-    ((block, _),) = lane.read(None, Skips())
+    ((block, _),) = lane.read(None, ErrorPolicy())
     (conversation,) = block.conversations  # type: ignore[union-attr]
     assert [dict(m, tool_calls=None) for m in conversation.messages] == [
         dict(m, tool_calls=None) for m in expected

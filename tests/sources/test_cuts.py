@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from streampack.errors import ContentError
 from streampack.sources import JSONL, MDS, Arrow, MegatronIndexed, Parquet, Tokens, WebDataset
-from streampack.sources.reading import Reading
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 from streampack.storage import decompression
 from tests.support.corpora import write_mds, write_tar
 from tests.support.flat_files import write_datatrove, write_megatron
@@ -196,7 +196,7 @@ def test_any_lanes_and_any_cuts_give_each_document_once_and_go_on_behind_every_b
     ) -> None:
         documents = ids_of(lengths)
         shards = [own for own in (documents[:cut], documents[cut:]) if own]
-        reading = Reading(block_documents=block_documents, block_bytes=block_bytes)
+        reading = ReadOptions(block_documents=block_documents, block_bytes=block_bytes)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(decompression, "_FEED", feed)
             patch.setattr(decompression, "_PART", part)
@@ -212,9 +212,9 @@ def test_any_lanes_and_any_cuts_give_each_document_once_and_go_on_behind_every_b
 @pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "jsonl.bz2"])
 def test_compressed_lines_are_cut_into_lanes_that_all_have_some(kind: str, tmp_path: Path) -> None:
     documents = ids_of([200] * 3000)
-    source = EVERY[kind](tmp_path, [documents], reading=Reading(block_documents=300))
+    source = EVERY[kind](tmp_path, [documents], reading=ReadOptions(block_documents=300))
     lanes = source.lanes(4, seed=0, epoch=0, shuffle=False)
-    counts = [sum(len(block) for block, _ in lane.read(None, Skips())) for lane in lanes]
+    counts = [sum(len(block) for block, _ in lane.read(None, ErrorPolicy())) for lane in lanes]
     assert sum(counts) == 3000
     # bz2 packs 900 kB at a time, of which there are two here in each half.
     assert (min(counts) > 600) or (kind == "jsonl.bz2" and min(counts) > 0)
@@ -351,7 +351,7 @@ def test_what_comes_before_damage_is_read_by_whichever_lane_it_belongs_to(
 ) -> None:
     make, damage = DAMAGE[kind]
     documents = ids_of(np.random.default_rng(1).integers(100, 400, 2000).tolist())
-    source = make(tmp_path, [documents], reading=Reading(block_documents=60))
+    source = make(tmp_path, [documents], reading=ReadOptions(block_documents=60))
     (path,) = tmp_path.iterdir()
     damage(path)
     source = type(source)(tmp_path, **_arguments(source), reading=source.reading)
@@ -390,7 +390,7 @@ def test_lanes_of_a_damaged_archive_meet_at_every_cut(tmp_path: Path) -> None:
     _tar("")(tmp_path, [documents])
     path = tmp_path / "0.tar"
     _header_broken(path)
-    source = WebDataset(tmp_path, tokens="npy", reading=Reading(block_documents=2))
+    source = WebDataset(tmp_path, tokens="npy", reading=ReadOptions(block_documents=2))
     at = 8 * sum(_tar_sizes(documents[:1]))
     for place in [*range(at - 3000, at + 3000, 97), *range(at - 3, at + 4)]:
         ends = [0, place, source.weight]

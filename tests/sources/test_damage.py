@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from streampack.errors import ConfigError, ContentError, StateError, StorageError, StreampackError
-from streampack.sources.reading import Reading
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 from tests.support.every_source import SOURCES
 from tests.support.source_contract import Document, read_all
 
@@ -76,7 +76,7 @@ def test_a_file_cut_short_is_named_and_what_lies_before_the_cut_is_read(
                     continue  # of a tar only the padding behind its end was cut
                 assert FORMATS[kind] == "open", f"a cut at byte {size} of {path} went unnoticed"
                 assert found[:-1] == whole[: len(found) - 1]
-            skips = Skips("skip")
+            skips = ErrorPolicy("skip")
             try:
                 found = read_all(make(), skips)
             except ConfigError as error:
@@ -100,7 +100,7 @@ def test_flipped_bytes_give_an_error_of_ours_or_other_documents(kind: str, tmp_p
             for _ in range(rng.randint(1, 3)):
                 damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
             path.write_bytes(damaged)
-            skips = Skips("skip")
+            skips = ErrorPolicy("skip")
             try:
                 found = read_all(make(), skips)
             except StreampackError:
@@ -156,8 +156,8 @@ def test_a_document_longer_than_the_limit_is_one_skip(kind: str, tmp_path: Path)
     make, whole, _ = corpus(kind, tmp_path)
     lengths = sorted(map(len, whole))
     source = make()
-    source.reading = Reading(block_documents=9, max_document_bytes=12 * lengths[-1] // 10)
-    skips = Skips("skip")
+    source.reading = ReadOptions(block_documents=9, max_document_bytes=12 * lengths[-1] // 10)
+    skips = ErrorPolicy("skip")
     found = read_all(source, skips)
     assert [document for document in whole if document in found] == found
     assert skips.counts.skipped == len(whole) - len(found)

@@ -12,7 +12,7 @@ import pytest
 
 from streampack.errors import ContentError
 from streampack.sources import JSONL, MDS
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
 from streampack.storage.storage import Storage
 from tests.support.corpora import write_mds
@@ -21,7 +21,7 @@ from tests.support.source_contract import read_all
 
 RNG = np.random.default_rng(0)
 IDS = [RNG.integers(0, 60_000, n).astype(np.uint16) for n in RNG.integers(1, 90, 400)]
-READING = Reading(block_documents=16)
+READING = ReadOptions(block_documents=16)
 
 Make = Callable[[Path, str, Storage], tuple[str, ShardedSource]]
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from streampack.sources.base import Block
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.jsonl import JSONL
-from streampack.sources.reading import TURN_DOCUMENTS, Reading
+from streampack.sources.reading import TURN_DOCUMENTS, ReadOptions
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 from streampack.sources.tar.source import WebDataset
 from tests.support.corpora import write_tar
 from tests.support.source_contract import read_lane
@@ -46,12 +46,12 @@ def test_any_window_holds_documents_of_every_open_shard_and_no_more_are_open(
     make: Callable[..., ShardedSource],
     open_shards: int,
 ) -> None:
-    source = make(tmp_path, reading=Reading(open_shards=open_shards))
+    source = make(tmp_path, reading=ReadOptions(open_shards=open_shards))
     opened, most = 0, 0
     read_shard = source.read_shard
 
     def counted(
-        shard: int, low: int, high: int, position: int | None, skips: Skips
+        shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Block, int, int]]:
         nonlocal opened, most
         opened += 1

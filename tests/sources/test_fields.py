@@ -237,7 +237,7 @@ def test_a_column_that_is_not_there_or_of_another_kind_is_refused(kind: str) -> 
 @pytest.mark.parametrize("kind", ["npz", "raw"])
 def test_fields_in_tars_follow_over_lanes_and_a_resume(kind: str) -> None:
     source = IDS[kind]()
-    source.reading = sources.Reading(block_documents=7)
+    source.reading = sources.ReadOptions(block_documents=7)
     made = dataset(source, lanes=3, batch_size=1)
     loader = PackedLoader(made)
     before = list(islice(loader, 9))

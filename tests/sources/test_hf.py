@@ -13,7 +13,7 @@ import pytest
 from streampack.errors import ConfigError
 from streampack.sources.iterable.hf import HFStream
 from streampack.sources.iterable.iterating import has_exact_state
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from tests.support.restarts import assert_rest, assert_restarts
 from tests.support.source_contract import read_lane
 
@@ -69,7 +69,7 @@ def test_lanes_give_each_document_once_and_every_cursor_leads_on(stream: Any) ->
         ({"text": "text"}, TEXTS),
         ({"tokens": "ids", "loss_mask": "mask"}, IDS),
     ):
-        source = HFStream(stream, reading=Reading(block_documents=4), **fields)
+        source = HFStream(stream, reading=ReadOptions(block_documents=4), **fields)
         assert_restarts(source, expected, lane_counts=(1, 4))
 
 
@@ -84,7 +84,7 @@ def test_a_pickled_source_reads_the_same(stream: Any) -> None:
 def test_resuming_uses_the_datasets_state(stream: Any, caplog: pytest.LogCaptureFixture) -> None:
     if not has_exact_state(stream):
         pytest.skip("the state of datasets before 3.6 may lead to other rows")
-    lane = HFStream(stream, text="text", reading=Reading(block_documents=7)).lanes(
+    lane = HFStream(stream, text="text", reading=ReadOptions(block_documents=7)).lanes(
         2, seed=0, epoch=0, shuffle=False
     )[1]
     blocks = read_lane(lane)
@@ -98,7 +98,7 @@ def test_mapped_and_filtered_datasets_resume_exactly(stream: Any) -> None:
     short = stream.filter(lambda row: row["n"] % 3 > 0).map(lambda row: {"text": row["text"] + "!"})
     expected = [text + "!" for i, text in enumerate(TEXTS) if i % 3]
     assert_restarts(
-        HFStream(short, text="text", reading=Reading(block_documents=4)),
+        HFStream(short, text="text", reading=ReadOptions(block_documents=4)),
         expected,
         lane_counts=(1, 3),
     )
@@ -106,14 +106,14 @@ def test_mapped_and_filtered_datasets_resume_exactly(stream: Any) -> None:
         lambda rows: {"text": [t * 2 for t in rows["text"]]}, batched=True, batch_size=3
     )
     assert_restarts(
-        HFStream(batched, text="text", reading=Reading(block_documents=4)),
+        HFStream(batched, text="text", reading=ReadOptions(block_documents=4)),
         [t * 2 for t in TEXTS],
         (1, 3),
     )
 
 
 def test_epochs_hold_the_same_documents_and_resume_exactly(stream: Any) -> None:
-    source = HFStream(stream, text="text", reading=Reading(block_documents=4))
+    source = HFStream(stream, text="text", reading=ReadOptions(block_documents=4))
     for epoch in (1, 2):
         found: list[Any] = []
         for lane in source.lanes(3, seed=0, epoch=epoch, shuffle=True):
@@ -130,7 +130,7 @@ def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
     # datasets 5 sleeps for five seconds whenever it has shuffled shards read to their end.
     monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0, raising=False)
     shuffled = stream.shuffle(seed=7, buffer_size=8)
-    source = HFStream(shuffled, text="text", reading=Reading(block_documents=4))
+    source = HFStream(shuffled, text="text", reading=ReadOptions(block_documents=4))
     found: list[Any] = []
     with caplog.at_level(logging.WARNING):
         for lane in source.lanes(min(2, source.max_lanes()), seed=0, epoch=0, shuffle=True):

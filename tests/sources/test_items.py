@@ -9,8 +9,8 @@ import torch
 
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.errors import ConfigError
-from streampack.sources import Items, Mixture, Reading
-from streampack.sources.skips import Skips
+from streampack.sources import Items, Mixture, ReadOptions
+from streampack.sources.error_policy import ErrorPolicy
 from tests.support.source_contract import assert_source_contract
 
 IDS = [[100 * i + k for k in range(1 + i * 7 % 11)] for i in range(90)]
@@ -50,13 +50,13 @@ KINDS = {"list": list, "tuple": tuple, "map-style": MapStyle, "Series": series,
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("items", [IDS, TEXTS], ids=["ids", "texts"])
 def test_contract_of_items_by_number(kind: str, items: list[Any]) -> None:
-    source = Items(KINDS[kind](items), reading=Reading(block_documents=7))
+    source = Items(KINDS[kind](items), reading=ReadOptions(block_documents=7))
     assert_source_contract(source, items)
     assert_source_contract(pickle.loads(pickle.dumps(source)), items)
 
 
 def test_contract_of_records() -> None:
-    reading = Reading(block_bytes=200)
+    reading = ReadOptions(block_bytes=200)
     records = [{"text": text, "number": i} for i, text in enumerate(TEXTS)]
     assert_source_contract(Items(records, reading=reading), TEXTS)
     assert_source_contract(Items(MapStyle(records), text="text", reading=reading), TEXTS)
@@ -69,7 +69,7 @@ def test_contract_of_more_items_than_a_shard_has() -> None:
 
 def test_a_list_is_shuffled_as_a_whole() -> None:
     (lane,) = Items([[i] for i in range(40_000)]).lanes(1, seed=1, epoch=0, shuffle=True)
-    begins = [block.origin["shard"][0] for block, _ in lane.read(None, Skips())]
+    begins = [block.origin["shard"][0] for block, _ in lane.read(None, ErrorPolicy())]
     assert set(begins[:2]) != {0, 1}
     assert set(begins) == set(range(5))
 

@@ -13,9 +13,9 @@ from streampack import PackedDataset, Topology
 from streampack.documents.blocks import Documents, Texts
 from streampack.errors import ConfigError, StateError
 from streampack.sources.base import Source
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.iterable.source import Iterable
-from streampack.sources.reading import Reading
-from streampack.sources.skips import Skips
+from streampack.sources.reading import ReadOptions
 from tests.support.corpora import byte_tokenizer
 from tests.support.restarts import assert_restarts
 from tests.support.source_contract import Document, read_lane
@@ -24,7 +24,7 @@ IDS = [list(range(i % 9)) for i in range(50)]
 TEXTS = [f"document {i}" * (i % 5) for i in range(50)]
 
 
-def documents(source: Source, skips: Skips | None = None) -> list[Document]:
+def documents(source: Source, skips: ErrorPolicy | None = None) -> list[Document]:
     lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
     return [d for block, _ in read_lane(lane, None, skips) for _, d in block]
 
@@ -83,7 +83,7 @@ def test_items_of_every_kind_are_read_and_resumed(
     for block_documents, block_bytes in ((7, 1 << 20), (256, 60), (1, 1)):
         source = Iterable(
             data,
-            reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
+            reading=ReadOptions(block_documents=block_documents, block_bytes=block_bytes),
             **fields,
         )  # type: ignore[arg-type]
         assert_restarts(source, expected)
@@ -91,7 +91,7 @@ def test_items_of_every_kind_are_read_and_resumed(
 
 
 def test_a_factory_divides_the_data_into_any_number_of_lanes() -> None:
-    source = Iterable(lambda lane, lanes: IDS[lane::lanes], reading=Reading(block_documents=4))
+    source = Iterable(lambda lane, lanes: IDS[lane::lanes], reading=ReadOptions(block_documents=4))
     assert source.max_lanes() is None
     assert_restarts(source, IDS, lane_counts=(1, 2, 3, 7, 60))
     generators = Iterable(lambda lane, lanes: (text for text in TEXTS[lane::lanes]))
@@ -143,7 +143,7 @@ def test_a_generator_is_read_once_and_then_refused() -> None:
 
 def test_a_state_is_used_instead_of_reading_again() -> None:
     data = Stateful()
-    source = Iterable(data, reading=Reading(block_documents=10))
+    source = Iterable(data, reading=ReadOptions(block_documents=10))
     lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
     cursor = read_lane(lane)[2][1]
     READ.clear()
@@ -163,7 +163,7 @@ def test_data_that_became_shorter_is_a_state_error() -> None:
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32"])
 def test_a_token_dtype_is_kept(dtype: str) -> None:
     lane = Iterable([np.arange(4, dtype=dtype)] * 3).lanes(1, seed=0, epoch=0, shuffle=False)[0]
-    block, _ = next(lane.read(None, Skips()))
+    block, _ = next(lane.read(None, ErrorPolicy()))
     assert isinstance(block, Documents)
     assert block.tokens.dtype == dtype
 
@@ -246,7 +246,7 @@ def test_a_second_epoch_is_announced_to_data_that_wants_to_know() -> None:
     source = Iterable(Reordered())
     for epoch in (0, 1, 0):
         lane = source.lanes(1, seed=0, epoch=epoch, shuffle=True)[0]
-        blocks = [block for block, _ in lane.read(None, Skips())]
+        blocks = [block for block, _ in lane.read(None, ErrorPolicy())]
         assert all(isinstance(block, Texts) for block in blocks)
         in_order = [
             (int(o["index"]), t) for b in blocks for o, t in zip(b.origin, b.texts, strict=True)

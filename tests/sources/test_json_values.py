@@ -13,7 +13,7 @@ import pytest
 
 from streampack import sources
 from streampack.errors import ContentError
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from tests.support.chats import write_lines
 
 datasets = pytest.importorskip("datasets")
@@ -48,7 +48,7 @@ MIXED = [
 def conversations(data: Any, **given: Any) -> list[tuple[Any, Any]]:
     source = sources.Chat(data, **given)
     (lane,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
-    found = [c for block, _ in lane.read(None, Skips()) for c in block.conversations]  # type: ignore[union-attr]
+    found = [c for block, _ in lane.read(None, ErrorPolicy()) for c in block.conversations]  # type: ignore[union-attr]
     return [(list(c.messages), c.tools) for c in found]
 
 
@@ -150,9 +150,9 @@ def test_text_that_is_no_json_breaks_its_record_alone(tmp_path: Path) -> None:
     pq.write_table(pa.table({"messages": column}), tmp_path / "a.parquet")
     source = sources.Chat(tmp_path / "a.parquet")
     (lane,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
-    skips = Skips("skip")
+    skips = ErrorPolicy("skip")
     assert sum(len(block) for block, _ in lane.read(None, skips)) == 2
     assert skips.counts.skipped == 1
     with pytest.raises(ContentError) as caught:
-        list(lane.read(None, Skips()))
+        list(lane.read(None, ErrorPolicy()))
     assert "row 1 of" in str(caught.value.document)

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streampack.errors import ContentError
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.jsonl import JSONL
-from streampack.sources.reading import Reading
-from streampack.sources.skips import Skips
+from streampack.sources.reading import ReadOptions
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all, read_lane
 
@@ -65,7 +65,7 @@ def test_any_cut_of_any_lines_gives_each_document_once(
     write(folder / "a.jsonl", b"\xef\xbb\xbf" * bom + data)
     write(folder / "b.jsonl", data)
     source = JSONL(
-        folder, reading=Reading(block_documents=block_documents, block_bytes=block_bytes)
+        folder, reading=ReadOptions(block_documents=block_documents, block_bytes=block_bytes)
     )
     assert_source_contract(source, documents * 2, lane_counts=(lanes,), restarts=3)
 
@@ -99,7 +99,7 @@ BROKEN = [
 def test_a_broken_line_is_named_and_skipped(tmp_path: Path, line: bytes, ending: str) -> None:
     good = b'{"text": "good"}\n'
     path = write(tmp_path / f"x{ending}", good * 3 + line + b"\n" + good)
-    source = JSONL(path, reading=Reading(max_document_bytes=250_000))
+    source = JSONL(path, reading=ReadOptions(max_document_bytes=250_000))
     content = "" if ending == ".jsonl" else "the content of "
     where = rf"The line at byte 51 of {content}{re.escape(str(path))} "
     with pytest.raises(ContentError, match=where):
@@ -115,7 +115,7 @@ def test_plain_and_compressed_files_are_one_source(tmp_path: Path) -> None:
         texts = some_texts(np.random.default_rng(i), 40)
         write(tmp_path / f"{i}{ending}", lines(texts))
         everything += texts
-    source = JSONL(tmp_path, reading=Reading(block_documents=7))
+    source = JSONL(tmp_path, reading=ReadOptions(block_documents=7))
     assert_source_contract(source, everything, lane_counts=(1, 2, 9))
     plain = [name.endswith((".jsonl", ".json")) for name in source.manifest.paths]
     sizes, weights = source.manifest.num_bytes, source.manifest.weights
@@ -126,5 +126,5 @@ def test_a_decompression_bomb_is_one_broken_line(tmp_path: Path) -> None:
     bomb = b'{"text": "' + b"0" * (40 << 20) + b'"}\n'
     path = write(tmp_path / "x.jsonl.zst", lines(["a"]) + bomb + lines(["b"]))
     assert path.stat().st_size < 100_000
-    source = JSONL(path, reading=Reading(max_document_bytes=1 << 20))
-    assert read_all(source, Skips("skip")) == ["a", "b"]
+    source = JSONL(path, reading=ReadOptions(max_document_bytes=1 << 20))
+    assert read_all(source, ErrorPolicy("skip")) == ["a", "b"]

@@ -13,10 +13,10 @@ import pytest
 
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, ContentError
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.sources.integer_arrays import UngatheredDocuments
 from streampack.sources.mds.source import MDS
-from streampack.sources.raw_bytes import Spans
-from streampack.sources.reading import Reading
-from streampack.sources.skips import Skips
+from streampack.sources.reading import ReadOptions
 from tests.support.corpora import write_mds
 from tests.support.mosaic import streaming_module
 from tests.support.source_contract import assert_source_contract, read_all
@@ -91,7 +91,9 @@ def test_every_integer_dtype_comes_back_in_every_encoding(
     ])  # fmt: skip
     source = MDS(tmp_path / "c", tokens="tokens", dtype=dtype if encoding == "bytes" else None)
     assert_source_contract(source, [d.tolist() for d in documents], lane_counts=(1,))
-    block, _ = next(iter(source.lanes(1, seed=0, epoch=0, shuffle=False)[0].read(None, Skips())))
+    block, _ = next(
+        iter(source.lanes(1, seed=0, epoch=0, shuffle=False)[0].read(None, ErrorPolicy()))
+    )
     kept = dtype in ("uint16", "uint32", "int32")
     assert isinstance(block, Documents)
     assert block.tokens.dtype == (dtype if kept else "uint32")
@@ -108,7 +110,7 @@ def test_arrays_of_different_dtypes_and_lengths_in_one_column_become_uint32(tmp_
 def test_text_is_decoded_as_utf8(tmp_path: Path) -> None:
     texts = ["", "plain", "größer", "漢字\0\n", "𝄞" * 50] * 5
     write(tmp_path / "c", {"text": "str", "n": "int"}, [{"text": t, "n": 1} for t in texts])
-    source = MDS(tmp_path / "c", text="text", reading=Reading(block_documents=3))
+    source = MDS(tmp_path / "c", text="text", reading=ReadOptions(block_documents=3))
     assert_source_contract(source, texts)
     assert read_all(source) == [sample["text"] for sample in mosaic_samples(tmp_path / "c")]
 
@@ -121,10 +123,10 @@ def test_a_loss_mask_stays_with_its_tokens(tmp_path: Path, encoding: str) -> Non
         {"t": t, "m": m.tobytes() if encoding == "bytes" else m}
         for t, m in zip(documents, masks, strict=True)
     ])  # fmt: skip
-    source = MDS(tmp_path / "c", tokens="t", loss_mask="m", reading=Reading(block_documents=6))
+    source = MDS(tmp_path / "c", tokens="t", loss_mask="m", reading=ReadOptions(block_documents=6))
     lane = source.lanes(1, seed=1, epoch=0, shuffle=True)[0]
     seen = 0
-    for block, _ in lane.read(None, Skips()):
+    for block, _ in lane.read(None, ErrorPolicy()):
         assert isinstance(block, Documents)
         assert block.loss_mask is not None
         np.testing.assert_array_equal(block.loss_mask, block.tokens % 3 == 0)
@@ -140,7 +142,7 @@ def test_compressed_shards_are_read_like_plain_ones(tmp_path: Path, codec: str) 
             tmp_path / "c",
             tokens="tokens",
             validate_hash=algorithm,
-            reading=Reading(block_documents=9),
+            reading=ReadOptions(block_documents=9),
         )
         assert read_all(source) == [tuple(document) for document in expected]
     assert_source_contract(source, expected, lane_counts=(2, len(source.manifest) + 1), restarts=2)
@@ -252,18 +254,18 @@ def test_a_changed_byte_is_found_by_the_digest(tmp_path: Path) -> None:
 def test_a_block_left_where_it_lies_is_taken_in_any_order(tmp_path: Path, dtype: str) -> None:
     rng = np.random.default_rng(0)
     ids = [rng.integers(0, 60_000, n).astype(dtype) for n in rng.integers(1, 50, 40)]
-    source = MDS(write_mds(tmp_path, ids), tokens="t", reading=Reading(block_documents=16))
+    source = MDS(write_mds(tmp_path, ids), tokens="t", reading=ReadOptions(block_documents=16))
     source.prepare()
     count = 0
     for shard in range(len(source.manifest)):
-        whole_shard = (shard, 0, int(source.manifest.weights[shard]), None, Skips("raise", 0))
+        whole_shard = (shard, 0, int(source.manifest.weights[shard]), None, ErrorPolicy("raise", 0))
         lying, eager = source.read_shard(*whole_shard), source.read_shard(*whole_shard)
         for (block, end, _), (same, same_end, _) in zip(lying, eager, strict=True):
-            assert isinstance(same, Spans)
+            assert isinstance(same, UngatheredDocuments)
             whole = same.gathered()
             order = rng.permutation(len(block))[: len(block) - 3]
             taken, expected = block.take(order), whole.take(order)
-            assert isinstance(block, Spans)
+            assert isinstance(block, UngatheredDocuments)
             assert isinstance(taken, Documents)
             assert end == same_end
             assert taken.tokens.dtype == dtype

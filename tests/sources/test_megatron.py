@@ -10,11 +10,11 @@ import pytest
 from streampack.errors import ConfigError, ContentError
 from streampack.sources import MegatronIndexed
 from streampack.sources.megatron import HEADER_BYTES
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from tests.support.flat_files import MEGATRON_CODES, write_megatron
 from tests.support.source_contract import assert_source_contract, read_all
 
-SMALL = Reading(block_documents=3, block_bytes=200)
+SMALL = ReadOptions(block_documents=3, block_bytes=200)
 
 
 def sentences(seed: int = 0, count: int = 23, high: int = 120) -> list[list[np.ndarray]]:

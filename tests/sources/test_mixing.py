@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack.sources.credits import ONE, PARTS_PER_TOKEN, Credits, TokenShares
+from streampack.sources.token_shares import ONE, PARTS_PER_TOKEN, Credits, TokenShares
 
 weights = st.lists(st.sampled_from([0.0, 0.001, 0.1, 0.3, 1.0, 7.0]), min_size=1, max_size=10)
 

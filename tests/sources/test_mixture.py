@@ -23,9 +23,9 @@ from streampack.errors import ConfigError, ContentError, StateError
 from streampack.metrics import LaneTimes
 from streampack.packing import Concat
 from streampack.sources import JSONL, Iterable, Mixture
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.mixture import earlier_mixture
-from streampack.sources.reading import Reading
-from streampack.sources.skips import Skips
+from streampack.sources.reading import ReadOptions
 from streampack.stages.preparation import Preparation
 from streampack.streams.base import StreamPosition
 from streampack.streams.lane_stream import open_stream
@@ -71,7 +71,7 @@ def lane_stream(
 ) -> Any:
     mixture.prepare()
     config = StreamConfig(source=mixture, lanes=lanes, preparation=Preparation(), **options)
-    return open_stream(config, 0, skips=Skips(), times=LaneTimes(), position=position)
+    return open_stream(config, 0, skips=ErrorPolicy(), times=LaneTimes(), position=position)
 
 
 def read(stream: Any, count: int | None = None) -> list[tuple[int, int, int]]:
@@ -288,7 +288,7 @@ def test_a_source_that_is_empty_in_every_lane_leaves_the_others_alone() -> None:
 def texts(folder: Path, name: str, lines: list[str]) -> JSONL:
     path = folder / f"{name}.jsonl"
     path.write_text("".join(line + "\n" for line in lines))
-    return JSONL(str(path), reading=Reading(block_documents=5))
+    return JSONL(str(path), reading=ReadOptions(block_documents=5))
 
 
 def test_texts_and_ids_of_any_width_keep_their_source_through_the_batch(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from streampack.sources.raw_bytes import npy_header
+from streampack.sources.integer_arrays import npy_header
 
 
 class Switching:

@@ -17,7 +17,7 @@ import pytest
 from streampack import sources
 from streampack.errors import ConfigError, ContentError
 from streampack.sources.base import Source
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from tests.support.source_contract import read_all
 
 Write = Callable[[pa.Table, Path], None]
@@ -45,7 +45,7 @@ def write(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Path]
 
 
 def read_and_skipped(source: Source) -> tuple[list[Any], int]:
-    skips = Skips("skip")
+    skips = ErrorPolicy("skip")
     return read_all(source, skips), skips.counts.skipped
 
 

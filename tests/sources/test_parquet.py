@@ -12,9 +12,9 @@ import pytest
 from streampack.documents.blocks import Documents
 from streampack.errors import ContentError
 from streampack.sources import file_source
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.parquet.source import Parquet
-from streampack.sources.reading import Reading
-from streampack.sources.skips import Skips
+from streampack.sources.reading import ReadOptions
 from streampack.storage.storage import Storage
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.servers import HTTPServer, S3Server
@@ -42,10 +42,10 @@ def text_corpus(folder: Path, shards: int = 3, n: int = 130) -> list[str]:
     return everything
 
 
-def _whole(source: Parquet, shard: int, skips: Skips | None = None) -> Iterator[Any]:
+def _whole(source: Parquet, shard: int, skips: ErrorPolicy | None = None) -> Iterator[Any]:
     """What `read_shard` yields for all of a file."""
     weight = int(source.manifest.weights[shard])
-    return source.read_shard(shard, 0, weight, None, skips or Skips())
+    return source.read_shard(shard, 0, weight, None, skips or ErrorPolicy())
 
 
 def ids_of(rng: np.random.Generator, n: int, high: int, width: int | None) -> list[list[int]]:
@@ -67,7 +67,9 @@ def test_files_too_many_for_their_footers_weigh_what_is_stored(
             rows_per_group,
         )
         expected += rows
-    source = Parquet(tmp_path, tokens="ids", reading=Reading(block_documents=9, block_bytes=200))
+    source = Parquet(
+        tmp_path, tokens="ids", reading=ReadOptions(block_documents=9, block_bytes=200)
+    )
     assert_source_contract(source, expected, lane_counts=(1, 3, 40), restarts=4)
     assert source.manifest.weights.tolist() == source.manifest.num_bytes.tolist()
     assert source.manifest.details["documents"] is None
@@ -99,7 +101,7 @@ def test_a_file_whose_footer_nobody_looked_at_is_checked_when_it_is_opened(
     with pytest.raises(ContentError) as caught:
         read_all(Parquet(tmp_path, tokens="ids"))
     assert caught.value.path == str(tmp_path / "b.parquet")
-    assert read_all(Parquet(tmp_path, tokens="ids"), Skips("skip")) == [(1, 2), (3,)] * 3
+    assert read_all(Parquet(tmp_path, tokens="ids"), ErrorPolicy("skip")) == [(1, 2), (3,)] * 3
     write(tmp_path / "b.parquet", wide)
     wide_ids = read_all(Parquet(tmp_path, tokens="ids"))
     assert wide_ids == [(1, 2), (3,), (70000,), *[(1, 2), (3,)] * 2]
@@ -131,7 +133,9 @@ def test_every_list_and_integer_type_is_read(
         ids = pa.array(rows, LIST_TYPES[nested](kind))
         write(tmp_path / f"{shard}.parquet", {"ids": ids}, 40)
         everything += rows
-    source = Parquet(tmp_path, tokens="ids", reading=Reading(block_documents=9, block_bytes=200))
+    source = Parquet(
+        tmp_path, tokens="ids", reading=ReadOptions(block_documents=9, block_bytes=200)
+    )
     assert_source_contract(source, everything, lane_counts=(1, 3), restarts=4)
     block, _, _ = next(_whole(source, 0))
     assert isinstance(block, Documents)
@@ -200,7 +204,7 @@ def test_damage_inside_a_file_that_is_cut_loses_nothing_before_it(
     data = bytearray(path.read_bytes())
     data[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size
     path.write_bytes(bytes(data))
-    source = Parquet(path, reading=Reading(block_documents=16))
+    source = Parquet(path, reading=ReadOptions(block_documents=16))
     found: list[str] = []
     reports = []
     for lane in source.lanes(lanes, seed=0, epoch=0, shuffle=False):
@@ -233,14 +237,14 @@ def test_listing_an_object_store_reads_footers_only(
     expected = text_corpus(tmp_path / "local", shards=4, n=30)
     s3.put_folder(tmp_path / "local", "corpus")
     source = Parquet(
-        "s3://bucket/corpus/*.parquet", storage=storage, reading=Reading(block_documents=8)
+        "s3://bucket/corpus/*.parquet", storage=storage, reading=ReadOptions(block_documents=8)
     )
     source.prepare()
     assert not (tmp_path / "cache").exists()
     assert_source_contract(source, expected, lane_counts=(1, 3), restarts=2)
     assert (
         source.describe()
-        == Parquet(tmp_path / "local", reading=Reading(block_documents=8)).describe()
+        == Parquet(tmp_path / "local", reading=ReadOptions(block_documents=8)).describe()
     )
 
 

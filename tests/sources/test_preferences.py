@@ -70,7 +70,7 @@ def files(form: str, records: list[dict[str, Any]], folder: Path) -> sources.Cha
         else:
             write_lines(folder / f"{name}.jsonl", part)
     paths = sorted(folder.iterdir())
-    return sources.Chat(paths, template=CHATML, reading=sources.Reading(block_documents=5))
+    return sources.Chat(paths, template=CHATML, reading=sources.ReadOptions(block_documents=5))
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.parquet.chunks import Chunks
-from streampack.sources.skips import Skips
 from streampack.storage.storage import Storage
 from tests.support.every_source import SOURCES
 from tests.support.servers import HTTPServer
@@ -44,7 +44,7 @@ def test_any_lanes_and_restarts_over_small_blocks_give_the_documents_of_the_fold
 ) -> None:
     expected = read_all(SOURCES[kind](http.folder))
     small_blocks(monkeypatch.setattr)
-    reading = sources.Reading(block_documents=9)
+    reading = sources.ReadOptions(block_documents=9)
     source = REMOTE[kind](http.url, storage=storage, reading=reading)
     assert_source_contract(source, expected, lane_counts=(1, 3), restarts=2)  # type: ignore[arg-type]
 
@@ -85,7 +85,7 @@ def blocks_of(source: Any, lanes: int) -> int:
     """Documents of all lanes."""
     source.prepare()
     parts = source.lanes(lanes, seed=0, epoch=0, shuffle=True)
-    return sum(len(block) for part in parts for block, _ in part.read(None, Skips()))
+    return sum(len(block) for part in parts for block, _ in part.read(None, ErrorPolicy()))
 
 
 def test_explain_counts_what_lies_in_a_store(http: HTTPServer, storage: Storage) -> None:
@@ -111,7 +111,7 @@ def test_hosts_fetch_their_parts_of_lines_and_not_whole_files(
         source = sources.JSONL(url, storage=storage)
         source.prepare()
         for part in source.lanes(lanes, seed=0, epoch=0, shuffle=True)[host::hosts]:
-            given += sum(len(block) for block, _ in part.read(None, Skips()))
+            given += sum(len(block) for block, _ in part.read(None, ErrorPolicy()))
     assert given == 6000
     size = 3 * 2000 * len(line)
     beginnings = (1 << 20) * hosts  # which listing looks at
@@ -152,7 +152,7 @@ def test_the_first_rows_of_a_large_row_group_take_a_small_part_of_it(
     source = sources.Parquet(f"{http.url}/a.parquet", tokens="ids", storage=storage)
     source.prepare()
     part = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
-    assert len(next(iter(part.read(None, Skips())))[0])
+    assert len(next(iter(part.read(None, ErrorPolicy())))[0])
     assert (http.folder / "a.parquet").stat().st_size > 20e6
     assert fetched(http) < 5e6
 
@@ -166,7 +166,7 @@ def test_a_part_of_an_arrow_stream_fetches_its_batches_and_the_heads_before(
     source = sources.Arrow(f"{http.url}/a.arrow", storage=storage)
     source.prepare()
     part = source.lanes(6, seed=0, epoch=0, shuffle=False)[5]
-    assert sum(len(block) for block, _ in part.read(None, Skips()))
+    assert sum(len(block) for block, _ in part.read(None, ErrorPolicy()))
     batch = (http.folder / "a.arrow").stat().st_size // 6
     assert fetched(http) < batch + 12 * (256 << 10) < 3 * batch
 

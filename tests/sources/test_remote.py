@@ -41,7 +41,7 @@ def test_a_bucket_gives_the_documents_of_the_folder(
     expected = read_all(SOURCES[kind](local))
     url = s3.put_folder(local, f"remote-{kind}")
     make, name = REMOTE[kind]
-    reading = sources.Reading(block_documents=9)
+    reading = sources.ReadOptions(block_documents=9)
     for place in (f"{url}/{name}", *([] if name == "mds" else [url])):
         source = make(place, storage=storage, reading=reading)
         assert read_all(source) == expected

@@ -13,8 +13,8 @@ import pytest
 
 from streampack import PackedDataset, sources
 from streampack.errors import ContentError
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.file_source import SAMPLED_FILES, FileSource
-from streampack.sources.skips import Skips
 from tests.support.flat_files import write_megatron
 from tests.support.source_contract import read_all, read_lane
 
@@ -55,7 +55,7 @@ def test_a_broken_file_is_found_when_it_is_opened_or_by_a_sample(
         read_all(source)
     assert Path(str(caught.value.path)).stem == files[4].stem
     documents = [tuple(ids) for ids in IDS]
-    assert read_all(source, Skips("skip")) == documents * (FILES - 1)
+    assert read_all(source, ErrorPolicy("skip")) == documents * (FILES - 1)
 
 
 @pytest.mark.parametrize("write", [_parquet, _arrow, _megatron])

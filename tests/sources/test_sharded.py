@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.packing.rng import derive_seed, permutation
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.manifest import Manifest, Names
-from streampack.sources.skips import Skips
 from tests.support.memory_source import MemorySource, numbered_documents
 
 
@@ -60,8 +60,8 @@ def test_what_is_left_behind_a_cursor_is_what_is_read_after_it(
     weights: list[int], n: int, shuffle: bool
 ) -> None:
     for lane in _source(weights).lanes(n, seed=5, epoch=2, shuffle=shuffle):
-        for _, cursor in lane.read(None, Skips()):
-            rest = sum(len(block) for block, _ in lane.read(cursor, Skips()))
+        for _, cursor in lane.read(None, ErrorPolicy()):
+            rest = sum(len(block) for block, _ in lane.read(cursor, ErrorPolicy()))
             assert lane.left(cursor) == rest
 
 

@@ -15,7 +15,7 @@ from tests.support.corpora import byte_tokenizer
 
 #: Number 11 is outside of the vocabulary, which is found when the block is shuffled already.
 DOCUMENTS = [[900, 900] if i == 11 else [i % 50] * (3 + i % 9) for i in range(60)]
-READING = sources.Reading(block_documents=9)
+READING = sources.ReadOptions(block_documents=9)
 
 
 def corpus(kind: str, folder: Path) -> Any:

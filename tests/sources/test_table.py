@@ -10,12 +10,12 @@ import pytest
 
 from streampack.sources import Chat, Items, Table
 from streampack.sources.base import Source
-from streampack.sources.infer import as_source
-from streampack.sources.reading import Reading
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.sources.reading import ReadOptions
+from streampack.sources.resolve import as_source
 from tests.support.source_contract import assert_source_contract, read_all
 
-SMALL = Reading(block_documents=7, block_bytes=200)
+SMALL = ReadOptions(block_documents=7, block_bytes=200)
 rng = np.random.default_rng(0)
 IDS = [rng.integers(0, 60_000, n).tolist() for n in rng.integers(0, 30, 90)]
 TEXTS = [f"document {n}" for n in range(90)]
@@ -85,7 +85,7 @@ def test_no_row_is_lost_where_a_thousand_hold_more_than_two_gibibytes(kind: str)
     source: Source = Chat(table) if kind == "chats" else Table(table, **given)
     source.prepare()
     (lane,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
-    assert sum(len(block) for block, _ in lane.read(None, Skips())) == count
+    assert sum(len(block) for block, _ in lane.read(None, ErrorPolicy())) == count
 
 
 def test_long_rows_come_once_wherever_a_reader_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from streampack.errors import ContentError
 from streampack.sources import Tokens
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from tests.support.flat_files import write_datatrove
 from tests.support.source_contract import assert_source_contract, read_all
 
-SMALL = Reading(block_documents=3, block_bytes=200)
+SMALL = ReadOptions(block_documents=3, block_bytes=200)
 EOS = 7
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, ContentError, StorageError
-from streampack.sources.reading import Reading
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.sources.reading import ReadOptions
 from streampack.sources.tar.source import WebDataset
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all
@@ -100,7 +100,9 @@ def test_every_integer_dtype_comes_back(tmp_path: Path, dtype: str, form: str) -
         members = [(name.replace("bin", "npy"), content) for name, content in members]
         source = one(tmp_path, archive(members), tokens=".NPY")
     assert_source_contract(source, [d.tolist() for d in made], lane_counts=(1,))
-    block, _ = next(iter(source.lanes(1, seed=0, epoch=0, shuffle=False)[0].read(None, Skips())))
+    block, _ = next(
+        iter(source.lanes(1, seed=0, epoch=0, shuffle=False)[0].read(None, ErrorPolicy()))
+    )
     assert isinstance(block, Documents)
     assert block.tokens.dtype == (dtype if dtype in ("uint16", "uint32", "int32") else "uint32")
 
@@ -131,7 +133,7 @@ def test_names_and_sizes_of_every_kind_are_understood(
         folder,
         content,
         tokens="tokens.npy",
-        reading=Reading(block_documents=block_documents, block_bytes=block_bytes),
+        reading=ReadOptions(block_documents=block_documents, block_bytes=block_bytes),
     )
     assert_source_contract(source, [d.tolist() for d in made], lane_counts=(1, 4), restarts=4)
     assert [d.tolist() for d in theirs(folder / "a.tar", "tokens.npy")] == [
@@ -165,12 +167,12 @@ def test_text_is_decoded_as_utf8_and_json_by_field(tmp_path: Path) -> None:
         members += [(f"{i}.txt", text.encode()), (f"{i}.json", json.dumps(value).encode())]
     content = archive(members)
     assert_source_contract(
-        one(tmp_path, content, text="txt", reading=Reading(block_documents=4)), texts
+        one(tmp_path, content, text="txt", reading=ReadOptions(block_documents=4)), texts
     )
     assert_source_contract(
-        one(tmp_path, content, text="json:text", reading=Reading(block_documents=4)), texts
+        one(tmp_path, content, text="json:text", reading=ReadOptions(block_documents=4)), texts
     )
-    source = one(tmp_path, content, tokens="json:ids", reading=Reading(block_bytes=20))
+    source = one(tmp_path, content, tokens="json:ids", reading=ReadOptions(block_bytes=20))
     assert source.tokenized
     assert_source_contract(source, [list(range(i)) for i in range(len(texts))])
 
@@ -211,7 +213,7 @@ def test_samples_without_the_file_or_with_two_are_broken_documents(tmp_path: Pat
     content = archive(
         [("0.npy", GOOD), ("1.txt", b""), ("2.npy", GOOD), ("2.NPY", GOOD), ("3.npy", GOOD)]
     )
-    source = one(tmp_path, content, reading=Reading(block_documents=1))
+    source = one(tmp_path, content, reading=ReadOptions(block_documents=1))
     skips = RecordedSkips()
     assert read_all(source, skips) == [(0, 1, 2)] * 2
     assert [record[:3] for record in skips.records] == [[0, 1, False], [0, 2, False]]

@@ -136,7 +136,7 @@ def hf_stream(folder: Path) -> Any:
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in part))
         paths.append(str(path))
     stream = datasets.load_dataset("json", data_files=paths, split="train", streaming=True)
-    return sources.HFStream(stream, text="text", reading=sources.Reading(block_documents=9))
+    return sources.HFStream(stream, text="text", reading=sources.ReadOptions(block_documents=9))
 
 
 def chat_records() -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ def chat_table(folder: Path) -> str:
     return str(folder / "chat.parquet")
 
 
-SMALL = {"reading": sources.Reading(block_documents=9)}
+SMALL = {"reading": sources.ReadOptions(block_documents=9)}
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "mds-tokens": lambda f: sources.MDS(write_mds(f, token_documents()), **SMALL),
     "mds-text": lambda f: sources.MDS(write_mds(f, text_documents()), **SMALL),

@@ -32,7 +32,7 @@ def source(of: list[dict[str, Any]] | None = None) -> sources.Items:
         records() if of is None else of,
         tokens="tokens",
         loss_mask=[],
-        reading=sources.Reading(block_documents=11),
+        reading=sources.ReadOptions(block_documents=11),
     )
 
 

@@ -12,10 +12,10 @@ from streampack.lane.state import LaneBatch
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,
-    Composition,
     Concat,
     FirstFitDecreasing,
     Packer,
+    PackingStats,
     Pad,
     Seamless,
 )
@@ -102,8 +102,8 @@ def assert_delivered(batches: list[LaneBatch], num_tokens: int, times: int = 1) 
     assert total.placed == counts.sum()
 
 
-def composition_of(batches: list[LaneBatch]) -> Composition:
-    total = Composition()
+def composition_of(batches: list[LaneBatch]) -> PackingStats:
+    total = PackingStats()
     for batch in batches:
         total += batch.rows.composition
         if batch.metrics is not None:

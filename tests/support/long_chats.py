@@ -20,7 +20,7 @@ from streampack.documents.blocks import Documents, make_origin
 from streampack.documents.conversations import Conversations, TurnRules
 from streampack.errors import ContentError
 from streampack.sources.chat.records import conversation_of
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import ChatTokenizer, load_tokenizer
 from streampack.tokenization.long_chats import LongChats
 
@@ -120,10 +120,10 @@ def assert_parts(
         [conversation_of({"messages": json.loads(json.dumps(chat))})], make_origin(0, np.arange(1))
     )
     try:
-        expected = whole.encode(block, Skips())
+        expected = whole.encode(block, ErrorPolicy())
     except ContentError:
         return 0
-    skips = Skips()
+    skips = ErrorPolicy()
     long = Cutting(whole, TurnRules(turns), row)
     parts = long.encode(block, skips)
     if expected.lengths.max() <= row:
@@ -144,7 +144,7 @@ class Cutting(LongChats):
         super().__init__(*arguments)
         self.cut: list[bool] = []
 
-    def _last_rows(self, document: Documents, skips: Skips) -> Documents:
+    def _last_rows(self, document: Documents, skips: ErrorPolicy) -> Documents:
         made = super()._last_rows(document, skips)
         self.cut.append(made.num_tokens < document.num_tokens)
         return made

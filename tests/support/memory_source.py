@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, make_origin
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.manifest import Manifest
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 
 
 class MemorySource(ShardedSource):
-    """Shards are lists of token arrays (and of masks, if given); the rest is for `Reading`.
+    """Shards are lists of token arrays (and of masks, if given); the rest is for `ReadOptions`.
 
     A document weighs one. It has the fields that `hashed_fields` gives it, where they are declared.
     """
@@ -31,7 +31,7 @@ class MemorySource(ShardedSource):
         masks: Sequence[Sequence[NDArray[np.bool_]]] | None = None,
         **reading: int,
     ) -> None:
-        super().__init__(reading=Reading(**reading))
+        super().__init__(reading=ReadOptions(**reading))
         self.shards = shards
         self.masks = masks
 
@@ -43,7 +43,7 @@ class MemorySource(ShardedSource):
         )
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Documents, int, int]]:
         start = low if position is None else position
         while start < high:
@@ -66,7 +66,7 @@ def heavy_tailed(count: int, seed: int, longest: int = 2000) -> list[int]:
     return np.minimum(values, longest).tolist()
 
 
-def hashed_fields(documents: Documents, types: FieldTypes) -> Documents:
+def hashed_fields(documents: Documents, types: FieldSpec) -> Documents:
     """The documents with values that tell which document, and which of its tokens, they are of."""
     place = documents.origin["shard"].astype(np.int64) * 1009 + documents.origin["index"]
     lengths = documents.lengths

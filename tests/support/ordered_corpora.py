@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from streampack import sources
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from tests.support.topics import topical
 
 COPIES = 30
@@ -45,7 +45,7 @@ def make_job(source: Path, out: Path | str, **settings: Any) -> CorpusOrder:
     """A job of three parts and small shards."""
     settings = {"parts": 3, "shard_bytes": 20_000, **settings}
     return CorpusOrder(
-        source=sources.open(str(source), reading=Reading(open_shards=1)),
+        source=sources.open(str(source), reading=ReadOptions(open_shards=1)),
         destination=Destination(str(out)),
         **settings,
     )

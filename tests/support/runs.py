@@ -15,8 +15,8 @@ from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Top
 from streampack.batch.tree_batch import TreeBatch
 from streampack.documents import Documents
 from streampack.packing import BestFitDecreasing, Packer
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.manifest import Manifest
-from streampack.sources.skips import Skips
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
 SEQ_LEN = 32
@@ -86,7 +86,7 @@ class EqualShards(MemorySource):
         return replace(super().list_shards(), weights=weights)
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Documents, int, int]]:
         count = len(self.shards[shard])  # document k lies at k * WEIGHT / count
         start, stop = (-(-n * count // self.WEIGHT) for n in (low, high))

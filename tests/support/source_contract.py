@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from streampack.documents.blocks import Documents
 from streampack.documents.conversations import Conversations
 from streampack.sources.base import Block, Cursor, LaneReader, Source
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 
 __all__ = ["assert_source_contract", "contents", "read_all", "read_lane"]
 
@@ -40,17 +40,17 @@ def contents(block: Block) -> list[Named]:
 
 
 def read_lane(
-    lane: LaneReader, cursor: Cursor | None = None, skips: Skips | None = None
+    lane: LaneReader, cursor: Cursor | None = None, skips: ErrorPolicy | None = None
 ) -> list[tuple[list[Named], Cursor]]:
     """The blocks of a lane with their cursors, which go through JSON as they would in a state."""
     blocks = []
-    for block, position in lane.read(cursor, skips or Skips()):
+    for block, position in lane.read(cursor, skips or ErrorPolicy()):
         assert len(block) > 0, "a reader yielded an empty block"
         blocks.append((contents(block), json.loads(json.dumps(position))))
     return blocks
 
 
-def read_all(source: Source, skips: Skips | None = None) -> list[Document]:
+def read_all(source: Source, skips: ErrorPolicy | None = None) -> list[Document]:
     """Every document of a source, in the order of the shards and their contents."""
     source.prepare()
     lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
@@ -131,6 +131,8 @@ def read_by_cuts(source: Any, data: st.DataObject) -> list[list[int]]:
     cuts = sorted({0, weight, *data.draw(st.lists(st.integers(0, weight), max_size=6))})
     found: list[list[int]] = []
     for low, high in pairwise(cuts):
-        for block, _ in source.span(low, high, seed=0, epoch=0, shuffle=False).read(None, Skips()):
+        for block, _ in source.span(low, high, seed=0, epoch=0, shuffle=False).read(
+            None, ErrorPolicy()
+        ):
             found += [block.document(i).tolist() for i in range(len(block))]
     return found

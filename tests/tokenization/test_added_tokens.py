@@ -14,7 +14,7 @@ from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Engine
 
 from streampack.documents.blocks import Texts, make_origin
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import Tokenizer
 from streampack.tokenization.byte_level import patterns
 from streampack.tokenization.fast import FastEngine, fast_engine
@@ -65,7 +65,7 @@ def texts_with(added: list[Any], seed: int) -> list[str]:
 
 
 def ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    made = tokenizer.encode(Texts(texts, make_origin(0, np.arange(len(texts)))), Skips())
+    made = tokenizer.encode(Texts(texts, make_origin(0, np.arange(len(texts)))), ErrorPolicy())
     return [made.document(i).tolist() for i in range(len(made))]
 
 

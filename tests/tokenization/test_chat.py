@@ -17,8 +17,8 @@ from streampack.documents.blocks import Documents, make_origin
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, ContentError
 from streampack.sources.chat.records import conversation_of
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.records import BrokenDocumentError
-from streampack.sources.skips import Skips
 from streampack.tokenization import ChatTokenizer, load_tokenizer
 from tests.support.chats import (
     CHATML,
@@ -109,8 +109,8 @@ def block(*records: Any) -> Conversations:
     return Conversations(conversations, make_origin(0, np.arange(len(records), dtype=np.int64)))
 
 
-def encode(tokenizer: ChatTokenizer, *records: Any, skips: Skips | None = None) -> Documents:
-    return tokenizer.encode(block(*records), skips or Skips())
+def encode(tokenizer: ChatTokenizer, *records: Any, skips: ErrorPolicy | None = None) -> Documents:
+    return tokenizer.encode(block(*records), skips or ErrorPolicy())
 
 
 def learnt(engine: Engine, documents: Documents, i: int = 0) -> list[str]:
@@ -326,7 +326,7 @@ def test_pickled_it_does_the_same_and_the_template_is_part_of_its_fingerprint() 
 
 
 def test_text_that_cannot_be_tokenized_harms_no_other() -> None:
-    skips = Skips("skip")
+    skips = ErrorPolicy("skip")
     bad, good = {"messages": messages("a", "\ud800")}, {"messages": messages("a", "fine")}
     documents = encode(chat_tokenizer(BPE, CHATML), bad, good, skips=skips)
     assert skips.counts.skipped == 1
@@ -342,7 +342,7 @@ OUTSIDE = """{% for m in messages %}
 
 def test_the_token_after_an_empty_generation_block_carries_no_loss() -> None:
     tokenizer = chat_tokenizer(MARKED, OUTSIDE, eos="<|im_end|>")
-    documents = tokenizer.encode(block({"messages": messages("a", "", "b", "c")}), Skips())
+    documents = tokenizer.encode(block({"messages": messages("a", "", "b", "c")}), ErrorPolicy())
     assert documents.loss_mask is not None
     learnt = documents.tokens[documents.loss_mask].tolist()
     assert MARKED.decode(learnt, skip_special_tokens=False) == "c<|im_end|>"

@@ -21,8 +21,8 @@ from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, ContentError
 from streampack.sources import Chat
 from streampack.sources.chat.records import conversation_of
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.records import BrokenDocumentError
-from streampack.sources.skips import Skips
 from streampack.tokenization import ChatTokenizer, load_tokenizer
 from tests.support.chat_masks import EACH, KINDS, WHOLE, Refused, asked, said
 from tests.support.chat_templates import SPECIAL, TEMPLATES
@@ -46,12 +46,14 @@ def chat_tokenizer(template: str, rule: str = "as-is", **options: Any) -> ChatTo
     )
 
 
-def encode(tokenizer: ChatTokenizer, chat: list[Any], skips: Skips | None = None) -> Documents:
+def encode(
+    tokenizer: ChatTokenizer, chat: list[Any], skips: ErrorPolicy | None = None
+) -> Documents:
     import numpy as np
 
     conversations = [conversation_of({"messages": chat})]
     block = Conversations(conversations, make_origin(0, np.arange(1, dtype=np.int64)))
-    return tokenizer.encode(block, skips or Skips())
+    return tokenizer.encode(block, skips or ErrorPolicy())
 
 
 def by_hand(engine: Engine, written: str) -> tuple[list[int], list[bool]]:

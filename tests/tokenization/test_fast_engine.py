@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Engine
 
 from streampack.documents.blocks import Texts, make_origin
 from streampack.errors import ConfigError
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import Tokenizer
 from streampack.tokenization.byte_level import LETTERS
 from streampack.tokenization.fast import CHECKED_EVERY, FastEngine, fast_engine
@@ -40,8 +40,10 @@ def block(texts: list[Any]) -> Texts:
     return Texts(texts, make_origin(0, np.arange(len(texts))))
 
 
-def encoded(tokenizer: Tokenizer, texts: list[Any], skips: Skips | None = None) -> list[list[int]]:
-    made = tokenizer.encode(block(texts), skips or Skips())
+def encoded(
+    tokenizer: Tokenizer, texts: list[Any], skips: ErrorPolicy | None = None
+) -> list[list[int]]:
+    made = tokenizer.encode(block(texts), skips or ErrorPolicy())
     return [made.document(i).tolist() for i in range(len(made))]
 
 
@@ -95,7 +97,9 @@ def test_masks_follow_from_lengths_of_tokens(name: str) -> None:
         for text in texts
     ]
     made = [
-        Tokenizer(engine, eos="as-is", engine=kind).encode_spans(block(texts), spans, Skips())[0]  # type: ignore[arg-type]
+        Tokenizer(engine, eos="as-is", engine=kind).encode_spans(
+            block(texts), spans, ErrorPolicy()
+        )[0]  # type: ignore[arg-type]
         for kind in ("kitoken", "tokenizers")
     ]
     assert np.array_equal(made[0].tokens, made[1].tokens)
@@ -104,7 +108,7 @@ def test_masks_follow_from_lengths_of_tokens(name: str) -> None:
 
 def test_broken_texts_are_skipped_as_before() -> None:
     tokenizer = Tokenizer(ENGINES["gpt2"](), eos="as-is", engine="kitoken")
-    skips = Skips("skip")
+    skips = ErrorPolicy("skip")
     assert len(encoded(tokenizer, ["good", "\ud800", None, "also good"], skips)) == 2
     assert skips.counts.skipped == 2
 
@@ -166,11 +170,12 @@ sys.modules["kitoken"] = None  # as if it were not installed
 import numpy as np
 from streampack.documents import Texts, make_origin
 from streampack.errors import ConfigError
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import Tokenizer
 for _ in range(2):
     tokenizer = Tokenizer(sys.argv[1], eos="as-is")
-print(tokenizer.encode(Texts(["two words"], make_origin(0, np.arange(1))), Skips()).tokens.tolist())
+texts = Texts(["two words"], make_origin(0, np.arange(1)))
+print(tokenizer.encode(texts, ErrorPolicy()).tokens.tolist())
 try:
     Tokenizer(sys.argv[1], eos="as-is", engine="kitoken")
 except ConfigError as error:

@@ -16,15 +16,15 @@ import pytest
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.documents.blocks import ORIGIN, Texts
 from streampack.errors import ContentError
-from streampack.sources import Reading
-from streampack.sources.skips import Skips
+from streampack.sources import ReadOptions
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import Tokenizer
 from tests.support.chats import CHATML, messages, with_template
 from tests.support.corpora import byte_tokenizer
 
 LIMIT = 1000
 LONG = "\u00e9" * (LIMIT // 2) + "x"  # one byte too many
-READING = Reading(max_document_bytes=LIMIT)
+READING = ReadOptions(max_document_bytes=LIMIT)
 
 
 def as_jsonl(folder: Path, texts: list[str]) -> sources.Source:
@@ -94,9 +94,9 @@ def test_a_text_at_the_limit_is_encoded(tmp_path: Path) -> None:
 def encoded_with_memory(sizes: list[int], out: Any) -> None:
     tokenizer = Tokenizer(byte_tokenizer(), eos="as-is")
     texts = ["a line\n" * (size // 7) for size in sizes]
-    tokenizer.encode(Texts(texts[:1], np.zeros(1, dtype=ORIGIN)), Skips())
+    tokenizer.encode(Texts(texts[:1], np.zeros(1, dtype=ORIGIN)), ErrorPolicy())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    documents = tokenizer.encode(Texts(texts, np.zeros(len(texts), dtype=ORIGIN)), Skips())
+    documents = tokenizer.encode(Texts(texts, np.zeros(len(texts), dtype=ORIGIN)), ErrorPolicy())
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     out.put((len(documents.tokens), (after - before) << 10))
 

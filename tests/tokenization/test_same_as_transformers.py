@@ -14,7 +14,7 @@ import pytest
 from streampack.documents.blocks import make_origin
 from streampack.documents.conversations import Conversations
 from streampack.sources.chat.records import conversation_of
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import ChatTokenizer, load_tokenizer
 from tests.support.chat_templates import SPECIAL, TEMPLATES
 from tests.support.chats import CHATML, bpe_tokenizer
@@ -44,7 +44,7 @@ def ours(record: dict[str, Any], tokenizer: Any, template: str | None = None) ->
     made = load_tokenizer(tokenizer, eos="as-is", bos=False)
     chat = ChatTokenizer(made, template, str, template_kwargs=DATE)
     block = Conversations([conversation_of(record)], make_origin(0, np.arange(1)))
-    documents = chat.encode(block, Skips())
+    documents = chat.encode(block, ErrorPolicy())
     return _DATES.sub("DATE", BPE.decode(documents.tokens.tolist(), skip_special_tokens=False))
 
 

@@ -22,7 +22,7 @@ from tokenizers.processors import TemplateProcessing
 from streampack import PackedDataset, TokenRules, Topology
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import Tokenizer, apply_bos, apply_eos, load_tokenizer
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.vocabularies import gpt2, package_folder
@@ -74,7 +74,7 @@ def test_a_block_has_the_ids_of_each_text_and_its_ends(
         if each and (eos == "append" or (eos == "ensure" and each[-1] != end)):
             each = [*each, end]
         expected.append(each)
-    documents = tokenizer.encode(texts(*batch), Skips())
+    documents = tokenizer.encode(texts(*batch), ErrorPolicy())
     assert documents.tokens.dtype == np.uint16
     assert ids(documents) == expected
     assert documents.origin["index"].tolist() == list(range(len(batch)))
@@ -82,7 +82,7 @@ def test_a_block_has_the_ids_of_each_text_and_its_ends(
 
 def test_a_vocabulary_beyond_uint16_gives_uint32(deepseek: Tokenizer) -> None:
     batch = ["def f(x):\n    return x\n", "", "人工智能 \U0001f600", "<｜place▁holder▁no▁0｜>"]
-    documents = deepseek.encode(texts(*batch), Skips())
+    documents = deepseek.encode(texts(*batch), ErrorPolicy())
     engine = Engine.from_file(str(DEEPSEEK / "tokenizer.json"))
     assert documents.tokens.dtype == np.uint32
     assert deepseek.vocab_size == 129280
@@ -97,7 +97,7 @@ def test_a_gpt_vocabulary_gives_uint16_and_needs_its_end_named() -> None:
     tokenizer = load_tokenizer(original, eos_id=50256)
     assert tokenizer.vocab_size == 50257
     assert tokenizer.dtype == np.uint16
-    documents = tokenizer.encode(texts("hello world", "x = 1"), Skips())
+    documents = tokenizer.encode(texts("hello world", "x = 1"), ErrorPolicy())
     assert ids(documents) == [[*original.encode(t).ids, 50256] for t in ("hello world", "x = 1")]
 
 
@@ -108,7 +108,7 @@ def test_ends_are_read_from_the_files_beside_the_tokenizer(tmp_path: Path) -> No
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"pad_token": "<c>"}))
     tokenizer = load_tokenizer(tmp_path)
     assert (tokenizer.eos_id, tokenizer.bos_id, tokenizer.pad_id) == (256, 257, 258)
-    documents = tokenizer.encode(texts("a"), Skips())
+    documents = tokenizer.encode(texts("a"), ErrorPolicy())
     assert [ids(documents)[0][0], ids(documents)[0][-1]] == [257, 256]
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ConfigError, match="not valid JSON"):
@@ -125,7 +125,7 @@ def test_an_object_of_transformers_begins_texts_as_its_post_processor_does(tmp_p
         tokenizer = transformers.PreTrainedTokenizerFast(**settings)
         tokenizer.add_bos_token = said
         expected = [*tokenizer("a")["input_ids"], engine.token_to_id("<eos>")]
-        assert ids(load_tokenizer(tokenizer).encode(texts("a"), Skips())) == [expected]
+        assert ids(load_tokenizer(tokenizer).encode(texts("a"), ErrorPolicy())) == [expected]
 
 
 def test_the_only_end_of_a_bare_tokenizer_is_taken_and_said(
@@ -197,7 +197,7 @@ def test_a_tokenizer_that_puts_bos_itself_keeps_doing_so() -> None:
     )
     tokenizer = Tokenizer(engine)
     assert tokenizer.bos is True
-    assert ids(tokenizer.encode(texts("a", ""), Skips()))[0][0] == engine.token_to_id("<s>")
+    assert ids(tokenizer.encode(texts("a", ""), ErrorPolicy()))[0][0] == engine.token_to_id("<s>")
     assert Tokenizer(engine, bos=False).bos is False
 
 
@@ -206,7 +206,7 @@ def test_truncation_and_padding_lose_nothing_and_the_callers_object_keeps_them()
     engine.enable_truncation(4)
     engine.enable_padding(length=8, pad_id=257, pad_token="<filler>")
     tokenizer = Tokenizer(engine)
-    assert tokenizer.encode(texts("a" * 20), Skips()).lengths.tolist() == [21]
+    assert tokenizer.encode(texts("a" * 20), ErrorPolicy()).lengths.tolist() == [21]
     assert tokenizer.pad_id == 257
     assert engine.truncation is not None
     assert len(engine.encode("a" * 20).ids) == 8
@@ -231,9 +231,9 @@ def test_a_text_that_cannot_be_encoded_is_named_and_harms_no_other(bad: Any) -> 
     tokenizer = Tokenizer(small_engine("</s>"))
     block = texts("one", bad, "", "two", shard=5)
     with pytest.raises(ContentError) as caught:
-        tokenizer.encode(block, Skips())
+        tokenizer.encode(block, ErrorPolicy())
     assert (caught.value.shard, caught.value.index) == (5, 1)
-    skips = Skips(on_error="skip")
+    skips = ErrorPolicy(on_error="skip")
     documents = tokenizer.encode(block, skips)
     assert documents.lengths.tolist() == [4, 0, 4]
     assert documents.origin["index"].tolist() == [0, 2, 3]
@@ -367,19 +367,19 @@ def test_a_copy_from_a_pickle_encodes_the_same() -> None:
     tokenizer = Tokenizer(engine)
     copy = pickle.loads(pickle.dumps(tokenizer))
     block = texts("a</s>b", "c</s>")
-    assert ids(copy.encode(block, Skips())) == ids(tokenizer.encode(block, Skips()))
-    assert len(ids(copy.encode(block, Skips()))[1]) == 6  # "</s>" is text here
+    assert ids(copy.encode(block, ErrorPolicy())) == ids(tokenizer.encode(block, ErrorPolicy()))
+    assert len(ids(copy.encode(block, ErrorPolicy()))[1]) == 6  # "</s>" is text here
     assert copy.fingerprint == tokenizer.fingerprint
 
 
 def encode_in_worker(tokenizer: Tokenizer, queue: Any) -> None:
-    documents = tokenizer.encode(texts(*["hello world"] * 300), Skips())
+    documents = tokenizer.encode(texts(*["hello world"] * 300), ErrorPolicy())
     queue.put((ids(documents[299:]), os.environ.get("TOKENIZERS_PARALLELISM")))
 
 
 def test_worker_processes_encode_alike_with_one_thread() -> None:
     tokenizer = Tokenizer(small_engine("</s>"), engine="tokenizers")
-    expected = ids(tokenizer.encode(texts(*["hello world"] * 300), Skips()))[299:]
+    expected = ids(tokenizer.encode(texts(*["hello world"] * 300), ErrorPolicy()))[299:]
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     process = context.Process(target=encode_in_worker, args=(tokenizer, queue))
@@ -395,16 +395,16 @@ import os, sys
 import numpy as np
 from streampack.tokenization import load_tokenizer
 from streampack.documents import Texts, make_origin
-from streampack.sources.skips import Skips
+from streampack.sources.error_policy import ErrorPolicy
 tokenizer = load_tokenizer(sys.argv[1], engine="tokenizers")
 block = Texts(["hello world"] * 300, make_origin(0, np.arange(300)))
-tokenizer.encode(block, Skips())
+tokenizer.encode(block, ErrorPolicy())
 child = os.fork()
 if child == 0:
-    ok = tokenizer.encode(block, Skips()).num_tokens == 900
+    ok = tokenizer.encode(block, ErrorPolicy()).num_tokens == 900
     os._exit(0 if ok else 1)
 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-assert tokenizer.encode(block, Skips()).num_tokens == 900
+assert tokenizer.encode(block, ErrorPolicy()).num_tokens == 900
 print(code, os.environ["TOKENIZERS_PARALLELISM"])
 assert "transformers" not in sys.modules
 """

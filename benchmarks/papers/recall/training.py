@@ -14,7 +14,7 @@ from benchmarks.papers.recall.documents import Kind, facts_corpus, groups_corpus
 from benchmarks.papers.recall.measures import HeldOut, batches_of, measured, same_piece
 from benchmarks.papers.recall.protocol import Arm, Preset
 from streampack import PackedDataset, PackedLoader
-from streampack.packing import Composition
+from streampack.packing import PackingStats
 
 __all__ = ["learn", "rows_of"]
 
@@ -43,7 +43,7 @@ def learn(arm: Arm, seed: int, preset: Preset, held_out: HeldOut) -> dict[str, A
     torch.manual_seed(seed)
     model = SmallGPT(preset.model)
     optimizer = adamw(model)
-    rows = Composition()
+    rows = PackingStats()
     losses: list[float] = []
     asked = seen = 0
     for step, batch in enumerate(PackedLoader(rows_of(arm, seed, preset))):

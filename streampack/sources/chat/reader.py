@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents
 from streampack.documents.conversations import Conversations
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.sources.base import Block
 from streampack.sources.chat.records import RECORD_FIELDS, conversation_of, known_shapes, shape_of
@@ -79,7 +79,7 @@ class ChatReader:
         self,
         items: Iterable[Any],
         origin: NDArray[np.void],
-        types: FieldTypes,
+        types: FieldSpec,
         tokenized: bool,
         parse: Callable[[Any], Any] | None = None,
     ) -> tuple[Block, dict[int, str]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from streampack.arguments import explained, one_of
 from streampack.documents.conversations import PARTS, TurnRules
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.packing.overflow import Overflow
 from streampack.sources.base import LaneReader, Source
@@ -33,7 +33,7 @@ from streampack.sources.iterable.items import is_random_access, kind_name
 from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
 from streampack.sources.iterable.source import ItemSource, Iterable
 from streampack.sources.paths import open_files
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
 from streampack.sources.table import Table
 from streampack.storage.listing import named_paths
@@ -110,7 +110,7 @@ class Chat(Source):
         learn: Sequence[str] = PARTS,
         overflow: Literal["turns"] | None = None,
         shape: str | None = None,
-        reading: Reading | None = None,
+        reading: ReadOptions | None = None,
         storage: Storage | None = None,
     ) -> None:
         self._set(template, template_kwargs, TurnRules.of(turns, thoughts, learn), shape)
@@ -164,7 +164,7 @@ class Chat(Source):
     def leaves(self) -> list[str]:
         return [*super().leaves(), *(["turns"] if self.by_turns and not self.tokenized else [])]
 
-    def with_fields(self, types: FieldTypes) -> Chat:
+    def with_fields(self, types: FieldSpec) -> Chat:
         made = cast(Chat, super().with_fields(types))
         made._records = self._records.with_fields(types)
         return made
@@ -218,7 +218,7 @@ class Chat(Source):
 def source_of_records(
     data: Any,
     reader: RecordReader,
-    reading: Reading | None,
+    reading: ReadOptions | None,
     storage: Storage | None,
     formats: Sequence[str] = RECORD_FORMATS,
     text: str | None = None,

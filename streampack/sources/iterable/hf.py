@@ -13,7 +13,7 @@ from streampack.sources.iterable.iterating import has_node, iterate, own_copy
 from streampack.sources.iterable.recognise import fields_in, no_items
 from streampack.sources.iterable.source import ItemSource
 from streampack.sources.parquet.rows import row_parser
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,7 +68,7 @@ class HFStream(ItemSource):
         self,
         dataset: Any,
         *,
-        reading: Reading | None = None,
+        reading: ReadOptions | None = None,
         **named: Unpack[NamedFields],
     ) -> None:
         super().__init__(reading)

@@ -13,6 +13,7 @@ from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.arguments import NamedFields
 from streampack.sources.base import Block
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.iterable.items import (
     is_random_access,
     item_block,
@@ -26,9 +27,8 @@ from streampack.sources.iterable.recognise import (
     refuse_no_corpus,
 )
 from streampack.sources.manifest import Manifest
-from streampack.sources.reading import Reading
+from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.skips import Skips
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -91,7 +91,7 @@ class Items(InMemory):
         self,
         data: Any,
         *,
-        reading: Reading | None = None,
+        reading: ReadOptions | None = None,
         **named: Unpack[NamedFields],
     ) -> None:
         super().__init__(reading=reading)
@@ -142,7 +142,7 @@ class Items(InMemory):
         return self.numbered(len(self.data), mean / 4, {})
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Block, int, int]]:
         """Yield blocks of items, which weigh one each; see `ShardedSource.read_shard`."""
         at, base = low if position is None else position, shard * SHARD_ITEMS

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import TOKEN_DTYPES, Documents, offsets_of
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.sources.base import Block
 from streampack.sources.fields import Fields
 from streampack.sources.records import block_of
@@ -49,7 +49,7 @@ def item_block(
     items: Sequence[Any],
     fields: Fields,
     origin: NDArray[np.void],
-    types: FieldTypes,
+    types: FieldSpec,
     parse: Callable[[Any], Any] | None = None,
 ) -> tuple[Block, dict[int, str]]:
     """Make a block of the valid items, and a dict from index to reason for the others.
@@ -57,7 +57,7 @@ def item_block(
     `parse` makes a record of an item; None if items are records.
     """
     if fields.records is None and fields.tokenized and fields.document is None:
-        types = FieldTypes()  # items are ids, without further fields
+        types = FieldSpec()  # items are ids, without further fields
         if (whole := _joined_arrays(items, origin)) is not None:
             return whole, {}
 

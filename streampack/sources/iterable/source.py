@@ -18,6 +18,7 @@ from streampack.errors import ConfigError, StateError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources.arguments import NamedFields
 from streampack.sources.base import Block, Cursor, LaneReader, Source
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import Fields
 from streampack.sources.iterable.items import (
     has_state,
@@ -39,8 +40,7 @@ from streampack.sources.iterable.recognise import (
     no_items,
     refuse_no_corpus,
 )
-from streampack.sources.reading import Reading, checked_reading
-from streampack.sources.skips import Skips
+from streampack.sources.reading import ReadOptions, checked_reading
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,7 +64,7 @@ class ItemSource(Source):
     #: Makes a record of an item; None if items are records.
     parse: Callable[[Any], Any] | None = None
 
-    def __init__(self, reading: Reading | None) -> None:
+    def __init__(self, reading: ReadOptions | None) -> None:
         self.reading = checked_reading(reading)
 
     @abstractmethod
@@ -128,7 +128,7 @@ class _ItemLane(LaneReader):
     shuffle: bool
     in_blocks: bool
 
-    def read(self, cursor: Cursor | None, skips: Skips) -> Iterator[tuple[Block, Cursor]]:
+    def read(self, cursor: Cursor | None, skips: ErrorPolicy) -> Iterator[tuple[Block, Cursor]]:
         source = self.source
         count = cursor["count"] if cursor is not None else 0
         state = cursor.get("state") if cursor is not None else None
@@ -188,7 +188,7 @@ class _ItemLane(LaneReader):
             size += item_size(item, self.source.fields)
         return taken
 
-    def _block(self, items: list[Any], first: int, skips: Skips) -> Block:
+    def _block(self, items: list[Any], first: int, skips: ErrorPolicy) -> Block:
         index = np.arange(first, first + len(items), dtype=np.int64)
         origin = make_origin(self.lane, index)
         source = self.source
@@ -247,7 +247,7 @@ class Iterable(ItemSource):
         data: AnyIterable[Any] | Callable[..., AnyIterable[Any]],
         *,
         name: str | None = None,
-        reading: Reading | None = None,
+        reading: ReadOptions | None = None,
         **named: Unpack[NamedFields],
     ) -> None:
         super().__init__(reading)

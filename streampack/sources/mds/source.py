@@ -12,12 +12,20 @@ from numpy.typing import DTypeLike, NDArray
 
 from streampack.arguments import explained
 from streampack.documents.blocks import Documents, Texts, make_origin, part_of
-from streampack.documents.fields import FieldTypes
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Block
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, RecordReader, with_masks
 from streampack.sources.formats import FORMATS
+from streampack.sources.integer_arrays import (
+    UngatheredDocuments,
+    decoded_texts,
+    integer_block,
+    integer_kind,
+    integers_at,
+)
 from streampack.sources.manifest import Manifest, Names
 from streampack.sources.mds.index import (
     CODECS,
@@ -37,15 +45,7 @@ from streampack.sources.mds.samples import (
     problems_of,
     scan_samples,
 )
-from streampack.sources.raw_bytes import (
-    Spans,
-    decoded_texts,
-    integer_block,
-    integer_kind,
-    integers_at,
-)
 from streampack.sources.record_files import RecordFiles
-from streampack.sources.skips import Skips
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError
 from streampack.storage.files import StoredFile
@@ -182,8 +182,8 @@ class MDS(RecordFiles):
         return int(_head_bytes(int(self.manifest.details["documents"][shard])))
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block | Spans, int, int]]:
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
+    ) -> Iterator[tuple[Block | UngatheredDocuments, int, int]]:
         with self.storage.open(self.listed_shard(shard)) as stored:
             file = self._content(shard, stored)
             table = self._table(shard, file)
@@ -217,7 +217,7 @@ class MDS(RecordFiles):
             return {self.column: texts.texts[i], **held}
 
         numbers = range(len(texts))
-        made, wrong = reader.block(numbers, texts.origin, FieldTypes(), False, record)
+        made, wrong = reader.block(numbers, texts.origin, FieldSpec(), False, record)
         kept = np.setdiff1d(np.arange(len(texts)), list(wrong))
         fields = {**part_of(texts.document_fields, kept), **made.document_fields}
         return replace(made, document_fields=fields), wrong
@@ -376,14 +376,14 @@ class MDS(RecordFiles):
         table: NDArray[np.uint32],
         start: int,
         stop: int,
-        skips: Skips,
-    ) -> tuple[Block | Spans, int]:
+        skips: ErrorPolicy,
+    ) -> tuple[Block | UngatheredDocuments, int]:
         columns = self._columns(self._layout(shard), self.manifest.paths[shard])
         data, starts, sizes, status = self._samples(shard, file, table, start, stop, columns)
         n = len(status)
         status[(status == 0) & (sizes[0] > self.reading.most_bytes)] = TOO_LONG
         origin = make_origin(shard, np.arange(start, start + n, dtype=np.int64))
-        block: Documents | Texts | Spans
+        block: Documents | Texts | UngatheredDocuments
         counts, kinds = array_headers(data, columns, starts, sizes, status)
         problems = problems_of(status)
         if self.tokenized:
@@ -392,7 +392,7 @@ class MDS(RecordFiles):
             block = decoded_texts(data, starts[0], sizes[0], origin, problems)
         if columns[1:]:
             kept = np.setdiff1d(np.arange(n), list(problems))
-            block = block.gathered() if isinstance(block, Spans) else block
+            block = block.gathered() if isinstance(block, UngatheredDocuments) else block
             found: dict[str, dict[str, NDArray[Any]]] = {}
             for i, column in enumerate(columns):
                 if i and column.setting != "image":

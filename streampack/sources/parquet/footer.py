@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streampack.documents.fields import TEXT_REMEDY, FieldTypes
+from streampack.documents.fields import TEXT_REMEDY, FieldSpec
 from streampack.errors import ConfigError
 from streampack.sources.fields import ATTENTION_MASK, Fields
 from streampack.sources.parquet.columns import (
@@ -105,7 +105,7 @@ def check_schema(
     column: str,
     fields: Fields,
     tokenized: bool,
-    types: FieldTypes,
+    types: FieldSpec,
 ) -> bool:
     """Check a file's columns; return True if its ids fit into uint16, by their type.
 

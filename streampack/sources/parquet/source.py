@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.base import Block
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
@@ -48,7 +49,6 @@ from streampack.sources.parquet.footer import (
 from streampack.sources.parquet.places import Places, chunks_of, footer_of, open_file, order_of
 from streampack.sources.record_files import RecordFiles
 from streampack.sources.records import DamagedFileError, block_of
-from streampack.sources.skips import Skips
 from streampack.storage.decoded import LEAST_BYTES, shared_batches
 from streampack.storage.failures import is_of_system
 from streampack.storage.files import StoredFile
@@ -178,7 +178,7 @@ class Parquet(RecordFiles):
         return f"row {int(origin['index'])} of {shown(self.manifest.paths[int(origin['shard'])])}"
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Block, int, int]]:
         """Yield blocks of one file; see `ShardedSource.read_shard`."""
         row = position or 0
@@ -331,7 +331,9 @@ class Parquet(RecordFiles):
         block = max(1, min(reading.documents_per_block, 2 * reading.block_bytes // row_bytes))
         return block * max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes) // block)
 
-    def _block_maker(self, shard: int, skips: Skips, schema: pa.Schema, dtype: str) -> BlockMaker:
+    def _block_maker(
+        self, shard: int, skips: ErrorPolicy, schema: pa.Schema, dtype: str
+    ) -> BlockMaker:
         """Return the maker of blocks from the rows of a file."""
         if self.fields.records is not None:
             from streampack.sources.parquet.rows import row_parser
@@ -360,7 +362,9 @@ class Parquet(RecordFiles):
             document,
         )
 
-    def _record_blocks(self, shard: int, skips: Skips, parse: Callable[[Any], Any]) -> BlockMaker:
+    def _record_blocks(
+        self, shard: int, skips: ErrorPolicy, parse: Callable[[Any], Any]
+    ) -> BlockMaker:
         """Return the maker of blocks from whole rows, for `RecordReader`."""
         reader, tokenized = self.fields.records, self.fields.tokenized
         assert reader is not None

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.sources.raw_bytes import integer_kind, no_npy, npy_header, read_again
+from streampack.sources.integer_arrays import integer_kind, no_npy, npy_header, read_again
 from streampack.sources.reading import too_long
 from streampack.sources.records import BrokenDocumentError, ids_of
 from streampack.sources.tar.headers import ALL, DUPLICATE, MISSING, scan_tar

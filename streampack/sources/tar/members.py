@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
 from streampack.sources.fields import ATTENTION_MASK, LOSS_FIELDS
+from streampack.sources.integer_arrays import integer_kind
 from streampack.sources.json_records import record_of
-from streampack.sources.raw_bytes import integer_kind
 from streampack.sources.records import BrokenDocumentError, kind_of
 from streampack.sources.tar.headers import ALL, MORE, is_header, scan_file
 from streampack.storage.decompression import DamagedError, codec_of, open_content

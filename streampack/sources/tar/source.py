@@ -18,11 +18,17 @@ from streampack.errors import ContentError
 from streampack.job.listed_once import listed_once
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Block
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, RecordReader
 from streampack.sources.formats import FORMATS
+from streampack.sources.integer_arrays import (
+    UngatheredDocuments,
+    decoded_texts,
+    integer_block,
+    pieces,
+)
 from streampack.sources.json_records import record_of
 from streampack.sources.manifest import Manifest, Piece
-from streampack.sources.raw_bytes import Spans, decoded_texts, integer_block, pieces
 from streampack.sources.reading import too_long
 from streampack.sources.record_files import RecordFiles
 from streampack.sources.records import (
@@ -31,7 +37,6 @@ from streampack.sources.records import (
     document_in,
     record_block,
 )
-from streampack.sources.skips import Skips
 from streampack.sources.tar.contents import (
     array_headers,
     field_beside,
@@ -65,8 +70,8 @@ _SAMPLED_BYTES = 32 << 20  # of content in which tokens are counted for an estim
 _SAMPLED = 16384  # samples in which tokens are counted, at most
 
 
-class _Unsaid(Skips):
-    """Skips of a sample for an estimate: broken content is reported when the shard is read."""
+class _Unsaid(ErrorPolicy):
+    """Policy of a sample for an estimate: broken content is reported when the shard is read."""
 
     def handle(self, error: ContentError) -> None:
         """Nothing."""
@@ -205,7 +210,7 @@ class WebDataset(RecordFiles):
             if isinstance(block, Texts):
                 tokens += sum(map(len, map(str.encode, block.texts))) // 4
             else:
-                whole: Any = block.gathered() if isinstance(block, Spans) else block
+                whole: Any = block.gathered() if isinstance(block, UngatheredDocuments) else block
                 tokens += whole.num_tokens
         return tokens * len(data) / (stored * max(offset, 1))
 
@@ -219,8 +224,8 @@ class WebDataset(RecordFiles):
         super().will_read([piece for piece in pieces if not is_pipe(self.manifest.paths[piece[0]])])
 
     def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: Skips
-    ) -> Iterator[tuple[Block | Spans, int, int]]:
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
+    ) -> Iterator[tuple[Block | UngatheredDocuments, int, int]]:
         weight = int(self.manifest.weights[shard])
         with self._opened(shard) as (file, complete):
             # A shard's weight counts stored bytes; a sample's position is that of its headers.
@@ -276,8 +281,8 @@ class WebDataset(RecordFiles):
         offset: int,
         most: int,
         document: int,
-        skips: Skips,
-    ) -> tuple[int, int, int, Block | Spans]:
+        skips: ErrorPolicy,
+    ) -> tuple[int, int, int, Block | UngatheredDocuments]:
         """Scan and read one block of samples that begin before byte `most`.
 
         Returns the number of documents, the byte at which the next begins, the scan's outcome, and
@@ -304,7 +309,7 @@ class WebDataset(RecordFiles):
             else:
                 problems[i] = too_long(int(sizes[i]), most_bytes)
         origin = make_origin(shard, np.arange(document, document + n, dtype=np.int64))
-        block: Block | Spans
+        block: Block | UngatheredDocuments
         if self.beside is not None:
             block = self._with_files(self.beside, data, begin, starts, sizes, origin, problems)
         elif self.member.field or self.field_types or self._masks:

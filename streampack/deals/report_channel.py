@@ -1,4 +1,4 @@
-"""Sharing: the part of one process's lanes in deals, and the reports of lanes."""
+"""ReportChannel: the part of one process's lanes in deals, and the reports of lanes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LaneState = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class ReportChannel:
     """Settings by which a rank's lanes take part in deals.
 
     Attributes:

@@ -28,7 +28,7 @@ class LaneCounts:
 
 
 @dataclass(slots=True)
-class Skips:
+class ErrorPolicy:
     """The handling of one lane's broken content.
 
     Attributes:
@@ -47,9 +47,9 @@ class Skips:
     def __post_init__(self) -> None:
         one_of("on_error", self.on_error, ("raise", "skip"))
 
-    def of_source(self, name: str) -> Skips:
-        """Return the `Skips` of one source of a mixture, with the lane's counters."""
-        return Skips(self.on_error, name, self.counts)
+    def of_source(self, name: str) -> ErrorPolicy:
+        """Return the `ErrorPolicy` of one source of a mixture, with the lane's counters."""
+        return ErrorPolicy(self.on_error, name, self.counts)
 
     def handle(self, error: ContentError) -> None:
         """Raise `error`, or count and name it and return."""

@@ -18,7 +18,7 @@ import torch
 
 from streampack import PackedDataset, sources
 from streampack.errors import ConfigError
-from streampack.sources.infer import as_source
+from streampack.sources.resolve import as_source
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 from tests.support.flat_files import write_datatrove, write_megatron
 from tests.support.source_contract import assert_source_contract, read_all

@@ -51,7 +51,7 @@ def integer_block(
     kinds: NDArray[np.uint8],
     origin: NDArray[np.void],
     problems: dict[int, str],
-) -> Documents | Spans:
+) -> Documents | UngatheredDocuments:
     """Make a block of documents of N integer arrays at any byte position.
 
     Args:
@@ -64,9 +64,9 @@ def integer_block(
             invalid token id are added to it and left out too.
 
     Returns:
-        `Spans` for arrays of one unsigned token dtype, else `Documents`. The ids of `Documents`
-        keep the dtype of the arrays if all have the same one of uint16, uint32 and int32, and are
-        uint32 otherwise.
+        `UngatheredDocuments` for arrays of one unsigned token dtype, else `Documents`. The ids of
+        `Documents` keep the dtype of the arrays if all have the same one of uint16, uint32 and
+        int32, and are uint32 otherwise.
     """
     good = np.arange(len(starts))
     if problems:
@@ -74,7 +74,7 @@ def integer_block(
         starts, counts, kinds, origin = starts[good], counts[good], kinds[good], origin[good]
     dtype = _unsigned_dtype(kinds)
     if dtype is not None:  # an unsigned dtype of token ids has no invalid ids
-        return Spans(data, starts, counts, dtype, origin)
+        return UngatheredDocuments(data, starts, counts, dtype, origin)
     values, offsets = integers_at(data, starts, counts, kinds), offsets_of(counts)
     tokens = values if values.dtype in TOKEN_DTYPES else values.astype(np.uint32)
     block = Documents(tokens, offsets, origin)
@@ -108,7 +108,7 @@ def integers_at(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class UngatheredDocuments:
     """A block of N documents that are still in the data of their shard; `take` copies them once.
 
     Attributes:

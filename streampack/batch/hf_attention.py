@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from streampack.batch.attention import segment_ids
-from streampack.packing.plan import Composition
+from streampack.packing.plan import PackingStats
 from streampack.window.packed_rows import PackedRows
 
 #: Ways to pass boundaries, in the order in which they are tried, with their words for errors.
@@ -272,5 +272,5 @@ def rows_of(lengths: Sequence[Lengths], seq_len: int, ids: NDArray[np.int64]) ->
         max_seqlen=int(sizes.max()),
         num_loss_tokens=1,
         sum_squared_lengths=int((sizes**2).sum()),
-        composition=Composition(),
+        composition=PackingStats(),
     )
