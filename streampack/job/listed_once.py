@@ -14,6 +14,7 @@ Cost: one listing per job instead of one per rank; per further rank 5 to 10 byte
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import pickle
@@ -29,6 +30,7 @@ from streampack.errors import RankError, first_line
 
 PIECE_BYTES = 4 << 20  # a TCPStore refuses values of 8 MiB
 TIMEOUT_S = 1800.0  # a listing of a million objects takes some minutes
+EXIT_WAIT_S = 1.0  # for a thread whose operation was given up
 GRACE_S = 1.0  # for an operation with a timeout of its own, which has a better error
 T = TypeVar("T")
 
@@ -106,7 +108,9 @@ def _asked(timeout_s: float, operation: Callable[[], Any]) -> Any:
 def within(timeout_s: float, operation: Callable[[], T]) -> T:
     """Return the result of a store operation, which by itself waits for its host without limit.
 
-    It runs in a thread, which is abandoned if the host does not respond.
+    It runs in a thread, which is abandoned if the host does not respond. At exit the process waits
+    a moment for such threads: one that returns while Python shuts down kills the process by a
+    signal.
 
     Raises:
         RuntimeError: there is no result after `timeout_s` and `GRACE_S`.
@@ -120,10 +124,12 @@ def within(timeout_s: float, operation: Callable[[], T]) -> T:
         except BaseException as error:
             results.put((None, error))
 
-    threading.Thread(target=run, name="streampack-store", daemon=True).start()
+    thread = threading.Thread(target=run, name="streampack-store", daemon=True)
+    thread.start()
     try:
         result, error = results.get(timeout=min(timeout_s + GRACE_S, threading.TIMEOUT_MAX))
     except queue.Empty:
+        atexit.register(thread.join, EXIT_WAIT_S)
         raise RuntimeError(f"the store of the job gave no answer for {timeout_s:g} s") from None
     if error is not None:
         raise error
