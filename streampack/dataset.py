@@ -20,7 +20,7 @@ from streampack.errors import ConfigError
 from streampack.job.connect import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_resharding
-from streampack.leaves import METHODS, add_leaves, load
+from streampack.leaves import FIELDS, METHODS, add_leaves, load
 from streampack.run.checks import (
     check_arguments,
     check_packer,
@@ -90,7 +90,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
             with the block and its `Place` and returns a block; the result of its ``describe()``
             is part of the fingerprint. See `examples/own_stage.py`.
         token_fields: further values per token, delivered as ``batch.fields[name]``. Maps the name
-            of a column, key or member to a dtype such as "float32". A map may create the values.
+            of a column, key or member to a dtype such as "float32", or for several numbers per
+            token to a dtype and their shape, such as ``("int16", (48, 8))``. A map may create the
+            values.
         document_fields: further values per document, delivered as
             ``batch.document_fields[name]``, declared like `token_fields`.
         order: places related documents next to each other, for example `SimilarityOrder`; use it
@@ -147,7 +149,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         check_packer(seq_len, packer, attention)
         self._detected = topology is None
         self.topology = Topology.detect() if topology is None else topology
-        fields = FieldSpec.of(token_fields, document_fields)
+        fields = FieldSpec()
+        if token_fields is not None or document_fields is not None:
+            fields = load(FIELDS)(token_fields, document_fields)
         source = prepared(as_source(source), replace(fields, optional=map is not None))
         source.check_epochs(epochs)
         if packer is not None:

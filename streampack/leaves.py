@@ -45,6 +45,8 @@ AFTER_PACKER = {
     "mixture": "run.by_source:add",
 }
 
+#: Validates the arguments that declare fields.
+FIELDS = "documents.declared_fields:declared_fields"
 #: Limits of rows (`RowLimits`) by the attribute of a packer that sets them.
 LIMITS = {"capacity": "packing.limits:Capacity.of"}
 #: Checks of settings of `BestFitDecreasing`, which return the document fields that they need.

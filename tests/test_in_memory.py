@@ -128,6 +128,8 @@ def rollouts(count: int) -> dict[str, Any]:
         "token_fields": {
             "logprobs": [rng.random(n).astype(np.float32) for n in lengths],
             "listed": [rng.random(n).tolist() for n in lengths],
+            "routes": [torch.from_numpy(rng.integers(0, 99, (n, 3, 2), np.int16)) for n in lengths],
+            "nested": [rng.random((n, 2)).tolist() for n in lengths],
         },
         "document_fields": {
             "advantage": torch.from_numpy(rng.random(count)).float(),
@@ -163,10 +165,10 @@ def test_batches_hold_the_documents_with_all_that_belongs_to_them(
                 expected = made["ids"][i].masked_fill(~counts, -100)[1:]
                 assert torch.equal(batch.labels[here][1:], expected)
                 for name, values in made["token_fields"].items():
-                    assert batch.fields[name].dtype == torch.float32
-                    assert torch.equal(
-                        batch.fields[name][here], torch.tensor(values[i], dtype=torch.float32)
-                    )
+                    dtype = torch.int16 if name == "routes" else torch.float32
+                    assert batch.fields[name].dtype == dtype
+                    expected = torch.as_tensor(values[i], dtype=dtype)
+                    assert torch.equal(batch.fields[name][here], expected)
                 assert (
                     batch.document_fields["advantage"][piece]
                     == (made["document_fields"]["advantage"][i])

@@ -72,4 +72,4 @@ def with_changed_images(batch: Any, where: Tensor) -> Any:
     sign = 1 - 2 * changed.repeat_interleave(entries).long()
     pixels = batch.media["pixel_values"]
     pixels = pixels * sign.view(-1, *[1] * (pixels.dim() - 1)).to(pixels.dtype)
-    return batch._with(_compact={**batch._tensors, f"{OF_MEDIA}pixel_values": pixels.view(-1)})
+    return batch._with(_compact={**batch._tensors, f"{OF_MEDIA}pixel_values": pixels})

@@ -60,8 +60,10 @@ def numpy(batch: PackedBatch) -> dict[str, Any]:
         "padding_mask": segments == 0,
     }
     if packed.token_fields:
-        shape = labels.shape
-        arrays["fields"] = {name: a.reshape(shape) for name, a in packed.token_fields.items()}
+        arrays["fields"] = {
+            name: values.reshape(*labels.shape, *values.shape[1:])
+            for name, values in packed.token_fields.items()
+        }
     if packed.document_fields:
         arrays["document_fields"] = dict(packed.document_fields)
     return arrays

@@ -120,8 +120,8 @@ class PackedBatch:
         source_ids: (num_documents,) int32, the source of each piece, to be indexed by
             `document_ids`.
         provenance: (num_documents,) records (source, shard, index, start, stop), or None.
-        fields: the dataset's ``token_fields`` by name, (rows, seq_len) each; 0 on padding and on
-            added EOS tokens.
+        fields: the dataset's ``token_fields`` by name, (rows, seq_len) each, or (rows, seq_len,
+            *shape) with several numbers per token; 0 on padding and on added EOS tokens.
         document_fields: the dataset's ``document_fields`` by name, (num_documents,) each, to be
             indexed by `document_ids`. Where records have several documents,
             ``document_fields["group_ids"]`` is the index of the document's record in the batch,
@@ -170,9 +170,7 @@ class PackedBatch:
         self._on_fields = on_fields
         self._host_fields = packed.document_fields
         self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
-        media = packed.media
-        self._shapes = {} if media is None else {k: v.shape for k, v in media.arrays.items()}
-        self._places = media and media._replace(arrays={})
+        self._places = packed.media and packed.media._replace(arrays={})
         self._packed: PackedRows | None = packed
         self._staged: Staged | None = None
         self._compact: dict[str, Tensor] | None = None
@@ -339,9 +337,9 @@ class PackedBatch:
 
     @property
     def fields(self) -> dict[str, Tensor]:
-        """Token fields by name, (rows, seq_len) in the dtypes that the dataset declares."""
+        """Token fields by name, (rows, seq_len, ...) in the dtypes that the dataset declares."""
         return {
-            name: values.view(self.rows, self.seq_len)
+            name: values.view(self.rows, self.seq_len, *values.shape[1:])
             for name, values in self._named(TOKEN_FIELD).items()
         }
 
@@ -353,9 +351,7 @@ class PackedBatch:
     @property
     def media(self) -> dict[str, Tensor]:
         """Image arguments of the model by name, in the order of the images in the rows."""
-        return {
-            name: values.view(self._shapes[name]) for name, values in self._named(OF_MEDIA).items()
-        }
+        return self._named(OF_MEDIA)
 
     def _named(self, kind: str) -> dict[str, Tensor]:
         return {

@@ -47,9 +47,9 @@ def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:
     ):
         for name, values in fields.items():
             tensors[kind + name] = torch.from_numpy(values)
-    if packed.media is not None:  # flat, because the buffer holds one-dimensional tensors
+    if packed.media is not None:
         for name, values in packed.media.arrays.items():
-            tensors[OF_MEDIA + name] = torch.from_numpy(values.reshape(-1))
+            tensors[OF_MEDIA + name] = torch.from_numpy(values)
     return tensors
 
 
@@ -104,14 +104,15 @@ class _Place(NamedTuple):
     start: int
     stop: int
     dtype: torch.dtype
+    shape: torch.Size
 
 
 class Staged(NamedTuple):
-    """One-dimensional tensors in one buffer.
+    """Tensors in one buffer.
 
     Attributes:
         buffer: (bytes,) uint8, on any device.
-        places: byte range and dtype of each tensor, by name.
+        places: byte range, dtype and shape of each tensor, by name.
     """
 
     buffer: Tensor
@@ -120,19 +121,19 @@ class Staged(NamedTuple):
     def views(self) -> dict[str, Tensor]:
         """Return the tensors by name, as views of the buffer."""
         return {
-            name: self.buffer[place.start : place.stop].view(place.dtype)
+            name: self.buffer[place.start : place.stop].view(place.dtype).view(place.shape)
             for name, place in self.places.items()
         }
 
 
 def stage(tensors: Mapping[str, Tensor], *, pin: bool) -> Staged:
-    """Copy one-dimensional tensors on the host into one buffer, page-locked if `pin`."""
+    """Copy tensors on the host into one buffer, page-locked if `pin`."""
     places: dict[str, _Place] = {}
     end = 0
     for name, tensor in tensors.items():
         start = -(-end // _ALIGN) * _ALIGN
         end = start + tensor.nbytes
-        places[name] = _Place(start, end, tensor.dtype)
+        places[name] = _Place(start, end, tensor.dtype, tensor.shape)
     # Torch caches freed page-locked blocks and reuses them only after copies from them are done.
     staged = Staged(torch.empty(end, dtype=torch.uint8, pin_memory=pin), places)
     for name, view in staged.views().items():

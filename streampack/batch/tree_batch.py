@@ -42,7 +42,8 @@ class TreeBatch(PackedBatch):
     ``tin[k] <= tin[q] < tout[k]``. Attributes of sequences are in the order of the sequences: S of
     them, with N tokens in total. `num_documents` is S; `provenance`, `source_ids` and
     `document_fields` have S entries, and ``document_fields["group_ids"]`` is the tree's index;
-    `fields` have N entries. `num_tokens` and all counts of `PackingStats` count slots.
+    `fields` have N entries, or are by slot if they have several numbers per token. `num_tokens` and
+    all counts of `PackingStats` count slots.
     `document_ids` is the tree's index per slot, -1 on padding.
 
     >>> from streampack import pack
@@ -217,8 +218,18 @@ class TreeBatch(PackedBatch):
 
     @property
     def fields(self) -> dict[str, Tensor]:
-        """Token fields by name, (N,) in the dtypes that the dataset declares."""
-        return self._named(TOKEN_FIELD)
+        """Token fields by name, in the dtypes that the dataset declares.
+
+        Fields with one number per token are (N,). A field with several, on which all sequences of a
+        slot agree, is (rows, seq_len, *shape), and 0 on padding; ``.flatten(0, 1)[batch.slot]`` has
+        the values of each sequence.
+        """
+        return {
+            name: values.view(self.rows, self.seq_len, *values.shape[1:])
+            if values.dim() > 1
+            else values
+            for name, values in self._named(TOKEN_FIELD).items()
+        }
 
     def log_probs(self, logits: Tensor) -> Tensor:
         """Return the log-probability of every sequence token, 0 for the first of each sequence.

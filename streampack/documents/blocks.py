@@ -6,8 +6,10 @@ never an object per document. `Texts` is its counterpart before tokenizing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,11 +32,6 @@ def ranges_of(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np
     return np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
 
 
-def words_of(values: NDArray[Any]) -> NDArray[Any]:
-    """View the values as integers of the same width, so that one kernel copies any dtype."""
-    return values.view(f"u{values.dtype.itemsize}")
-
-
 @kernel
 def gather_ragged(
     source: NDArray[np.generic],
@@ -49,6 +46,19 @@ def gather_ragged(
         piece = source[starts[i] : starts[i] + len(target)]
         for k in range(len(target)):
             target[k] = piece[k]
+
+
+def gather_slices(
+    values: NDArray[Any], starts: NDArray[np.int64], offsets: NDArray[np.int64]
+) -> NDArray[Any]:
+    """Copy slices of `values` (T, ...) like `gather_ragged`, whatever their dtype and shape."""
+    out = np.empty((int(offsets[-1]), *values.shape[1:]), dtype=values.dtype)
+    word = f"u{values.dtype.itemsize}"  # one compiled kernel for all dtypes of a width
+    width = math.prod(values.shape[1:])
+    if width > 1:
+        starts, offsets = starts * width, offsets * width
+    gather_ragged(values.reshape(-1).view(word), starts, offsets, out.reshape(-1).view(word))
+    return out
 
 
 #: Origin of a document: index of the source (in a mixture), index of the shard in the source's
@@ -88,7 +98,8 @@ class Documents:
         offsets: (N + 1,) int64, non-decreasing; the first one may be any index into `tokens`.
         origin: (N,) of dtype `ORIGIN`, identifying each document.
         loss_mask: (T,) bool, True where a token counts in the loss; None if all tokens do.
-        token_fields: values (T,) of the tokens by field name.
+        token_fields: values (T,) of the tokens by field name, or (T, *shape) of a field with
+            several numbers per token.
         document_fields: values (N,) of the documents by field name.
         members: documents of each group, if the block's documents are groups (`joined_groups`).
 
@@ -125,7 +136,7 @@ class Documents:
                 "Pass a boolean mask as long as the tokens, or None.",
                 setting="loss_mask",
             )
-        _check_fields("token", self.token_fields, len(self.tokens))
+        _check_fields("token", self.token_fields, len(self.tokens), slice(1))
         _check_fields("document", self.document_fields, len(self.origin))
 
     def __len__(self) -> int:
@@ -180,18 +191,13 @@ class Documents:
             return self.members.take(order)
         offsets = offsets_of(self.lengths[order])
         starts = self.offsets[order]
-
-        def gathered(values: NDArray[Any]) -> NDArray[Any]:
-            out = np.empty(offsets[-1], dtype=values.dtype)
-            gather_ragged(words_of(values), starts, offsets, words_of(out))
-            return out
-
+        gather = partial(gather_slices, starts=starts, offsets=offsets)
         return Documents(
-            gathered(self.tokens),
+            gather(self.tokens),
             offsets,
             self.origin[order],
-            None if self.loss_mask is None else gathered(self.loss_mask),
-            {name: gathered(values) for name, values in self.token_fields.items()},
+            None if self.loss_mask is None else gather(self.loss_mask),
+            {name: gather(values) for name, values in self.token_fields.items()},
             part_of(self.document_fields, order),
             self.members and self.members.picked(order),
         )
@@ -350,9 +356,9 @@ def part_of(fields: Fields, index: Any) -> Fields:
     return {name: values[index] for name, values in fields.items()} if fields else NO_FIELDS
 
 
-def _check_fields(kind: str, fields: Fields, count: int) -> None:
+def _check_fields(kind: str, fields: Fields, count: int, axes: slice = slice(None)) -> None:
     for name, values in fields.items():
-        if values.shape != (count,):
+        if values.shape[axes] != (count,):
             raise ConfigError(
                 f'The {kind} field "{name}" must have shape ({count},), got {values.shape}.',
                 f"Pass a flat array with one value per {kind}.",

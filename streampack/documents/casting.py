@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -41,11 +42,19 @@ def cast_fields(documents: Documents, types: FieldSpec) -> tuple[Documents, dict
     token: dict[str, NDArray[Any]] = {}
     for name, dtype in types.token.items():
         values = documents.token_fields[name]
+        if values.shape[1:] != dtype.shape:
+            raise ConfigError(
+                f'The token field "{name}" must have shape {(len(values), *dtype.shape)}, got '
+                f"{values.shape}.",
+                "Correct the shape in token_fields=, or the values in the map.",
+                setting="token_fields",
+            )
         token[name], bad = cast_values(values, dtype, held)
-        for at in bad.tolist():
+        for number in bad.tolist():
+            at = number // math.prod(dtype.shape)
             i = int(np.searchsorted(starts, at, side="right")) - 1
             where = f" at token {at - int(starts[i])}"
-            problems.setdefault(i, misfit(values[at], name, dtype, where))
+            problems.setdefault(i, misfit(values.reshape(-1)[number], name, dtype, where))
     document: dict[str, NDArray[Any]] = {}
     for name, dtype in types.document.items():
         values = documents.document_fields[name]

@@ -14,6 +14,7 @@ from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
 from streampack.documents.blocks import Documents, make_origin, offsets_of
 from streampack.documents.casting import cast_fields
+from streampack.documents.declared_fields import declared_fields
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.packing.plan import Plan
@@ -65,8 +66,8 @@ class Given:
                     setting=name,
                 )
         columns = {**(token_fields or {}), **(document_fields or {})}
-        types = FieldSpec.of(
-            {name: _dtype(name, values, own) for name, values in (token_fields or {}).items()},
+        types = declared_fields(
+            {name: _declared(name, values, own) for name, values in (token_fields or {}).items()},
             {name: _dtype(name, values, own) for name, values in (document_fields or {}).items()},
         )
         for taken in {_IDS, _MASK} & {*columns}:
@@ -135,6 +136,16 @@ def _at(values: Any, number: int, name: str) -> Any:
 def _plain(value: Any) -> Any:
     """Return a tensor without dimensions as a number, and other values unchanged."""
     return value.item() if getattr(value, "ndim", None) == 0 else value
+
+
+def _declared(name: str, values: Any, own: NDArray[np.int64]) -> Any:
+    """Return a token field's dtype, with the shape of its values if it has several per token."""
+    dtype = _dtype(name, values, own)
+    try:
+        shape = np.shape(_at(values, int(own[0]), name)) if len(own) else ()
+    except (TypeError, ValueError, RuntimeError):
+        return dtype  # `read` raises an error that names the document
+    return (dtype, tuple(shape[1:])) if len(shape) > 1 else dtype
 
 
 def _dtype(name: str, values: Any, own: NDArray[np.int64]) -> Any:
@@ -268,8 +279,8 @@ class MicrobatchPlan:
                 rank's documents are read, so a dict with these is enough.
             rank: index of the rank. None is allowed if there is one rank.
             loss_mask: like `ids`, true where a token counts in the loss. None means everywhere.
-            token_fields: fields by name, each like `ids` with a number per token. See
-                `PackedBatch.fields`.
+            token_fields: fields by name, each like `ids` with a number per token, or an array of
+                the same shape per token, ``(lengths[i], *shape)``. See `PackedBatch.fields`.
             document_fields: fields by name, each with a number per document. A field keeps the
                 dtype of its numpy arrays or tensors; lists become float32 or int64.
             pad_id: token id on padding.

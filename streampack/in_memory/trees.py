@@ -16,7 +16,9 @@ from streampack.in_memory.microbatches import MicrobatchPlan
 from streampack.packing.overflow import as_array
 from streampack.trees.build import plant, planted
 from streampack.trees.rows import TreeRows
-from streampack.window.gather import RowFormat
+from streampack.trees.slot_fields import fields_of_sequences, fields_of_slots
+from streampack.window.field_columns import FieldColumns
+from streampack.window.gather import RowFormat, RowStage
 from streampack.window.provenance import Provenance
 
 
@@ -49,14 +51,18 @@ class TreePlan(MicrobatchPlan):
         return slots
 
     def _format(self, pad_id: int, fields: FieldSpec) -> RowFormat:
-        stages = (Provenance(), TreeRows(fields.plus(GROUP, np.int32), 0))
-        return RowFormat(pad_id=pad_id, eos_id=-1, stages=stages)
+        stages: list[RowStage] = [Provenance()]
+        if by_slot := fields_of_slots(fields):
+            stages.append(FieldColumns(by_slot))
+        stages.append(TreeRows(fields_of_sequences(fields).plus(GROUP, np.int32), 0))
+        return RowFormat(pad_id=pad_id, eos_id=-1, stages=tuple(stages))
 
     def _block(self, block: Documents, numbers: NDArray[np.int64]) -> Documents:
         """Return the documents of a row as trees.
 
         Raises:
-            ConfigError: a document shares fewer tokens with its group than planned.
+            ConfigError: a document shares fewer tokens with its group than planned, or has other
+                values in a field with several numbers per token.
         """
         group = self.group[numbers]
         begins = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
@@ -72,7 +78,14 @@ class TreePlan(MicrobatchPlan):
                 "Pass prefix= with the length of each group's shared prefix, or ids=, to pack.",
                 setting="prefix",
             )
-        return planted(joined_groups(block, groups))
+        trees, faults = planted(joined_groups(block, groups))
+        for i, fault in faults.items():
+            raise ConfigError(
+                f"Document {numbers[i]} {fault}.",
+                "Pass equal values for shared tokens, or drop layout=.",
+                document=f"document {numbers[i]}",
+            )
+        return trees
 
 
 def shared_tokens(

@@ -69,6 +69,11 @@ class LaneConfig(StreamConfig):
         """Return whether a row stage finishes batches when they are handed out."""
         return any(hasattr(stage, "finish") for stage in self.row_format.stages)
 
+    @property
+    def stage_bytes(self) -> int:
+        """Return the bytes per token in the window that row stages use; see `RowStage`."""
+        return sum(getattr(stage, "token_bytes", 0) for stage in self.row_format.stages)
+
     def finished(
         self, rows: PackedRows, name: Callable[[Any], str], skips: ErrorPolicy
     ) -> PackedRows:

@@ -295,7 +295,8 @@ def _repeated(
         offsets=ends[documents.offsets],
         loss_mask=np.repeat(documents.loss_mask_or_ones, repeats) & ~at_image,
         token_fields={
-            name: np.repeat(values, repeats) for name, values in documents.token_fields.items()
+            name: np.repeat(values, repeats, axis=0)
+            for name, values in documents.token_fields.items()
         },
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from streampack.media.attachments import MEDIA
 from streampack.media.processing import MediaProcessing
@@ -19,6 +19,8 @@ class Images:
     """Row stage that also finishes batches when they are handed out."""
 
     media: MediaProcessing
+
+    token_bytes: ClassVar[int] = 144  # a photograph of 150 KB has 1,000 tokens
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`."""

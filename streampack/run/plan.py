@@ -26,7 +26,6 @@ LANES_PER_RANK = 12  # divisible, so that a run can resume on 2, 3, 4, 6 or 12 t
 EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # divisible, for the same reason
 BATCHES_PER_LANE = 200  # minimum in a finite run, because its end costs a lane one batch or two
 WINDOWS_PER_LANE = 12  # minimum, because the end of a lane packs badly
-IMAGE_BYTES_PER_TOKEN = 144  # in a window of images: a photograph of 150 KB has 1,000 tokens
 BYTES_PER_TOKEN = 8  # in a window: ids of four bytes, twice, since a round copies retained tokens
 
 
@@ -52,8 +51,7 @@ def choose_lanes(config: LaneConfig, ranks: int) -> int:
 def most_lanes(config: LaneConfig, ranks: int) -> int:
     """Return the largest number of lanes for `ranks` ranks with lanes of their own."""
     source, window_tokens = config.source, lane_tokens(config)
-    token_bytes = BYTES_PER_TOKEN + (IMAGE_BYTES_PER_TOKEN if config.finishes else 0)
-    lane_bytes = token_bytes * window_tokens + source.reader_bytes()
+    lane_bytes = (BYTES_PER_TOKEN + config.stage_bytes) * window_tokens + source.reader_bytes()
     most = min(LANES_PER_RANK, config.window.memory_limit // lane_bytes) * ranks
     tokens, splits = source.estimate_tokens(), source.max_lanes()
     if tokens is not None:

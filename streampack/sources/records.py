@@ -52,7 +52,8 @@ def require_field(record: Mapping[str, Any], name: str) -> None:
 def is_several(value: Any) -> bool:
     """Return True for a list of lists or arrays: the ids of several documents."""
     kinds = (list, tuple, np.ndarray)
-    return isinstance(value, kinds) and len(value) > 0 and isinstance(value[0], kinds)
+    is_list = isinstance(value, kinds) and getattr(value, "shape", None) != ()
+    return is_list and len(value) > 0 and isinstance(value[0], kinds)
 
 
 def kind_of(value: Any) -> str:
@@ -301,7 +302,7 @@ def _masks_in(
         # Counting a list takes a tenth of the time of converting it to an array.
         whole = isinstance(attended, list) and attended.count(1) == len(attended) == num_tokens
         names += [] if whole else [ATTENTION_MASK]
-    found = {name: _numbers(given[name], name, num_tokens) for name in names}
+    found = {name: _numbers(given[name], name, num_tokens, ()) for name in names}
     for name, values in found.items():
         if len(values) and values.dtype.kind == "f":
             raise BrokenDocumentError(f'has {values.dtype} values in "{name}", no whole numbers')
@@ -322,7 +323,11 @@ def _fields_in(
     for name in (*token, *types.document):
         if not types.optional:
             require_field(given, name)
-    arrays = {name: _numbers(given[name], name, num_tokens) for name in token if name in given}
+    arrays = {
+        name: _numbers(given[name], name, num_tokens, dtype.shape)
+        for name, dtype in token.items()
+        if name in given
+    }
     values = {name: _number(given[name], name) for name in types.document if name in given}
     if not types.optional:  # the output of a map may have other dtypes
         arrays = {name: _whole(array, name, token[name]) for name, array in arrays.items()}
@@ -343,15 +348,22 @@ def _joined(
     return {name: join([record[name] for record in records]) for name in names}
 
 
-def _numbers(values: Any, name: str, num_tokens: int | None) -> NDArray[Any]:
+def _numbers(
+    values: Any, name: str, num_tokens: int | None, shape: tuple[int, ...]
+) -> NDArray[Any]:
+    """Return the values of a record's tokens, (num_tokens, *shape)."""
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError, RuntimeError):
         array = np.zeros((), dtype=object)
-    if array.ndim == 1 and len(array) != num_tokens:
+    if array.shape == (0,):
+        array = array.reshape(0, *shape)
+    if array.ndim == 1 + len(shape) and len(array) != num_tokens:
         raise BrokenDocumentError(f'has {num_tokens} ids and {len(array)} values in "{name}"')
-    if array.ndim != 1 or (len(array) and array.dtype.kind not in "biuf"):
-        raise BrokenDocumentError(f'has no list of numbers in "{name}"')
+    numbers = array.dtype.kind in "biuf" or not array.size
+    if not array.ndim or array.shape[1:] != shape or not numbers:
+        each = f" with {shape} for each token, but the shape {array.shape}" if shape else ""
+        raise BrokenDocumentError(f'has no list of numbers in "{name}"{each}')
     return array
 
 
@@ -369,13 +381,13 @@ def _number(value: Any, name: str) -> Any:
 
 
 def _whole(values: NDArray[Any], name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a record's (T,) values in the field's dtype if that is an integer dtype.
+    """Return a record's values in the field's dtype if that is an integer dtype.
 
     Without the cast, joining records of several dtypes could round large integers to floats.
     """
-    if dtype.kind not in "iu":
+    if dtype.base.kind not in "iu":
         return values
     made, wrong = cast_values(values, dtype)
     if len(wrong):
-        raise BrokenDocumentError(misfit(values[wrong[0]], name, dtype))
+        raise BrokenDocumentError(misfit(values.reshape(-1)[wrong[0]], name, dtype))
     return made

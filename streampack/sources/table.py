@@ -174,7 +174,10 @@ def _checked(tokens: NDArray[Any], offsets: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.Array:
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
+    inner = pa.array(values.reshape(-1))
+    for size in reversed(values.shape[1:]):
+        inner = pa.FixedSizeListArray.from_arrays(inner, size)
+    return pa.LargeListArray.from_arrays(pa.array(offsets), inner)
 
 
 def of_arrays(source: Any, **given: Any) -> Table:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Documents, gather_ragged, offsets_of, words_of
+from streampack.documents.blocks import Documents, gather_slices, offsets_of
 from streampack.errors import ConfigError
 from streampack.stages.base import Place
 from streampack.tokenization.rules import EosRule, check_rule
@@ -111,10 +111,8 @@ def _extend(
     pieces = offsets_of(np.insert(documents.lengths, places, 1))
 
     def extended(values: NDArray[Any], added: Any) -> NDArray[Any]:
-        values = np.append(values, np.array(added, dtype=values.dtype))
-        out = np.empty(pieces[-1], dtype=values.dtype)
-        gather_ragged(words_of(values), starts, pieces, words_of(out))
-        return out
+        last = np.full((1, *values.shape[1:]), added, dtype=values.dtype)
+        return gather_slices(np.concatenate([values, last]), starts, pieces)
 
     mask = documents.loss_mask
     return replace(

@@ -16,6 +16,7 @@ Cost: two compiled passes over the tokens; no Python per token or sequence.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.documents.blocks import Documents, Members
+from streampack.trees.slot_fields import slot_fields
 
 #: Token field of a tree's sequences that holds their slots.
 SLOT = "tree slot"
@@ -71,10 +73,13 @@ def plant(tokens: NDArray[Any], ends: NDArray[np.int64], groups: NDArray[np.int6
     return Trees(out[: offsets[-1]], offsets, slot, shared)
 
 
-def planted(documents: Documents) -> Documents:
+def planted(documents: Documents) -> tuple[Documents, dict[int, str]]:
     """Convert a block of groups to a block of trees, with one token per slot.
 
     Its `members` are the sequences, with their slots in the token field `SLOT`.
+
+    Returns:
+        The trees, and the fault of each sequence with fields that disagree; see `slot_fields`.
     """
     members = documents.members
     assert members is not None
@@ -90,15 +95,22 @@ def planted(documents: Documents) -> Documents:
         ends - begin,
         sequences.origin,
         None if sequences.loss_mask is None else sequences.loss_mask[held],
-        {**{name: own[held] for name, own in sequences.token_fields.items()}, SLOT: trees.slot},
+        {name: own[held] for name, own in sequences.token_fields.items()},
         sequences.document_fields,
     )
-    return Documents(
+    in_group = np.diff(sequences.offsets[groups - low])
+    slot = trees.slot + np.repeat(trees.offsets[:-1], in_group)
+    by_slot, faults = slot_fields(sequences, slot, len(trees.tokens))
+    own = {name: of for name, of in sequences.token_fields.items() if name not in by_slot}
+    sequences = replace(sequences, token_fields={**own, SLOT: trees.slot})
+    made = Documents(
         trees.tokens,
         trees.offsets,
         documents.origin,
+        token_fields=by_slot,
         members=Members(sequences, groups - low, planted=True),
     )
+    return made, faults
 
 
 # Columns of a run of tokens: offset in the sequences, depths of its begin and end, first branch,

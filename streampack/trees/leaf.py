@@ -8,10 +8,10 @@ import numpy as np
 
 from streampack.arguments import one_of
 from streampack.documents.blocks import GROUP
-from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.groups.stage import Together
 from streampack.trees.rows import TreeRows
+from streampack.trees.slot_fields import fields_of_sequences, fields_of_slots
 from streampack.trees.stage import Planted
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ def add(recipe: Recipe, layout: str) -> None:
             f'layout is "tree", and {fact}.', f"{remedy[0].upper()}{remedy[1:]}.", setting="layout"
         )
     recipe.given["groups"] = None  # a tree is one document of the window
-    recipe.gathered = FieldSpec()
+    recipe.gathered = fields_of_slots(recipe.fields)
     recipe.units = ("the group that begins with ", "slots")
     recipe.add("units", Together())
     recipe.add("units", Planted())
     sources = len(recipe.source.parts) if recipe.given.get("mixture") else 0
-    recipe.add_rows("counts", TreeRows(recipe.fields.plus(GROUP, np.int32), sources))
+    types = fields_of_sequences(recipe.fields).plus(GROUP, np.int32)
+    recipe.add_rows("counts", TreeRows(types, sources))

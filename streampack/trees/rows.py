@@ -21,7 +21,7 @@ from streampack.window.packed_rows import PackedRows, TreeColumns
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """Row stage that makes the sequences of trees the pieces; `types` are the run's fields."""
+    """Row stage that makes the sequences of trees the pieces; see `tree_rows`."""
 
     types: FieldSpec
     sources: int
@@ -34,7 +34,10 @@ class TreeRows:
         """See `RowStage`."""
         nothing = np.zeros(0, dtype=np.int32)
         return rows._replace(
-            token_fields={n: np.zeros(0, dtype=t) for n, t in self.types.token.items()},
+            token_fields={
+                **rows.token_fields,
+                **{n: np.zeros(0, dtype=t) for n, t in self.types.token.items()},
+            },
             document_fields={n: np.zeros(0, dtype=t) for n, t in self.types.document.items()},
             tree=TreeColumns(nothing, np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.bool_)),
         )
@@ -48,7 +51,7 @@ def tree_rows(
     Args:
         packed: rows of D pieces, each of them a tree.
         trees: sequences of each tree (D,).
-        types: declared fields of the run.
+        types: declared fields of the run that each sequence has; the rows have the others.
         sources: number of sources of a mixture; 0 for a single source.
     """
     count = np.array([len(tree) for tree in trees], dtype=np.int64)
@@ -100,10 +103,14 @@ def tree_rows(
             shared=len(slot) - placed,
         ),
         token_fields={
-            name: concatenated(
-                [tree.token_fields[name][own] for tree, own in zip(trees, held, strict=True)], dtype
-            )
-            for name, dtype in types.token.items()
+            **packed.token_fields,
+            **{
+                name: concatenated(
+                    [tree.token_fields[name][own] for tree, own in zip(trees, held, strict=True)],
+                    dtype,
+                )
+                for name, dtype in types.token.items()
+            },
         },
         by_source=by_source,
         tree=TreeColumns(slot, ends.astype(np.int32), counted),

@@ -20,6 +20,11 @@ class FieldColumns:
 
     types: FieldSpec
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes per token of fields with several numbers; the few of other fields do not count."""
+        return sum(dtype.itemsize for dtype in self.types.token.values() if dtype.shape)
+
     def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`; slots outside of documents get 0."""
         found = held.places(pieces.serial)

@@ -57,7 +57,10 @@ class Pieces(NamedTuple):
 
 
 class RowStage(Protocol):
-    """Stage that adds something to rows beside tokens and boundaries; picklable and stateless."""
+    """Stage that adds something to rows beside tokens and boundaries; picklable and stateless.
+
+    An attribute `token_bytes` is the number of bytes per token that it uses in the window.
+    """
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """Return the rows with the addition."""

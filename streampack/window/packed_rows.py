@@ -71,14 +71,15 @@ class PackedRows(NamedTuple):
         num_loss_tokens: number of labels that are not ignored.
         sum_squared_lengths: sum of squared lengths of attention segments other than padding.
         composition: counts over these rows.
-        token_fields: values (T,) of the tokens by field name; 0 on padding.
+        token_fields: values (T,) or (T, *shape) of the tokens by field name; 0 on padding.
         document_fields: values (D,) of the pieces' documents by field name.
         by_source: in a mixture (sources, 4) int64: tokens, documents, loss tokens, and the epochs
             that the lane has read completely; otherwise None.
         uncut: int32 `cu_seqlens` from before `limit_context` cut segments; only the first token of
             these segments has no label. None if nothing was cut.
         tree: sequences of rows of trees, or None. With trees the runs are trees, `token_fields`
-            have the sequences' tokens (N,), and other (D,) columns have one entry per sequence.
+            with one number per token have the sequences' tokens (N,), and other (D,) columns have
+            one entry per sequence.
         media: in runs with images the index, first slot, origin and `Attachments` of each piece
             with images; after decoding, `BatchMedia`.
     """

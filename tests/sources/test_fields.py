@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from streampack import (
     BestFitDecreasing,
@@ -23,14 +25,21 @@ from streampack import (
     WindowConfig,
     sources,
 )
+from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError
 from tests.support.chats import write_lines
 from tests.support.columns import KINDS, Columns
 from tests.support.corpora import byte_tokenizer, write_samples
+from tests.support.mosaic import streaming_module
 
 SEQ_LEN = 32
 LENGTHS = (np.exp(np.random.default_rng(3).normal(2.4, 0.8, 150)).astype(int) + 1).tolist()
-TOKEN_FIELDS = {"place": "float32", "kept": "bool"}
+TOKEN_FIELDS = {
+    "place": "float32",
+    "kept": "bool",
+    "experts": ("int16", (2, 3)),
+    "teacher": ("float16", (4,)),
+}
 DOCUMENT_FIELDS = {"score": "float64", "size": "int32"}
 
 
@@ -44,8 +53,40 @@ def records(text: bool = False) -> list[dict[str, Any]]:
             continue
         places = [float(n) for n in range(length)]
         kept = [n % 3 == 0 for n in range(length)]
-        found.append({"ids": [i] * length, "place": places, "kept": kept, **document})
+        several = {
+            "experts": [experts(i, n).tolist() for n in range(length)],
+            "teacher": [[n / 4, i / 4, 0.5, -1.0] for n in range(length)],
+        }
+        found.append({"ids": [i] * length, "place": places, "kept": kept, **several, **document})
     return found
+
+
+def experts(i: int, n: int) -> Any:
+    """The values of token n of document i, (2, 3)."""
+    return np.arange(6).reshape(2, 3) * 7 + n + 40 * i
+
+
+def with_fixed_sizes() -> pa.Table:
+    """The columns, in types with the shapes."""
+    types = {
+        "experts": pa.list_(pa.list_(pa.list_(pa.int16(), 3), 2)),
+        "teacher": pa.large_list(pa.list_(pa.float16(), 4)),
+    }
+    table = pa.table(columns())
+    for name, kind in types.items():
+        column = table[name].cast(kind)
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+def _parquet_of_fixed_sizes() -> str:
+    pq.write_table(with_fixed_sizes(), "fixed.parquet", row_group_size=37)
+    return "fixed.parquet"
+
+
+def _arrow_of_fixed_sizes() -> str:
+    feather.write_feather(with_fixed_sizes(), "fixed.feather", chunksize=41)
+    return "fixed.feather"
 
 
 def columns(text: bool = False) -> Columns:
@@ -91,6 +132,40 @@ def _labelled() -> str:
     return write_lines(Path("labelled.jsonl"), rows)
 
 
+def _in_arrays() -> list[dict[str, Any]]:
+    return [{name: np.array(value) for name, value in row.items()} for row in records()]
+
+
+def _documents() -> Documents:
+    rows = _in_arrays()
+    joined = {name: np.concatenate([row[name] for row in rows]) for name in TOKEN_FIELDS}
+    scores = {name: np.array([row[name] for row in rows]) for name in DOCUMENT_FIELDS}
+    ids = [row["ids"].astype(np.uint16) for row in rows]
+    return Documents.from_arrays(ids, token_fields=joined, document_fields=scores)
+
+
+def _mds_of_fixed_dtypes() -> str:
+    encodings = {
+        "ids": "ndarray:uint16",
+        "place": "ndarray:float32",
+        "kept": "ndarray:uint8",
+        "experts": "ndarray:int16",
+        "teacher": "ndarray:float16",
+        "score": "float64",
+        "size": "int",
+    }
+    with (
+        streaming_module("base.format.mds") as module,
+        module.MDSWriter(out="fixed", columns=encodings, size_limit=1 << 14) as writer,
+    ):
+        for row in _in_arrays():
+            for name, kind in encodings.items():
+                dtype = kind.removeprefix("ndarray:")
+                row[name] = row[name].item() if dtype == kind else row[name].astype(dtype)
+            writer.write(row)
+    return "fixed"
+
+
 IDS: dict[str, Callable[[], Any]] = {
     **{
         kind: lambda make=make: sources.open(make(columns()), tokens="ids")
@@ -101,6 +176,14 @@ IDS: dict[str, Callable[[], Any]] = {
     "npy": lambda: sources.WebDataset(_tar(_npy_members), tokens="ids.npy"),
     "raw": lambda: sources.WebDataset(_tar(_raw_members), tokens="bin", dtype="uint16"),
     "chat": lambda: sources.Chat(_labelled()),
+    "Parquet of fixed sizes": lambda: sources.open(_parquet_of_fixed_sizes(), tokens="ids"),
+    "Arrow of fixed sizes": lambda: sources.open(_arrow_of_fixed_sizes(), tokens="ids"),
+    "slice of a table": lambda: sources.open(
+        pa.concat_tables([with_fixed_sizes()] * 2).slice(len(LENGTHS)), tokens="ids"
+    ),
+    "records of arrays": lambda: sources.Items(_in_arrays(), tokens="ids"),
+    "MDS of fixed dtypes": lambda: sources.MDS(_mds_of_fixed_dtypes(), tokens="ids"),
+    "Documents": lambda: sources.open(_documents()),
 }
 TEXTS: dict[str, Callable[[], Any]] = {
     **{
@@ -143,13 +226,22 @@ def test_fields_of_ids_come_with_their_tokens(kind: str) -> None:
     seen: dict[int, int] = {}
     for batch in PackedLoader(dataset(IDS[kind]())):
         ids = batch.input_ids.numpy().ravel()
-        place, kept = (batch.fields[name].numpy().ravel() for name in TOKEN_FIELDS)
+        place, kept = (batch.fields[name].numpy().ravel() for name in ("place", "kept"))
+        routes, teacher = (batch.fields[name].flatten(0, 1) for name in ("experts", "teacher"))
+        assert (routes.dtype, teacher.dtype) == (torch.int16, torch.float16)
+        padding = batch.document_ids.ravel() < 0
+        assert not routes[padding].any()
+        assert not teacher[padding].any()
         for n, start, slots in pieces(batch):
             document = int(ids[slots[0]])
             expected = start + np.arange(len(slots))
             assert (ids[slots] == document).all()
             assert place[slots].tolist() == expected.tolist()
             assert kept[slots].tolist() == (expected % 3 == 0).tolist()
+            several = [experts(document, n).tolist() for n in expected.tolist()]
+            assert routes[slots].tolist() == several
+            halves = [[n / 4, document / 4, 0.5, -1.0] for n in expected.tolist()]
+            assert teacher[slots].tolist() == halves
             assert float(batch.document_fields["score"][n]) == document / 2
             assert int(batch.document_fields["size"][n]) == LENGTHS[document]
             seen[document] = seen.get(document, 0) + len(slots)
@@ -200,16 +292,35 @@ BROKEN: dict[str, dict[str, Any]] = {
     "no score": {"score": None},
     "nan": {"score": float("nan")},
     "huge": {"score": 10**30},
+    "another shape": {"experts": [[[1, 2], [3, 4], [5, 6]]] * 5},
+    "too flat": {"experts": [[1, 2, 3, 4, 5, 6]] * 5},
+    "one of another shape": {"experts": [*[[[1, 2, 3]] * 2] * 4, [[1, 2, 3]]]},
+    "one inner list too short": {"experts": [*[[[1, 2, 3]] * 2] * 4, [[1, 2, 3], [4, 5]]]},
+    "too few of them": {"experts": [[[1, 2, 3]] * 2] * 4},
+    "a null in them": {"experts": [*[[[1, 2, 3]] * 2] * 4, [[1, 2, 3], [4, None, 5]]]},
+    "null in place of a list": {"experts": [*[[[1, 2, 3]] * 2] * 4, [[1, 2, 3], None]]},
+    "none of them": {"experts": None},
+    "too large": {"experts": [*[[[1, 2, 3]] * 2] * 4, [[1, 2, 3], [4, 5, 1 << 15]]]},
+    "nan among halves": {"teacher": [*[[0.0] * 4] * 4, [0.0, 0.0, 0.0, float("nan")]]},
 }
+IN_TABLES = {*BROKEN} - {"text", "no number", "huge", "too flat"}  # a column can hold it
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_record_whose_fields_do_not_fit_is_named_or_skipped(name: str, tmp_path: Path) -> None:
-    good = {"ids": [1] * 5, "place": [0.5] * 5, "kept": [True] * 5, "score": 1.0, "size": 5}
+    good = {
+        "ids": [1] * 5,
+        "place": [0.5] * 5,
+        "kept": [True] * 5,
+        "score": 1.0,
+        "size": 5,
+        "experts": [[[1, 2, 3]] * 2] * 5,
+        "teacher": [[0.5] * 4] * 5,
+    }
     rows = [good] * 3 + [{**good, **BROKEN[name]}] + [good] * 3
     path = write_lines(tmp_path / "a.jsonl", rows)
     made: list[Any] = [sources.JSONL(path, tokens="ids"), sources.Iterable(rows, tokens="ids")]
-    if name in ("missing", "too short", "null", "no score", "nan"):  # a column can hold it
+    if name in IN_TABLES:
         made.append(sources.Table(pa.Table.from_pylist(rows), tokens="ids"))
     for source in made:
         with pytest.raises(ContentError):

@@ -7,13 +7,16 @@ import multiprocessing
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from streampack import (
+    Hook,
     PackedBatch,
     PackedDataset,
     PackedLoader,
@@ -23,6 +26,7 @@ from streampack import (
     sources,
 )
 from streampack.batch.tree_batch import TreeBatch
+from streampack.documents.blocks import Documents
 from streampack.packing import BestFitDecreasing
 from streampack.sources.base import Source
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
@@ -61,11 +65,29 @@ def make_dataset(rank: int, ranks: int, source: Source | None = None) -> PackedD
         lanes=LANES,
         topology=Topology(rank, ranks),
         layout="tree" if tree else "documents",
+        map=Hook("routes", _with_routes),
+        token_fields={"routes": ("int32", (2, 3))},
     )
 
 
+def _routes(ids: Any) -> Any:
+    """Six numbers of a token, (T, 2, 3)."""
+    return ids[:, None, None] * 6 % 9973 + np.arange(6).reshape(2, 3)
+
+
+def _with_routes(documents: Documents, seeds: Any) -> Documents:
+    return replace(documents, token_fields={"routes": _routes(documents.tokens.astype(np.int64))})
+
+
 def tokens_of(batch: PackedBatch) -> list[int]:
-    """Ids of the slots, of which sequences of a tree must be three as `branching` makes them."""
+    """Ids of the slots, of which sequences of a tree must be three as `branching` makes them.
+
+    Every token must have its own field.
+    """
+    real = batch.document_ids >= 0
+    expected = _routes(batch.input_ids[real].numpy())
+    assert (batch.fields["routes"][real].numpy() == expected).all()
+    assert not batch.fields["routes"][~real].any()
     if isinstance(batch, TreeBatch):
         sizes = batch.sequence_ids.bincount().view(-1, 3)
         ids = batch.input_ids.view(-1)[batch.slot].split(sizes.ravel().tolist())

@@ -74,11 +74,16 @@ def hashed_fields(documents: Documents, types: FieldSpec) -> Documents:
     token = np.arange(documents.num_tokens) - np.repeat(documents.offsets[:-1], lengths)
     return replace(
         documents,
-        token_fields={name: token_hash(name, document, token) for name in types.token},
+        token_fields={
+            name: token_hash(name, document, token, dtype.shape)
+            for name, dtype in types.token.items()
+        },
         document_fields={name: token_hash(name, place, 0) for name in types.document},
     )
 
 
-def token_hash(name: str, document: Any, token: Any) -> Any:
-    """The value that `hashed_fields` gives one token of a document."""
-    return (np.asarray(document) * 7919 + np.asarray(token) * 104_729 + len(name)) % 65_521
+def token_hash(name: str, document: Any, token: Any, shape: tuple[int, ...] = ()) -> Any:
+    """The value, or the values of a shape, that `hashed_fields` gives one token of a document."""
+    first = np.asarray(document) * 7919 + np.asarray(token) * 104_729 + len(name)
+    inner = np.arange(np.prod(shape, dtype=int)).reshape(shape) * 31
+    return (first.reshape(first.shape + (1,) * len(shape)) + inner) % 65_521

@@ -50,7 +50,7 @@ def test_a_part_of_a_block_of_trees_is_as_if_made_alone(
     field = np.arange(sum(map(len, sequences)))
     documents = Documents.from_arrays(sequences, token_fields={"field": field})
     sizes = np.cumsum([0, *map(len, drawn)])
-    block = planted(joined_groups(documents, sizes))
+    block, _ = planted(joined_groups(documents, sizes))
     order = data.draw(st.lists(st.integers(0, len(drawn) - 1), min_size=1, max_size=4))
     taken = block.take(np.array(order))
     ends = np.cumsum([0, *map(len, sequences)])

@@ -58,7 +58,13 @@ def dataset(source: Any = None, packer: Any = PACKERS[0], **options: Any) -> Pac
         "topology": Topology(),
         "token_rules": TokenRules(pad_id=PADDING, eos_id=PADDING + 1),
         "provenance": True,
-        "token_fields": {"weights": "float32", "logprobs": "float64", "kept": "int32"},
+        "token_fields": {
+            "weights": "float32",
+            "logprobs": "float64",
+            "kept": "int32",
+            "experts": ("int32", (3, 2)),
+            "teacher": ("float32", (5,)),
+        },
         "document_fields": {"advantage": "float32", "length_before": "int64"},
     }
     return PackedDataset(source or _source(), packer=packer, **{**values, **options})
@@ -75,9 +81,10 @@ def assert_fields_in_place(batch: PackedBatch) -> int:
     ids = batch.input_ids.cpu().numpy().ravel()
     real = (pieces >= 0) & (ids < PADDING)  # a token's id is its place in the document
     for name, values in batch.fields.items():
-        assert values.shape == batch.input_ids.shape
-        found = values.cpu().numpy().ravel()
-        assert (found[real] == token_hash(name, place[pieces[real]], ids[real])).all()
+        shape = {"experts": (3, 2), "teacher": (5,)}.get(name, ())
+        assert values.shape == (*batch.input_ids.shape, *shape)
+        found = values.flatten(0, 1).cpu().numpy()
+        assert (found[real] == token_hash(name, place[pieces[real]], ids[real], shape)).all()
         assert (found[~real] == 0).all()
         looked += int(real.sum())
     return looked
@@ -102,7 +109,7 @@ def test_values_stay_with_their_tokens_through_every_packer_and_stop(packer: Any
         seen += assert_fields_in_place(batch)
         assert batch.fields["weights"].dtype == torch.float32
         assert batch.fields["logprobs"].dtype == torch.float64
-        assert batch.fields["kept"].dtype == torch.int32
+        assert batch.fields["kept"].dtype == batch.fields["experts"].dtype == torch.int32
         assert batch.document_fields["length_before"].dtype == torch.int64
     assert seen > 10_000
 

@@ -73,6 +73,7 @@ class Column:
             "token_fields" (arrays of numbers) or "document_fields" (a number per sample).
         dtype: dtype of its numbers; None if each sample stores its own.
         has_shape: True if each sample stores its shape.
+        shape: shape of the values of a token.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Column:
     setting: str
     dtype: np.dtype[Any] | None = None
     has_shape: bool = False
+    shape: tuple[int, ...] = ()
 
     @property
     def kind(self) -> int:
@@ -177,7 +179,12 @@ def _is_name(text: str) -> bool:
 
 
 def column_of(
-    layout: Layout, name: str, setting: str, where: str, dtype: str | None = None
+    layout: Layout,
+    name: str,
+    setting: str,
+    where: str,
+    dtype: str | None = None,
+    shape: tuple[int, ...] = (),
 ) -> Column:
     """Return the column `name` for the use `setting`; see `Column`.
 
@@ -186,6 +193,7 @@ def column_of(
         name, setting: name and use of the column.
         where: path of the index, for messages.
         dtype: dtype of the integers in a column of `bytes`.
+        shape: shape of the values of a token.
 
     Raises:
         ConfigError: there is no such column, or its encoding does not fit the use.
@@ -193,8 +201,8 @@ def column_of(
     number = layout.names.index(name) if name in layout.names else -1
     encoding = layout.encodings[number] if number >= 0 else ""
     base, *rest = encoding.split(":")
-    flat = len(rest) < 2 or (len(rest) == 2 and rest[1].isdecimal())
-    array = base == "ndarray" and flat and (not rest or rest[0] in _NUMBERS)
+    fits_shape = len(rest) < 2 or _shape_in(rest[1])[1:] == shape
+    array = base == "ndarray" and len(rest) < 3 and fits_shape and (not rest or rest[0] in _NUMBERS)
     found = np.dtype(rest[0]) if array and rest else None
     has_shape = len(rest) < 2
     if setting == "text":
@@ -221,7 +229,13 @@ def column_of(
             setting=setting if dtype is None or setting != "tokens" else "dtype",
             path=where,
         )
-    return Column(name, number, setting, found, has_shape)
+    return Column(name, number, setting, found, has_shape, shape)
+
+
+def _shape_in(encoding: str) -> tuple[int, ...]:
+    """Return the shape of all arrays that an encoding declares, such as "700,48,8"."""
+    sizes = encoding.split(",")
+    return tuple(map(int, sizes)) if all(size.isdecimal() for size in sizes) else (0, 0)
 
 
 def kinds_of(layout: Layout) -> dict[str, str]:

@@ -17,6 +17,7 @@ STATUS = {
     5: "has an array with bytes that do not match its shape",
     6: "has a loss mask or a field that is not as long as its tokens",
     7: "is longer than max_document_bytes of Reading",
+    8: "has an array with another shape for each token than its field",
 }
 UNEVEN, TOO_LONG = 6, 7
 
@@ -89,14 +90,20 @@ def array_values(
     sizes: NDArray[np.int64],
     kind: int,
     has_shape: bool,
+    shape: NDArray[np.int64],
     counts: NDArray[np.int64],
     kinds: NDArray[np.uint8],
     status: NDArray[np.uint8],
 ) -> None:
     """Read the headers of N arrays: `starts` moves to the values, counts and kinds are filled.
 
+    Arrays are (count, *shape).
+
     Samples with a status other than 0 are skipped; broken ones get one of `STATUS`.
     """
+    width = np.int64(1)
+    for size in shape:
+        width *= size
     for i in range(len(starts)):
         if status[i] != 0:
             continue
@@ -113,23 +120,32 @@ def array_values(
             if code & 6 or (code >> 3) not in (1, 2, 4, 8):
                 status[i] = 3
                 continue
-        item = of & 15
+        item = (of & 15) * width
         if has_shape:
             if at >= end:
                 status[i] = 2
                 continue
-            if data[at] >> 2 != 1:
-                status[i] = 4
+            if data[at] >> 2 != 1 + len(shape):
+                status[i] = 8 if len(shape) else 4
                 continue
-            width = np.int64(1) << np.int64(data[at] & 3)
+            digits = np.int64(1) << np.int64(data[at] & 3)  # bytes of each number of the shape
             at += 1
-            if at + width > end:
+            if at + digits * (1 + len(shape)) > end:
                 status[i] = 2
                 continue
             count = np.uint64(0)
-            for b in range(width):
+            for b in range(digits):
                 count |= np.uint64(data[at + b]) << np.uint64(8 * b)
-            at += width
+            at += digits
+            for size in shape:
+                found = np.uint64(0)
+                for b in range(digits):
+                    found |= np.uint64(data[at + b]) << np.uint64(8 * b)
+                if found != np.uint64(size):
+                    status[i] = 8
+                at += digits
+            if status[i] != 0:
+                continue
             # Compared before it is multiplied: a count of 2**63 must not wrap around.
             if count > np.uint64(end - at) or np.int64(count) * item != end - at:
                 status[i] = 5
@@ -158,15 +174,17 @@ def array_headers(
         status: (N,) receives a key of `STATUS` for a broken sample.
 
     Returns:
-        (C, N) counts of numbers, and (C, N) their kinds as keys of `INTEGER_DTYPES`.
+        (C, N) counts of numbers, or of tokens with several numbers, and (C, N) their kinds as keys
+        of `INTEGER_DTYPES`.
     """
     counts = np.zeros_like(starts)
     kinds = np.zeros(counts.shape, dtype=np.uint8)
     for row, column in enumerate(columns):
         if column.setting not in ("text", "image"):
             found = (counts[row], kinds[row])
+            shape = np.array(column.shape, dtype=np.int64)
             array_values(
-                data, starts[row], sizes[row], column.kind, column.has_shape, *found, status
+                data, starts[row], sizes[row], column.kind, column.has_shape, shape, *found, status
             )
             expected = 1 if column.setting == "document_fields" else counts[0]
             status[(status == 0) & (counts[row] != expected)] = UNEVEN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -168,8 +169,11 @@ class MDS(RecordFiles):
     def estimate_tokens(self) -> int | None:
         layout = self._layout(0)
         columns = self._columns(layout, "")
-        dtypes = [column.dtype for column in columns if column.setting != "document_fields"]
-        token_bytes = sum(4 if dtype is None else dtype.itemsize for dtype in dtypes)
+        token_bytes = sum(
+            math.prod(column.shape) * (4 if column.dtype is None else column.dtype.itemsize)
+            for column in columns
+            if column.setting != "document_fields"
+        )
         if self.beside is not None:  # most of it is images
             token_bytes = 144
         elif not self.fields.tokenized:
@@ -248,7 +252,12 @@ class MDS(RecordFiles):
         named = [(name, "token_fields") for name in types.token if self.fields.tokenized]
         named += [(name, "document_fields") for name in types.document]
         there = [of for of in named if not types.optional or of[0] in layout.names]
-        return columns + [column_of(layout, name, setting, where) for name, setting in there]
+        return columns + [
+            column_of(layout, name, setting, where, shape=types.token[name].shape)
+            if setting == "token_fields"
+            else column_of(layout, name, setting, where)
+            for name, setting in there
+        ]
 
     @property
     def _beside(self) -> list[str]:
@@ -396,11 +405,12 @@ class MDS(RecordFiles):
             found: dict[str, dict[str, NDArray[Any]]] = {}
             for i, column in enumerate(columns):
                 if i and column.setting != "image":
-                    values = integers_at(data, starts[i, kept], counts[i, kept], kinds[i, kept])
+                    numbers = counts[i, kept] * math.prod(column.shape)
+                    values = integers_at(data, starts[i, kept], numbers, kinds[i, kept])
                     fields = found.setdefault(column.setting, {})
                     fields[column.name] = values
                     if column.setting != "loss_mask":
-                        fields[column.name] = values.view(column.dtype)
+                        fields[column.name] = values.view(column.dtype).reshape(-1, *column.shape)
             of_documents = found.get("document_fields", {})
             block = replace(block, document_fields=of_documents)
             if isinstance(block, Documents):

@@ -6,8 +6,8 @@ not fit, break their document and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,9 +54,16 @@ def is_number(kind: pa.DataType) -> bool:
     )
 
 
-def is_number_list(kind: pa.DataType) -> bool:
-    """Return True for lists of integers, floating-point numbers or booleans."""
-    return _is_list(kind) and is_number(kind.value_type)
+def is_number_list(kind: pa.DataType, shape: tuple[int, ...] = ()) -> bool:
+    """Return True for lists of integers, floating-point numbers or booleans.
+
+    With a shape, they are lists of lists of this shape, with fixed sizes or not.
+    """
+    for size in (None, *shape):
+        if not _is_list(kind) or (size and getattr(kind, "list_size", size) != size):
+            return False
+        kind = kind.value_type
+    return is_number(kind)
 
 
 def is_mask_list(kind: pa.DataType) -> bool:
@@ -258,7 +265,8 @@ class TokenBlocks:
         limits: rows and bytes per block.
         max_bytes: a larger row is no document.
         broken: called for every row that is no document.
-        token_fields: columns with a number per token; document_fields: with a number per row.
+        token_fields: columns with a number per token, or several in lists of this shape;
+            document_fields: columns with a number per row.
     """
 
     shard: int
@@ -268,7 +276,7 @@ class TokenBlocks:
     limits: tuple[int, int]
     max_bytes: int
     broken: Broken
-    token_fields: Sequence[str] = ()
+    token_fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     document_fields: Sequence[str] = ()
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
@@ -277,11 +285,14 @@ class TokenBlocks:
         reasons: dict[int, str] = dict.fromkeys(lists.nulls.tolist(), "is null")
         ids = self._ids(lists, reasons)
 
-        def beside(name: str, what: str) -> NDArray[Any]:
-            return _token_values(lists, _Lists.of(rows.column(name)), what, reasons)
+        def beside(name: str, what: str, shape: tuple[int, ...] = ()) -> NDArray[Any]:
+            return _token_values(lists, _Lists.of(rows.column(name)), what, reasons, shape)
 
         masks = {name: beside(name, "mask value") for name in self.loss_masks}
-        token_fields = {name: beside(name, f'value in "{name}"') for name in self.token_fields}
+        token_fields = {
+            name: beside(name, f'value in "{name}"', shape)
+            for name, shape in self.token_fields.items()
+        }
         if ATTENTION_MASK in rows.schema.names:
             masks[ATTENTION_MASK] = beside(ATTENTION_MASK, f'value in "{ATTENTION_MASK}"')
         document_fields = {
@@ -324,11 +335,12 @@ class TokenBlocks:
 
 
 def _token_values(
-    lists: _Lists, others: _Lists, what: str, reasons: dict[int, str]
+    lists: _Lists, others: _Lists, what: str, reasons: dict[int, str], shape: tuple[int, ...] = ()
 ) -> NDArray[Any]:
-    """Return the flat values of another list column, laid out like the ids.
+    """Return the values (T, *shape) of another list column, laid out like the ids.
 
-    A document with a different number of values gets a reason; `what` names one value.
+    A document with a different number of values, or with a null or a list of another length in one
+    of them, gets a reason; `what` names one value.
     """
     first, _, rest = what.partition(" in ")
     plural = f"{first}s in {rest}" if rest else f"{first}s"
@@ -337,15 +349,40 @@ def _token_values(
         reasons.setdefault(row, f"has no {plural}")
     for row in np.flatnonzero(lengths != sizes).tolist():
         reasons.setdefault(row, f"has {lengths[row]} ids and {sizes[row]} {plural}")
-    for row in others.rows_of(_nulls(others.values)):
-        reasons.setdefault(row, f"has a {what} that is null")
-    values = _as_numbers(others.values)
+    values, wrong = _values_of(others.values, shape)
+    for row in others.rows_of(wrong):
+        reasons.setdefault(
+            row, f"has a {what} that is " + (f"not of shape {shape}" if shape else "null")
+        )
     if np.array_equal(lengths, sizes):
         return values
-    out = np.zeros(int(lists.offsets[-1]), dtype=values.dtype)
+    out = np.zeros((int(lists.offsets[-1]), *shape), dtype=values.dtype)
     fits = lengths == sizes
     out[np.repeat(fits, lengths)] = values[np.repeat(fits, sizes)]
     return out
+
+
+def _values_of(array: Any, shape: tuple[int, ...]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the numbers (T, *shape) of nested lists, and the positions of invalid ones of T.
+
+    The numbers of an invalid one are 0.
+    """
+    if not shape:
+        return _as_numbers(array), _nulls(array)
+    if not _is_list(array.type):  # of a column without a value
+        return np.zeros((len(array), *shape), np.uint8), np.arange(len(array))
+    lengths = _filled(pc.list_value_length(array), -1).to_numpy(zero_copy_only=False)
+    fits = lengths == shape[0]
+    is_whole = bool(fits.all())
+    inner, wrong = _values_of(
+        (array if is_whole else array.filter(pa.array(fits))).flatten(), shape[1:]
+    )
+    values, wrong = inner.reshape(-1, *shape), np.unique(wrong // shape[0])
+    if is_whole:
+        return values, wrong
+    out = np.zeros((len(array), *shape), dtype=values.dtype)
+    out[fits] = values
+    return out, np.union1d(np.flatnonzero(~fits), np.flatnonzero(fits)[wrong])
 
 
 def _row_values(column: pa.Array, name: str, reasons: dict[int, str]) -> NDArray[Any]:

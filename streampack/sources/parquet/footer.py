@@ -9,7 +9,9 @@ reading itself, raised an error or worked on every flipped bit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -129,12 +131,14 @@ def check_schema(
     of_documents = (is_token_list, "lists of token ids") if tokenized else (is_text, "strings")
     wanted = [(column, *of_documents, "tokens" if tokenized else "text")]
     wanted += [(mask, is_mask_list, "lists of booleans, or 1 and 0", "loss_mask") for mask in masks]
-    for of_type, fits, expected, setting in (
-        (types.token if tokenized else {}, is_number_list, "lists of numbers", "token_fields"),
-        (types.document, is_number, "numbers", "document_fields"),
-    ):
-        there = [field for field in of_type if not types.optional or field in schema.names]
-        wanted += [(field, fits, expected, setting) for field in there]
+    for field, dtype in types.token.items() if tokenized else ():
+        if not types.optional or field in schema.names:
+            fits: Callable[..., bool] = partial(is_number_list, shape=dtype.shape)
+            each = f"lists of shape {dtype.shape} of " if dtype.shape else ""
+            wanted.append((field, fits, f"lists of {each}numbers", "token_fields"))
+    for field in types.document:
+        if not types.optional or field in schema.names:
+            wanted.append((field, is_number, "numbers", "document_fields"))
     for field, fits, expected, setting in wanted:
         found = schema.field(field).type if schema.get_field_index(field) >= 0 else None
         if found is None or not (fits(found) or is_null(found)):

@@ -12,7 +12,7 @@ group is cut, its column is decoded once more, to find the row at which a part b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -316,13 +316,9 @@ class Parquet(RecordFiles):
             more = [*reader.columns, *self.field_types.token, *self.field_types.document]
             return [name for name in dict.fromkeys(more) if name in schema.names]
         own = [self.column, *self.fields.loss_masks]
-        more = [*self._token_fields, *self.field_types.document]
+        more = [*(self.field_types.token if self.tokenized else ()), *self.field_types.document]
         more += [ATTENTION_MASK] if self.tokenized else []
         return list(dict.fromkeys([*own, *(name for name in more if name in schema.names)]))
-
-    @property
-    def _token_fields(self) -> Sequence[str]:
-        return list(self.field_types.token) if self.tokenized else []
 
     def _batch_rows(self, rows: int, num_bytes: int) -> int:
         """Return the rows to decode at once: a block, several of short rows, part of a long one."""
@@ -349,7 +345,8 @@ class Parquet(RecordFiles):
         document = [name for name in self.field_types.document if name in there]
         if not self.tokenized:
             return TextBlocks(shard, self.column, limits, most, broken, document)
-        token = [name for name in self._token_fields if name in there]
+        types = self.field_types.token
+        token = {name: dtype.shape for name, dtype in types.items() if name in there}
         return TokenBlocks(
             shard,
             self.column,
