@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,14 +20,9 @@ from streampack.leaves import (
     load,
 )
 from tests.support.closure import code_lines, loaded_modules
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:  # of pytest, on Python 3.10
-    import tomli as tomllib
+from tests.support.deleted_leaves import CONTRACT, contract, is_in
 
 ROOT = Path(__file__).parent.parent
-CONTRACT = "no trunk file imports a leaf, inside functions neither"
 
 #: Lines of code that a run imports, at most. Lower them when they fall; a leaf never raises them.
 MOST_LINES = {"memory": 8_940, "ids": 12_440, "text": 13_470}
@@ -48,21 +42,10 @@ USES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _contract() -> dict[str, list[str]]:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    contracts = settings["tool"]["importlinter"]["contracts"]
-    (found,) = (contract for contract in contracts if contract["name"] == CONTRACT)
-    return found
-
-
-def _is_in(module: str, names: tuple[str, ...]) -> bool:
-    return any(module == name or module.startswith(f"{name}.") for name in names)
-
-
 @pytest.mark.parametrize("kind", MOST_LINES)
 def test_a_run_works_without_the_leaves_of_others_and_imports_little(kind: str) -> None:
-    leaves = _contract()["forbidden_modules"]
-    others = [name for name in leaves if not _is_in(name, USES[kind])]
+    leaves = contract()["forbidden_modules"]
+    others = [name for name in leaves if not is_in(name, USES[kind])]
     files = loaded_modules(kind, without=others)  # its error names the leaf that was imported
     sizes = {name: code_lines(file) for name, file in files.items()}
     largest = sorted(sizes, key=lambda name: -sizes[name])[:20]
@@ -84,14 +67,14 @@ def test_every_leaf_of_the_tables_is_there(function: str) -> None:
 
 
 def test_every_module_is_in_the_trunk_or_a_leaf() -> None:
-    contract = _contract()
-    trunk, leaves = contract["source_modules"], tuple(contract["forbidden_modules"])
+    named = contract()
+    trunk, leaves = named["source_modules"], tuple(named["forbidden_modules"])
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for path in (ROOT / "streampack").rglob("*.py")
         if path.name != "__init__.py"
     }
     assert modules >= {*trunk}
-    unknown = [name for name in modules if name not in trunk and not _is_in(name, leaves)]
+    unknown = [name for name in modules if name not in trunk and not is_in(name, leaves)]
     assert not unknown, f"name them in pyproject.toml, in the contract {CONTRACT!r}: {unknown}"
-    assert not [name for name in trunk if _is_in(name, leaves)]
+    assert not [name for name in trunk if is_in(name, leaves)]

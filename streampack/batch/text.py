@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
-from streampack.tokenization import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from streampack.batch.packed_batch import PackedBatch
@@ -48,6 +47,8 @@ def decoder(tokenizer: Any) -> Callable[[NDArray[np.int64]], str]:
     """Return a function from ids, (N,), to text; without a tokenizer it writes the ids."""
     if tokenizer is None:
         return lambda ids: " ".join(map(str, ids.tolist()))
+    from streampack.tokenization import Tokenizer, load_tokenizer
+
     settings = {} if isinstance(tokenizer, Tokenizer) else {"eos": "as-is", "bos": False}
     return load_tokenizer(tokenizer, **settings).decode
 

@@ -24,8 +24,9 @@ from streampack.packing import (
 )
 from streampack.packing.overflow import Overflow
 from streampack.run.dry_run import stream_plan
-from streampack.run.estimation import Forecast, Sample, forecast, sample
+from streampack.run.estimation import Forecast, forecast
 from streampack.run.plan import RunPlan
+from streampack.run.sampling import Sample, sample
 from streampack.sources.iterable.indexed import InMemory
 from streampack.sources.mixture import sources_of
 from streampack.sources.sharded import ShardedSource

@@ -17,7 +17,7 @@ from streampack.packing.balancing import Balance
 from streampack.packing.limits import row_loads
 from streampack.packing.rng import permutation
 from streampack.run.dry_run import stream_plan
-from streampack.run.estimation import sample
+from streampack.run.sampling import sample
 from streampack.window.config import WindowConfig
 
 SHARES_DOCUMENTS = 8192  # half as many put documents per row up to 3.4 % off (docs/papers.md)

@@ -27,7 +27,7 @@ from streampack import (
     WindowConfig,
     sources,
 )
-from tests.run.test_golden_batches import CHAT, TEXT, hashed
+from tests.run.test_golden_batches import CHAT, hashed, text_options
 from tests.support.flat_files import write_megatron
 
 FOLDER = Path(__file__).parent / "states_of_before"
@@ -86,8 +86,8 @@ def mixture(corpus: Path, *names: str, **options: Any) -> sources.Mixture:
 KINDS: dict[str, Callable[..., PackedDataset]] = {
     "parquet": lambda c, **options: run(c / "ids", **options),
     "in order": lambda c: run(c / "ids", shuffle=False, lanes=1),
-    "text": lambda c: run(c / "text", **TEXT),
-    "chat": lambda c: run(sources.Chat(c / "chats", template=CHAT), **TEXT),
+    "text": lambda c: run(c / "text", **text_options()),
+    "chat": lambda c: run(sources.Chat(c / "chats", template=CHAT), **text_options()),
     "megatron": lambda c: run(c / "megatron"),
     "arrow": lambda c: run(sources.Arrow(c / "arrow")),
     "mixture": lambda c, **options: run(mixture(c, "ids", "megatron"), **options),

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -27,17 +27,15 @@ from streampack.sources.chat.reader import ChatReader
 from streampack.sources.chat.records import SHAPES
 from streampack.sources.fields import Fields, RecordReader
 from streampack.sources.formats import RECORD_FORMATS
-from streampack.sources.iterable.hf import HFStream, dataset_parser
-from streampack.sources.iterable.indexed import Items
-from streampack.sources.iterable.items import is_random_access, kind_name
-from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
-from streampack.sources.iterable.source import ItemSource, Iterable
+from streampack.sources.iterable.items import kind_name
 from streampack.sources.paths import open_files
 from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.table import Table
 from streampack.storage.listing import named_paths
 from streampack.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from streampack.sources.iterable.source import ItemSource
 
 
 class Chat(Source):
@@ -223,16 +221,18 @@ def source_of_records(
     formats: Sequence[str] = RECORD_FORMATS,
     text: str | None = None,
 ) -> ShardedSource | ItemSource:
-    """Open files, or data in memory, as a source that passes whole records to `reader`."""
-    fields = Fields(False, "", records=reader)
-    made: ShardedSource | ItemSource
+    """Open files, or data in memory, as a source that passes whole records to `reader`.
+
+    Raises:
+        ConfigError: the data hold no records, or `storage` is given without paths.
+    """
     if names_files(data):
         paths = named_paths(data)
         files: Any = open_files(paths, text=text, reading=reading, storage=storage, formats=formats)
         if hasattr(files, "beside"):  # formats without columns
             files.beside = reader
         else:
-            files.fields = fields
+            files.fields = Fields(False, "", records=reader)
         return cast(ShardedSource, files)
     if storage is not None:
         raise ConfigError(
@@ -240,38 +240,9 @@ def source_of_records(
             "Leave storage out.",
             setting="storage",
         )
-    if is_by_columns(data):
-        made = Table(data, reading=reading)
-        made.fields = fields
-        return made
-    if is_random_access(data):
-        made = Items(data, text="messages", reading=reading)
-        first, where = made.first_items(), f"The {made.words[1]}"
-    else:
-        made = Iterable(data, text="messages", reading=reading)
-        first, where = [made.first_item()], "The first item of data"
-        if is_hf_stream(data):
-            made = HFStream(data, text=next(iter(first[0]), None), reading=reading)
-    made.parse = dataset_parser(data)
-    made.fields = fields.found_in(dict.fromkeys(_field_names(first), ""), where)
-    return made
+    from streampack.sources.chat.in_memory import records_in_memory
 
-
-def _field_names(items: Sequence[Any]) -> set[str]:
-    """Return the fields of records in memory; raise `ConfigError` if there are no records."""
-    if not len(items):
-        raise ConfigError(
-            "data must hold records, got none.", "Pass data that holds records.", setting="data"
-        )
-    names = {str(name) for item in items if isinstance(item, Mapping) for name in item}
-    if not names:
-        raise ConfigError(
-            f"data must hold records, but its first item is {items[0]!r:.80}.",
-            'Pass records, such as [{"messages": messages} for messages in data]; paths go in a '
-            "list.",
-            setting="data",
-        )
-    return names
+    return records_in_memory(data, Fields(False, "", records=reader), reading)
 
 
 def names_files(data: Any) -> bool:

@@ -1,0 +1,113 @@
+"""Read a sample of a run's documents: the sizes of some thousand, at up to four positions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.documents.blocks import Fields
+from streampack.errors import ConfigError
+from streampack.lane.config import LaneConfig
+from streampack.metrics import LaneTimes
+from streampack.packing.request import DocumentSizes
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.streams.base import LaneStream
+from streampack.streams.lane_stream import open_stream
+from streampack.window.entries import sizes_of
+
+SAMPLE_LANES = 4  # positions in the corpus that a sample is taken from
+SAMPLE_DOCUMENTS = 1024  # at each position, unless a number is given
+SAMPLE_TOKENS = 4 << 20  # limit at each position for long documents; larger samples raise it
+
+
+class Sample(NamedTuple):
+    """Sizes of sampled documents.
+
+    Attributes:
+        lengths: (N,) int64, tokens of each document.
+        weights: further document fields that the packer uses, by name, each (N,) int64.
+        empty: number of documents without a token, which are left out.
+        skipped: number of broken documents and shards.
+    """
+
+    lengths: NDArray[np.int64]
+    weights: Fields
+    empty: int
+    skipped: int
+
+
+def sample(config: LaneConfig, *, documents: int | None = None) -> Sample:
+    """Read a sample of some thousand documents, the same on every rank and at every start.
+
+    The documents come from up to four positions of the first epoch and are prepared as in the run.
+    The sample does not depend on the number of lanes or the topology.
+
+    Args:
+        config: source, preparation, and the fields that the packer uses.
+        documents: documents to read (fewer if the source is smaller, or documents are very long);
+            None reads 1024 at each position.
+
+    Raises:
+        ConfigError: the source can be read only once, so a sample would be lost to the run.
+    """
+    source = config.source
+    if source.once:
+        raise ConfigError(
+            "A sample must be read before the run, but the source can be read only once.",
+            "Pass a source that can be read again; to Buckets also shares=.",
+            setting="shares",
+        )
+    lanes = min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
+    share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)
+    most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
+    once = replace(config, lanes=lanes, epochs=1, order=None)
+    found = []
+    empty = skipped = 0
+    for lane in range(lanes):
+        stream, blocks, _ = begun(once, lane, documents=share, tokens=most_tokens)
+        found += first_documents([block._replace(members=None) for block in blocks], share)
+        counts = stream.skips.counts
+        empty, skipped = empty + counts.empty_documents, skipped + counts.skipped
+    every = joined_sizes(found, config)
+    return Sample(every.lengths, every.weights, empty, skipped)
+
+
+def begun(
+    config: LaneConfig, lane: int, *, documents: int, tokens: int
+) -> tuple[LaneStream, list[DocumentSizes], bool]:
+    """Read the first blocks of a lane, up to `documents` documents or `tokens` tokens.
+
+    Returns:
+        The stream, the sizes of the blocks, and True if the stream ended first.
+    """
+    skips = ErrorPolicy(config.on_error)
+    stream = open_stream(config, lane, skips=skips, times=LaneTimes())
+    blocks: list[DocumentSizes] = []
+    read = 0
+    while stream.serial < documents and read < tokens:
+        block = stream.peek()
+        if block is None:
+            return stream, blocks, True
+        blocks.append(sizes_of(block, config.packer))
+        read += block.num_tokens
+        stream.consume(len(block))
+    return stream, blocks, False
+
+
+def first_documents(blocks: list[DocumentSizes], count: int) -> list[DocumentSizes]:
+    """Return the first `count` documents of the blocks."""
+    found = []
+    for block in blocks:
+        found.append(block.first(count))
+        count = max(count - len(block.lengths), 0)
+    return found
+
+
+def joined_sizes(parts: list[DocumentSizes], config: LaneConfig) -> DocumentSizes:
+    """Return the sizes of all parts as one; there may be no part."""
+    none = np.zeros(0, dtype=np.int64)
+    nothing = DocumentSizes(none, dict.fromkeys(config.packer.weights, none))
+    return DocumentSizes.joined([nothing, *parts])

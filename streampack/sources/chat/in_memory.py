@@ -1,0 +1,60 @@
+"""Sources of records in memory: lists, tables, iterables and datasets of Hugging Face."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streampack.errors import ConfigError
+from streampack.sources.fields import Fields
+from streampack.sources.iterable.hf import HFStream, dataset_parser
+from streampack.sources.iterable.indexed import Items
+from streampack.sources.iterable.items import is_random_access
+from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
+from streampack.sources.iterable.source import ItemSource, Iterable
+from streampack.sources.reading import ReadOptions
+from streampack.sources.sharded import ShardedSource
+from streampack.sources.table import Table
+
+
+def records_in_memory(
+    data: Any, fields: Fields, reading: ReadOptions | None
+) -> ShardedSource | ItemSource:
+    """Return the source of the records in `data`, which reads the given fields of them.
+
+    Raises:
+        ConfigError: the data hold no records.
+    """
+    made: ShardedSource | ItemSource
+    if is_by_columns(data):
+        made = Table(data, reading=reading)
+        made.fields = fields
+        return made
+    if is_random_access(data):
+        made = Items(data, text="messages", reading=reading)
+        first, where = made.first_items(), f"The {made.words[1]}"
+    else:
+        made = Iterable(data, text="messages", reading=reading)
+        first, where = [made.first_item()], "The first item of data"
+        if is_hf_stream(data):
+            made = HFStream(data, text=next(iter(first[0]), None), reading=reading)
+    made.parse = dataset_parser(data)
+    made.fields = fields.found_in(dict.fromkeys(_field_names(first), ""), where)
+    return made
+
+
+def _field_names(items: Sequence[Any]) -> set[str]:
+    """Return the fields of records in memory; raise `ConfigError` if there are no records."""
+    if not len(items):
+        raise ConfigError(
+            "data must hold records, got none.", "Pass data that holds records.", setting="data"
+        )
+    names = {str(name) for item in items if isinstance(item, Mapping) for name in item}
+    if not names:
+        raise ConfigError(
+            f"data must hold records, but its first item is {items[0]!r:.80}.",
+            'Pass records, such as [{"messages": messages} for messages in data]; paths go in a '
+            "list.",
+            setting="data",
+        )
+    return names
