@@ -87,7 +87,7 @@ def checked_reading(reading: ReadOptions | None) -> ReadOptions:
     if not isinstance(reading, ReadOptions):
         raise ConfigError(
             f"reading is {reading!r:.200}.",
-            "Pass sources.Reading(open_shards=2), or leave it out.",
+            "Pass sources.ReadOptions(open_shards=2), or leave it out.",
             setting="reading",
         )
     return reading

@@ -300,7 +300,12 @@ FILES = ("extras", "storage", "sources.file_source", "sources.paths", "sources.r
 PARQUET = (*FILES, "sources.parquet")
 ARRAYS = (*FILES, "sources.integer_arrays")
 LINES = (*FILES, "sources.json_records", "sources.jsonl")
-FIELDS = ("documents.casting", "streams.field_stage", "window.field_columns")
+FIELDS = (
+    "documents.casting",
+    "documents.declared_fields",
+    "streams.field_stage",
+    "window.field_columns",
+)
 LIMITS = ("packing.limits", "packing.loss_tokens")
 MEASURED = ("run.dry_run", "run.measuring", "run.sampling", "packing.balancing", *LIMITS)
 TOKENIZER = tuple(
