@@ -27,6 +27,7 @@ PRINTS = {
     "attention_kernels": r"flex: differs from each segment by itself by \d\.\de-(0[2-9]|1\d) at",
     "cp_degrees": r"[1-9]\d* of degree 4\ngradients .* by (0\.0e\+00|\d\.\de-1[4-9]) at",
     "decomposition": r"(\d+) of \1 tokens in rows of 32, 64, 128, 256",
+    "distillation": r"by \d\.\de-1[4-9] at most\ndivergence .*: [23]\.\d\d, after .* 0\.[2-6]\d",
     "dpo_tree": r"1\.7 times fewer tokens, losses differ by (0\.0e\+00|\d\.\de-1[2-9]) at most",
     "elastic_torchrun": r"60  .* on 8 ranks\nlargest difference: (0\.0e\+00|\d\.\de-1\d)",
     "fill_in_the_middle": r"1\d\d of 120 documents were long .*\n[3-8]\d of them were rearranged",

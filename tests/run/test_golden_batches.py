@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,12 @@ def text_options() -> dict[str, Any]:
     return {"tokenizer": byte_tokenizer(), "token_rules": sp.TokenRules(eos_id=256, pad_id=0)}
 
 
+def routed(documents: Documents, seeds: Any) -> Documents:
+    """A map that adds eight numbers to each token."""
+    experts = documents.tokens[:, None, None] * 3 + np.arange(8, dtype=np.int16).reshape(4, 2)
+    return replace(documents, token_fields={**documents.token_fields, "experts": experts})
+
+
 def packed(corpus: Corpus, name: str, **options: Any) -> PackedDataset:
     """A run over a file of the corpus."""
     options.setdefault("lanes", LANES)
@@ -154,6 +161,12 @@ KINDS: dict[str, Callable[[Corpus], PackedDataset]] = {
     "parquet": lambda c: packed(c, "ids.parquet"),
     "fields": lambda c: packed(
         c, "ids.parquet", token_fields={"reward": "float32"}, document_fields={"score": "float32"}
+    ),
+    "fields of several numbers": lambda c: packed(
+        c,
+        "ids.parquet",
+        map=sp.Hook("routed", routed),
+        token_fields={"experts": ("int16", (4, 2)), "reward": "float32"},
     ),
     "filter": lambda c: packed(c, "ids.parquet", filter=sp.Hook("longer", longer)),
     "eos": lambda c: packed(
@@ -269,6 +282,7 @@ GOLDEN = {
     "list, provenance": "eb8262bb7294789d",
     "parquet": "cf317dae588aec9b",
     "fields": "27406157e64da07c",
+    "fields of several numbers": "e0b4a7eb357c0b4b",
     "filter": "3bd1df8b8ad81290",
     "eos": "f14e01278c17ff73",
     "loss mask, two epochs": "e9d12aab1bbdd3ce",
@@ -333,6 +347,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "list, provenance": ("window.provenance",),
     "parquet": PARQUET,
     "fields": (*PARQUET, *FIELDS),
+    "fields of several numbers": (*PARQUET, *FIELDS, "streams.hooks"),
     "filter": (*PARQUET, "streams.hooks"),
     "eos": (*PARQUET, "tokenization.ends"),
     "loss mask, two epochs": PARQUET,
