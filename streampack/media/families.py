@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from streampack.cached import cached_property
 from streampack.errors import ConfigError
 from streampack.media.attachments import Attachments, MediaForm, Reference, Size
+from streampack.media.fetching import Heads
 from streampack.media.images import blank, decoded, size_of
 from streampack.storage.storage import Storage
 
@@ -172,14 +173,17 @@ class ImagePlanner:
         named = {name: getattr(self.processor, name, None) for name in more}
         return {"processor": self.name, "image_token": self.token, **named, **settings}
 
-    def sizes(self, attached: Attachments) -> tuple[Size, ...]:
+    def sizes(self, attached: Attachments, heads: Heads) -> tuple[Size, ...]:
         """Return the sizes of the images, from fields or from the heads of their files.
 
         Raises:
             ValueError: a size is not a height and a width, or an image cannot be read.
         """
         if attached.sizes is None:
-            return tuple(size_of(each, attached.storage) for each in attached.references)
+            storage = attached.storage
+            return tuple(
+                size_of(each, storage, heads.take(each, storage)) for each in attached.references
+            )
         if any(len(size) != 2 for size in attached.sizes):
             raise ValueError("has sizes of other than two numbers, a height and a width")
         return attached.sizes

@@ -22,6 +22,7 @@ from streampack.media.inline import inline_bytes
 from streampack.media.orientation import is_on_its_side, metadata_chunks
 from streampack.media.pillow import Image, ImageOps
 from streampack.sources.records import BrokenDocumentError
+from streampack.storage.starts import Pending, read_start
 from streampack.storage.storage import Storage
 
 _HEAD_BYTES = 64 << 10
@@ -93,28 +94,31 @@ def _file_of(image: Image.Image) -> Reference:
 
 
 @contextmanager
-def _opened(reference: Reference, storage: Storage, *, whole: bool) -> Iterator[Image.Image]:
+def _opened(
+    reference: Reference, storage: Storage, *, whole: bool, head: Pending | None = None
+) -> Iterator[Image.Image]:
     """Open an image and read its head only.
 
     Args:
         whole: fetch the whole file, because pixels will be decoded.
+        head: the first bytes of the file, from `pending_head`, if they are being fetched.
 
     Raises:
         BrokenImageError: the file is missing or not an image.
         StorageError: the file could not be read; a retry may succeed.
     """
-    with _named(reference):
+    with named_failures(reference):
         if isinstance(reference, Image.Image):
             yield reference
         else:
-            with _open(reference, storage, whole=whole) as image:
+            with _open(reference, storage, whole, head) as image:
                 if image.format == "EPS":  # a program, which may run for any time
                     raise BrokenImageError("EPS is not read")
                 yield image
 
 
 @contextmanager
-def _named(reference: Reference) -> Iterator[None]:
+def named_failures(reference: Reference) -> Iterator[None]:
     """Turn errors about a reference into `BrokenImageError`, or `StorageError` if transient."""
     try:
         yield
@@ -133,52 +137,72 @@ def _named(reference: Reference) -> Iterator[None]:
         raise BrokenImageError(f"{type(error).__name__}: {error}"[:200]) from error
 
 
-def _open(reference: bytes | str, storage: Storage, *, whole: bool) -> Image.Image:
+def is_remote(reference: Reference) -> bool:
+    """Return True for a URL."""
+    return isinstance(reference, str) and "://" in reference
+
+
+def pending_head(url: str, storage: Storage) -> Pending:
+    """Start to fetch the first bytes of a remote image, which have its size."""
+    return Pending.start(storage, url, _HEAD_BYTES)
+
+
+def _open(
+    reference: bytes | str, storage: Storage, whole: bool, head: Pending | None
+) -> Image.Image:
     if isinstance(reference, bytes):
         return Image.open(io.BytesIO(reference))
-    if "://" not in reference:
+    if not is_remote(reference):
         # Given a path, Pillow would memory-map some TIFFs and not rotate them.
         return Image.open(io.BytesIO(Path(reference).read_bytes()) if whole else reference)
-    size = storage.size(reference)
-    if not whole and size > _HEAD_BYTES:
+    if not whole:
+        data = (head or pending_head(reference, storage)).result()
+        if len(data) < _HEAD_BYTES:
+            return Image.open(io.BytesIO(data))
         with suppress(Exception):  # the head of some formats is longer
-            return Image.open(io.BytesIO(storage.read_range(reference, 0, _HEAD_BYTES)))
-    return Image.open(io.BytesIO(storage.read_range(reference, 0, size)))
+            return Image.open(io.BytesIO(data))
+    return Image.open(io.BytesIO(read_start(storage, reference)))
 
 
 def _tail(image: Image.Image, reference: bytes | str, storage: Storage) -> bytes:
-    """Return a PNG's metadata; of a remote one the last 64 KiB, as much as is read of its head."""
+    """Return a PNG's metadata; of a remote one the last 64 KiB, if it has more than its head."""
     if isinstance(reference, bytes):
         return metadata_chunks(io.BytesIO(reference))
     if "://" not in reference:
         with open(reference, "rb") as file:
             return metadata_chunks(file)
-    size, head = storage.size(reference), getattr(image, "fp", None)
-    if size <= _HEAD_BYTES and isinstance(head, io.BytesIO):
+    head = getattr(image, "fp", None)
+    if isinstance(head, io.BytesIO) and head.getbuffer().nbytes != _HEAD_BYTES:
         return head.getvalue()
+    size = storage.size(reference)
     return storage.read_range(reference, max(size - _HEAD_BYTES, 0), size)
 
 
 def content_of(reference: bytes | str, storage: Storage) -> bytes:
     """Return the bytes of a file; raises like `decoded`."""
-    with _named(reference):
+    with named_failures(reference):
         if isinstance(reference, bytes):
             return reference
-        return storage.read_range(reference, 0, storage.size(reference))
+        if is_remote(reference):
+            return read_start(storage, reference)
+        return Path(reference).read_bytes()
 
 
-def size_of(reference: Reference, storage: Storage | None = None) -> Size:
+def size_of(
+    reference: Reference, storage: Storage | None = None, head: Pending | None = None
+) -> Size:
     """Return the height and width of an image after EXIF rotation, from the head of its file.
 
     Args:
         storage: access to URLs.
+        head: the first bytes of a remote file, if they are being fetched.
 
     Raises:
         BrokenImageError: the file is missing, not an image, or has so many pixels that Pillow
             treats it as a decompression bomb.
         StorageError: the file could not be read; a retry may succeed.
     """
-    with _opened(reference, storage or Storage(), whole=False) as image:
+    with _opened(reference, storage or Storage(), whole=False, head=head) as image:
         width, height = image.size
         in_memory = isinstance(reference, Image.Image)
         tail = None if in_memory else partial(_tail, image, reference, storage or Storage())

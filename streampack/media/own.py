@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from streampack.cached import cached_property
 from streampack.media.attachments import Attachments, Reference, Size
 from streampack.media.families import Family, ImagePlanner
+from streampack.media.fetching import Heads
 from streampack.media.images import content_of
 from streampack.storage.storage import Storage
 
@@ -114,7 +115,7 @@ class OwnPlanner(ImagePlanner):
 class MediaPlanner(OwnPlanner):
     """Planner for a `MediaModel`."""
 
-    def sizes(self, attached: Attachments) -> tuple[Size, ...]:
+    def sizes(self, attached: Attachments, heads: Heads) -> tuple[Size, ...]:
         """Return the sizes from the record's fields; raise `ValueError` without them."""
         if attached.sizes is None:
             raise ValueError("has no size; name the fields that hold it by sizes=")

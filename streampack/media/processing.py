@@ -24,10 +24,12 @@ from streampack.documents.conversations import IMAGE_PART
 from streampack.errors import ContentError, StorageError
 from streampack.media.attachments import Attachments, BatchMedia, HeldMedia, Size, objects
 from streampack.media.families import joined, with_margins
-from streampack.media.images import BrokenImageError
+from streampack.media.fetching import Heads, HeldBatch
+from streampack.media.images import BrokenImageError, named_failures
 from streampack.media.own import planner_of
 from streampack.sources.base import Source
 from streampack.sources.error_policy import ErrorPolicy
+from streampack.storage.starts import Pending
 from streampack.window.packed_rows import PackedRows
 
 _THREADS = 8
@@ -98,6 +100,7 @@ class MediaProcessing:
         repeats = np.ones(len(documents.tokens), dtype=np.int64)
         planned: list[Attachments] = []
         written: list[NDArray[np.int64]] = []
+        heads = Heads(given)
         is_place = np.zeros(len(documents.tokens), dtype=np.bool_)
         good: list[int] = []
         for i, attached in enumerate(given):
@@ -107,7 +110,7 @@ class MediaProcessing:
                     raise ValueError(
                         "has a token of videos, or of an image's features, in its text"
                     )
-                made, ids = self._planned(attached, own - offsets[i])
+                made, ids = self._planned(attached, own - offsets[i], heads)
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))
                 skips.handle(source.broken_document(shard, index, str(reason)))
@@ -125,7 +128,7 @@ class MediaProcessing:
         return replace(documents, document_fields={**documents.document_fields, **fields})
 
     def _planned(
-        self, attached: Attachments, places: NDArray[np.int64]
+        self, attached: Attachments, places: NDArray[np.int64], heads: Heads
     ) -> tuple[Attachments, list[NDArray[np.int64]]]:
         """Return a document's attachments with their positions, and the token ids of its images.
 
@@ -138,7 +141,7 @@ class MediaProcessing:
         if not count:
             return attached, []
         try:
-            sizes = self.planner.sizes(attached)
+            sizes = self.planner.sizes(attached, heads)
             ids, patches = self.planner.plan(sizes)
             for size, of_image in zip(sizes, patches.tolist(), strict=True):
                 self._require_possible(size, of_image)
@@ -173,7 +176,7 @@ class MediaProcessing:
         """Decode and process the images of a batch.
 
         Args:
-            rows: rows with `media` of `HeldMedia`, or None.
+            rows: rows with a `HeldBatch` as `media`, or None.
             name: function from a document's origin to its name.
             skips: gets a `ContentError` for each broken image. If the error is skipped, the
                 document carries no loss, and a grey image of the same size replaces the image.
@@ -182,9 +185,17 @@ class MediaProcessing:
             ContentError: an image cannot be decoded, or differs from its plan.
             StorageError: an image could not be read; a retry may succeed.
         """
-        held = [HeldMedia(*each) for each in rows.media or ()]
+        batch: HeldBatch = rows.media or HeldBatch(())
+        held = batch.media
+        batch.fetch()
+        batch.fetch_following()
         jobs = [
-            (reference, size, int(patches), each.attachments.storage)
+            (
+                batch.reference(reference, each.attachments.storage),
+                size,
+                int(patches),
+                each.attachments.storage,
+            )
             for each in held
             for reference, size, patches in zip(
                 each.attachments.references,
@@ -194,6 +205,7 @@ class MediaProcessing:
             )
         ]
         made = list(_pool().map(self._arrays, jobs)) if jobs[1:] else [*map(self._arrays, jobs)]
+        batch.drop()
         owners = np.repeat(
             np.arange(len(held)), [len(each.attachments.references) for each in held]
         )
@@ -228,6 +240,9 @@ class MediaProcessing:
         """Return the model's arrays for an image, or a `BrokenImageError`."""
         reference, size, patches, storage = job
         try:
+            if isinstance(reference, Pending):
+                with named_failures(reference):
+                    reference = reference.result()
             arrays = self.planner.arrays(
                 self.planner.blank(size)
                 if reference is None

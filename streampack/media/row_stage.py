@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from streampack.media.attachments import MEDIA
+from streampack.media.attachments import MEDIA, HeldMedia
+from streampack.media.fetching import HeldBatch
 from streampack.media.processing import MediaProcessing
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.window.entries import HeldBlocks
 from streampack.window.gather import Pieces
 from streampack.window.packed_rows import PackedRows
+
+#: The last batch made of each window.
+_last: weakref.WeakKeyDictionary[HeldBlocks, weakref.ref[HeldBatch]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,16 @@ class Images:
         """See `RowStage`."""
         found = enumerate(held.objects(MEDIA, pieces.serial))
         slots = pieces.slot.tolist()
-        own = tuple((i, slots[i], pieces.origin[i], each) for i, each in found if each is not None)
+        own = HeldBatch(
+            tuple(
+                HeldMedia(i, slots[i], pieces.origin[i], each)
+                for i, each in found
+                if each is not None
+            )
+        )
+        if (last := _last.get(held)) is not None and (before := last()) is not None:
+            before.following = own
+        _last[held] = weakref.ref(own)
         return rows._replace(media=own)
 
     def empty(self, rows: PackedRows) -> PackedRows:

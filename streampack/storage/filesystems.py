@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
+import threading
 import weakref
 from contextlib import suppress
 from typing import Any
@@ -22,6 +24,15 @@ _PACKAGES = {
     "abfss": "adlfs",
     "hf": "huggingface_hub",
 }
+
+
+def open_once(
+    opened: dict[str, Any], protocol: str, options: dict[str, Any], timeout_s: float
+) -> None:
+    """Open a file system unless another thread has; `opened` has those of a process by protocol."""
+    with _opening:
+        if protocol not in opened:
+            opened[protocol] = open_filesystem(protocol, options, timeout_s)
 
 
 def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) -> Any:
@@ -82,6 +93,7 @@ def _try_once(protocol: str, filesystem: Any) -> None:
     """Switch off the file system's retries, because `with_retries` makes them."""
     if protocol in ("s3", "s3a"):
         filesystem.retries = 1
+        _share_client(filesystem)
     elif protocol in ("gs", "gcs"):
         once = getattr(type(filesystem)._request, "__wrapped__", None)
         if once is not None:
@@ -89,6 +101,24 @@ def _try_once(protocol: str, filesystem: Any) -> None:
     elif protocol in ("az", "abfs", "abfss"):
         with suppress(AttributeError):
             filesystem.service_client._config.retry_policy.total_retries = 0
+
+
+def _share_client(filesystem: Any) -> None:
+    """Let the first requests share a client of S3; at once, s3fs would make one for each.
+
+    A client takes a seventh of a second of processor time.
+    """
+    make, lock = getattr(filesystem, "set_session", None), asyncio.Lock()
+    if make is None:
+        return
+
+    async def shared(refresh: bool = False, **named: Any) -> Any:
+        async with lock:
+            if refresh or filesystem._s3 is None:
+                await make(refresh=refresh, **named)
+            return filesystem._s3
+
+    filesystem.set_session = shared
 
 
 _opened: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -104,7 +134,14 @@ def _keep_inherited() -> None:
     _inherited.extend(_opened.values())
 
 
-os.register_at_fork(after_in_child=_keep_inherited)
+def _after_fork() -> None:
+    global _opening
+    _opening = threading.Lock()  # another thread may have held it
+    _keep_inherited()
+
+
+_opening = threading.Lock()
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _s3_options(options: dict[str, Any], timeout_s: float) -> None:

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 from fsspec.asyn import sync
 
-from streampack.storage.remote import VERSION_FIELDS, Pace, info_of, replaced, split_url, version_of
+from streampack.storage.remote import (
+    VERSION_FIELDS,
+    FileInfo,
+    Pace,
+    info_of,
+    replaced,
+    split_url,
+    version_of,
+)
 
 _HTTP = ("http", "https")
 _S3 = ("s3", "s3a")
@@ -18,10 +26,11 @@ _PART_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
-    """Bytes of a file, and its version at that time, from `version_of`."""
+    """Bytes of a file, its version at that time, from `version_of`, and its size if it was told."""
 
     data: bytes
     version: str
+    size: int | None = None
 
 
 def fetch_range(
@@ -59,6 +68,33 @@ def fetch_range(
     if len(data) != stop - start:
         raise OSError(f"{len(data)} bytes came instead of {stop - start}")
     return Part(data, version_of(info_of(filesystem, url, pace)))
+
+
+def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part:
+    """Fetch the first `most` bytes of a file, or all of it, in one request; fewer at its end.
+
+    Raises:
+        OSError: fewer bytes came than the answer told; the file system may raise other errors too.
+    """
+    protocol = split_url(url)[0]
+    method: Any = None
+    if protocol in _HTTP:
+        method = _http_start
+    elif protocol in _S3 and hasattr(filesystem, "_call_s3"):
+        method = _s3_start
+    elif protocol == "hf":
+        return _hub_start(filesystem, url, most, pace)
+    if method is not None:
+        found: Part = pace.call(filesystem, method, filesystem, url, most, pace, num_bytes=None)
+        return found
+    asked: dict[str, Any] = {} if most is None else {"start": 0, "end": most}
+    try:
+        options = {} if filesystem.async_impl else {"cache_type": "none"}
+        size = most or _PART_BYTES
+        data = pace.call(filesystem, "cat_file", url, num_bytes=size, **asked, **options)
+    except (NotImplementedError, io.UnsupportedOperation):
+        data = b"".join(_file_chunks(filesystem, url, pace))[:most]
+    return Part(data, "")
 
 
 def whole_file(filesystem: Any, url: str, size: int, pace: Pace) -> Iterator[bytes]:
@@ -108,10 +144,8 @@ async def _http_answer(filesystem: Any, url: str) -> Any:
     return answer
 
 
-def _hub_range(
-    filesystem: Any, url: str, start: int, stop: int, size: int, pace: Pace
-) -> Part | None:
-    """Fetch a range from the Hub; its first answer, often a redirection, has the version."""
+def _hub_answer(filesystem: Any, url: str, range_: str, pace: Pace) -> tuple[Any, str]:
+    """Ask the Hub for a file; return the answer and the ETag, which a redirection may have."""
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
         build_hf_headers,
@@ -126,15 +160,21 @@ def _hub_range(
         revision=resolved.revision,
         endpoint=filesystem.endpoint,
     )
-    headers = build_hf_headers(token=filesystem.token)
-    headers |= {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+    headers = build_hf_headers(token=filesystem.token) | {"Accept-Encoding": "identity"}
+    headers |= {"Range": range_} if range_ else {}
     answer = get_session().get(link, headers=headers, timeout=pace.timeout_s)
     hf_raise_for_status(answer)
     tags = [
         sent.headers.get("X-Linked-Etag") or sent.headers.get("ETag") or ""
         for sent in [*answer.history, answer]
     ]
-    etag = next(filter(None, tags), "").removeprefix("W/")
+    return answer, next(filter(None, tags), "").removeprefix("W/")
+
+
+def _hub_range(
+    filesystem: Any, url: str, start: int, stop: int, size: int, pace: Pace
+) -> Part | None:
+    answer, etag = _hub_answer(filesystem, url, _range(start, stop), pace)
     if answer.status_code == 200 and (start, stop) != (0, size):
         return None
     if answer.status_code != 200:
@@ -142,11 +182,33 @@ def _hub_range(
     return _part(answer.content, stop - start, {"ETag": etag})
 
 
-async def _http_range(filesystem: Any, url: str, start: int, stop: int, size: int) -> Part | None:
+def _hub_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part:
+    answer, etag = _hub_answer(filesystem, url, _range(0, most), pace)
+    size = _size(url, answer.headers.get("Content-Range"), len(answer.content))
+    end = _end(size, most)
+    return _part(answer.content[:end], end, {"ETag": etag}, size)
+
+
+def _http_asked(filesystem: Any, range_: str) -> dict[str, Any]:
+    """Return the arguments of a request over HTTP."""
     options = dict(filesystem.kwargs)
-    headers = {**(options.pop("headers", None) or {}), "Range": f"bytes={start}-{stop - 1}"}
-    session = await filesystem.set_session()
-    async with session.get(filesystem.encode_url(url), headers=headers, **options) as answer:
+    headers = dict(options.pop("headers", None) or {})
+    return {**options, "headers": {**headers, "Range": range_} if range_ else headers}
+
+
+async def _http_body(answer: Any, most: int) -> bytearray:
+    """Read a body, and stop soon after `most` bytes."""
+    data = bytearray()
+    async for chunk in answer.content.iter_any():
+        data += chunk
+        if len(data) > most:
+            break
+    return data
+
+
+async def _http_range(filesystem: Any, url: str, start: int, stop: int, size: int) -> Part | None:
+    session, asked = await filesystem.set_session(), _http_asked(filesystem, _range(start, stop))
+    async with session.get(filesystem.encode_url(url), **asked) as answer:
         answer.raise_for_status()
         if answer.status == 200 and (start, stop) != (0, size):
             return None
@@ -154,32 +216,68 @@ async def _http_range(filesystem: Any, url: str, start: int, stop: int, size: in
             _check_range(answer.headers.get("Content-Range", ""), url, start, stop, size)
         if answer.status not in (200, 206):
             raise OSError(f"status {answer.status} came for a range")
-        data = bytearray()
-        async for chunk in answer.content.iter_any():
-            data += chunk
-            if len(data) > stop - start:
-                break
-        return _part(
-            data, stop - start, {name: answer.headers.get(name) for name in VERSION_FIELDS}
-        )
+        return _part(await _http_body(answer, stop - start), stop - start, _http_version(answer))
+
+
+async def _http_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part:
+    session, asked = await filesystem.set_session(), _http_asked(filesystem, _range(0, most))
+    async with await pace.limited(session.get(filesystem.encode_url(url), **asked), 0) as answer:
+        answer.raise_for_status()
+        if answer.status not in (200, 206):
+            raise OSError(f"status {answer.status} came for a file")
+        size = _size(url, answer.headers.get("Content-Range"), answer.content_length)
+        end = _end(size, most)
+        data = await pace.limited(_http_body(answer, end), end)
+        if answer.status == 200:  # of a server without ranges
+            del data[end:]
+        return _part(data, end, _http_version(answer), size)
+
+
+def _http_version(answer: Any) -> dict[str, Any]:
+    return {name: answer.headers.get(name) for name in VERSION_FIELDS}
 
 
 async def _s3_range(filesystem: Any, url: str, start: int, stop: int, size: int) -> Part:
-    bucket, key, version = filesystem.split_path(url)
-    named = {"VersionId": version} if version else {}
-    answer = await filesystem._call_s3(
-        "get_object",
-        Bucket=bucket,
-        Key=key,
-        Range=f"bytes={start}-{stop - 1}",
-        **named,
-        **filesystem.req_kw,
-    )
+    answer = await _s3_answer(filesystem, url, _range(start, stop))
     try:
         _check_range(str(answer.get("ContentRange", "")), url, start, stop, size)
         return _part(await answer["Body"].read(), stop - start, dict(answer))
     finally:
         answer["Body"].close()
+
+
+async def _s3_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part:
+    answer = await pace.limited(_s3_answer(filesystem, url, _range(0, most)), 0)
+    try:
+        size = _size(url, answer.get("ContentRange"), answer.get("ContentLength"))
+        end = _end(size, most)
+        return _part(await pace.limited(answer["Body"].read(), end), end, dict(answer), size)
+    finally:
+        answer["Body"].close()
+
+
+async def _s3_answer(filesystem: Any, url: str, range_: str) -> Any:
+    bucket, key, version = filesystem.split_path(url)
+    named = {"VersionId": version} if version else {}
+    asked = {"Range": range_} if range_ else {}
+    return await filesystem._call_s3(
+        "get_object", Bucket=bucket, Key=key, **asked, **named, **filesystem.req_kw
+    )
+
+
+def _range(start: int, stop: int | None) -> str:
+    return "" if stop is None else f"bytes={start}-{stop - 1}"
+
+
+def _size(url: str, said: str | None, num_bytes: int | None) -> int:
+    """Return the size of a file from the headers of an answer: range, or length without one."""
+    total = (said or "").rpartition("/")[2]
+    info = {"size": int(total) if total.isdecimal() else None if said else num_bytes}
+    return FileInfo.of(url, info).num_bytes
+
+
+def _end(size: int, most: int | None) -> int:
+    return size if most is None else min(most, size)
 
 
 def _check_range(said: str, url: str, start: int, stop: int, size: int) -> None:
@@ -190,8 +288,10 @@ def _check_range(said: str, url: str, start: int, stop: int, size: int) -> None:
         raise OSError(f"bytes {start}-{stop - 1} were asked for and {said or 'others'} came")
 
 
-def _part(data: bytes | bytearray, expected: int, headers: dict[str, Any]) -> Part:
+def _part(
+    data: bytes | bytearray, expected: int, headers: dict[str, Any], size: int | None = None
+) -> Part:
     if len(data) != expected:
         more = "more than " if len(data) > expected else ""
         raise OSError(f"{more}{len(data)} bytes came instead of {expected}")
-    return Part(bytes(data), version_of(headers))
+    return Part(bytes(data), version_of(headers), size)

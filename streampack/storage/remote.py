@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -141,7 +141,9 @@ class Pace:
             f"{came} after {seconds:.3g} s; min_bytes_per_s is {self.min_bytes_per_s:g}"
         )
 
-    def call(self, filesystem: Any, method: Any, *args: Any, num_bytes: int, **options: Any) -> Any:
+    def call(
+        self, filesystem: Any, method: Any, *args: Any, num_bytes: int | None, **options: Any
+    ) -> Any:
         """Call `method` of a file system, and give up after the time allowed for `num_bytes`.
 
         Args:
@@ -149,30 +151,37 @@ class Pace:
             method: name of a method, or a coroutine function. A synchronous method is called
                 directly, with its own time limits.
             args: arguments of the method.
-            num_bytes: expected size of the answer; 0 for a short answer.
+            num_bytes: expected size of the answer; 0 for a short answer; None if the method limits
+                its time itself.
             options: keyword arguments of the method.
         """
         if isinstance(method, str):
             if not filesystem.async_impl:
                 return getattr(filesystem, method)(*args, **options)
             method = getattr(filesystem, "_" + method)
-        if self.min_bytes_per_s == 0:
+        if num_bytes is None:
             return sync(filesystem.loop, method, *args, **options)
-        limit_s = self.timeout_s + num_bytes / self.min_bytes_per_s
 
         async def limited() -> Any:
-            task = asyncio.ensure_future(method(*args, **options))
-            try:
-                done, _ = await asyncio.wait({task}, timeout=limit_s)
-                if not done:
-                    raise self.too_slow(None, limit_s)
-                return task.result()
-            finally:
-                if not task.done():
-                    task.cancel()
-                    await asyncio.wait({task}, timeout=1)
+            return await self.limited(method(*args, **options), num_bytes)
 
         return sync(filesystem.loop, limited)
+
+    async def limited(self, answer: Awaitable[T], num_bytes: int) -> T:
+        """Await an answer, and give up after the time allowed for `num_bytes`."""
+        if self.min_bytes_per_s == 0:
+            return await answer
+        limit_s = self.timeout_s + num_bytes / self.min_bytes_per_s
+        task = asyncio.ensure_future(answer)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=limit_s)
+            if not done:
+                raise self.too_slow(None, limit_s)
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task}, timeout=1)
 
 
 def replaced(url: str, before: str, now: str) -> StateError:

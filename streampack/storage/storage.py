@@ -373,13 +373,11 @@ class Storage:
 
     def _filesystem(self, protocol: str) -> Any:
         filesystems = self._process.filesystems
-        found = filesystems.get(protocol)
-        if found is None:
-            from streampack.storage.filesystems import open_filesystem
+        if protocol not in filesystems:
+            from streampack.storage.filesystems import open_once
 
-            opened = open_filesystem(protocol, self.storage_options, self.timeout_s)
-            found = filesystems.setdefault(protocol, opened)
-        return found
+            open_once(filesystems, protocol, self.storage_options, self.timeout_s)
+        return filesystems[protocol]
 
     def _look_up(self, url: str) -> FileInfo:
         """Look up size and version of a remote file; a process remembers the last ones."""
@@ -389,10 +387,15 @@ class Storage:
             protocol, _ = split_url(url)
             filesystem = self._filesystem(protocol or "")
             info = look_up(filesystem, url, pace=self._pace, retries=self.retries)
-            found = looked_up.setdefault(url, FileInfo.of(url, info))
-            if len(looked_up) > _MOST_LOOKED_UP:
-                with suppress(KeyError):  # another thread did
-                    looked_up.popitem(last=False)
+            found = self._remember(FileInfo.of(url, info))
+        return found
+
+    def _remember(self, info: FileInfo) -> FileInfo:
+        looked_up = self._process.looked_up
+        found = looked_up.setdefault(info.path, info)
+        if len(looked_up) > _MOST_LOOKED_UP:
+            with suppress(KeyError):  # another thread did
+                looked_up.popitem(last=False)
         return found
 
 

@@ -139,6 +139,7 @@ COMMANDS = {
     "remote": "--only .npy --megabytes 1",
     "remote_epoch": "--checked-megabytes 2 --gibibytes 0.1",
     "remote_starts": "--only Arrow --files 4 20",
+    "remote_images": "--images 40",
     "remote_peers": "--only tar --readers streampack --megabytes 1",
     "resume": "--scale 0.01",
     "rollouts": "--small",

@@ -321,21 +321,13 @@ def test_images_of_a_store_are_read_by_their_heads_and_then_whole(tmp_path: Path
     assert_as_processor(documents_of(dataset(source)), given)
 
 
-class Failing(Storage):
-    """A store that answers nothing."""
-
-    def size(self, path: str) -> int:
-        error = StorageError("Nothing answers.", path=path)
-        error.failure = "transient"
-        raise error
-
-
 def test_store_that_fails_for_a_while_takes_no_loss_from_a_document() -> None:
-    reader = ImageReader("text", ("images",), storage=Failing())
-    given = [{"text": PLACE, "images": ["s3://bucket/a.png"]}]
+    url, storage = "http://127.0.0.1:9/a.png", Storage(retries=0)  # where nothing listens
+    reader = ImageReader("text", ("images",), storage=storage)
+    given = [{"text": PLACE, "images": [url]}]
     block, _ = reader.block(given, make_origin(0, np.arange(1)), FieldSpec(), False)
     (attached,) = block.document_fields[MEDIA]
     with pytest.raises(StorageError):
         size_of(attached.references[0], attached.storage)
     with pytest.raises(StorageError):
-        MediaProcessing(qwen_processor())._arrays(("s3://bucket/a.png", (9, 9), 4, Failing()))
+        MediaProcessing(qwen_processor())._arrays((url, (9, 9), 4, storage))

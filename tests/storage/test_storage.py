@@ -9,11 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
+from aiobotocore.session import AioSession
 
 from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, StateError, StorageError
@@ -22,6 +24,7 @@ from streampack.storage.files import LocalFile
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import expand_braces
 from streampack.storage.remote import FileInfo
+from streampack.storage.starts import read_start
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server
 
@@ -192,6 +195,29 @@ def test_local_files_are_used_where_they_lie(tmp_path: Path, storage: Storage) -
     assert storage.read_range(str(path), 1, 3) == b"bc"
     assert storage.cache_dir is not None
     assert not storage.cache_dir.exists()
+
+
+def test_the_first_requests_of_a_process_share_a_client(
+    s3: S3Server, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = s3.put("a.bin", b"abc")
+    made: list[str] = []
+    create = AioSession.create_client
+
+    def counted(self: AioSession, *args: Any, **named: Any) -> Any:
+        made.append(args[0])
+        return create(self, *args, **named)
+
+    monkeypatch.setattr(AioSession, "create_client", counted)
+    together = threading.Barrier(8)
+
+    def read(_: int) -> bytes:
+        together.wait(WAIT_S)
+        return read_start(storage, url)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read, range(8))) == [b"abc"] * 8
+    assert made == ["s3"]
 
 
 def test_any_fsspec_url_is_read(storage: Storage) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, sources
 from streampack.errors import ConfigError, StateError, StorageError
+from streampack.storage.starts import read_start
 from streampack.storage.storage import Storage
 from tests.support.stores import Store
 
@@ -54,6 +55,19 @@ def test_ranges_and_whole_files_are_read(store: Store, storage: Storage) -> None
     (listed,) = storage.list(f"{store.root}/ranges/*")
     with storage.open(listed) as file:
         assert file.read(0, file.num_bytes) == data
+
+
+def test_the_start_of_a_file_and_all_of_it_are_read_without_its_size(
+    store: Store, tmp_path: Path
+) -> None:
+    data = np.random.default_rng(0).bytes(300_000)
+    for name, content in (("a", data), ("b", data[:9]), ("c", b"")):
+        store.write(f"starts/{name}.bin", content)
+        url = f"{store.root}/starts/{name}.bin"
+        for most in (1, 65_536, None, 400_000):
+            storage = Storage(cache_dir=tmp_path, storage_options=store.options)
+            assert read_start(storage, url, most) == content[:most]
+            assert read_start(storage, url) == content
 
 
 def batches(source: Any) -> list[list[int]]:
