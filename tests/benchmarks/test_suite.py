@@ -154,6 +154,7 @@ COMMANDS = {
     "papers.buckets": "--documents 1000",
     "papers.bucket_pool": "--documents 1000",
     "papers.online": "--documents 20",
+    "papers.dense_start": "--documents 20000",
     "papers.refining": "--small",
     "papers.seamless": "--draws 1",
     "papers.in_context": "--documents 64",
