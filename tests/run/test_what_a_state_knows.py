@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,16 @@ def kept(documents: Any, seeds: Any) -> Any:
     return np.ones(len(documents), dtype=np.bool_)
 
 
+def of_shape(shape: tuple[int, ...]) -> dict[str, Any]:
+    """Options of a run with several numbers per token, which a map makes."""
+
+    def add(documents: Any, seeds: Any) -> Any:
+        ones = np.ones((len(documents.tokens), *shape))
+        return replace(documents, token_fields={"experts": ones})
+
+    return {"map": Hook("ones", add), "token_fields": {"experts": ("int16", shape)}}
+
+
 def saved(made: PackedDataset) -> tuple[dict[str, Any], Any]:
     """The state after two batches, and the third."""
     loader = PackedLoader(made)
@@ -67,6 +78,8 @@ CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("fields", {}, SCORES),
     ("fields", {}, {"token_fields": {"weights": "float32"}}),
     ("fields", SCORES, {"document_fields": {"score": "float64"}}),
+    ("fields", of_shape((2, 3)), of_shape((3, 2))),
+    ("fields", of_shape((2, 3)), of_shape((6,))),
     ("filter", {}, {"filter": Hook("kept", kept)}),
     ("map", {}, {"map": Hook("same", same)}),
     ("map", {"map": Hook("same", same)}, {"map": Hook("other", same)}),

@@ -330,6 +330,71 @@ def test_a_record_whose_fields_do_not_fit_is_named_or_skipped(name: str, tmp_pat
         assert loader.metrics().skipped == 1
 
 
+def _mds_of_experts(encoding: str, arrays: list[Any], path: str = "experts") -> str:
+    columns = {"ids": "ndarray:uint16", "experts": encoding}
+    with (
+        streaming_module("base.format.mds") as module,
+        module.MDSWriter(out=path, columns=columns) as writer,
+    ):
+        for array in arrays:
+            writer.write({"ids": np.ones(5, np.uint16), "experts": array.astype(np.int16)})
+    return path
+
+
+EXPERTS: dict[str, Any] = {
+    "token_fields": {"experts": ("int16", (2, 3))},
+    "document_fields": None,
+}
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 2), (5, 6), (30,), (5, 2, 3, 1), (4, 2, 3), (300, 2, 3)])
+def test_an_array_of_another_shape_in_mds_is_named_or_skipped(shape: tuple[int, ...]) -> None:
+    good = np.arange(30).reshape(5, 2, 3)
+    arrays = [good, good, np.zeros(shape), good]
+    source = sources.MDS(_mds_of_experts("ndarray:int16", arrays), tokens="ids")
+    with pytest.raises(ContentError):
+        list(PackedLoader(dataset(source, **EXPERTS)))
+    loader = PackedLoader(dataset(source, **EXPERTS, on_error="skip"))
+    found = [
+        values.tolist()
+        for batch in loader
+        for values in batch.fields["experts"][batch.document_ids >= 0].view(-1, 5, 2, 3)
+    ]
+    assert found == [good.tolist()] * 3
+    assert loader.metrics().skipped == 1
+
+
+def test_arrays_of_one_shape_in_mds_are_read_without_headers() -> None:
+    arrays = [np.arange(30).reshape(5, 2, 3) + i for i in range(9)]
+    path = _mds_of_experts("ndarray:int16:5,2,3", arrays)
+    loader = PackedLoader(dataset(sources.MDS(path, tokens="ids"), **EXPERTS))
+    found = [batch.fields["experts"][batch.document_ids >= 0] for batch in loader]
+    expected = np.concatenate(arrays)
+    assert torch.cat(found).flatten().sort().values.tolist() == sorted(expected.ravel().tolist())
+    other = _mds_of_experts("ndarray:int16:5,3,2", [np.zeros((5, 3, 2))], "other")
+    with pytest.raises(ConfigError) as caught:
+        dataset(sources.MDS(other, tokens="ids"), **EXPERTS)
+    assert caught.value.setting == "token_fields"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.list_(pa.list_(pa.int16(), 2), 3)),
+        pa.list_(pa.list_(pa.int16(), 6)),
+        pa.list_(pa.int16()),
+        pa.list_(pa.list_(pa.list_(pa.string(), 3), 2)),
+        pa.int16(),
+    ],
+    ids=str,
+)
+def test_a_column_of_another_shape_is_refused(kind: pa.DataType) -> None:
+    table = pa.table({"ids": pa.array([[1, 2]]), "experts": pa.nulls(1, kind)})
+    with pytest.raises(ConfigError) as caught:
+        dataset(sources.Table(table, tokens="ids"), **EXPERTS)
+    assert caught.value.setting == "token_fields"
+
+
 @pytest.mark.parametrize("kind", ["Parquet", "MDS"])
 def test_a_column_that_is_not_there_or_of_another_kind_is_refused(kind: str) -> None:
     for name, fields in (
