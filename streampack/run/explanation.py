@@ -52,6 +52,8 @@ class Explanation:
         source: `repr` of the source.
         files: number of files; 0 in memory.
         remote_bytes: size of the files on other machines.
+        fetched_bytes: bytes of them that this process has fetched, for the sample and the first
+            batches; less than a first run fetches if the cache had some of them.
         sample: tokens of sampled documents, and counts of documents left out before packing.
         packer: packer of the run.
         batch_size: rows of the longest length in a batch.
@@ -69,6 +71,7 @@ class Explanation:
     source: str
     files: int
     remote_bytes: int
+    fetched_bytes: int
     sample: Sample
     packer: Packer
     batch_size: int
@@ -91,6 +94,7 @@ class Explanation:
             "source": self.source,
             "files": self.files,
             "remote_bytes": self.remote_bytes,
+            "fetched_bytes": self.fetched_bytes,
             "documents": len(lengths),
             "empty_documents": self.sample.empty,
             "skipped": self.sample.skipped,
@@ -134,12 +138,12 @@ def explain(
     tokens = sum(batch.num_tokens for batch in first)
     sources = [part.inner for part in sources_of(config.source)]
     files = [s for s in sources if isinstance(s, ShardedSource) and not isinstance(s, InMemory)]
+    remote = [own for own in files if "://" in own.manifest.paths[0]]
     return Explanation(
         source=repr(config.source),
         files=sum(len(own.manifest) for own in files),
-        remote_bytes=sum(
-            int(own.manifest.num_bytes.sum()) for own in files if "://" in own.manifest.paths[0]
-        ),
+        remote_bytes=sum(int(own.manifest.num_bytes.sum()) for own in remote),
+        fetched_bytes=_fetched_bytes() if remote else 0,
         sample=found,
         packer=packer,
         batch_size=config.batch_tokens // packer.seq_lens[-1],
@@ -152,6 +156,12 @@ def explain(
         choices=tuple((other, _made(other, config, lengths)) for other in _others(packer, lengths)),
         row="".join(_row(batch.show(names, color=False)) for batch in first[:1]),
     )
+
+
+def _fetched_bytes() -> int:
+    from streampack.storage.first_fetch import first_fetch
+
+    return first_fetch.num_bytes
 
 
 def _others(packer: Packer, lengths: NDArray[np.int64]) -> list[Packer]:
@@ -197,7 +207,8 @@ def _lines(found: Explanation) -> Iterator[str]:
     yield f"reads      {files}{found.source:.{WIDTH}}"
     if found.remote_bytes:
         yield (
-            f"fetches    up to {found.remote_bytes / 1e9:,.3g} GB in an epoch, by all machines "
+            f"fetches    {found.fetched_bytes / 1e6:,.3g} MB so far, for this sample and the first "
+            f"batches; up to {found.remote_bytes / 1e9:,.3g} GB in an epoch, by all machines "
             "together, and more where they share files that are read from their beginning: see "
             "docs/storage.md"
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from fsspec.asyn import sync
 
+from streampack.storage import first_fetch as progress
 from streampack.storage.remote import (
     VERSION_FIELDS,
     FileInfo,
@@ -44,6 +45,7 @@ def fetch_range(
     Raises:
         OSError: other bytes came, or fewer; the file system may raise other errors too.
     """
+    progress.first_fetch.begin(url)
     protocol = split_url(url)[0]
     method: Any = "cat_file"
     if protocol in _HTTP:
@@ -65,6 +67,7 @@ def fetch_range(
         )
     except (NotImplementedError, io.UnsupportedOperation):
         return None
+    progress.first_fetch.add(len(data))
     if len(data) != stop - start:
         raise OSError(f"{len(data)} bytes came instead of {stop - start}")
     return Part(data, version_of(info_of(filesystem, url, pace)))
@@ -76,6 +79,7 @@ def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part
     Raises:
         OSError: fewer bytes came than the answer told; the file system may raise other errors too.
     """
+    progress.first_fetch.begin(url)
     protocol = split_url(url)[0]
     method: Any = None
     if protocol in _HTTP:
@@ -94,6 +98,7 @@ def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part
         data = pace.call(filesystem, "cat_file", url, num_bytes=size, **asked, **options)
     except (NotImplementedError, io.UnsupportedOperation):
         data = b"".join(_file_chunks(filesystem, url, pace))[:most]
+    progress.first_fetch.add(len(data))
     return Part(data, "")
 
 
@@ -103,6 +108,7 @@ def whole_file(filesystem: Any, url: str, size: int, pace: Pace) -> Iterator[byt
     Raises:
         OSError: more bytes came, or fewer, or too slowly; or another error of the file system.
     """
+    progress.first_fetch.begin(url)
     chunks = _http_chunks if split_url(url)[0] in _HTTP else _file_chunks
     since, had, came = time.monotonic(), 0, 0
     with closing(chunks(filesystem, url, pace)) as parts:
@@ -110,6 +116,7 @@ def whole_file(filesystem: Any, url: str, size: int, pace: Pace) -> Iterator[byt
             came += len(data)
             if came > size:
                 break
+            progress.first_fetch.add(len(data))
             yield data
             now = time.monotonic()
             if now - since >= pace.timeout_s:
@@ -164,6 +171,7 @@ def _hub_answer(filesystem: Any, url: str, range_: str, pace: Pace) -> tuple[Any
     headers |= {"Range": range_} if range_ else {}
     answer = get_session().get(link, headers=headers, timeout=pace.timeout_s)
     hf_raise_for_status(answer)
+    progress.first_fetch.add(len(answer.content))
     tags = [
         sent.headers.get("X-Linked-Etag") or sent.headers.get("ETag") or ""
         for sent in [*answer.history, answer]
@@ -201,6 +209,7 @@ async def _http_body(answer: Any, most: int) -> bytearray:
     data = bytearray()
     async for chunk in answer.content.iter_any():
         data += chunk
+        progress.first_fetch.add(len(chunk))
         if len(data) > most:
             break
     return data
@@ -241,7 +250,7 @@ async def _s3_range(filesystem: Any, url: str, start: int, stop: int, size: int)
     answer = await _s3_answer(filesystem, url, _range(start, stop))
     try:
         _check_range(str(answer.get("ContentRange", "")), url, start, stop, size)
-        return _part(await answer["Body"].read(), stop - start, dict(answer))
+        return _part(await _s3_body(answer), stop - start, dict(answer))
     finally:
         answer["Body"].close()
 
@@ -251,9 +260,15 @@ async def _s3_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> 
     try:
         size = _size(url, answer.get("ContentRange"), answer.get("ContentLength"))
         end = _end(size, most)
-        return _part(await pace.limited(answer["Body"].read(), end), end, dict(answer), size)
+        return _part(await pace.limited(_s3_body(answer), end), end, dict(answer), size)
     finally:
         answer["Body"].close()
+
+
+async def _s3_body(answer: Any) -> bytes:
+    data: bytes = await answer["Body"].read()
+    progress.first_fetch.add(len(data))
+    return data
 
 
 async def _s3_answer(filesystem: Any, url: str, range_: str) -> Any:

@@ -14,6 +14,7 @@ import pytest
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.parquet.chunks import Chunks
+from streampack.storage import first_fetch
 from streampack.storage.storage import Storage
 from tests.support.every_source import SOURCES
 from tests.support.servers import HTTPServer
@@ -91,9 +92,12 @@ def blocks_of(source: Any, lanes: int) -> int:
 def test_explain_counts_what_lies_in_a_store(http: HTTPServer, storage: Storage) -> None:
     local = SOURCES["parquet-tokens"](http.folder)
     remote = REMOTE["parquet-tokens"](http.url, storage=storage)
+    first_fetch._renew()
     explained = [PackedDataset(own, seq_len=64).explain() for own in (local, remote)]
     size = (http.folder / "ids.parquet").stat().st_size
     assert [own.as_dict()["remote_bytes"] for own in explained] == [0, size]
+    none, some = (own.as_dict()["fetched_bytes"] for own in explained)
+    assert none == 0 < some <= fetched(http)
     assert ["fetches" in str(own) for own in explained] == [False, True]
 
 
