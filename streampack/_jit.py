@@ -57,7 +57,7 @@ def kernel(function: F) -> F:
 
 def cache_folders() -> list[str]:
     """Return the cache folders of the imported kernels, sorted; [] if nothing is cached."""
-    return sorted({path for found in _kernels if (path := _kept_in(found)) is not None})
+    return sorted({path for each in _kernels if (path := _kept_in(each)) is not None})
 
 
 def _kept_in(compiled: Any) -> str | None:

@@ -130,9 +130,9 @@ def with_article(noun: str) -> str:
 Elsewhere = Callable[[str], str | None]
 
 
-def explained(made: Made) -> Made:
+def explained(obj: Made) -> Made:
     """Decorate a class or function to list its arguments in the `TypeError` for a wrong one."""
-    return _explained(made, lambda argument: None)
+    return _explained(obj, lambda argument: None)
 
 
 def explained_with(elsewhere: Elsewhere) -> Callable[[Made], Made]:
@@ -140,18 +140,18 @@ def explained_with(elsewhere: Elsewhere) -> Callable[[Made], Made]:
     return functools.partial(_explained, elsewhere=elsewhere)
 
 
-def _explained(made: Made, elsewhere: Elsewhere) -> Made:
-    if isinstance(made, type):
-        made.__init__ = _explained(made.__init__, elsewhere)  # type: ignore[misc]
-        return made
-    signature = _written_out(made)
+def _explained(obj: Made, elsewhere: Elsewhere) -> Made:
+    if isinstance(obj, type):
+        obj.__init__ = _explained(obj.__init__, elsewhere)  # type: ignore[misc]
+        return obj
+    signature = _written_out(obj)
     bound = next(iter(signature.parameters), None) in ("self", "cls")
 
-    @functools.wraps(made)
+    @functools.wraps(obj)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        name = type(args[0]).__name__ if made.__name__ == "__init__" else f"{made.__qualname__}()"
+        name = type(args[0]).__name__ if obj.__name__ == "__init__" else f"{obj.__qualname__}()"
         check_call(name, checked, args[1:] if bound else args, kwargs, elsewhere)
-        return made(*args, **kwargs)
+        return obj(*args, **kwargs)
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
     return cast(Made, checked)
@@ -161,17 +161,17 @@ def _written_out(function: Callable[..., Any]) -> inspect.Signature:
     """Return a signature with the keys of ``**options: Unpack[SomeTypedDict]`` as arguments."""
     signature = inspect.signature(function)
     arguments: list[inspect.Parameter] = []
-    for one in signature.parameters.values():
-        unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(one.annotation))
+    for each in signature.parameters.values():
+        unpacked = re.fullmatch(r"Unpack\[(\w+)\]", str(each.annotation))
         if unpacked is None:
-            arguments.append(one)
+            arguments.append(each)
             continue
         kinds = function.__globals__[unpacked[1]].__annotations__
         begin = sum(other.kind is not other.KEYWORD_ONLY for other in arguments)
         arguments[begin:begin] = [
-            one.replace(
+            each.replace(
                 name=name,
-                kind=one.KEYWORD_ONLY,
+                kind=each.KEYWORD_ONLY,
                 default=None,
                 annotation=getattr(kind, "__forward_arg__", kind),
             )
@@ -217,10 +217,10 @@ def check_call(
         elsewhere: hint for an unknown argument, or None.
     """
     taken = _parameters(function)
-    if any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in taken):
+    if any(arg.kind in (arg.VAR_POSITIONAL, arg.VAR_KEYWORD) for arg in taken):
         return
-    names = [one.name for one in taken]
-    by_place = [one.name for one in taken if one.kind is not one.KEYWORD_ONLY]
+    names = [arg.name for arg in taken]
+    by_place = [arg.name for arg in taken if arg.kind is not arg.KEYWORD_ONLY]
     if len(args) > len(by_place):
         first = [f"{key}={args[len(by_place)]!r:.80}" for key in names[len(by_place) :][:1]]
         call = f"{name.removesuffix('()')}({', '.join([*by_place, *first])})"
@@ -232,7 +232,7 @@ def check_call(
         if key not in names
     ][:1]
     wrong += [
-        f"needs {one.name}." for one in taken if one.default is one.empty and one.name not in given
+        f"needs {arg.name}." for arg in taken if arg.default is arg.empty and arg.name not in given
     ]
     if wrong:
         raise TypeError(f"{name} {' It '.join(wrong)}")
@@ -242,4 +242,4 @@ def check_call(
 def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     """Return a function's parameters without `self`; cached, because inspection is slow."""
     parameters = inspect.signature(function).parameters
-    return tuple(one for name, one in parameters.items() if name not in ("self", "cls"))
+    return tuple(each for name, each in parameters.items() if name not in ("self", "cls"))

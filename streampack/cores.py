@@ -13,7 +13,7 @@ _OWN_CGROUP = Path("/proc/self/cgroup")
 
 def usable_cores() -> int:
     """Return the cores of the machine that affinity and the quotas of its control groups leave."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
+    if hasattr(os, "sched_getaffinity"):  # missing on macOS
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
@@ -46,7 +46,7 @@ def _quota_in(group: Path) -> list[float]:
     """Return the quota of one control group, in the files of version 2 or of version 1."""
     with suppress(OSError, ValueError):
         most, period = (group / "cpu.max").read_text().split()
-        return [float(most) / float(period)]  # ValueError of "max", which is no quota
+        return [float(most) / float(period)]  # "max", which is no quota, raises ValueError
     with suppress(OSError, ValueError):
         most_us = int((group / "cpu.cfs_quota_us").read_text())
         period_us = int((group / "cpu.cfs_period_us").read_text())

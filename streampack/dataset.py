@@ -193,9 +193,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self._config = config  # 0 lanes until their number is chosen
         self._plan: RunPlan | None = None
         self._start: RunState | None = None
-        self._exchange = uuid.uuid4().hex  # of the worker processes of a DataLoader
-        self._evaluates = False  # True: batches of all ranks are no training step
-        self._warned = False  # about unconnected ranks
+        self._exchange = uuid.uuid4().hex  # shared by the worker processes of a DataLoader
+        self._evaluates = False  # True for an evaluation, in which batches are not a training step
+        self._warned = False  # True once a warning about unconnected ranks was logged
 
     @classmethod
     @explained_with(elsewhere)
@@ -294,8 +294,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
             ConfigError: the source can be read only once, or holds no token.
         """
         alone = self._alone(lanes=1, epochs=1)
-        found: Explanation = load(METHODS["explain"])(self.plan, alone, documents, tokenizer)
-        return found
+        explanation: Explanation = load(METHODS["explain"])(self.plan, alone, documents, tokenizer)
+        return explanation
 
     def with_provenance(self) -> PackedDataset:
         """Return this dataset at its state with ``provenance=True``; batches are unchanged."""
@@ -341,8 +341,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
                 longer exists.
             StorageError: its shard cannot be read.
         """
-        given = self._config.preparation.find("tokenizer") if tokenizer is None else tokenizer
-        text: str = load(METHODS["text_of"])(self._config.source, piece, given)
+        encoder = self._config.preparation.find("tokenizer") if tokenizer is None else tokenizer
+        text: str = load(METHODS["text_of"])(self._config.source, piece, encoder)
         return text
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:

@@ -40,8 +40,8 @@ def pip_command(extra: str) -> str:
     """
     try:
         requirements = requires("streampack") or []
-    except PackageNotFoundError:  # a checkout on PYTHONPATH
+    except PackageNotFoundError:  # not installed: a checkout on PYTHONPATH
         return f'pip install ".[{extra}]" in the checkout'
     of_extra = re.compile(rf'^([^;]*[^;\s])\s*;.*\bextra\s*==\s*["\']{extra}["\']')
-    packages = [found[1] for line in requirements if (found := of_extra.match(line))]
+    packages = [match[1] for line in requirements if (match := of_extra.match(line))]
     return " ".join(["pip install", *(f'"{package}"' for package in packages)])

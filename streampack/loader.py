@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Given = TypeVar("Given")  # items of one iterator: the loader's, or groups of them
+Given = TypeVar("Given")  # items of an iterator: the loader's items, or groups of them
 
 
 class PackedLoader(DataLoader[Any], Generic[Item]):
@@ -102,7 +102,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
 
     dataset: PackedDataset
     num_workers: int = 0
-    _is_accelerate_prepared = True  # else accelerate would wrap the dataset in another loader
+    _is_accelerate_prepared = True  # otherwise accelerate would wrap the dataset in another loader
 
     @explained
     def __init__(
@@ -286,7 +286,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         )
 
     def __bool__(self) -> bool:
-        return True  # else Python would ask for the length
+        return True  # otherwise `bool()` would call `__len__`
 
     def __iter__(self) -> Iterator[Item]:  # type: ignore[override]
         return self._iterate(lambda ahead: ahead.batches(self._transformed, counted=self._trains))
@@ -328,14 +328,14 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
             return 0
         live = self._live
         ahead = live if live is not None else self._open()
-        first, found = self._run.state.next_batch, 0
-        while found < batches and ahead.get(1):
+        first, skipped = self._run.state.next_batch, 0
+        while skipped < batches and ahead.get(1):
             ahead.step_over()
-            found += 1
+            skipped += 1
         self._run.step_over(first)
         if live is None:
             self._stop()
-        return found
+        return skipped
 
     def set_weights(self, weights: Weights, *, from_step: int | None = None) -> None:
         """Mix the sources of the run's `Mixture` by other weights from a step on.

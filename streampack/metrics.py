@@ -184,25 +184,25 @@ class Metrics:
         total = self.loss_tokens + self.composition.loss_dropped
         return self.composition.loss_dropped / total if total else 0.0
 
-    def dropped_summary(self, packer: Packer, of: str) -> str:
+    def dropped_summary(self, packer: Packer, whole: str) -> str:
         """Describe the shares of tokens and loss tokens that are in no row, with advice.
 
         Args:
             packer: the packer that dropped them.
-            of: scope of the counts, such as "of the run".
+            whole: scope of the counts, such as "of the run".
         """
-        found = self.composition
+        stats = self.composition
         way, remedy = f'overflow="{packer.overflow}"', ' Longer rows or overflow="split" keep them.'
         if packer.overflow == "split":
             way, remedy = type(packer).__name__, ""
         elif packer.weights:  # documents are whole
             remedy = " Longer rows or higher limits of a row keep them."
-        documents = found.documents + found.documents_lost
+        documents = stats.documents + stats.documents_lost
         return (
-            f"{found.dropped_ratio:.1%} of the tokens {of} and {self.loss_dropped_ratio:.1%} of "
+            f"{stats.dropped_ratio:.1%} of the tokens {whole} and {self.loss_dropped_ratio:.1%} of "
             f"the loss tokens are in no row ({way}, rows of {packer.seq_lens[-1]}): "
-            f"{found.documents_cropped:,} of {documents:,} documents lost some, "
-            f"{found.documents_lost:,} of these all, and {found.documents_unlearnt:,} keep no loss "
+            f"{stats.documents_cropped:,} of {documents:,} documents lost some, "
+            f"{stats.documents_lost:,} of these all, and {stats.documents_unlearnt:,} keep no loss "
             f"token.{remedy}"
         )
 

@@ -39,7 +39,7 @@ def is_first(notice: str) -> bool:
     with os.fdopen(file, "r+") as recent:
         fcntl.flock(recent, fcntl.LOCK_EX)
         now, logged = time.time(), {}
-        with suppress(ValueError, TypeError, AttributeError):  # a damaged file
+        with suppress(ValueError, TypeError, AttributeError):  # the file is damaged
             logged = {
                 key: at for key, at in json.load(recent).items() if 0 <= now - at < TOGETHER_S
             }

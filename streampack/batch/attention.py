@@ -153,7 +153,7 @@ def padded_segments(
             f'Pack with align={align}, or attention="row", where whole rows are split.',
             setting="align",
         )
-    taken = np.concatenate(([0], lacks[:-1]))  # by the segment before; padding only shrinks
+    taken = np.concatenate(([0], lacks[:-1]))  # padding taken by the segment before
     starts, lengths = starts + taken, lengths - taken
     kept = lengths > 0
     last = cu_seqlens[-1:].astype(np.int64)

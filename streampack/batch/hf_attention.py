@@ -62,8 +62,9 @@ def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) 
             else:
                 arguments[name] = values.reshape(rows, -1)
         if way == "rows":
-            del arguments["position_ids"]  # models count from the row's beginning by default
-            if adds_router_loss(model):  # which must not count padding
+            # Omitted, because models count from the row's start by default.
+            del arguments["position_ids"]
+            if adds_router_loss(model):  # an auxiliary router loss must not count padding
                 arguments["attention_mask"] = (batch.document_ids >= 0).long()
         else:
             arguments["attention_mask"] = _mask(model, batch)
@@ -215,8 +216,8 @@ def with_longer_ones(
         if first < 2:
             continue
         start = [first, *_cut(seq_len - first, most)] if rows > 1 else [first]
-        rest = seq_len if rows > 1 else seq_len - first
-        others = (_cut(rest, most), _cut(rest, most // 2 + 1), _cut(rest, min(long, rest)))
+        room = seq_len if rows > 1 else seq_len - first
+        others = (_cut(room, most), _cut(room, most // 2 + 1), _cut(room, min(long, room)))
         yield reason, [[start, other] if rows > 1 else [[*start, *other]] for other in others]
 
 

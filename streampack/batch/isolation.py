@@ -181,7 +181,8 @@ def check_isolation(
 
 
 def _caller(model: Any, batch: Any) -> Callable[[Any], Any]:
-    if not hasattr(model, "get_input_embeddings"):  # models of transformers and their wrappers do
+    # True for transformers models and their wrappers.
+    if not hasattr(model, "get_input_embeddings"):
         return model  # type: ignore[no-any-return]
 
     if _is_tree(batch):

@@ -11,6 +11,6 @@ def kind_of(rows: PackedRows) -> type[PackedBatch]:
     """Return `PackedBatch`, or the class of a leaf for rows with one of its columns."""
     for name, kind in BATCHES.items():
         if getattr(rows, name) is not None:
-            found: type[PackedBatch] = load(kind)
-            return found
+            batch_class: type[PackedBatch] = load(kind)
+            return batch_class
     return PackedBatch

@@ -201,7 +201,7 @@ def _pairs_of(document_fields: Fields, chosen: str) -> tuple[NDArray[np.int64], 
             setting="chosen",
         )
     chosen_pieces, rejected_pieces = np.flatnonzero(better), np.flatnonzero(~better)
-    return (  # sorted by group, because the two may lie in different rows, in any order
+    return (  # sorted by group, because pairs may lie in different rows, in any order
         chosen_pieces[np.argsort(group[chosen_pieces])],
         rejected_pieces[np.argsort(group[rejected_pieces])],
     )

@@ -74,6 +74,7 @@ def _segments_of_rows(packed: PackedRows) -> NDArray[np.int32]:
     filled = ~are_padding(packed.cu_seqlens, packed.boundaries, packed.piece)
     row = packed.cu_seqlens[:-1] // packed.seq_len
     number = np.cumsum(filled)
-    before: NDArray[np.int64] = (number - filled)[np.searchsorted(row, row)]  # in rows before it
+    # Segments in earlier rows.
+    before: NDArray[np.int64] = (number - filled)[np.searchsorted(row, row)]
     segment = np.where(filled, number - before, 0).astype(np.int32)
     return np.repeat(segment, np.diff(packed.cu_seqlens))

@@ -178,21 +178,21 @@ class PackedBatch:
 
     @classmethod
     def of_lane(
-        cls, made: LaneBatch, *, on_fields: Callable[[], None] | None = None
+        cls, lane_batch: LaneBatch, *, on_fields: Callable[[], None] | None = None
     ) -> PackedBatch:
         """Make the batch from a lane's result.
 
         Args:
-            made: the lane's result.
+            lane_batch: the lane's result.
             on_fields: called if the loop reads per-token fields before `make_fields`.
         """
         return cls(
-            made.rows,
-            lane=made.lane,
-            step=made.step,
-            has_next=made.has_next,
-            state=partial(made.start.state, made.emitted),
-            spent=made.metrics,
+            lane_batch.rows,
+            lane=lane_batch.lane,
+            step=lane_batch.step,
+            has_next=lane_batch.has_next,
+            state=partial(lane_batch.start.state, lane_batch.emitted),
+            spent=lane_batch.metrics,
             on_fields=on_fields,
         )
 
@@ -233,8 +233,8 @@ class PackedBatch:
         """Divisor of the batch's summed loss; see the class."""
         if self._step_items is not None:
             return self._step_items or 1
-        own = self.num_loss_tokens or 1
-        return own if self.cp_size == 1 else own / self.cp_size
+        loss_tokens = self.num_loss_tokens or 1
+        return loss_tokens if self.cp_size == 1 else loss_tokens / self.cp_size
 
     @num_items_in_batch.setter
     def num_items_in_batch(self, count: float) -> None:

@@ -132,8 +132,8 @@ def _cut(slots: int, cp_size: int, cp_rank: int) -> NDArray[np.int64]:
     Raises:
         ConfigError: the slots do not divide evenly.
     """
-    part, rest = divmod(slots, cp_size)
-    if rest:
+    part, remainder = divmod(slots, cp_size)
+    if remainder:
         raise ConfigError(
             f"The {slots} slots of the batch must be a multiple of cp_size, which is {cp_size}.",
             "Pass a seq_len that is a multiple of cp_size.",

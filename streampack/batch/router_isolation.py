@@ -11,10 +11,10 @@ from torch import Tensor
 
 def router_loss(outputs: Any) -> float | None:
     """Return the auxiliary loss in a model's outputs, their `aux_loss`, or None."""
-    found = getattr(outputs, "aux_loss", None)
-    if found is None and isinstance(outputs, dict):
-        found = outputs.get("aux_loss")
-    return float(found) if isinstance(found, Tensor) and found.numel() == 1 else None
+    loss = getattr(outputs, "aux_loss", None)
+    if loss is None and isinstance(outputs, dict):
+        loss = outputs.get("aux_loss")
+    return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
 def padding_in_router_loss(

@@ -17,16 +17,16 @@ def of_slots(outputs: Any, slots: int, batch: Any = None) -> Tensor:
     Raises:
         ConfigError: there is no floating-point tensor with an entry per slot.
     """
-    found = getattr(outputs, "logits", None)
-    if found is None and isinstance(outputs, dict):
-        found = outputs.get("logits", next(iter(outputs.values()), None))
-    if found is None:
-        found = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
-    flat = flat_view(found, slots)
+    logits = getattr(outputs, "logits", None)
+    if logits is None and isinstance(outputs, dict):
+        logits = outputs.get("logits", next(iter(outputs.values()), None))
+    if logits is None:
+        logits = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else outputs
+    flat = flat_view(logits, slots)
     if flat is None and batch is not None:
-        flat = _with_padding(found, batch)
+        flat = _with_padding(logits, batch)
     if flat is None:
-        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigError(
             f"The model must return floating-point outputs for all {slots} slots of the batch, got "
             f"{shape}.",
@@ -37,13 +37,13 @@ def of_slots(outputs: Any, slots: int, batch: Any = None) -> Tensor:
     return flat
 
 
-def flat_view(found: Any, slots: int) -> Tensor | None:
+def flat_view(tensor: Any, slots: int) -> Tensor | None:
     """Return a (T, n) view of a floating-point tensor with an entry per slot, else None."""
-    if not isinstance(found, Tensor) or not found.is_floating_point():
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         return None
     for leading in (1, 2):
-        if found.dim() >= leading and found.shape[:leading].numel() == slots and found.numel():
-            return found.reshape(slots, -1)
+        if tensor.dim() >= leading and tensor.shape[:leading].numel() == slots and tensor.numel():
+            return tensor.reshape(slots, -1)
     return None
 
 
@@ -70,16 +70,16 @@ def largest_movement(base: Tensor, changed: Tensor) -> Tensor:
     return moved
 
 
-def _with_padding(found: Any, batch: Any) -> Tensor | None:
+def _with_padding(outputs: Any, batch: Any) -> Tensor | None:
     """Return outputs (1, num_tokens, ...) of a batch without padding as (T, n), 0 on padding.
 
     None if they are not of the shape that `without_padding` gives.
     """
-    if not isinstance(found, Tensor) or found.dim() < 2 or not found.is_floating_point():
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2 or not outputs.is_floating_point():
         return None
-    slots = slots_of(batch, tuple(found.shape[:-1]))
+    slots = slots_of(batch, tuple(outputs.shape[:-1]))
     if slots is None:
         return None
-    full = found.new_zeros(batch.document_ids.numel(), found.shape[-1])
-    full[slots.view(-1)] = found.reshape(-1, found.shape[-1])
+    full = outputs.new_zeros(batch.document_ids.numel(), outputs.shape[-1])
+    full[slots.view(-1)] = outputs.reshape(-1, outputs.shape[-1])
     return full

@@ -38,7 +38,7 @@ def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:
     if packed.uncut is not None:
         tensors["uncut"] = torch.from_numpy(packed.uncut)
     if packed.tree is not None:
-        tensors |= {name: torch.from_numpy(own) for name, own in packed.tree._asdict().items()}
+        tensors |= {name: torch.from_numpy(data) for name, data in packed.tree._asdict().items()}
     if packed.loss_mask is not None:
         tensors["loss_mask"] = torch.from_numpy(packed.loss_mask)
     for kind, fields in (
@@ -56,7 +56,7 @@ def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:
 def fields_on_host(packed: PackedRows) -> dict[str, Tensor]:
     """Derive the per-token fields in one compiled pass on the CPU."""
     wide, document_ids = derive_fields(packed)
-    ids, positions, labels = map(torch.from_numpy, wide)  # takes half the time of `unbind`
+    ids, positions, labels = map(torch.from_numpy, wide)  # half the time of `unbind`
     return {
         "input_ids": ids,
         "position_ids": positions,
@@ -97,7 +97,7 @@ def positions_in(ends: Tensor, slots: int) -> Tensor:
     return torch.arange(slots, device=ends.device) - starts
 
 
-_ALIGN = 64  # bytes; more than any dtype needs, and a cache line
+_ALIGN = 64  # in bytes; a cache line, more than any dtype needs
 
 
 class _Place(NamedTuple):

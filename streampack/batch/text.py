@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _DIM, _GREEN, _END = "\x1b[2m", "\x1b[32m", "\x1b[0m"
 _LEGEND = "(« and » enclose text that carries loss)"
-_CONTROLS = ("Cc", "Zl", "Zp")  # categories of Unicode: control characters, other line breaks
+_CONTROLS = ("Cc", "Zl", "Zp")  # Unicode categories of control characters and line breaks
 _PRE = '<pre style="white-space:pre-wrap">{}</pre>'
 
 

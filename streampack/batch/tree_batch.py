@@ -121,7 +121,8 @@ class TreeBatch(PackedBatch):
         block = torch.arange(blocks, device=self.device)
         low, high = block * block_size, ((block + 1) * block_size).clamp(max=slots)
         latest, soonest = by_block(tout, 0).amax(dim=1), by_block(tout, slots).amin(dim=1)
-        before = block[None, :] < block[:, None]  # key block before query block
+        # True where the key block precedes the query block.
+        before = block[None, :] < block[:, None]
         full = before & (soonest[None, :] >= high[:, None])
         some = before & (latest[None, :] > low[:, None])
         if window is not None:
@@ -339,7 +340,7 @@ class TreeBatch(PackedBatch):
         compact, slots = self._tensors, self.rows * self.seq_len
         tokens, slot, ends = compact["tokens"], self.slot, compact["ends"]
         depth = positions_in(ends, len(slot))
-        last = slot[ends[1:].long() - 1]  # of each sequence
+        last = slot[ends[1:].long() - 1]  # last slot of each sequence
         number = torch.arange(slots, device=self.device)
         tout = (number + 1).scatter_reduce(0, slot, last[self.sequence_ids] + 1, "amax")
         shape = (self.rows, self.seq_len)

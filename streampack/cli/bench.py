@@ -28,7 +28,7 @@ from streampack.cli.options import (
     say,
 )
 
-ROOM = 1.25  # shortest step, in times of a batch, for a loop that does not wait
+ROOM = 1.25  # shortest step, in batch times, at which a loop does not wait
 #: Possible limits of a loader, with the lane times of each. The remaining time is spent on sending
 #: batches or, without workers, on making their fields.
 STAGES = {
@@ -90,7 +90,7 @@ def bench(
     layout = dataset.plan.config.source.slow_layout()
     if as_json:
         head = {"lanes": lanes, "step_s": step_ms / 1000}
-        runs = [{**asdict(own), "shares": own.shares} for own in rates]
+        runs = [{**asdict(rate), "shares": rate.shares} for rate in rates]
         print(json.dumps({**head, "layout": layout, "runs": runs}))
         return
     _say(Console(), rates, step_ms, layout)
@@ -141,8 +141,8 @@ class Rate:
             name: sum(self.stage_s[stage] for stage in stages) for name, stages in STAGES.items()
         }
         total = max(self.seconds * max(self.workers, 1), sum(spent.values()), 1e-9)
-        rest = total - sum(spent.values())
-        spent["sending" if self.workers else "fields"] = rest
+        remaining = total - sum(spent.values())
+        spent["sending" if self.workers else "fields"] = remaining
         return {name: seconds / total for name, seconds in spent.items()}
 
 

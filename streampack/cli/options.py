@@ -130,7 +130,7 @@ def dataset_of(
     seq_len: int | None,
     *,
     chat: bool = False,
-    **given: Any,
+    **options: Any,
 ) -> PackedDataset:
     """Return the `PackedDataset` for a command: the user's own, or one made from a source.
 
@@ -141,35 +141,35 @@ def dataset_of(
         eos_id: id that the tokenizer appends or, without one, that ends a document in a flat file.
         seq_len: tokens per row; None means 2048, or the user's dataset's.
         chat: the records are conversations, as in `sources.Chat`.
-        given: further arguments of `sources.open`.
+        options: further arguments of `sources.open`.
 
     Raises:
         ConfigError: the source does not exist, or is text without a tokenizer.
     """
-    given["eos_id"] = None if tokenizer is not None else eos_id
+    options["eos_id"] = None if tokenizer is not None else eos_id
     path = "://" in source or os.path.exists(source)
     path = path or not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", source)
     if chat:
-        made: Any = _chat_of(source if path else object_at(source), given)
+        opened: Any = _chat_of(source if path else object_at(source), options)
     else:
-        made = open_source(source, **given) if path else object_at(source)
-    from streampack.dataset import PackedDataset  # late, because it imports torch
+        opened = open_source(source, **options) if path else object_at(source)
+    from streampack.dataset import PackedDataset  # imported here, because it imports torch
     from streampack.job.topology import Topology
     from streampack.tokenization import TokenRules
 
-    if isinstance(made, PackedDataset):
-        if tokenizer is not None or any(value is not None for value in given.values()):
+    if isinstance(opened, PackedDataset):
+        if tokenizer is not None or any(value is not None for value in options.values()):
             raise ConfigError(
                 f"{source} is a PackedDataset, which takes no options for reading documents.",
                 "Omit --tokenizer, --eos-id and the names of fields, or name its source.",
                 setting="source",
             )
         if seq_len is None:
-            return made
+            return opened
         return packed_by(
-            made, BestFitDecreasing(seq_len=seq_len, overflow=made.plan.config.source.overflow)
+            opened, BestFitDecreasing(seq_len=seq_len, overflow=opened.plan.config.source.overflow)
         )
-    corpus = made if path or chat else as_source(made, **given)
+    corpus = opened if path or chat else as_source(opened, **options)
     corpus.prepare()
     if tokenizer is None and not corpus.tokenized:
         raise ConfigError(
@@ -183,12 +183,12 @@ def dataset_of(
     )
 
 
-def _chat_of(data: Any, given: Mapping[str, Any]) -> Source:
+def _chat_of(data: Any, options: Mapping[str, Any]) -> Source:
     """Return the source of conversations for files, or for records from the user's code."""
     from streampack.dataset import PackedDataset
     from streampack.sources.chat.source import Chat
 
-    if isinstance(data, (Source, PackedDataset)) or any(v is not None for v in given.values()):
+    if isinstance(data, (Source, PackedDataset)) or any(v is not None for v in options.values()):
         raise ConfigError(
             "--chat finds conversations in files and records by itself, and takes no other option "
             "for reading.",

@@ -67,7 +67,8 @@ def _read(path: Path) -> dict[str, Any]:
             "Write it with json.dump(loader.state_dict(), file).",
             path=str(path),
         ) from error
-    if isinstance(state, dict) and "lanes" not in state:  # {"data": loader.state_dict(), ...}
+    # A checkpoint, such as {"data": loader.state_dict()}.
+    if isinstance(state, dict) and "lanes" not in state:
         inside = [held for held in state.values() if isinstance(held, dict) and "lanes" in held]
         state = inside[0] if len(inside) == 1 else state
     try:
@@ -191,13 +192,13 @@ def _as_dict(
     ids, labels, documents = batch.input_ids, batch.labels, batch.document_ids
     pieces = []
     for number, piece in enumerate(dataset.locate(batch)):
-        own = documents == number
+        slots = documents == number
         pieces.append(
             {
-                "row": int(own.any(dim=1).nonzero()[0]),
+                "row": int(slots.any(dim=1).nonzero()[0]),
                 **asdict(piece),
-                "input_ids": ids[own].tolist(),
-                "loss": (labels[own] != -100).tolist(),
+                "input_ids": ids[slots].tolist(),
+                "loss": (labels[slots] != -100).tolist(),
                 "text": batch.decode(number, tokenizer),
             }
         )

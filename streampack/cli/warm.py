@@ -49,7 +49,7 @@ def warm() -> None:
     console = Console(stderr=True)
     began, used = time.perf_counter(), time.process_time()
     with TemporaryDirectory(prefix="streampack-warm-") as folder:
-        for dtype in (np.uint16, np.uint32):  # dtypes of blocks made from lists
+        for dtype in (np.uint16, np.uint32):  # the dtypes of blocks made from lists
             ids, places = np.zeros(1, dtype), np.arange(2)
             gather_ragged(ids, places[:1], places, ids.copy())
         for dataset in _datasets(Path(folder)):

@@ -30,7 +30,7 @@ Payload = NDArray[np.generic] | str
 #: Bytes that a document takes besides its content, for cutting shards to size.
 OVERHEAD = 16
 ROW_GROUP_DOCUMENTS = 4096
-TIMEOUT_S = 60.0  # for a silent connection
+TIMEOUT_S = 60.0  # limit of a connection that sends nothing
 
 
 def masked_ids(ids: NDArray[np.generic], loss_mask: NDArray[np.bool_]) -> NDArray[np.generic]:
@@ -163,9 +163,9 @@ class Destination:
     """
 
     def __init__(self, url: str, *, retries: int = 5) -> None:
-        protocol, rest = split_url(url)
+        protocol, path = split_url(url)
         self.url = url.rstrip("/")
-        self.local = Path(rest).expanduser().absolute() if protocol is None else None
+        self.local = Path(path).expanduser().absolute() if protocol is None else None
         self._retries = retries
         if self.local is not None and self.local.exists() and not self.local.is_dir():
             raise ConfigError(
@@ -190,11 +190,11 @@ class Destination:
 
         def find() -> list[str]:
             try:
-                found = self._filesystem.find(self._root)
+                paths = self._filesystem.find(self._root)
             except FileNotFoundError:
                 return []
             root = self._filesystem._strip_protocol(self._root).rstrip("/") + "/"
-            return sorted(name.removeprefix(root) for name in found)
+            return sorted(name.removeprefix(root) for name in paths)
 
         return self._attempt("Listing", self.url, find)
 
@@ -222,21 +222,21 @@ class Destination:
                 self.remove(name)
 
     def refuse_other(
-        self, run: str, found: dict[str, Any], wanted: dict[str, Any], where: str = ""
+        self, run: str, saved: dict[str, Any], wanted: dict[str, Any], where: str = ""
     ) -> None:
         """Raise `ConfigError` if an unfinished run has other settings than this one.
 
         Args:
             run: kind of the run, for the error.
-            found: settings of the unfinished run.
+            saved: settings of the unfinished run.
             wanted: settings of this run.
             where: folder of the unfinished run, if it is not the destination.
         """
         for name, value in json.loads(json.dumps(wanted)).items():
-            if found.get(name) != value:
+            if saved.get(name) != value:
                 raise ConfigError(
                     f"{where or self.url} holds an unfinished {run} with {name} "
-                    f"{found.get(name)!r}; this one has {value!r}.",
+                    f"{saved.get(name)!r}; this one has {value!r}.",
                     "Repeat the first command to continue, or remove its files to start anew.",
                     setting=name,
                     path=self.url,

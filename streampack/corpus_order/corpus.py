@@ -18,9 +18,9 @@ from streampack.documents.blocks import Documents, gather_ragged, make_origin, o
 from streampack.ordering.hashing import hash_words
 
 NOTES = "embed/parts.json"
-BYTES_PER_TOKEN = 4  # of text
+BYTES_PER_TOKEN = 4  # estimate for text
 BATCH_DOCUMENTS = 2048
-BATCH_UNITS = 8 << 20  # tokens, or bytes of text
+BATCH_UNITS = 8 << 20  # in tokens, or in bytes of text
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Corpus:
         vectors = np.empty((len(ids), self.dimension), dtype=np.float32)
         for part, where in self.by_part(ids):
             halves = self.part_vectors(part)[ids[where] - self.first[part]]
-            vectors[where] = torch.from_numpy(halves).float()  # numpy is many times slower
+            vectors[where] = torch.from_numpy(halves).float()  # because numpy is many times slower
         return vectors
 
     def by_part(self, ids: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -27,7 +27,7 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.ordering.hashing import HashedNgrams
 from streampack.ordering.neighbours import Wholes, on_grid, whole_norms
 
-PAIRS = 1 << 13  # compared at a time
+PAIRS = 1 << 13  # number of pairs compared at a time
 
 
 def find_pairs(job: CorpusOrder, shards: int, part: int) -> None:
@@ -79,8 +79,8 @@ def choose_duplicates(job: CorpusOrder) -> None:
     """Write for each of N documents the kept one that it is dropped for, or -1."""
     corpus = Corpus(job.files, job.num_parts)
     names = [f"duplicates/{part:05}.pairs.npy" for part in range(job.num_parts)]
-    found = [job.files.load(name) for name in names]
-    pairs = np.unique(np.concatenate([np.zeros((0, 2), dtype=np.int32), *found]), axis=0)
+    candidates = [job.files.load(name) for name in names]
+    pairs = np.unique(np.concatenate([np.zeros((0, 2), dtype=np.int32), *candidates]), axis=0)
     pairs = pairs[_alike_as_wholes(job, corpus, pairs)].astype(np.int64)
     threshold = on_grid(job.duplicate_threshold)
     compared = pairs

@@ -151,17 +151,17 @@ def embed_batch(
             stops = np.where(words.lengths > 0, np.append(ends, 0)[last], offsets[:-1])
             pairs = zip(offsets[:-1], stops, strict=True)
             texts = [content[a:b].tobytes().decode(errors="ignore") for a, b in pairs]
-            found = embedder.function(texts)
+            embedded = embedder.function(texts)
         else:
-            found = embedder(heads(words, first))
+            embedded = embedder(heads(words, first))
         empty = words.lengths == 0
     else:
         documents = part.documents(chosen)
-        found = embedder(heads(documents, first))
+        embedded = embedder(heads(documents, first))
         empty = documents.lengths == 0
     vectors = checked(
         job.similarity.embedding,
-        found,
+        embedded,
         len(chosen),
         lambda i: job.source.document_name(origin[chosen[i]]),
     )

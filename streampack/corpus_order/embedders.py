@@ -48,23 +48,24 @@ class _Named:
 
 @lru_cache(maxsize=1)
 def _load(name: str) -> Callable[[list[str]], Any]:
-    kind, _, rest = name.partition(":")
+    kind, _, target = name.partition(":")
     try:
         if name == "wordllama":
             root = logging.getLogger()
             before = root.level, root.handlers[:]
-            package = import_module("wordllama")  # configures the logging of the whole process
+            # The import configures logging for the whole process.
+            package = import_module("wordllama")
             root.setLevel(before[0])
             root.handlers[:] = before[1]
             folder = Path(str(package.__file__)).parent
             model = package.WordLlama.load(cache_dir=folder, disable_download=True)
             return lambda texts: model.embed(texts)
-        if kind == "sentence-transformers" and rest:
+        if kind == "sentence-transformers" and target:
             library = import_module("sentence_transformers")
-            encoder = library.SentenceTransformer(rest)
+            encoder = library.SentenceTransformer(target)
             return lambda texts: encoder.encode(texts, show_progress_bar=False)
-        if rest:
-            function = getattr(import_module(kind), rest, None)
+        if target:
+            function = getattr(import_module(kind), target, None)
             if callable(function):
                 return function  # type: ignore[no-any-return]
     except ImportError as error:

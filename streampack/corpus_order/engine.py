@@ -18,9 +18,9 @@ from streampack.errors import ConfigError, StreampackError, WorkerError, first_l
 from streampack.extras import missing_package
 
 ANSWER_S = 10.0
-RETRIES = 3  # of a task that lost its worker
+RETRIES = 3  # attempts for a task that lost its worker
 KEEPALIVE_MS = 10_000  # detects a lost machine in about one minute, instead of seven
-OBJECT_STORE_BYTES = 128 << 20  # holds jobs and indices of tasks, no data
+OBJECT_STORE_BYTES = 128 << 20  # small, because it holds jobs and task indices, no data
 
 Report = Callable[[int], None]
 
@@ -153,7 +153,7 @@ def _start(ray: Any, address: str | None, workers: int | None) -> None:
             num_cpus=workers,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",  # works on a machine without a network
+            _node_ip_address="127.0.0.1",  # for machines without a network
             **quiet,
         )
     except Exception as error:  # Ray has no narrower error for a slow process of its own

@@ -28,7 +28,7 @@ from streampack.sources.resolve import open as open_source
 STAGES = ("copy", "embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"
 RESULTS = "_order"
-NOTE = f"{HIDDEN}/order.json"  # in the destination; the work folder may be elsewhere
+NOTE = f"{HIDDEN}/order.json"  # kept in the destination, because the work folder may be elsewhere
 IN_ORDER = ReadOptions(open_shards=1)
 
 Report = Callable[[str, int, int], None]
@@ -91,9 +91,9 @@ def run_job(
 
 
 def _begin(job: CorpusOrder) -> None:
-    found, what = job.files.read(SETTINGS), "order"
-    if found and any(job.files.path("embed").glob("*.json")):  # a part is finished
-        job.destination.refuse_other(what, found, job.settings(), str(job.work or ""))
+    saved, what = job.files.read(SETTINGS), "order"
+    if saved and any(job.files.path("embed").glob("*.json")):  # a part is finished
+        job.destination.refuse_other(what, saved, job.settings(), str(job.work or ""))
     else:
         job.destination.begin(what)
         job.files.clear()  # a machine assumed dead may have written files of another job

@@ -39,7 +39,7 @@ LEAST_PROBES = 16
 SAMPLE_PER_LIST = 48
 LEAST_SAMPLE = 1 << 14
 SHARD_DOCUMENTS = 10_000_000
-ADDED = 1 << 15  # documents at a time
+ADDED = 1 << 15  # number of documents added at a time
 TRAINED = "index/trained.faiss"
 
 
@@ -144,7 +144,7 @@ Candidates = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 BATCH = 2048  # documents searched at a time
 COMPARED = 1 << 14  # documents to compare with at a time
-COUNT_BITS = 22  # beside the 41 bits of a cosine
+COUNT_BITS = 22  # bits left beside the 41 bits of a cosine
 PAIRS = 1 << 12  # pairs with vectors in memory at a time
 REFINED = 256  # documents with their candidates' vectors in memory at a time
 
@@ -192,12 +192,12 @@ def _search(
         queries = documents[start : start + BATCH]
         vectors = corpus.vectors(queries)
         if job.exact(len(corpus)):
-            found = _compare_all(corpus, vectors, width + 1, stays)
+            candidates = _compare_all(corpus, vectors, width + 1, stays)
         else:
-            found = _look_up(job, corpus, shard, vectors, width + 1, stays)
-        found[~vectors.any(axis=1)] = -1  # a document without tokens has no candidates
+            candidates = _look_up(job, corpus, shard, vectors, width + 1, stays)
+        candidates[~vectors.any(axis=1)] = -1  # a document without tokens has no candidates
         for low in range(0, len(queries), REFINED):
-            own, near = queries[low : low + REFINED], found[low : low + REFINED]
+            own, near = queries[low : low + REFINED], candidates[low : low + REFINED]
             cosines = cosines_of(corpus, own, near)
             near, cosines = _first(np.where(cosines == NONE, -1, near), cosines, width)
             rows = slice(start + low, start + low + len(own))
@@ -306,8 +306,8 @@ def candidates_of(job: CorpusOrder, shards: int, part: int) -> Candidates:
     return _merged(job, [(load(f"{name}.ids.npy"), load(f"{name}.npy")) for name in names])
 
 
-def _merged(job: CorpusOrder, found: Sequence[Candidates]) -> Candidates:
+def _merged(job: CorpusOrder, candidates: Sequence[Candidates]) -> Candidates:
     """Merge the results of the index's shards to the nearest 3 k."""
-    ids = np.concatenate([ids for ids, _ in found], axis=1)
-    similarity = np.concatenate([similarity for _, similarity in found], axis=1)
-    return _first(ids, similarity, MARGIN * job.k) if len(found) > 1 else (ids, similarity)
+    ids = np.concatenate([ids for ids, _ in candidates], axis=1)
+    similarity = np.concatenate([similarity for _, similarity in candidates], axis=1)
+    return _first(ids, similarity, MARGIN * job.k) if len(candidates) > 1 else (ids, similarity)

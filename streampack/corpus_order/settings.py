@@ -22,7 +22,7 @@ from streampack.tokenization import Tokenizer
 
 PART_TOKENS = 1 << 20  # approximate tokens per part
 MOST_PARTS = 1 << 14  # a process maps up to three files of each, and Linux allows 65,530
-UNKNOWN_PARTS = 16  # for a source of unknown size
+UNKNOWN_PARTS = 16  # number of parts for a source of unknown size
 
 
 @explained
@@ -132,7 +132,7 @@ class CorpusOrder(Conversion):
         limited = ("max_similarity", "row_tokens")
         result = {name: described[name] for name in (*names, *limited) if name in described}
         result.update(search=self.search, parts=self.num_parts)
-        if self.work is not None:  # it is not in the destination
+        if self.work is not None:  # otherwise the folder is in the destination
             result["destination"] = self.destination.url
         return {**super().settings(), **result}
 

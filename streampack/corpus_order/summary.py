@@ -16,7 +16,7 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.errors import StateError
 from streampack.packing.rng import permutation
 
-PAIRS = 20_000  # sampled pairs of documents
+PAIRS = 20_000  # number of sampled pairs
 ROWS = 400
 ROW_TOKENS = 8192
 

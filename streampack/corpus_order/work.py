@@ -74,8 +74,8 @@ class Work:
         """Return a note's content, or {} if it does not exist."""
         if not self.has(name):
             return {}
-        found: dict[str, Any] = json.loads(self.path(name).read_text())
-        return found
+        note: dict[str, Any] = json.loads(self.path(name).read_text())
+        return note
 
     def clear(self) -> None:
         """Remove the folder."""

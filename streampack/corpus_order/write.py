@@ -141,16 +141,16 @@ def _graph(
     at = 0
     for part in range(job.num_parts):
         low, high = corpus.first[part : part + 2]
-        found, near = candidates_of(job, shards, part)
+        neighbours, near = candidates_of(job, shards, part)
         again = job.files.load(f"path/{part:05}.again.npy") - low
-        found[again] = job.files.load(f"path/{part:05}.again.ids.npy")
+        neighbours[again] = job.files.load(f"path/{part:05}.again.ids.npy")
         near[again] = job.files.load(f"path/{part:05}.again.similarity.npy")
         own = stays[low:high]
-        found, near = found[own], near[own]
-        order = np.argsort(~stays[found], axis=1, kind="stable")[:, :width]
-        found = np.take_along_axis(found, order, axis=1)
+        neighbours, near = neighbours[own], near[own]
+        order = np.argsort(~stays[neighbours], axis=1, kind="stable")[:, :width]
+        neighbours = np.take_along_axis(neighbours, order, axis=1)
         near = np.take_along_axis(near, order, axis=1)
-        ids[at : at + len(found)] = np.where(stays[found], position[found], -1)
-        similarity[at : at + len(found)] = near
-        at += len(found)
+        ids[at : at + len(neighbours)] = np.where(stays[neighbours], position[neighbours], -1)
+        similarity[at : at + len(neighbours)] = near
+        at += len(neighbours)
     return ids, similarity

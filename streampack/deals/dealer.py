@@ -37,7 +37,7 @@ class _Dealt:
         self.line = line
         self.place = Place(0, 0)
         self.cuts: list[Cut] = []
-        self.weight = np.zeros(lanes, dtype=np.int64)  # dealt to every lane
+        self.weight = np.zeros(lanes, dtype=np.int64)  # weight dealt to each lane
         self.alike = True  # True if lanes were alike in all deals
 
     @property

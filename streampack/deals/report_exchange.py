@@ -134,10 +134,10 @@ class MemoryExchange(ReportExchange):
 
     def entries(self, deal: int) -> NDArray[np.int64]:
         """See `ReportExchange`."""
-        found = self._rows.get(deal)
-        if found is None:
-            found = self._rows[deal] = np.zeros((self.lanes, self.lines, 3), dtype=np.int64)
-        return found
+        values = self._rows.get(deal)
+        if values is None:
+            values = self._rows[deal] = np.zeros((self.lanes, self.lines, 3), dtype=np.int64)
+        return values
 
 
 class SharedExchange(ReportExchange):
@@ -154,7 +154,7 @@ class SharedExchange(ReportExchange):
             process that runs the lane, so all of them have opened the file by then.
     """
 
-    ROWS = 256  # entries mapped at a time
+    ROWS = 256  # number of entries mapped at a time
 
     def __init__(self, lanes: int, lines: int, name: str, *, kept: bool = False) -> None:
         super().__init__(lanes, lines)
@@ -167,10 +167,10 @@ class SharedExchange(ReportExchange):
     def entries(self, deal: int) -> NDArray[np.int64]:
         """See `ReportExchange`."""
         part, row = divmod(deal, self.ROWS)
-        found = self._maps.get(part)
-        if found is None:
-            found = self._maps[part] = self._mapped(part)
-        entries: NDArray[np.int64] = found[row]
+        values = self._maps.get(part)
+        if values is None:
+            values = self._maps[part] = self._mapped(part)
+        entries: NDArray[np.int64] = values[row]
         return entries
 
     def row(self, deal: int) -> list[NDArray[np.int64] | None]:

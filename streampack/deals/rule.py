@@ -41,9 +41,9 @@ from numpy.typing import NDArray
 #: fewer, ranks could deadlock: exchanging reports takes two steps, a step may take two batches of a
 #: lane, and a lane plans a round one batch ahead, to report if another batch follows.
 LAG = 4
-REVISION = 4  # of the rule; with another revision lanes would read other documents
+REVISION = 4  # revision of the rule, raised when lanes would read other documents
 SHARE = 4  # a deal gives 1 / SHARE of the remaining line
-SHARE_ALIKE = 2  # the same for lanes that are alike
+SHARE_ALIKE = 2  # share if all lanes have about the same rate
 BEFORE = 2  # a deal divides at most an epoch, or 1 / BEFORE of the line dealt before it
 LATE = 16  # a deal is late if the remaining line is below LATE times the reserve
 STRIPES = 4  # most stripes of a late deal, each of at least every / 4 batches per lane
@@ -53,7 +53,7 @@ UNSURE = 4  # the first deal uses a rough rate, and fills lanes to UNSURE times 
 UNENDING = 1 << 40  # epochs of a source that was finite and is endless now
 FRACTION = 16  # fractional bits of tokens per weight, and of shares
 ONE = 1 << FRACTION
-SETTINGS = ("batch_tokens", "every", "reserve", "first", "begin")  # saved in a state
+SETTINGS = ("batch_tokens", "every", "reserve", "first", "begin")  # settings that a state stores
 MOST_TOKENS = 1 << 47  # limit per epoch and per lane: more is implausible and would overflow sums
 
 
@@ -171,12 +171,12 @@ class DealRule:
             lines=lines,
         )
 
-    def after(self, before: DealRule, given: int) -> DealRule:
-        """Return this rule as the successor of `before`, once every lane delivered `given` batches.
+    def after(self, before: DealRule, batches: int) -> DealRule:
+        """Return this rule as the successor of `before`, after `batches` batches of every lane.
 
         By then every lane has reported for all deals by the earlier rule.
         """
-        return replace(self, first=before.known(given), begin=given, before=before)
+        return replace(self, first=before.known(batches), begin=batches, before=before)
 
     def describe(self) -> dict[str, Any]:
         """Return the JSON-compatible settings that a continued run keeps."""
@@ -251,19 +251,19 @@ def deal(
         level *= UNSURE
     late = LATE * level * rule.lanes
     while at < end and int(left.min()) < level:
-        rest = min(end - at, max(line.weight, at // BEFORE))
+        remaining = min(end - at, max(line.weight, at // BEFORE))
         if not cuts:  # leave a quarter of the reserve open, since later deals know more
             level -= level // 4
-        tokens = rest * rate >> FRACTION
+        tokens = remaining * rate >> FRACTION
         amount = max(
             tokens // (SHARE_ALIKE if alike else SHARE), int(np.maximum(level - left, 0).sum())
         )
         if tokens - amount < interval:
             amount = tokens
         poured = _poured(left, amount)
-        given = rest
+        given = remaining
         if amount != tokens:  # at least 1, which may be more tokens than are missing
-            given = min(max((int(poured.sum()) << FRACTION) // rate, 1), rest)
+            given = min(max((int(poured.sum()) << FRACTION) // rate, 1), remaining)
         striped = tokens < late and not alike
         stripes = min(STRIPES, max(4 * amount // interval, 1)) if striped else 1
         ends = [at + given * n // stripes for n in range(stripes + 1)]

@@ -18,7 +18,7 @@ class _Dealable(NamedTuple):
 
     source: Source
     epochs: int | None
-    share: int  # in units of 1 / `ONE`
+    share: int  # share of the tokens, in units of 1 / `ONE`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class DealSettings:
     def epochs_by(self, rule: DealRule | None) -> int | None:
         """Return the epochs of a run with this rule, if the rule determines them."""
         lines = {} if rule is None else rule.lines
-        names = [name for name, found in self._sources(RUNS).items() if found.epochs == RUNS]
+        names = [name for name, each in self._sources(RUNS).items() if each.epochs == RUNS]
         known = {lines[name].epochs for name in names if name in lines}
         if not known:
             return self.epochs
@@ -99,9 +99,9 @@ class DealSettings:
         sources = self._sources()
         # A finite source that is not dealt may end at any time; others then share its weight.
         lasting = sum(
-            found.share
-            for found in sources.values()
-            if isinstance(found.source, ShardedSource) or found.epochs is None
+            each.share
+            for each in sources.values()
+            if isinstance(each.source, ShardedSource) or each.epochs is None
         )
         for name, (source, epochs, share) in sources.items():
             fresh = epochs is not None and name not in known
@@ -129,9 +129,9 @@ class DealSettings:
         """Rebuild a rule from the output of `DealRule.describe`, with the sources' new weights."""
         sources, before = self._sources(), saved["before"]
         weights = {
-            name: found.source.weight
-            for name, found in sources.items()
-            if isinstance(found.source, ShardedSource)
+            name: each.source.weight
+            for name, each in sources.items()
+            if isinstance(each.source, ShardedSource)
         }
         return DealRule(
             lanes=self.lanes,

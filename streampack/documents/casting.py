@@ -24,12 +24,12 @@ def cast_fields(documents: Documents, types: FieldSpec) -> tuple[Documents, dict
     Raises:
         ConfigError: a field is missing.
     """
-    for wanted, given, kind in (
+    for wanted, fields, kind in (
         (types.token, documents.token_fields, "token"),
         (types.document, documents.document_fields, "document"),
     ):
         for name in wanted:
-            if name not in given:
+            if name not in fields:
                 raise ConfigError(
                     f'The documents have no {kind} field "{name}"; they have '
                     f"{_listed([*documents.token_fields, *documents.document_fields])}.",
@@ -61,8 +61,8 @@ def cast_fields(documents: Documents, types: FieldSpec) -> tuple[Documents, dict
         document[name], bad = cast_values(values, dtype)
         for i in bad.tolist():
             problems.setdefault(i, misfit(values[i], name, dtype))
-    given = documents.document_fields
-    document |= {name: values for name, values in given.items() if values.dtype == object}
+    fields = documents.document_fields
+    document |= {name: values for name, values in fields.items() if values.dtype == object}
     return replace(documents, token_fields=token, document_fields=document), problems
 
 

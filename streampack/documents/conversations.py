@@ -120,8 +120,8 @@ class Conversation:
     @property
     def num_characters(self) -> int:
         """Number of characters of the messages' contents, in both sides of a pair."""
-        own = sum(len(message["content"] or "") for message in self.messages)
-        return own + (self.rejected.num_characters if self.rejected else 0)
+        characters = sum(len(message["content"] or "") for message in self.messages)
+        return characters + (self.rejected.num_characters if self.rejected else 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

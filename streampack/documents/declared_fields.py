@@ -28,18 +28,18 @@ def declared_fields(
             in `DTYPES`, a shape is not a tuple of positive integers, or a document field has one.
     """
     parsed: list[dict[str, np.dtype[Any]]] = []
-    for argument, given in (
+    for argument, fields in (
         ("token_fields", token_fields),
         ("document_fields", document_fields),
     ):
-        if given is not None and not isinstance(given, Mapping):
-            name = next(iter(given), "r") if isinstance(given, (list, tuple, set)) else "r"
+        if fields is not None and not isinstance(fields, Mapping):
+            name = next(iter(fields), "r") if isinstance(fields, (list, tuple, set)) else "r"
             raise ConfigError(
-                f"{argument} must map names to dtypes, got {given!r:.100}.",
+                f"{argument} must map names to dtypes, got {fields!r:.100}.",
                 f'Pass a dict, for example {argument}={{"{name}": "float32"}}.',
                 setting=argument,
             )
-        pairs = (given or {}).items()
+        pairs = (fields or {}).items()
         parsed.append(
             {_checked(argument, name): _dtype(argument, name, dtype) for name, dtype in pairs}
         )
@@ -61,10 +61,10 @@ def _checked(setting: str, name: Any) -> str:
     return name
 
 
-def _dtype(setting: str, name: str, given: Any) -> np.dtype[Any]:
+def _dtype(setting: str, name: str, value: Any) -> np.dtype[Any]:
     """Return the dtype of a field, with the shape of its values if it has several per token."""
-    is_pair = isinstance(given, tuple) and len(given) == 2
-    dtype, shape = (given[0], _shape(setting, name, given)) if is_pair else (given, ())
+    is_pair = isinstance(value, tuple) and len(value) == 2
+    dtype, shape = (value[0], _shape(setting, name, value)) if is_pair else (value, ())
     parsed = None
     try:
         if dtype is not None:  # numpy reads None as float64
@@ -80,19 +80,19 @@ def _dtype(setting: str, name: str, given: Any) -> np.dtype[Any]:
     return np.dtype((parsed.newbyteorder("="), shape))
 
 
-def _shape(setting: str, name: str, given: tuple[Any, Any]) -> tuple[int, ...]:
-    shape = given[1] if isinstance(given[1], tuple | list) else (given[1],)
+def _shape(setting: str, name: str, value: tuple[Any, Any]) -> tuple[int, ...]:
+    shape = value[1] if isinstance(value[1], tuple | list) else (value[1],)
     is_whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in shape)
     if setting != "token_fields":
         raise ConfigError(
-            f'The field "{name}" of documents must have one number per document, got {given!r}.',
+            f'The field "{name}" of documents must have one number per document, got {value!r}.',
             "Declare it in token_fields=, or as several fields of one number.",
             setting=setting,
         )
     if not is_whole or not shape or min(shape) < 1 or np.prod(shape, dtype=float) > MOST_NUMBERS:
         raise ConfigError(
             f'The shape of the field "{name}" must be integers from 1 to {MOST_NUMBERS:,} numbers '
-            f"in all, got {given[1]!r}.",
+            f"in all, got {value[1]!r}.",
             f'Pass a dtype and a shape, for example {setting}={{"{name}": ("float16", (64,))}}.',
             setting=setting,
         )

@@ -22,7 +22,7 @@ from streampack.window.packed_rows import PROVENANCE, PackedRows
 
 def groups_of(pieces: Pieces, held: HeldBlocks) -> list[Documents]:
     """Return the member documents of each of these pieces (D,), which are groups."""
-    found = []
+    groups = []
     for (block, i), start, stop in zip(
         held.places(pieces.serial), pieces.start.tolist(), pieces.stop.tolist(), strict=True
     ):
@@ -33,8 +33,8 @@ def groups_of(pieces: Pieces, held: HeldBlocks) -> list[Documents]:
             ends = block.members.documents.offsets[low : high + 1] - begin
             high = low + int(np.searchsorted(ends, stop, side="right")) - 1
             low += int(np.searchsorted(ends, start))
-        found.append(block.members.documents[low:high])
-    return found
+        groups.append(block.members.documents[low:high])
+    return groups
 
 
 @dataclass(frozen=True, slots=True)

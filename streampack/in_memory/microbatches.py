@@ -81,7 +81,7 @@ class Given:
             columns[_MASK] = loss_mask
         for name, values in columns.items():
             held = len(values) if isinstance(values, list | tuple) else count
-            held = (getattr(values, "shape", None) or (held,))[0]  # of arrays and tensors
+            held = (getattr(values, "shape", None) or (held,))[0]  # for arrays and tensors
             if held != count:
                 raise ConfigError(
                     f'"{name}" must have an entry for each of the {count} planned documents, got '
@@ -138,26 +138,26 @@ def _plain(value: Any) -> Any:
     return value.item() if getattr(value, "ndim", None) == 0 else value
 
 
-def _declared(name: str, values: Any, own: NDArray[np.int64]) -> Any:
+def _declared(name: str, values: Any, documents: NDArray[np.int64]) -> Any:
     """Return a token field's dtype, with the shape of its values if it has several per token."""
-    dtype = _dtype(name, values, own)
+    dtype = _dtype(name, values, documents)
     try:
-        shape = np.shape(_at(values, int(own[0]), name)) if len(own) else ()
+        shape = np.shape(_at(values, int(documents[0]), name)) if len(documents) else ()
     except (TypeError, ValueError, RuntimeError):
         return dtype  # `read` raises an error that names the document
     return (dtype, tuple(shape[1:])) if len(shape) > 1 else dtype
 
 
-def _dtype(name: str, values: Any, own: NDArray[np.int64]) -> Any:
+def _dtype(name: str, values: Any, documents: NDArray[np.int64]) -> Any:
     """Return the dtype of a field, inferred from the rank's first document."""
-    if not len(own):
+    if not len(documents):
         return np.float32
-    first = _at(values, int(own[0]), name)
+    first = _at(values, int(documents[0]), name)
     try:
         kind = np.asarray(first).dtype
     except (TypeError, ValueError, RuntimeError):
         return np.float32  # `read` raises an error that names the document
-    if not hasattr(first, "dtype"):  # numbers of Python, not of numpy or torch
+    if not hasattr(first, "dtype"):  # Python numbers; numpy and torch have dtypes
         return {"f": np.float32, "i": np.int64}.get(kind.kind, kind)
     return kind
 
@@ -300,13 +300,13 @@ class MicrobatchPlan:
             )
         rank = rank or 0
         own = self.documents(rank)
-        given = Given.of(len(self.lengths), own, ids, loss_mask, token_fields, document_fields)
+        columns = Given.of(len(self.lengths), own, ids, loss_mask, token_fields, document_fields)
         pad_id = whole_number("pad_id", pad_id, least=0, most=(1 << 32) - 1)
         if pad_to is not None:
             pad_to = whole_number("pad_to", pad_to)
-        layout = self._format(pad_id, given.types)
+        layout = self._format(pad_id, columns.types)
         made = (
-            self._rows(self.documents(rank, number), given, layout, width)
+            self._rows(self.documents(rank, number), columns, layout, width)
             for number, width in enumerate(self._seq_lens(pad_to).tolist())
         )
         return (kind_of(rows)(rows, step=number) for number, rows in enumerate(made))

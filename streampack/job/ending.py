@@ -130,7 +130,7 @@ class Ending:
         # inside its last rotation continues to the end of the rotation.
         self._last = {lane: known.get(lane, 0) - 1 for lane in rank_lanes}
         self._dry: set[int] = set()  # lanes known to end with that step
-        self._ahead: deque[tuple[int, Any]] = deque()  # (index, item)
+        self._ahead: deque[tuple[int, Any]] = deque()  # pairs of index and item
         self._answers: deque[Callable[[], int]] = deque()  # pending results for coming steps
 
     def __iter__(self) -> Iterator[Any]:
@@ -170,13 +170,13 @@ class Ending:
             return
         number = first + self._topology.rank
         lane, step = self._lane_step(number)
-        given = number < self._start
-        sure = not given and self._last[lane] >= step  # as in nearly every step
+        delivered = number < self._start
+        sure = not delivered and self._last[lane] >= step  # true in nearly every step
         if self._end == "drain":
             flag = sure or self._any_has(max(first, self._start))
         else:
             flag = not self._all_have((first + self._topology.world_size - 1) // self._lanes)
-        gives = not given and (sure or lane not in self._dry or self._last[lane] >= step)
+        gives = not delivered and (sure or lane not in self._dry or self._last[lane] >= step)
         same = question("step", first)
         self._answers.append(self._ranks.total(int(flag) + int(gives) * GIVES, same))
 

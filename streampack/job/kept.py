@@ -18,7 +18,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-EXIT_WAIT_S = 5.0  # in all, if another rank neither joins a collective nor exits
+EXIT_WAIT_S = 5.0  # total wait for ranks that neither join a collective nor exit
 
 
 #: Collectives started in this process (by process id), in order, each with its tensor. The last
@@ -44,4 +44,5 @@ def _wait() -> None:
         if process == os.getpid() and left_s > 0:  # a forked child has no gloo threads
             with suppress(RuntimeError):  # another rank died, or joins no collective
                 work.wait(timedelta(seconds=left_s))
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))  # survives the interpreter's shutdown
+    # An extra reference, so that the list outlives the interpreter.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))

@@ -30,13 +30,13 @@ from streampack.errors import RankError, first_line
 
 PIECE_BYTES = 4 << 20  # a TCPStore refuses values of 8 MiB
 TIMEOUT_S = 1800.0  # a listing of a million objects takes some minutes
-EXIT_WAIT_S = 1.0  # for a thread whose operation was given up
-GRACE_S = 1.0  # for an operation with a timeout of its own, which has a better error
+EXIT_WAIT_S = 1.0  # wait at exit for a thread with an abandoned operation
+GRACE_S = 1.0  # added to an operation's own timeout, which has a better error
 T = TypeVar("T")
 
 _REMEDY = "Look for the process that failed first, and restart all of them."
 
-LONGEST_PAUSE_S = 0.5  # between two polls; a blocking wait would occupy the store's connection
+LONGEST_PAUSE_S = 0.5  # polling interval, since a blocking wait would occupy the store's connection
 FAILED = b"failed"
 
 
@@ -138,7 +138,7 @@ def within(timeout_s: float, operation: Callable[[], T]) -> T:
 
 def job_store() -> Any:
     """Return the store of torch.distributed if it connects several processes, else None."""
-    dist = sys.modules.get("torch.distributed")  # if it is not imported there is no job
+    dist = sys.modules.get("torch.distributed")  # without this import there is no job
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
     if dist.get_world_size() < 2:

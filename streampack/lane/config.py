@@ -22,7 +22,7 @@ from streampack.window.gather import RowFormat, gather_rows
 from streampack.window.packed_rows import PackedRows, derive_fields
 from streampack.window.window import Window
 
-MOST_LANES = 1 << 20  # limit of a run
+MOST_LANES = 1 << 20  # maximum number of lanes in a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,8 @@ from streampack.window.window import Window
 
 logger = logging.getLogger(__name__)
 
-ADMIT_DOCUMENTS = 4096  # offered to the window at once
-NAMED_DOCUMENTS = 10  # named in a lane's log when dropped for their length
+ADMIT_DOCUMENTS = 4096  # documents offered to the window at once
+NAMED_DOCUMENTS = 10  # documents per lane named in the log when dropped for their length
 
 
 class Fill:

@@ -86,12 +86,12 @@ class Lane:
             with fill.times.measure("pack_s"):
                 fill.window.advance(last.planned, starved=last.starved)
         starved = fill.read(self._step)
-        made = Round(fill, self._step, starved)
+        following = Round(fill, self._step, starved)
         before, self._totals = self._totals, totals(fill)
         met = {name: now - before[name] for name, now in self._totals.items()}
-        spent = Metrics(composition=made.lost, **met)
+        spent = Metrics(composition=following.lost, **met)
         self._metrics = spent if self._metrics is None else self._metrics + spent
-        return made
+        return following
 
     def _take_metrics(self) -> Metrics | None:
         """Return losses and times since the last call; None if there are none."""

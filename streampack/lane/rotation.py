@@ -33,7 +33,7 @@ def rotate(
     """
     config, states, topology, start = share.config, share.states, share.topology, share.start
     dealer = sharing.dealer(config.dealing, exchange, states)
-    skips = ErrorPolicy(config.on_error)  # counts broken images
+    skips = ErrorPolicy(config.on_error)  # counts broken images of finished batches
     others = OtherLanes(config, dealer, sharing)
     hints = dealer and config.source.inner.hints and load(config.source.inner.hints)
     hints = hints and hints(config.source, config.seed, config.shuffle, dealer, states)
@@ -87,8 +87,8 @@ def _finished(
 def _end(item: LaneBatch | LaneEnd) -> LaneEnd:
     """Return the end of a lane after a last item that belongs to another rank."""
     spent = Metrics() if item.metrics is None else Metrics(times=item.metrics.times)
-    given = item.step + isinstance(item, LaneBatch)
-    return LaneEnd(item.lane, given, item.start, item.emitted, spent)
+    batches = item.step + isinstance(item, LaneBatch)
+    return LaneEnd(item.lane, batches, item.start, item.emitted, spent)
 
 
 class OtherLanes:
@@ -105,7 +105,7 @@ class OtherLanes:
         self._dealer = dealer if sharing.unknown or sharing.missing else None
         self._sharing = sharing
         self._running: dict[int, Lane] = {}
-        self._done = 1  # deals; the first needs no report
+        self._done = 1  # number of deals reported for; the first needs no report
 
     def report_for(self, step: int) -> None:
         """Run these lanes until they have reported for each deal known to a round from `step` on.

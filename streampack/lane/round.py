@@ -74,13 +74,13 @@ class Round:
                 if state["final"]
                 else "the source ends where it went on"
             )
-        made = cls(fill, state["step"], starved)
-        made.emitted = state["emitted"]
-        if made.emitted > len(made.batches):
+        remade = cls(fill, state["step"], starved)
+        remade.emitted = state["emitted"]
+        if remade.emitted > len(remade.batches):
             raise fill.changed(
-                f"the round has {len(made.batches)} batches, of which {made.emitted} were given"
+                f"the round has {len(remade.batches)} batches, of which {remade.emitted} were given"
             )
-        return made
+        return remade
 
 
 def round_start(fill: Fill, step: int, *, final: bool | None) -> RoundStart:
@@ -123,7 +123,7 @@ def report_deals(fill: Fill, step: int, batches: list[PackedRows], *, final: boo
         placed = sum(sizes)
         slots = sum(rows.composition.slots for rows in batches) if placed else 1
         remaining = fill.stream.remaining()
-        waits = not placed and not final  # for a deal, of any contents
+        waits = not placed and not final  # waits for a deal of unknown content
         places = max(placed, 1)
         lines = [
             (
@@ -167,10 +167,10 @@ def _lost(fill: Fill, planned: PlannedWindow) -> PackingStats:
     if not lost.any():
         return PackingStats()
     entries = fill.window.entries
-    rest = entries.length - entries.start
+    undelivered = entries.length - entries.start
     kept, missing = labels_of_dropped(planned, fill.window.buffer, np.flatnonzero(lost))
-    found = PackingStats(
-        dropped=int(rest[lost].sum()),
+    lost_stats = PackingStats(
+        dropped=int(undelivered[lost].sum()),
         documents_cut=int((lost & (entries.start > fill.config.packer.seq_lens[-1])).sum()),
         documents_cropped=int(lost.sum()),
         documents_lost=int((lost & (entries.start == 0)).sum()),
@@ -179,9 +179,9 @@ def _lost(fill: Fill, planned: PlannedWindow) -> PackingStats:
     )
     members = fill.member_lengths(entries.pick(np.flatnonzero(lost)))
     if members is None:
-        return found
+        return lost_stats
     more = len(members.lengths) - int(lost.sum())  # lost entries are groups
-    return found + PackingStats(
+    return lost_stats + PackingStats(
         documents_cropped=more, documents_lost=more, documents_unlearnt=more
     )
 

@@ -35,7 +35,7 @@ from streampack.window.entries import Entries
 from streampack.window.packed_rows import PackedRows
 from streampack.window.window import Window
 
-_COLUMNS = 5  # of `SavedEntries`
+_COLUMNS = 5  # columns stored by `RoundStart.state`
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,7 @@ def with_marks(
 
 
 def _marked(
-    message: Any, placeholder: str | None, folder: str | None, found: list[Reference]
+    message: Any, placeholder: str | None, folder: str | None, images: list[Reference]
 ) -> Any:
     if not isinstance(message, Mapping):
         return message
@@ -65,7 +65,7 @@ def _marked(
         references = (reference_of(each, "in a part of a message", folder) for each in held)
         reference = next((each for each in references if each is not None), None)
         if reference is not None:
-            found.append(reference)
+            images.append(reference)
         parts.append({"type": "text", "text": IMAGE_PART})
     return {**message, name: parts}
 
@@ -82,12 +82,12 @@ def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else ()
 
 
-def references_of(found: list[Reference], column: tuple[Reference, ...]) -> tuple[Reference, ...]:
+def references_of(inside: list[Reference], column: tuple[Reference, ...]) -> tuple[Reference, ...]:
     """Return the images of a record, from the parts of its messages or from its field.
 
     Raises:
         BrokenDocumentError: both have images.
     """
-    if found and column:
+    if inside and column:
         raise BrokenDocumentError("has images in parts of messages and in a field besides")
-    return (*found, *column)
+    return (*inside, *column)

@@ -159,8 +159,8 @@ class ImagePlanner:
         self._prompts: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def _text(self, attribute: str) -> Any:
-        of, _, name = attribute.rpartition(".")
-        return getattr(getattr(self.processor, of) if of else self.processor, name)
+        owner, _, name = attribute.rpartition(".")
+        return getattr(getattr(self.processor, owner) if owner else self.processor, name)
 
     def _id(self, text: str) -> int:
         token_id = self.processor.tokenizer.convert_tokens_to_ids(text)

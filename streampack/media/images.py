@@ -46,8 +46,8 @@ def references_in(value: Any, where: str, folder: str | None = None) -> tuple[Re
     values = value if isinstance(value, (list, tuple)) else [value]
     if hasattr(value, "tolist") and not isinstance(value, Image.Image):
         values = value.tolist()
-    found = (reference_of(each, where, folder) for each in values)
-    return tuple(each for each in found if each is not None)
+    references = (reference_of(each, where, folder) for each in values)
+    return tuple(each for each in references if each is not None)
 
 
 def reference_of(value: Any, where: str, folder: str | None = None) -> Reference | None:

@@ -11,7 +11,7 @@ from streampack.sources.records import BrokenDocumentError
 #: First characters of JPEG, PNG, GIF, WebP, TIFF and BMP files in base64. File names with an
 #: extension are told apart by the dot, which is not in base64's alphabet.
 _BEGINNINGS = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "SUkqA", "TU0AK", "Qk")
-_LEAST = 64  # characters; the smallest files are longer
+_LEAST = 64  # in characters; every image file is longer
 
 
 def inline_bytes(text: str) -> bytes | None:

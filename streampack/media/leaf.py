@@ -28,7 +28,7 @@ def add(recipe: Recipe, processor: Any) -> None:
         ConfigError: documents have images and `processor` is missing, or another argument conflicts
             with images.
     """
-    if processor is ASKED:  # a source with images, without the argument
+    if processor is ASKED:  # the source has images, but the argument is missing
         raise ConfigError(
             "A source with images needs processor=, got None.",
             "Pass processor=, a processor of transformers or an ImageModel.",
@@ -72,13 +72,13 @@ def _with_margins(template: Any, processor: Any) -> Any:
 
 def _conflicts(recipe: Recipe) -> Iterator[tuple[bool, str, str, str]]:
     """Yield arguments that conflict with images: (is in conflict, setting, fact, remedy)."""
-    given, packer = recipe.given, recipe.packer
-    yield given["order"] is not None, "order", "An order is given", "Leave out order="
+    arguments, packer = recipe.given, recipe.packer
+    yield arguments["order"] is not None, "order", "An order is given", "Leave out order="
     remedy = "Leave out map=; a filter= may stay"
-    yield given["map"] is not None, "map", "A map is given", remedy
+    yield arguments["map"] is not None, "map", "A map is given", remedy
     row = recipe.attention == "row"
     yield row, "attention", 'attention is "row"', "Leave out attention="
-    yield given["layout"] is not None, "layout", 'layout is "tree"', "Leave out layout="
+    yield arguments["layout"] is not None, "layout", 'layout is "tree"', "Leave out layout="
     several = recipe.source.grouped or packer.packs_members
     yield several, "source", "Records may have several documents", "Give each its own record"
     yield (

@@ -38,11 +38,11 @@ def metadata_chunks(file: BinaryIO) -> bytes:
     file.seek(len(_SIGNATURE))
     chunks = []
     while len(head := file.read(8)) == 8 and head[4:] != b"IEND":
-        rest = int.from_bytes(head[:4], "big") + 4  # with its checksum
+        remaining = int.from_bytes(head[:4], "big") + 4  # content and checksum
         if _OF_PNG.match(head, 4):
-            chunks.append(head + file.read(rest))
+            chunks.append(head + file.read(remaining))
         else:
-            file.seek(rest, io.SEEK_CUR)
+            file.seek(remaining, io.SEEK_CUR)
     return b"".join(chunks)
 
 
@@ -55,16 +55,16 @@ def _behind_pixels(tail: bytes) -> int | None:
     with Image.open(
         io.BytesIO(_SIGNATURE + head + chunks + _chunk(b"IEND", b""))
     ) as without_pixels:
-        found: int | None = Image.Image.getexif(without_pixels).get(_ORIENTATION)
-        return found
+        orientation: int | None = Image.Image.getexif(without_pixels).get(_ORIENTATION)
+        return orientation
 
 
 def _chunks(data: bytes) -> Iterator[bytes]:
     """Yield metadata chunks with a valid checksum from bytes that may begin within a chunk."""
-    for found in _OF_PNG.finditer(data):
-        start = found.start() - 4
-        end = start + 12 + int.from_bytes(data[max(start, 0) : found.start()], "big")
-        content = data[found.start() : end - 4]
+    for match in _OF_PNG.finditer(data):
+        start = match.start() - 4
+        end = start + 12 + int.from_bytes(data[max(start, 0) : match.start()], "big")
+        content = data[match.start() : end - 4]
         if start >= 0 and zlib.crc32(content) == int.from_bytes(data[end - 4 : end], "big"):
             yield data[start:end]
 

@@ -37,7 +37,7 @@ _REMEDY = 'Repair it, or pass on_error="skip", which keeps its document without 
 _NO_GREY = "Remove it: a grey image of its size, the replacement, cannot be processed either."
 #: A side of at most this many pixels, or at least this multiple of the other, is tried out first.
 _FEW_PIXELS, _LONG = 3, 50
-_pools: dict[int, ThreadPoolExecutor] = {}  # by process
+_pools: dict[int, ThreadPoolExecutor] = {}  # by process id, because a fork inherits no threads
 
 
 class MediaProcessing:
@@ -63,8 +63,8 @@ class MediaProcessing:
 
     def texts(self, block: Texts) -> Texts:
         """Write the processor's marker, with its margins, for every image of the texts."""
-        given = block.document_fields.get(MEDIA)
-        counts = [0] * len(block) if given is None else [len(each.references) for each in given]
+        media = block.document_fields.get(MEDIA)
+        counts = [0] * len(block) if media is None else [len(each.references) for each in media]
         made = [
             self._written(text, count) if isinstance(text, str) else text
             for text, count in zip(block.texts, counts, strict=True)

@@ -61,8 +61,8 @@ class ImageReader:
     @property
     def columns(self) -> Sequence[str]:
         """Names of the fields that are read."""
-        own = RECORD_FIELDS if self.text is None else (self.text,)
-        return (*own, *self.images, *(self.sizes or ()))
+        fields = RECORD_FIELDS if self.text is None else (self.text,)
+        return (*fields, *self.images, *(self.sizes or ()))
 
     def hold_ids(self, names: Collection[str], where: str) -> bool:
         """Return False, since records with images never hold token ids.
@@ -76,11 +76,11 @@ class ImageReader:
                 held = self.shape is not None or shape_of(names) is not None
             except BrokenDocumentError:
                 held = False
-        there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
+        fields = ", ".join(f'"{name}"' for name in sorted(names)[:30])
         if not held:
             raise ConfigError(
                 f"{where} must have the field text={self.text!r}, or a conversation if that is "
-                f"None, but has the fields {there}.",
+                f"None, but has the fields {fields}.",
                 "Pass text= with the field of the texts; None reads conversations.",
                 setting="text",
                 document=where,
@@ -90,7 +90,7 @@ class ImageReader:
                 "%s has the fields %s, and no image is read from it: images= names the field that "
                 "holds them, by default %s.",
                 where,
-                there,
+                fields,
                 " or ".join(USUAL_FIELDS),
             )
         return False
@@ -111,7 +111,7 @@ class ImageReader:
         parse: Callable[[Any], Any] | None = None,
     ) -> tuple[Block, dict[int, str]]:
         """Read N items into a block without the broken ones, and return their problems by index."""
-        found: dict[int, Attachments] = {}
+        attachments: dict[int, Attachments] = {}
 
         def read(item: tuple[int, Any]) -> Read:
             number, value = item
@@ -122,13 +122,13 @@ class ImageReader:
             else:
                 plain, references = with_marks(plain_record(record), self.placeholder, self.folder)
                 made = plain, conversation_of(plain, self.shape)
-            found[number] = self._attachments(record, references)
+            attachments[number] = self._attachments(record, references)
             return made
 
         kind = Conversations if self.text is None else Texts
         block, problems = record_block(enumerate(items), read, kind, origin, types)
         assert not isinstance(block, Documents)
-        media = objects([own for number, own in found.items() if number not in problems])
+        media = objects([own for number, own in attachments.items() if number not in problems])
         return replace(block, document_fields={**block.document_fields, MEDIA: media}), problems
 
     def _marked(self, record: Any, text: str) -> Read:
@@ -153,7 +153,8 @@ class ImageReader:
             require_field(record, name)
             value = record[name]
             listed = list(value) if hasattr(value, "__len__") else [value]
-            columns.append([number for number in listed if number is not None])  # null: no image
+            # Null means no image.
+            columns.append([number for number in listed if number is not None])
         sizes: list[Size] = []
         for size in zip(*columns, strict=False):
             for name, number in zip(self.sizes, size, strict=True):

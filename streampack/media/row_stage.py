@@ -29,12 +29,12 @@ class Images:
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`."""
-        found = enumerate(held.objects(MEDIA, pieces.serial))
+        media = enumerate(held.objects(MEDIA, pieces.serial))
         slots = pieces.slot.tolist()
         own = HeldBatch(
             tuple(
                 HeldMedia(i, slots[i], pieces.origin[i], each)
-                for i, each in found
+                for i, each in media
                 if each is not None
             )
         )

@@ -107,13 +107,13 @@ def embed(embedder: Embedder, documents: Documents, first_tokens: int) -> NDArra
 
 
 def checked(
-    embedder: Embedder, found: Any, count: int, name_of: Callable[[int], str] | None = None
+    embedder: Embedder, embedded: Any, count: int, name_of: Callable[[int], str] | None = None
 ) -> NDArray[np.float32]:
     """Validate an embedder's result for `count` documents and return it as (N, D) float32.
 
     Args:
         embedder: the embedder.
-        found: its result, an array or anything that numpy converts to one.
+        embedded: its result, an array or anything that numpy converts to one.
         count: N.
         name_of: function from the index of a document to its name.
 
@@ -123,11 +123,11 @@ def checked(
     name = embedder_name(embedder)
     first = "" if name_of is None or not count else f", {name_of(0)} and those after it,"
     try:
-        vectors = np.asarray(found, dtype=np.float32)
+        vectors = np.asarray(embedded, dtype=np.float32)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f'The embedder "{name}" was given {count} documents{first} and returned a '
-            f"{type(found).__name__} that is not an array of numbers.",
+            f"{type(embedded).__name__} that is not an array of numbers.",
             "Return one vector per document, shape (N, D).",
             setting="embedder",
         ) from error

@@ -169,7 +169,8 @@ class Found(NamedTuple):
     def of_kept(self) -> Neighbours:
         """Return the neighbours of the kept documents, by positions among the kept ones."""
         kept = np.flatnonzero(self.duplicate_of < 0)
-        position = np.full(len(self.duplicate_of) + 1, -1, dtype=np.int64)  # last: -1 to -1
+        # The last entry maps -1 to -1.
+        position = np.full(len(self.duplicate_of) + 1, -1, dtype=np.int64)
         position[kept] = np.arange(len(kept))
         return Neighbours(kept, self.duplicate_of, position[self.ids[kept]], self.similarity[kept])
 

@@ -202,10 +202,10 @@ class SimilarityOrder:
         Nothing is random, so the seed has no effect.
         """
         vectors = self.embed(documents)
-        found = self.neighbours(documents, vectors)
-        limit = self.limit(documents.lengths[found.kept])
-        path = walk(found.ids, found.similarity, limit=limit)
-        done = ordered(found, path)
+        neighbours = self.neighbours(documents, vectors)
+        limit = self.limit(documents.lengths[neighbours.kept])
+        path = walk(neighbours.ids, neighbours.similarity, limit=limit)
+        done = ordered(neighbours, path)
         if limit is not None:
             log_share_above(
                 vectors[done.order], limit._replace(lengths=documents.lengths[done.order])
@@ -234,10 +234,10 @@ class SimilarityOrder:
         }
 
 
-def ordered(found: Neighbours, path: NDArray[np.int64]) -> Ordered:
+def ordered(neighbours: Neighbours, path: NDArray[np.int64]) -> Ordered:
     """Return the kept documents along a path (M,) of positions, and the near-duplicates."""
-    dropped = np.flatnonzero(found.duplicate_of >= 0)
-    return Ordered(found.kept[path], dropped, found.duplicate_of[dropped])
+    dropped = np.flatnonzero(neighbours.duplicate_of >= 0)
+    return Ordered(neighbours.kept[path], dropped, neighbours.duplicate_of[dropped])
 
 
 def require_counts(order: Any, *names: str) -> None:

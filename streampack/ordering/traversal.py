@@ -112,14 +112,14 @@ def merge_runs(
         size[run[i]] += 1
     before[count], after[last] = last, count
     members = np.empty(shortest, dtype=np.int64)
-    for own in range(count):
-        if size[own] >= shortest:
+    for run_index in range(count):
+        if size[run_index] >= shortest:
             continue
-        i = heads[own]
-        for m in range(size[own]):  # a run is contiguous, also after others joined
+        i = heads[run_index]
+        for m in range(size[run_index]):  # runs stay contiguous after joining others
             members[m] = i
             i = after[i]
-        for i in members[: size[own]]:
+        for i in members[: size[run_index]]:
             target = _nearest(i, run, graph)
             if target >= 0:
                 after[before[i]], before[after[i]] = after[i], before[i]

@@ -197,7 +197,7 @@ class Buckets(Packer):
         lengths = checked_lengths(lengths)
         room = -(-lengths // self._multiple) * self._multiple
         longest = self.seq_lens[-1]
-        heads = np.maximum(room - 1, 0) // longest  # full rows cut off a document's front
+        heads = np.maximum(room - 1, 0) // longest  # number of full rows cut from a document's head
         document, start = _heads(room, heads, longest)
         sizes, _, aligns = self._shapes(longest)
         row_offsets, bucket, documents, starts, stops = _compose(

@@ -135,9 +135,9 @@ def _feed_forward(config: Any, kind: str, layer: int) -> int:
         for name in ("n_routed_experts", "num_local_experts", "num_experts")
         if getattr(config, name, None) is not None
     )
-    beside = getattr(config, "shared_expert_intermediate_size", None) or 0
-    gate = 1 if beside else 0
-    return hidden * (3 * (int(used) + int(beside)) + int(number) + gate)
+    shared = getattr(config, "shared_expert_intermediate_size", None) or 0
+    gate = 1 if shared else 0
+    return hidden * (3 * (int(used) + int(shared)) + int(number) + gate)
 
 
 def _has_experts(config: Any, layer: int) -> bool:
@@ -154,9 +154,9 @@ def _layers_by_window(config: Any, kind: str) -> tuple[int, dict[int, int]]:
     if kinds is None:
         sliding = window is not None and getattr(config, "use_sliding_window", True)
         kinds = ["sliding_attention" if sliding else "full_attention"] * config.num_hidden_layers
-    for one in kinds:
-        if one not in ("full_attention", "sliding_attention"):
-            raise _unknown(f'The config of this "{kind}" has a layer of type "{one}"')
+    for attention in kinds:
+        if attention not in ("full_attention", "sliding_attention"):
+            raise _unknown(f'The config of this "{kind}" has a layer of type "{attention}"')
     windowed = kinds.count("sliding_attention")
     return kinds.count("full_attention"), {int(window or 0): windowed} if windowed else {}
 

@@ -40,8 +40,8 @@ from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, mix
 
 FINEST = 1 << 32  # largest number of units per rotation; shares are counted in these units
-HORIZON = 4096  # rotations; deadlines further ahead than this count as equal
-FREEDOM = 64  # rotations; a turn is drawn at random only this close to its deadline
+HORIZON = 4096  # in rotations; later deadlines count as equal
+FREEDOM = 64  # in rotations; a turn is drawn at random only this close to its deadline
 
 
 class _Knots(NamedTuple):
@@ -220,7 +220,7 @@ def _take_turns(rotations: int, knots: _Knots, seed: np.uint64) -> NDArray[np.in
     whole, buckets = knots.whole, knots.sums.shape[1] - 1
     turns = np.empty(rotations, dtype=np.int8)
     due = np.zeros(buckets, dtype=np.int64)
-    given = np.zeros(buckets, dtype=np.int64)
+    turns_given = np.zeros(buckets, dtype=np.int64)
     seen = np.zeros(buckets, dtype=np.int64)  # due of each bucket after rotation next_seen - 1
     next_seen = np.zeros(buckets, dtype=np.int64)
     deadline = np.zeros(buckets, dtype=np.int64)
@@ -229,10 +229,10 @@ def _take_turns(rotations: int, knots: _Knots, seed: np.uint64) -> NDArray[np.in
         earliest = -1
         for b in range(buckets):
             due[b] += _share(r, b, knots)
-            if given[b] * whole >= due[b]:
+            if turns_given[b] * whole >= due[b]:
                 deadline[b] = -1  # its next turn is not available yet
                 continue
-            need = (given[b] + 1) * whole
+            need = (turns_given[b] + 1) * whole
             while seen[b] < need and next_seen[b] <= r + HORIZON:
                 seen[b] += _share(next_seen[b], b, knots)
                 next_seen[b] += 1
@@ -245,10 +245,10 @@ def _take_turns(rotations: int, knots: _Knots, seed: np.uint64) -> NDArray[np.in
             if deadline[b] < 0 or deadline[b] > r + FREEDOM or b == chosen:
                 continue
             better = key[b] < key[chosen]
-            if better and _leaves_room(r, deadline[b], due, given, knots):
+            if better and _leaves_room(r, deadline[b], due, turns_given, knots):
                 chosen = b
         turns[r] = chosen
-        given[chosen] += 1
+        turns_given[chosen] += 1
     return turns
 
 

@@ -292,7 +292,7 @@ def decreasing_pieces(
     # place[s] is first the number of remainders of size s, then the index of the next one.
     place = np.zeros(seq_len if counting else 0, dtype=np.int64)
     full = 0
-    rest = 0
+    next_remainder = 0
     for i in range(len(lengths)):
         remainder = lengths[i]
         if remainder >= seq_len:
@@ -303,18 +303,18 @@ def decreasing_pieces(
                 full += 1
             remainder %= seq_len
         if remainder > 0:
-            rest += 1
+            next_remainder += 1
             if counting:
                 place[remainder] += 1
     if not counting:
         order = np.argsort(-(lengths % seq_len), kind="mergesort")
-        for k in range(rest):
+        for k in range(next_remainder):
             remainder = lengths[order[k]] % seq_len
             document[full + k] = order[k]
             size[full + k] = remainder
             start[full + k] = lengths[order[k]] - remainder
-        return full + rest
-    start[full : full + rest] = 0
+        return full + next_remainder
+    start[full : full + next_remainder] = 0
     at = full
     for s in range(seq_len - 1, 0, -1):  # sizes descend, arrivals ascend
         count = place[s]
@@ -331,7 +331,7 @@ def decreasing_pieces(
             document[k] = i
             if remainder < lengths[i]:
                 start[k] = lengths[i] - remainder
-    return full + rest
+    return full + next_remainder
 
 
 @kernel

@@ -31,7 +31,7 @@ from streampack.errors import PlanError
 from streampack.packing.fit_decreasing import BestFitDecreasing
 from streampack.packing.rng import derive_seed, permutation
 
-_COMPARISONS = 300  # limit per unit
+_COMPARISONS = 300  # maximum number of comparisons per unit
 _MOST = (1 << 31) - 1  # largest capacity of best-fit-decreasing
 _PARTNERS = 64  # largest number of bins that a bin is paired with
 

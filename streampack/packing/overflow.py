@@ -19,10 +19,10 @@ Overflow = Literal["split", "truncate", "drop", "error"]
 OVERFLOWS: tuple[Overflow, ...] = ("split", "truncate", "drop", "error")
 
 
-def as_array(given: Any) -> NDArray[Any]:
+def as_array(values: Any) -> NDArray[Any]:
     """Convert values to an array, of no dimension if numpy cannot convert them."""
     try:
-        return np.asarray(given)
+        return np.asarray(values)
     except (TypeError, ValueError, RuntimeError):
         return np.asarray(None)
 

@@ -56,7 +56,7 @@ def _arguments(kind: Any, description: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(values.get("max_repetition"), str):
         values["max_repetition"] = Fraction(values["max_repetition"])
     if values.get("restart"):
-        del values["atom"]  # always the whole row, and no argument of the packer
+        del values["atom"]  # fixed to a whole row, not an argument of the packer
     shares = values.get("shares")
     if isinstance(shares, Mapping):
         values["shares"] = Curriculum.from_description(dict(shares))

@@ -131,7 +131,7 @@ class Seamless(Packer):
     def slides(self, lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return (N,) bool: documents with these lengths (N,) that overlap to fill whole rows."""
         share = Fraction(str(self.max_repetition))
-        whole, rest = np.divmod(lengths, self.seq_len)
+        whole, remainder = np.divmod(lengths, self.seq_len)
         if share == 0 or not len(lengths):
             return np.zeros(len(lengths), dtype=np.bool_)
         # From ceil(1 / share) rows on, any remainder can be stretched. Python's integers are exact.
@@ -140,9 +140,9 @@ class Seamless(Packer):
             min(rows * share.numerator * self.seq_len // share.denominator, self.seq_len)
             for rows in range(top + 1)
         ]
-        needed = self.seq_len - rest
+        needed = self.seq_len - remainder
         enough = np.array(allowed, dtype=np.int64)[np.minimum(whole, top)] >= needed
-        return np.asarray((whole > 0) & (rest > 0) & enough)
+        return np.asarray((whole > 0) & (remainder > 0) & enough)
 
     def plan_window(self, request: WindowRequest) -> Selection:
         """Plan everything and select the fullest rows, as far as possible only full ones.
@@ -192,11 +192,11 @@ class Seamless(Packer):
         Returns:
             The rows, and (N,) int64 the row in which a document's piece is lost whole, or -1.
         """
-        rest = np.where(slides, 0, lengths % self.seq_len)
+        tails = np.where(slides, 0, lengths % self.seq_len)
         parts: list[_Rows] = []
         while True:
-            document, start, size = np.empty((3, len(rest)), dtype=np.int64)
-            count = decreasing_pieces(rest, self.seq_len, document, start, size)
+            document, start, size = np.empty((3, len(tails)), dtype=np.int64)
+            count = decreasing_pieces(tails, self.seq_len, document, start, size)
             document, size = document[:count], size[:count]
             bins, links = np.empty(count, dtype=np.int64), np.empty(3 * count, dtype=np.int32)
             count = greedy_fit(size, self.seq_len + self._extra, 0, False, 1, bins, links)
@@ -209,24 +209,24 @@ class Seamless(Packer):
             parts.append(self._rows_of(pieces, full, beyond))
             if not self.keep_tails or not full.any():
                 break
-            rest = rest.copy()
-            rest[inside] = beyond[inside]
+            tails = tails.copy()
+            tails[inside] = beyond[inside]
         dropped += beyond
         lost = np.full(len(lengths), -1, dtype=np.int64)
         if not self.keep_tails:
             lost_with(pieces, count, self.seq_len, lost)
             lost = np.where(lost >= 0, np.cumsum(full)[lost] - 1 if count else -1, -1)
         if final:
-            parts.append(self._joined(lengths, rest, np.sort(document[~full[bins]])))
+            parts.append(self._joined(lengths, tails, np.sort(document[~full[bins]])))
         else:
             parts.append(self._rows_of(pieces, ~full, dropped))
         return parts, lost
 
     def _joined(
-        self, lengths: NDArray[np.int64], rest: NDArray[np.int64], left: NDArray[np.int64]
+        self, lengths: NDArray[np.int64], tails: NDArray[np.int64], left: NDArray[np.int64]
     ) -> _Rows:
-        """Join the last `rest` (N,) tokens of the documents `left` and cut them into rows."""
-        joined = rest[left]
+        """Join the last `tails` (N,) tokens of the documents `left` and cut them into rows."""
+        joined = tails[left]
         rows = -(-int(joined.sum()) // self.seq_len)
         order = np.arange(rows, dtype=np.int64)
         offsets, index, low, high = cut_joined(joined, self.seq_len, self.seq_len, order)
@@ -283,9 +283,9 @@ def _whole_rows(
     lengths: NDArray[np.int64], slides: NDArray[np.bool_], seq_len: int
 ) -> tuple[NDArray[np.int64], ...]:
     """Run step 1: row sizes (all 1), document, start, stop and overlap of every row, int64."""
-    whole, rest = np.divmod(lengths, seq_len)
+    whole, remainder = np.divmod(lengths, seq_len)
     rows = whole + slides.astype(np.int64)
-    repeated = np.where(slides, seq_len - rest, 0)
+    repeated = np.where(slides, seq_len - remainder, 0)
     each, larger = np.divmod(repeated, np.maximum(whole, 1))
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), rows)
     number = np.arange(len(document), dtype=np.int64) - offsets_of(rows)[document]

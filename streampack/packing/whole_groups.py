@@ -238,9 +238,9 @@ def _put(
     sizes: NDArray[np.int64],
     order: NDArray[np.int64],
     room: NDArray[np.int64],
-    found: NDArray[np.int64],
+    rows: NDArray[np.int64],
 ) -> bool:
-    """Write the row of each member to `found` and reduce `room`; return False if one fits no row.
+    """Write the row of each member to `rows` and reduce `room`; return False if one fits no row.
 
     Args:
         sizes: (K,) tokens of the members; order: (K,) placement order.
@@ -254,8 +254,8 @@ def _put(
                 best = r
         if best < 0:
             for j in range(k):
-                room[found[order[j]]] += sizes[order[j]]
+                room[rows[order[j]]] += sizes[order[j]]
             return False
         room[best] -= size
-        found[order[k]] = best
+        rows[order[k]] = best
     return True

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from streampack.run.rank import RankRun
     from streampack.run.recipe import Recipe
 
-_PASSES = "passes"  # over each source, (sources,), by lane
+_PASSES = "passes"  # key of the epochs of each source, (sources,), by lane
 
 
 class SourceFigures(NamedTuple):
@@ -138,15 +138,15 @@ def counted(
     rates = shares.rates(at, [True] * len(mixture.sources))
     rows = by_source.tolist()
     each = sum(row[0] for row in rows) / sum(rates)
-    made, none = SourceTotals(totals), SourceCounts()
+    updated, none = SourceTotals(totals), SourceCounts()
     for name, (tokens, documents, learnt, _), rate in zip(
         mixture.sources, rows, rates, strict=True
     ):
-        own = totals.get(name, none)
-        made[name] = SourceCounts(
-            own[0] + tokens, own[1] + documents, own[2] + learnt, own[3] + each * rate
+        counts = totals.get(name, none)
+        updated[name] = SourceCounts(
+            counts[0] + tokens, counts[1] + documents, counts[2] + learnt, counts[3] + each * rate
         )
-    return made
+    return updated
 
 
 def add(recipe: Recipe, value: object) -> None:

@@ -50,7 +50,7 @@ from streampack.window.config import WindowConfig
 from streampack.window.entries import Entries
 from streampack.window.planned import PlannedWindow, needed_tokens
 
-ROWS = 64  # packed, approximately, to measure the slots that documents take
+ROWS = 64  # approximate number of rows packed to measure slots per document
 
 
 def previous_config(
@@ -82,7 +82,7 @@ def previous_config(
     batch_tokens, balance = saved["batch_tokens"], saved["balance"]
     preparation = config.preparation
     if balance:
-        packer = replace(packer, balance=balance["kind"])  # which needs its weights again
+        packer = replace(packer, balance=balance["kind"])  # the packer needs its weights again
         if balance["kind"] == "loss":
             preparation = recounted(preparation, packer.seq_lens[-1], saved["attention"])
     return replace(
@@ -176,9 +176,9 @@ def _room(packer: Packer, lengths: NDArray[np.int64], weights: Fields) -> tuple[
     if packer.packs_members or not len(lengths):
         return 1, 1
     times = min(ROWS * longest // int(lengths.sum()) + 1, ROWS)  # else the last row weighs too much
-    given: Any = {name: np.tile(values[held], times) for name, values in weights.items()}
-    given = {"weights": given} if given else {}
-    plan = packer.plan(np.tile(lengths, times), final=True, seed=0, **given)
+    fields: Any = {name: np.tile(values[held], times) for name, values in weights.items()}
+    fields = {"weights": fields} if fields else {}
+    plan = packer.plan(np.tile(lengths, times), final=True, seed=0, **fields)
     return int(plan.seq_len.sum()), int((plan.stop - plan.start).sum())
 
 
@@ -201,10 +201,10 @@ def _reports(
     reports += [[n, line, *ENDED] for n in ended for line in lines if dealer.gave(n, line)]
     held = held_by_source(following.entries, continued=following.continued)
     for line, (source, until, ahead, tokens) in enumerate(fill.stream.remaining()):
-        own = int(held[source]) if source < len(held) else 0
-        numbers = ahead + own, tokens + ahead
-        left, found = (number * slots // max(placed, 1) for number in numbers)
-        reports.append([rule.first, line, *Report(until, left, found)])
+        held_tokens = int(held[source]) if source < len(held) else 0
+        numbers = ahead + held_tokens, tokens + ahead
+        left, counted = (number * slots // max(placed, 1) for number in numbers)
+        reports.append([rule.first, line, *Report(until, left, counted)])
     added = range(len(dealer.rule.lines), len(rule.lines))
     return reports + [[rule.first, line, *Report(0, 0, 0)] for line in added]
 
@@ -223,10 +223,10 @@ def _left(entries: Entries, planned: PlannedWindow, emitted: int, continued: boo
         ended[-1] = False
     # The gaps of a document between delivered tokens, delivered rows and its end remain.
     to_end = np.flatnonzero(~ended)
-    rest = entries.length - entries.start
+    undelivered = entries.length - entries.start
     document = np.concatenate((np.arange(count), plan.document[goes], to_end))
-    low = np.concatenate((np.full(count, -1), plan.start[goes], rest[to_end]))
-    high = np.concatenate((entries.repeated, plan.stop[goes], rest[to_end]))
+    low = np.concatenate((np.full(count, -1), plan.start[goes], undelivered[to_end]))
+    high = np.concatenate((entries.repeated, plan.stop[goes], undelivered[to_end]))
     order = np.lexsort((low, document))
     document, low, high = document[order], low[order], high[order]
     base = document * (int(high.max(initial=0)) + 1)
@@ -293,11 +293,11 @@ def resume_changed(
     if dealer is not None:
         dealer.make(dealer.rule.known(given))
     run.replan(
-        lambda lane, own: carry_over(
+        lambda lane, state_: carry_over(
             before,
             config,
             lane,
-            own,
+            state_,
             batches_due(lane, run.next_batch, config.lanes),
             dealer,
         )

@@ -146,5 +146,5 @@ class CpGroups:
         lanes, inside = self.lanes, self.ranks.rank % self.packer.cp[-1]
         taken = self.ranks.world_size // degree
         first = batch.lane - batch.lane % taken
-        own = first + inside // degree * lanes.world_size + lanes.rank
-        return Step([], None, [], own, batch.step, batch.step * self.num_lanes + first + taken)
+        number = first + inside // degree * lanes.world_size + lanes.rank
+        return Step([], None, [], number, batch.step, batch.step * self.num_lanes + first + taken)

@@ -34,7 +34,7 @@ class GroupedPlan(RunPlan):
     groups: CpGroups
 
     rank_run: ClassVar[str] = "run.cp_run:GroupedRun"
-    most_workers: ClassVar[int | None] = 1  # because its batches are whole steps
+    most_workers: ClassVar[int | None] = 1  # because a worker makes whole steps
 
     @classmethod
     def of(cls, config: LaneConfig, topology: Topology) -> RunPlan:
@@ -42,9 +42,9 @@ class GroupedPlan(RunPlan):
         groups = CpGroups.of(config, topology)
         if groups is None:
             return RunPlan.of(config, topology)
-        own = RunPlan.of(config, groups.lanes)
+        plan = RunPlan.of(config, groups.lanes)
         return cls(
-            config=own.config, topology=own.topology, fingerprint=own.fingerprint, groups=groups
+            config=plan.config, topology=plan.topology, fingerprint=plan.fingerprint, groups=groups
         )
 
     @classmethod
@@ -93,7 +93,7 @@ class GroupedRun(RankRun):
 
     def __init__(self, plan: GroupedPlan, *arguments: Any, **settings: Any) -> None:
         super().__init__(plan, *arguments, **settings)
-        self._steps: dict[int, Step] = {}  # of batches given and not taken
+        self._steps: dict[int, Step] = {}  # steps of batches that were given but not taken
 
     def go_on(self, plan: RunPlan, start: RunState) -> None:
         """See `RankRun`."""

@@ -24,7 +24,7 @@ from streampack.window.entries import Entries
 from streampack.window.planned import PlannedWindow
 from streampack.window.window import Window
 
-BLOCK = 256  # documents admitted at once, similar to a block of a source
+BLOCK = 256  # documents admitted at once, about as many as in a source's block
 
 
 def stream_plan(

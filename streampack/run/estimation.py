@@ -149,8 +149,8 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
 
 def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
     """Return the steps of `forecast`; None for an endless run."""
-    found = None if config.epochs is None else forecast(config, topology)
-    return None if found is None else found.steps
+    steps = None if config.epochs is None else forecast(config, topology)
+    return None if steps is None else steps.steps
 
 
 #: Estimates from a sample, by run: it is read once.
@@ -160,10 +160,10 @@ _sampled: WeakKeyDictionary[RankRun, Estimate | None] = WeakKeyDictionary()
 def estimate_of(run: RankRun) -> Estimate | None:
     """Estimate the steps of a run; see `PackedLoader.estimate_steps`."""
     plan, states = run.plan, run.state.states().values()
-    found = steps_as_found(plan.config, plan.topology, states)
-    if found is None and _sampled.get(run) is None:
+    estimate = steps_as_found(plan.config, plan.topology, states)
+    if estimate is None and _sampled.get(run) is None:
         _sampled[run] = estimate_steps(plan.config, plan.topology)
-    return found or _sampled.get(run)
+    return estimate or _sampled.get(run)
 
 
 def steps_as_found(
@@ -193,13 +193,13 @@ def steps_as_found(
         rates = found[until > 0] / until[until > 0]
         weight = line.weight * line.epochs
         total += float(found.sum() / until.sum()) * weight
-        unread = max(1 - read, 0.0)  # of an epoch: later epochs repeat it
+        unread = max(1 - read, 0.0)  # fraction of an epoch; later epochs repeat it
         error += float(rates.std()) / math.sqrt(len(rates)) * unread * weight
-    given = float((seen[:, :, 2] - seen[:, :, 1]).sum())
+    delivered = float((seen[:, :, 2] - seen[:, :, 1]).sum())
     batches = float((numbers * rule.every + 1).sum())
-    if given <= 0:
+    if delivered <= 0:
         return None
-    of_lane = total * batches / given / config.lanes
+    of_lane = total * batches / delivered / config.lanes
     of_lane *= config.packer.batch_share(math.ceil(of_lane), schedule_seed=config.seed)
     turns = config.lanes / topology.world_size
     return Estimate(
@@ -254,16 +254,16 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     finer = FINER if isinstance(source.inner, InMemory) else 1
     places = finer * min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
     alone = replace(alone, lanes=places)
-    found = [_place(alone, place, finer) for place in range(places)]
-    sample_of = DocumentSizes.joined([sizes for _, _, sizes in found])
+    samples = [_place(alone, place, finer) for place in range(places)]
+    sample_of = DocumentSizes.joined([sizes for _, _, sizes in samples])
     lengths = sample_of.lengths
-    if all(whole for _, whole, _ in found):
+    if all(whole for _, whole, _ in samples):
         tokens = float(lengths.sum())
         return _Size(tokens, 0.0, _chance(config, lengths, len(lengths)), sample_of)
     if not isinstance(source.inner, ShardedSource):
         return None
-    read = np.array([units for units, _, _ in found], dtype=np.float64)
-    held = np.array([own.lengths.sum() for _, _, own in found], dtype=np.float64)
+    read = np.array([units for units, _, _ in samples], dtype=np.float64)
+    held = np.array([own.lengths.sum() for _, _, own in samples], dtype=np.float64)
     if not read.all():
         rough = source.estimate_tokens()
         return None if rough is None else _Size(float(rough), rough / 2, 0.0, sample_of)

@@ -32,9 +32,9 @@ from streampack.sources.mixture import sources_of
 from streampack.sources.sharded import ShardedSource
 from streampack.window.config import WindowConfig
 
-BATCHES = 8  # packed to count loss tokens
+BATCHES = 8  # batches packed to count loss tokens
 WIDTH = 160  # columns of the example row
-LINES = 10  # of the example row
+LINES = 10  # lines of the example row
 #: Columns of the table of choices: their heads, and shares of `PackingStats`.
 SHARES = {
     "used %": "utilisation",
@@ -122,8 +122,8 @@ def explain(
 ) -> Explanation:
     """Explain a run as `PackedDataset.explain`; `batches` are the corpus' first, for one rank."""
     config = plan.config
-    found = sample(config, documents=documents)
-    lengths, packer = found.lengths, config.packer
+    sampled = sample(config, documents=documents)
+    lengths, packer = sampled.lengths, config.packer
     if not lengths.any():
         raise ConfigError(
             "The sample must contain tokens, got none.",
@@ -131,7 +131,7 @@ def explain(
             setting="source",
         )
     planned = stream_plan(
-        lengths, packer, config.window, batch_tokens=config.batch_tokens, weights=found.weights
+        lengths, packer, config.window, batch_tokens=config.batch_tokens, weights=sampled.weights
     )
     first = list(islice(batches, BATCHES))
     names = tokenizer or config.preparation.find("tokenizer")
@@ -144,7 +144,7 @@ def explain(
         files=sum(len(own.manifest) for own in files),
         remote_bytes=sum(int(own.manifest.num_bytes.sum()) for own in remote),
         fetched_bytes=_fetched_bytes() if remote else 0,
-        sample=found,
+        sample=sampled,
         packer=packer,
         batch_size=config.batch_tokens // packer.seq_lens[-1],
         lanes=config.lanes,
@@ -172,12 +172,12 @@ def _others(packer: Packer, lengths: NDArray[np.int64]) -> list[Packer]:
         ways |= {"truncate": None, "drop": None}
     ways.pop("error", None)
     own = next(iter(ways))
-    found: list[Packer] = [BestFitDecreasing(seq_len=size, overflow=way) for way in ways]
-    found += [Seamless(seq_len=size), Concat(seq_len=size), Pad(seq_len=size, overflow=own)]
+    packers: list[Packer] = [BestFitDecreasing(seq_len=size, overflow=way) for way in ways]
+    packers += [Seamless(seq_len=size), Concat(seq_len=size), Pad(seq_len=size, overflow=own)]
     if size >= 8:
-        found.append(Buckets(seq_lens=(size // 4, size // 2, size)).with_sample(lengths))
-    found += [BestFitDecreasing(seq_len=n, overflow=own) for n in (size // 2, 2 * size) if n > 1]
-    return [other for other in found if repr(other) != repr(packer)]
+        packers.append(Buckets(seq_lens=(size // 4, size // 2, size)).with_sample(lengths))
+    packers += [BestFitDecreasing(seq_len=n, overflow=own) for n in (size // 2, 2 * size) if n > 1]
+    return [other for other in packers if repr(other) != repr(packer)]
 
 
 def _made(packer: Packer, config: LaneConfig, lengths: NDArray[np.int64]) -> PackingStats:
@@ -188,52 +188,52 @@ def _made(packer: Packer, config: LaneConfig, lengths: NDArray[np.int64]) -> Pac
     return plan.metrics(lengths)
 
 
-def _figures(packer: Packer, made: PackingStats) -> dict[str, Any]:
-    shares = {name: getattr(made, name) for name in SHARES.values()}
+def _figures(packer: Packer, stats: PackingStats) -> dict[str, Any]:
+    shares = {name: getattr(stats, name) for name in SHARES.values()}
     return {
         "packer": type(packer).__name__,
         "seq_lens": list(packer.seq_lens),
         "overflow": packer.overflow,
         **shares,
-        "documents_per_row": made.concatenation_ratio,
-        "mean_context": made.mean_context,
+        "documents_per_row": stats.concatenation_ratio,
+        "mean_context": stats.mean_context,
     }
 
 
-def _lines(found: Explanation) -> Iterator[str]:
-    lengths, made = found.sample.lengths, found.composition
+def _lines(report: Explanation) -> Iterator[str]:
+    lengths, stats = report.sample.lengths, report.composition
     middle, many = np.percentile(lengths, (50, 99)).astype(int).tolist()
-    files = f"{found.files:,} file{_s(found.files)}, " if found.files else ""
-    yield f"reads      {files}{found.source:.{WIDTH}}"
-    if found.remote_bytes:
+    files = f"{report.files:,} file{_s(report.files)}, " if report.files else ""
+    yield f"reads      {files}{report.source:.{WIDTH}}"
+    if report.remote_bytes:
         yield (
-            f"fetches    {found.fetched_bytes / 1e6:,.3g} MB so far, for this sample and the first "
-            f"batches; up to {found.remote_bytes / 1e9:,.3g} GB in an epoch, by all machines "
-            "together, and more where they share files that are read from their beginning: see "
-            "docs/storage.md"
+            f"fetches    {report.fetched_bytes / 1e6:,.3g} MB so far, for this sample and the "
+            f"first batches; up to {report.remote_bytes / 1e9:,.3g} GB in an epoch, by all "
+            "machines together, and more where they share files that are read from their "
+            "beginning: see docs/storage.md"
         )
     yield (
         f"documents  {len(lengths):,} in the sample: {lengths.mean():,.0f} tokens on average, half "
         f"up to {middle:,}, 99 % up to {many:,}, the longest {int(lengths.max()):,}"
     )
-    if found.sample.empty or found.sample.skipped:
-        broken = f"{found.sample.skipped:,} broken documents or shards"
-        yield f"left out   {found.sample.empty:,} without a token, {broken}"
-    rows = " or ".join(f"{size:,}" for size in found.packer.seq_lens)
+    if report.sample.empty or report.sample.skipped:
+        broken = f"{report.sample.skipped:,} broken documents or shards"
+        yield f"left out   {report.sample.empty:,} without a token, {broken}"
+    rows = " or ".join(f"{size:,}" for size in report.packer.seq_lens)
     yield (
-        f"rows       of {rows} tokens by {type(found.packer).__name__}, {found.batch_size} in a "
-        f"batch; {made.concatenation_ratio:.1f} documents in a row, {made.utilisation:.2%} of the "
-        "slots used, the rest is padding"
+        f"rows       of {rows} tokens by {type(report.packer).__name__}, {report.batch_size} in a "
+        f"batch; {stats.concatenation_ratio:.1f} documents in a row, {stats.utilisation:.2%} of "
+        "the slots used, the rest is padding"
     )
-    yield f"run        {_run(found)}"
+    yield f"run        {_run(report)}"
     yield (
-        f"tokens     {made.dropped_ratio:.2%} lost ("
-        f"{made.documents_cropped - made.documents_lost:,} documents truncated, "
-        f"{made.documents_lost:,} dropped), {made.repetition_ratio:.2%} given twice; "
-        f"{made.truncation_ratio:.1%} of the documents cut into pieces"
+        f"tokens     {stats.dropped_ratio:.2%} lost ("
+        f"{stats.documents_cropped - stats.documents_lost:,} documents truncated, "
+        f"{stats.documents_lost:,} dropped), {stats.repetition_ratio:.2%} given twice; "
+        f"{stats.truncation_ratio:.1%} of the documents cut into pieces"
     )
-    yield f"loss       on {found.loss_share:.1%} of the tokens; in the row below between « and »"
-    draws = found.forecast.draws if found.forecast else ()
+    yield f"loss       on {report.loss_share:.1%} of the tokens; in the row below between « and »"
+    draws = report.forecast.draws if report.forecast else ()
     total = sum(draw.drawn for draw in draws)
     for draw in draws if len(draws) > 1 and total else ():
         yield (
@@ -248,20 +248,20 @@ def _lines(found: Explanation) -> Iterator[str]:
                 'repeats it, at_end="stop" ends the run with it'
             )
     yield ""
-    yield from _table([(found.packer, made), *found.choices])
+    yield from _table([(report.packer, stats), *report.choices])
     yield ""
-    yield found.row
+    yield report.row
 
 
-def _run(found: Explanation) -> str:
-    epochs = "endless; an epoch" if found.epochs is None else f"{found.epochs} epoch"
-    head = f"{epochs}{_s(found.epochs or 1)}: "
-    if found.forecast is None:
+def _run(report: Explanation) -> str:
+    epochs = "endless; an epoch" if report.epochs is None else f"{report.epochs} epoch"
+    head = f"{epochs}{_s(report.epochs or 1)}: "
+    if report.forecast is None:
         return f"{head}unknown steps, for the source does not know its size"
-    steps, error = found.forecast.steps
+    steps, error = report.forecast.steps
     return (
-        f"{head}about {found.forecast.rows:,} rows in {steps:,} steps (within {error:,}) on "
-        f"{found.ranks} rank{_s(found.ranks)}, from {found.lanes} lane{_s(found.lanes)} "
+        f"{head}about {report.forecast.rows:,} rows in {steps:,} steps (within {error:,}) on "
+        f"{report.ranks} rank{_s(report.ranks)}, from {report.lanes} lane{_s(report.lanes)} "
         "(parts of the corpus that are read side by side)"
     )
 
@@ -281,11 +281,11 @@ def _row(shown: str) -> str:
 def _table(rows: Sequence[tuple[Packer, PackingStats]]) -> Iterator[str]:
     heads = [*SHARES, "docs/row", "context"]
     yield f"{'what a choice would change':<42}" + "".join(f"{head:>10}" for head in heads)
-    for number, (packer, made) in enumerate(rows):
+    for number, (packer, stats) in enumerate(rows):
         sizes = packer.seq_lens
         name = f"{type(packer).__name__}({sizes[0] if len(sizes) == 1 else sizes}"
         name += ")" if packer.overflow == "split" else f", {packer.overflow})"
         name += "" if number else ", this run"
-        cells = [f"{100 * getattr(made, share):.2f}" for share in SHARES.values()]
-        cells += [f"{made.concatenation_ratio:.1f}", f"{made.mean_context:,.0f}"]
+        cells = [f"{100 * getattr(stats, share):.2f}" for share in SHARES.values()]
+        cells += [f"{stats.concatenation_ratio:.1f}", f"{stats.mean_context:,.0f}"]
         yield f"{name:<42}" + "".join(f"{cell:>10}" for cell in cells)

@@ -20,7 +20,7 @@ from streampack.run.dry_run import stream_plan
 from streampack.run.sampling import sample
 from streampack.window.config import WindowConfig
 
-SHARES_DOCUMENTS = 8192  # half as many put documents per row up to 3.4 % off (docs/papers.md)
+SHARES_DOCUMENTS = 8192  # half as many gave up to 3.4 % other documents per row (docs/papers.md)
 BALANCE_WINDOWS = 3  # windows of rows packed from a sample to measure the cost of rows
 BALANCE_ORDERS = 64  # maximum packings of the sample for that measurement
 
@@ -48,13 +48,13 @@ def measured(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> Lane
             "Leave out balance=, or pass a source that can be read again.",
             setting="balance",
         )
-    found = sample(config)
+    sampled = sample(config)
     balance = measure_balance(
-        found.lengths,
+        sampled.lengths,
         config.packer,
         config.window,
         batch_tokens=config.batch_tokens,
-        weights=found.weights,
+        weights=sampled.weights,
     )
     return replace(config, choice=balance)
 

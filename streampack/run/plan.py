@@ -26,7 +26,7 @@ LANES_PER_RANK = 12  # divisible, so that a run can resume on 2, 3, 4, 6 or 12 t
 EVALUATION_LANES = (48, 24, 12, 6, 4, 2, 1)  # divisible, for the same reason
 BATCHES_PER_LANE = 200  # minimum in a finite run, because its end costs a lane one batch or two
 WINDOWS_PER_LANE = 12  # minimum, because the end of a lane packs badly
-BYTES_PER_TOKEN = 8  # in a window: ids of four bytes, twice, since a round copies retained tokens
+BYTES_PER_TOKEN = 8  # two ids of four bytes, since a round copies retained tokens
 
 
 def choose_lanes(config: LaneConfig, ranks: int) -> int:
@@ -137,10 +137,10 @@ class RunPlan:
 
     def start(self) -> RunState:
         """Return the state before the first batch."""
-        own = self.topology.lanes(0, self.config.lanes)
+        lanes = self.topology.lanes(0, self.config.lanes)
         others: dict[int, Deferred]
-        others = dict.fromkeys(set(range(self.config.lanes)).difference(own))
-        return RunState(self.fingerprint, self.topology, 0, dict.fromkeys(own), others=others)
+        others = dict.fromkeys(set(range(self.config.lanes)).difference(lanes))
+        return RunState(self.fingerprint, self.topology, 0, dict.fromkeys(lanes), others=others)
 
 
 def kind_of_plan(config: LaneConfig) -> type[RunPlan]:

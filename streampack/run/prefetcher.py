@@ -80,7 +80,7 @@ class Prefetcher:
         self._ended = False
         self.is_interrupted = False  # a later iteration continues at the same batch
         self._process = os.getpid()
-        self.thread: threading.Thread | None = None  # the last caller
+        self.thread: threading.Thread | None = None  # thread that called last
         _not_ended.add(self)
 
     def get(self, count: int) -> list[PackedBatch]:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 from streampack.run.estimation import Estimate, estimate_of
 from streampack.run.rank import RankRun
 
-DRAWN_S = 0.25  # between two updates on a terminal
-ESTIMATED_S = 10.0  # between two estimates, which cost a millisecond per lane
+DRAWN_S = 0.25  # interval of updates on a terminal
+ESTIMATED_S = 10.0  # interval of estimates, which cost a millisecond per lane
 RATES_S = 60.0  # interval over which rates are measured
 
 Item = TypeVar("Item")
@@ -50,18 +50,18 @@ def progress_words(
     seconds = max(now.at_s - before.at_s, 1e-9)
     each = " per rank" if world_size > 1 else ""
     share = _share(now, estimate)
-    of = "" if estimate is None else f" of about {estimate.steps:,}"
+    whole = "" if estimate is None else f" of about {estimate.steps:,}"
     words = [
-        f"batch {now.batches:,}{of}" + ("" if share is None else f" ({share:.0%})"),
+        f"batch {now.batches:,}{whole}" + ("" if share is None else f" ({share:.0%})"),
         f"{_short(now.tokens)} tokens{each}",
         f"{_short((now.tokens - before.tokens) / seconds)} tokens/s{each}",
         f"{min((now.wait_s - before.wait_s) / seconds, 1):.1%} waiting",
     ]
     if now.deviation is not None:
         words.append(f"mixture within {now.deviation:.1%}")
-    made = now.batches - before.batches
-    if estimate is not None and made > 0:
-        left_s = max(estimate.steps - now.batches, 0) * seconds / made
+    batches = now.batches - before.batches
+    if estimate is not None and batches > 0:
+        left_s = max(estimate.steps - now.batches, 0) * seconds / batches
         words.append(f"{timedelta(seconds=round(left_s))} left")
     return " · ".join(words)
 

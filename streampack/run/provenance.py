@@ -39,8 +39,8 @@ class Piece:
     stop: int
 
     def __str__(self) -> str:
-        of = "" if self.source is None else f"{self.source}, "
-        return f"{of}{self.shard}, index {self.index}, tokens {self.start} to {self.stop}"
+        source = "" if self.source is None else f"{self.source}, "
+        return f"{source}{self.shard}, index {self.index}, tokens {self.start} to {self.stop}"
 
 
 def locate(source: Source, batch: Any) -> list[Piece]:
@@ -81,18 +81,18 @@ def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
             "Pass a piece that dataset.locate(batch) returned.",
             setting="piece",
         )
-    found = source.sources.get(str(piece.source)) if isinstance(source, Mixture) else source
-    found = found and found.inner
-    if not isinstance(found, ShardedSource) or piece.shard not in found.manifest.paths:
+    inner = source.sources.get(str(piece.source)) if isinstance(source, Mixture) else source
+    inner = inner and inner.inner
+    if not isinstance(inner, ShardedSource) or piece.shard not in inner.manifest.paths:
         raise ConfigError(
             f"The piece must be from a file of the dataset's source, got {piece.shard!r}.",
             "Ask the dataset that made the batch; for documents of an iterable use "
             "batch.decode(number, tokenizer).",
             path=piece.shard,
         )
-    shard = found.manifest.paths.index(piece.shard)
-    weight = int(found.manifest.weights[shard])
-    for block, _, _ in found.read_shard(shard, 0, weight, None, ErrorPolicy("skip")):
+    shard = inner.manifest.paths.index(piece.shard)
+    weight = int(inner.manifest.weights[shard])
+    for block, _, _ in inner.read_shard(shard, 0, weight, None, ErrorPolicy("skip")):
         (places,) = np.nonzero(block.origin["index"] == piece.index)
         if not len(places):
             continue

@@ -66,11 +66,12 @@ class RankRun:
         self._changes = 0  # digest of the values set in this process
         self.kept: dict[str, Any] = {}
         self._gave = False  # whether any document was given since the start
-        self._said_lost = False  # after the first window
+        self._said_lost = False  # True once lost tokens were logged
         # Turns of lanes without a batch for the loop, and the states after them, in order.
-        self._untaken: list[tuple[int, int, Deferred]] = []  # lane, step
+        self._untaken: list[tuple[int, int, Deferred]] = []  # pairs of lane and step
         self._recent = Recent(self.state)
-        self._error: WorkerError | None = None  # of restarted workers
+        # Error of restarted workers, until the loop raises it.
+        self._error: WorkerError | None = None
 
     @property
     def ranks(self) -> Ranks:
@@ -105,11 +106,11 @@ class RankRun:
         self._untaken.clear()
         self.kept.clear()
 
-    def change(self, beside: Mapping[str, Any]) -> None:
+    def change(self, values: Mapping[str, Any]) -> None:
         """Change the values of leaves in the state; batches not taken yet become void."""
-        self.state.beside = beside
-        self._recent.change(beside)
-        self._changes = question(beside)
+        self.state.beside = values
+        self._recent.change(values)
+        self._changes = question(values)
         self._untaken.clear()
 
     # ------------------------------------------------------------------ giving
@@ -199,8 +200,8 @@ class RankRun:
 
     def _say_nothing_came(self) -> None:
         """Raise or warn at the end of a run in which no batch held a document."""
-        given = self.plan.config.preparation.titles()
-        named = [f'the {kind} "{name}"' for kind, name in given]
+        titles = self.plan.config.preparation.titles()
+        named = [f'the {kind} "{name}"' for kind, name in titles]
         fact = "The run has ended, and no batch held a document."
         remedy = (
             f"Look at what {' and '.join(named)} {'return' if named[1:] else 'returns'}."
@@ -208,7 +209,7 @@ class RankRun:
             else "Look whether all are empty, skipped or longer than rows may be."
         )
         if named and self.plan.topology.world_size == 1:
-            raise ConfigError(fact, remedy, setting=given[0][0])
+            raise ConfigError(fact, remedy, setting=titles[0][0])
         logger.warning("%s %s", fact, remedy)
 
     def _is_apart(self) -> bool:
@@ -286,10 +287,10 @@ class RankRun:
             self._record_untaken(self.plan.topology.step_after(self._number(batch)))
         self.state.commit(batch.lane, batch.step, lane_state)
 
-    def say_lost(self, of: str) -> None:
+    def say_lost(self, whole: str) -> None:
         """Log on rank 0 the fraction of its tokens that is in no row, if any."""
         if self.metrics.composition.dropped and not self.plan.ranks.rank:
-            logger.warning("%s", self.metrics.dropped_summary(self.plan.config.packer, of))
+            logger.warning("%s", self.metrics.dropped_summary(self.plan.config.packer, whole))
 
     def _record_untaken(self, following: int) -> None:
         """Commit the states of lanes with turns before `following` that give the loop no batch."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from streampack.run.state import RunState
 
 REMEMBERED = 16  # batches that a loop may hold beyond the batch of the state it asks for
-_MOST_PARTS = 64  # of one container
+_MOST_PARTS = 64  # limit of the parts searched in a container
 
 
 @dataclass(slots=True)
@@ -34,7 +34,8 @@ class _Taken:
     composition: PackingStats
     before: RunState
     after: RunState
-    parts: list[Callable[[], Any]] = field(default_factory=list)  # of a transform's output
+    # Weak references to the parts of a transform's output.
+    parts: list[Callable[[], Any]] = field(default_factory=list)
 
 
 class Recent:
@@ -57,11 +58,11 @@ class Recent:
         """Record a state that changed without a batch."""
         self._now = state.copy()
 
-    def change(self, beside: Mapping[str, Any]) -> None:
+    def change(self, values: Mapping[str, Any]) -> None:
         """Write these values of leaves into every remembered state."""
         for taken in self._taken:
-            taken.before.beside = taken.after.beside = beside
-        self._now.beside = beside
+            taken.before.beside = taken.after.beside = values
+        self._now.beside = values
 
     def transformed(self, number: int, item: Any) -> None:
         """Record that the loop receives `item` instead of batch `number`."""
@@ -72,40 +73,40 @@ class Recent:
         if not taken.parts:  # an item of numbers and text alone has no weak references
             taken.parts = [lambda: item]
 
-    def after(self, given: Any, number_of: Callable[[PackedBatch], int]) -> RunState:
+    def after(self, item: Any, number_of: Callable[[PackedBatch], int]) -> RunState:
         """Return the state after a batch, or after the last one of several.
 
         Args:
-            given: an object that the loop received, or a part of it.
+            item: an object that the loop received, or a part of it.
             number_of: returns the index of a batch in the run.
 
         Raises:
             StateError: the object does not belong to one of the last batches.
         """
-        return self._find(given, number_of, "after")[-1].after
+        return self._find(item, number_of, "after")[-1].after
 
-    def before(self, given: Any, number_of: Callable[[PackedBatch], int]) -> RunState:
+    def before(self, item: Any, number_of: Callable[[PackedBatch], int]) -> RunState:
         """Return the state before a batch, or before the first one of several; see `after`."""
-        return self._find(given, number_of, "before")[0].before
+        return self._find(item, number_of, "before")[0].before
 
     def _find(
-        self, given: Any, number_of: Callable[[PackedBatch], int], setting: str
+        self, item: Any, number_of: Callable[[PackedBatch], int], setting: str
     ) -> list[_Taken]:
         """Return the batches that an object of the loop belongs to, in order."""
-        found = set()
-        for part in (given, *_parts(given)):
+        indices = set()
+        for part in (item, *_parts(item)):
             same = [taken for taken in self._taken if _is_of(part, taken, number_of)]
             if len(same) == 1:  # a constant in several batches identifies no batch
-                found.add(same[0].number)
-        if not found:
+                indices.add(same[0].number)
+        if not indices:
             raise StateError(
                 f"{setting}= must belong to one of the last {len(self._taken)} batches of this "
-                f"loader, got {type_in_words(given)} that does not.",
+                f"loader, got {type_in_words(item)} that does not.",
                 f"Pass an item of the loop, or a tensor in it, of the last {REMEMBERED} batches; "
                 "let device= of PackedLoader copy it to a device.",
                 setting=setting,
             )
-        return [taken for taken in self._taken if taken.number in found]
+        return [taken for taken in self._taken if taken.number in indices]
 
 
 def _is_of(part: Any, taken: _Taken, number_of: Callable[[PackedBatch], int]) -> bool:

@@ -129,7 +129,7 @@ class Recipe:
 
     def has_rows(self, phase: str) -> bool:
         """Return whether a phase has a row stage."""
-        return any(own == phase for own, _ in self._rows)
+        return any(each == phase for each, _ in self._rows)
 
     def config(self, **settings: Any) -> LaneConfig:
         """Make the configuration of the lanes.
@@ -165,8 +165,8 @@ class Recipe:
             by_phase["ids"] += [Apart(), Numbered(), CheckedIds(self.vocab_size)]
         else:
             by_phase["texts"].append(Numbered())
-        for phase, own, stage in self._blocks:
-            if own in (None, number):
+        for phase, index, stage in self._blocks:
+            if index in (None, number):
                 by_phase[phase].append(stage)
         by_phase["ids"].append(WithoutEmpty())
         by_phase["columns"].append(Unsigned(keeps_fields=bool(self.fields)))

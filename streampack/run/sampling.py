@@ -19,7 +19,7 @@ from streampack.streams.lane_stream import open_stream
 from streampack.window.entries import sizes_of
 
 SAMPLE_LANES = 4  # positions in the corpus that a sample is taken from
-SAMPLE_DOCUMENTS = 1024  # at each position, unless a number is given
+SAMPLE_DOCUMENTS = 1024  # documents read at each position by default
 SAMPLE_TOKENS = 4 << 20  # limit at each position for long documents; larger samples raise it
 
 
@@ -64,14 +64,14 @@ def sample(config: LaneConfig, *, documents: int | None = None) -> Sample:
     share = SAMPLE_DOCUMENTS if documents is None else -(-documents // lanes)
     most_tokens = SAMPLE_TOKENS * max(share // (2 * SAMPLE_DOCUMENTS), 1)
     once = replace(config, lanes=lanes, epochs=1, order=None)
-    found = []
+    sizes = []
     empty = skipped = 0
     for lane in range(lanes):
         stream, blocks, _ = begun(once, lane, documents=share, tokens=most_tokens)
-        found += first_documents([block._replace(members=None) for block in blocks], share)
+        sizes += first_documents([block._replace(members=None) for block in blocks], share)
         counts = stream.skips.counts
         empty, skipped = empty + counts.empty_documents, skipped + counts.skipped
-    every = joined_sizes(found, config)
+    every = joined_sizes(sizes, config)
     return Sample(every.lengths, every.weights, empty, skipped)
 
 
@@ -99,11 +99,11 @@ def begun(
 
 def first_documents(blocks: list[DocumentSizes], count: int) -> list[DocumentSizes]:
     """Return the first `count` documents of the blocks."""
-    found = []
+    sizes = []
     for block in blocks:
-        found.append(block.first(count))
+        sizes.append(block.first(count))
         count = max(count - len(block.lengths), 0)
-    return found
+    return sizes
 
 
 def joined_sizes(parts: list[DocumentSizes], config: LaneConfig) -> DocumentSizes:

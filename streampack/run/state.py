@@ -104,8 +104,8 @@ class RunState:
             )
         lanes = {int(lane): own for lane, own in state["lanes"].items()}
         own = {lane: lanes.pop(lane) for lane in owned}
-        beside = {name: value for name, value in state.items() if name not in _FIELDS}
-        return cls(fingerprint, topology, start, own, state["stepped_over"], lanes, beside)
+        values = {name: value for name, value in state.items() if name not in _FIELDS}
+        return cls(fingerprint, topology, start, own, state["stepped_over"], lanes, values)
 
     def copy(self) -> RunState:
         """Return an independent copy."""
@@ -161,8 +161,8 @@ class RunState:
             return ReportChannel(name, kept=kept)
         total = self.fingerprint["lanes"]
         unknown = set(range(total)).difference(self.lanes)
-        found = {lane: self.others[lane] for lane in unknown if lane in self.others}
-        known = {lane: own() if callable(own) else own for lane, own in found.items()}
+        others = {lane: self.others[lane] for lane in unknown if lane in self.others}
+        known = {lane: own() if callable(own) else own for lane, own in others.items()}
         return ReportChannel(name, known, sorted(unknown.difference(known)), kept)
 
     def lane(self, lane: int) -> LaneState:
@@ -219,10 +219,10 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name in dict.fromkeys((*first, *state)):
             if name in ("fingerprint", "lanes", "checksum"):
                 continue
-            here, there = first.get(name), state.get(name)
-            if here != there:
+            here, theirs = first.get(name), state.get(name)
+            if here != theirs:
                 raise StateError(
-                    f"`{name}` is {here} in the first state and {there} in number {number + 1}.",
+                    f"`{name}` is {here} in the first state and {theirs} in number {number + 1}.",
                     "Merge the states that all ranks saved in one checkpoint.",
                 )
         twice = [int(lane) for lane in state["lanes"] if int(lane) in lanes]
@@ -282,10 +282,10 @@ def _state_inside(checkpoint: Any, name: str = "state", depth: int = 3) -> str |
         return f"{name} to DistributedState(loader).load_state_dict"
     if set(_FIELDS) <= set(checkpoint):
         return name
-    found = (
+    expressions = (
         _state_inside(value, f"{name}[{key!r}]", depth - 1) for key, value in checkpoint.items()
     )
-    return next((each for each in found if each is not None), None)
+    return next((each for each in expressions if each is not None), None)
 
 
 def _named(lanes: Iterable[int]) -> str:

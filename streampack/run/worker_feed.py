@@ -108,5 +108,5 @@ def _share_from(share: LaneShare, start: int, lanes: dict[int, Deferred]) -> Lan
     """Return the share of lanes that have not ended, from batch `start` on."""
     order = share.topology.lanes(start, share.config.lanes)
     states = {lane: lanes[lane] for lane in order if lane in lanes}
-    made = {lane: state() if callable(state) else state for lane, state in states.items()}
-    return replace(share, start=start, states=made)
+    plain_states = {lane: state() if callable(state) else state for lane, state in states.items()}
+    return replace(share, start=start, states=plain_states)

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 AHEAD = 2  # batches per worker that the thread holds for the loop, with their fields
 PIPE_BYTES = 1 << 20  # limit of an unprivileged process on Linux
-LOOK_S = 0.2  # between two checks that silent workers are alive
+LOOK_S = 0.2  # interval of checks that silent workers are alive
 
 #: Signals blocked until a worker has its handlers. A forked worker carries the loop's stack, which
 #: Ctrl-C would unwind there. A spawned worker loads for seconds, and may be terminated meanwhile; a
@@ -125,7 +125,7 @@ class _Lanes(IterableDataset[bytes]):
     def __init__(self, share: LaneShare, sharing: ReportChannel) -> None:
         self._share = share
         self._sharing = sharing
-        self._exchange: ReportExchange  # a worker's own
+        self._exchange: ReportExchange  # set in a worker only
         self._files: list[IO[bytes]] = []  # open until the workers are started
 
     def __reduce__(self) -> Any:
@@ -225,7 +225,8 @@ class _Receiver:
             prefetch_factor=settings.prefetch_factor,
             multiprocessing_context=self._context,
             worker_init_fn=lanes.begin,
-            generator=torch.Generator(),  # leaves the loop's generator unchanged
+            # A generator of its own, so that the loop's stays unchanged.
+            generator=torch.Generator(),
         )
         self._process = os.getpid()
         self._wants_fields = threading.Event()  # set once the loop has used some
@@ -235,7 +236,7 @@ class _Receiver:
         self._received: queue.SimpleQueue[PackedBatch | LaneEnd | BaseException]
         self._received = queue.SimpleQueue()
         self._room = threading.Semaphore(AHEAD * settings.num_workers)
-        self._batches: Any = None  # torch's iterator
+        self._batches: Any = None  # iterator of torch's DataLoader
         self._stopped = False
         self._gave = False  # whether any worker sent an item
         _running.add(self)
@@ -277,7 +278,7 @@ class _Receiver:
     def stop(self) -> None:
         """End the processes, even if they are blocked in I/O, and the thread."""
         if os.getpid() != self._process:
-            return  # in a forked child of the loop's process
+            return  # this is a forked child of the loop's process
         self._stopped = True
         self._room.release()
         if self._batches is not None:
@@ -370,7 +371,7 @@ class _Receiver:
         # no worker uses. Spawned workers have still to open the old one, which is kept.
         batches._of_workers = batches._workers_done_event
         batches._workers_done_event = threading.Event()
-        with suppress(OSError):  # not Linux, or over the user's quota: slower, not wrong
+        with suppress(OSError):  # not Linux, or above the user's quota; the pipe is only slower
             fcntl.fcntl(pipe._reader.fileno(), getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_BYTES)
         return batches
 

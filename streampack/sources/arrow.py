@@ -35,9 +35,9 @@ from streampack.storage.remote import FileInfo, shown
 MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARK, _SCHEMA, _DICTIONARY, _BATCH = _END[:4], 1, 2, 3
-_HEAD_BYTES = 4096  # read of a message at a time
-_SLICE_BYTES = 256 << 10  # of a compressed batch, unpacked into the cache
-_FEW_BYTES = 1 << 20  # of batches; larger ones are passed over between their heads
+_HEAD_BYTES = 4096  # bytes of a message read at a time
+_SLICE_BYTES = 256 << 10  # bytes per slice of a compressed batch in the cache
+_FEW_BYTES = 1 << 20  # batches above this size are skipped from head to head
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,8 @@ class Arrow(Parquet):
             try:
                 begin = 8 if head.startswith(MAGIC) else 0
                 schema = pa.ipc.open_stream(pa.BufferReader(head[begin:])).schema
-                _ = [(field.name, str(field.type)) for field in schema]  # which may not be UTF-8
+                # Raises if a name is not UTF-8.
+                _ = [(field.name, str(field.type)) for field in schema]
                 return schema
             except DAMAGE:
                 continue
@@ -276,7 +277,7 @@ class Arrow(Parquet):
         with _reader(stored, batches, fields, until, begin) as reader:
             for k, (first, end) in enumerate(zip(batches.rows, batches.rows[1:], strict=False)):
                 low, high = max(start - first, 0), min(stop, end) - first
-                if first > stop or first == stop < end:  # one without rows may be damage
+                if first > stop or first == stop < end:  # a batch without rows may be damage
                     return
                 if batches.enterable and (low > high or (low == high and first < end)):
                     continue

@@ -110,9 +110,9 @@ class Source(ABC):
 
     def with_fields(self, types: FieldSpec) -> Source:
         """Return a copy of the source that also reads these fields of its records into blocks."""
-        made = copy.copy(self)
-        made.field_types = types
-        return made
+        copied = copy.copy(self)
+        copied.field_types = types
+        return copied
 
     def leaves(self) -> list[str]:
         """Return the names of leaves that a run of this source uses; see `streampack.leaves`."""

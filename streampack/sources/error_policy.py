@@ -11,7 +11,7 @@ from streampack.errors import ContentError
 
 logger = logging.getLogger(__name__)
 
-IN_A_ROW = 10_000  # after so many skips in succession a corpus counts as broken throughout
+IN_A_ROW = 10_000  # consecutive skips after which the whole corpus counts as broken
 NAMED = 10  # broken documents per lane that are logged by name
 
 

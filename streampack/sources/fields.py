@@ -36,8 +36,8 @@ IGNORED = -100
 
 def joint_mask(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_] | None:
     """Return the (T,) conjunction of masks (T,); None if there are no masks."""
-    found = list(masks)
-    return np.logical_and.reduce(found) if found[1:] else next(iter(found), None)
+    columns = list(masks)
+    return np.logical_and.reduce(columns) if columns[1:] else next(iter(columns), None)
 
 
 def masks_of_rows(
@@ -281,19 +281,20 @@ class Fields:
         if self.known:
             return self
         given = [n for n in kinds if not {n, _plain(n)} & {*self.loss_masks}]
-        names = [name for name in given if not name.startswith("__")] or given  # of pipelines
-        found = [name for name in names if is_usual(name, kinds[name])]
-        found = found or [name for name in names if _plain(name) in (*TEXTS, *IDS)]
-        if not found and len(names) == 1 and kinds[names[0]]:
-            found = names
-        if len(found) != 1:
-            raise unknown_document(found, {name: kinds[name] for name in names}, where)
-        kind = kinds[found[0]]
-        tokenized = kind in ("tokens", "several") or (_plain(found[0]) in IDS and kind != "text")
+        # Names of pipelines, such as "__key__", are skipped.
+        names = [name for name in given if not name.startswith("__")] or given
+        fits = [name for name in names if is_usual(name, kinds[name])]
+        fits = fits or [name for name in names if _plain(name) in (*TEXTS, *IDS)]
+        if not fits and len(names) == 1 and kinds[names[0]]:
+            fits = names
+        if len(fits) != 1:
+            raise unknown_document(fits, {name: kinds[name] for name in names}, where)
+        kind = kinds[fits[0]]
+        tokenized = kind in ("tokens", "several") or (_plain(fits[0]) in IDS and kind != "text")
         if not tokenized and self.loss_masks:
             raise _mask_of_text(self.loss_masks)
         known = self.masks_known or not tokenized
-        return replace(self, tokenized=tokenized, document=found[0], masks_known=known)
+        return replace(self, tokenized=tokenized, document=fits[0], masks_known=known)
 
     def refuse_unread(self, names: Collection[str], where: str) -> None:
         """Raise `ConfigError` if files of these columns would be read without their loss masks."""
@@ -311,8 +312,8 @@ class Fields:
         """Description of the documents: "token ids in 'tokens'"."""
         if self.records is not None:
             return "records"
-        of = "" if self.document is None else f" in {self.document!r}"
-        return f"{'token ids' if self.tokenized else 'texts'}{of}"
+        where = "" if self.document is None else f" in {self.document!r}"
+        return f"{'token ids' if self.tokenized else 'texts'}{where}"
 
     @property
     def loss_mask(self) -> str | list[str] | None:
@@ -336,23 +337,23 @@ def named_masks(loss_mask: str | Sequence[str] | None) -> tuple[str, ...]:
     return (loss_mask,) if isinstance(loss_mask, str) else tuple(loss_mask or ())
 
 
-def unknown_document(found: Sequence[str], kinds: Mapping[str, str], where: str) -> ConfigError:
+def unknown_document(fits: Sequence[str], kinds: Mapping[str, str], where: str) -> ConfigError:
     """Return the error for records of these fields, where several or none may be the documents.
 
     The advice names a field only if no other may be meant: the first of many texts is often a key.
     """
-    there = ", ".join(f'"{name}"' for name in list(kinds)[:30]) or "(none)"
+    fields = ", ".join(f'"{name}"' for name in list(kinds)[:30]) or "(none)"
     chats = chat_fields(kinds)
-    held = found or [name for name, kind in kinds.items() if kind in ("text", "tokens", "several")]
+    held = fits or [name for name, kind in kinds.items() if kind in ("text", "tokens", "several")]
     given = "text= with the field of the texts, or tokens= with the field of the ids,"
-    if found or len(held) == 1:
+    if fits or len(held) == 1:
         words = ["tokens" if kinds[name] in ("tokens", "several") else "text" for name in held]
         given = " or ".join(f"{word}={name!r}" for word, name in zip(words, held, strict=True))
     remedy = f"{given} to sources.open (--text, --tokens)."
-    if chats and not found:
+    if chats and not fits:
         remedy = f"conversations to sources.Chat (--chat), or {remedy}"
-    which = f", and {' and '.join(map(repr, found))} may be the documents" if found else ""
-    fact = f"{where} has the fields {there}{which}."
+    which = f", and {' and '.join(map(repr, fits))} may be the documents" if fits else ""
+    fact = f"{where} has the fields {fields}{which}."
     return ConfigError(fact, f"Pass {remedy}", setting="text")
 
 

@@ -32,8 +32,8 @@ SAMPLED_FILES = 10
 #: The same in runs with a state from before listings sampled files.
 MOST_OPENED = 8192
 
-_PART_BYTES = 4 << 20  # fetched before a part is read
-_MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # opening such files may take longer than reading them
+_PART_BYTES = 4 << 20  # bytes fetched before a part is read
+_MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # for such files opening may take longer than reading
 
 
 class FileSource(ShardedSource):
@@ -180,11 +180,12 @@ class FileSource(ShardedSource):
         described = {name: getattr(self, name) for name in self.listing_fields}
         described["kind"] = type(self).__qualname__
         described["opens_all"] = self.opens_all
-        described["storage"] = self.storage.storage_options  # another endpoint has other objects
+        # Another endpoint has other objects.
+        described["storage"] = self.storage.storage_options
 
         def listing() -> Manifest:
             manifest = self.list_shards()
-            _ = manifest.digest  # computed once, and sent with the manifest
+            _ = manifest.digest  # computed here once, and sent with the manifest
             empty = np.flatnonzero((manifest.num_bytes == 0) & (manifest.weights == 0))
             if 0 < len(empty) < len(manifest):
                 logger.warning(
@@ -205,9 +206,9 @@ class FileSource(ShardedSource):
     def as_saved(self, described: Mapping[str, Any]) -> FileSource:
         if not self.samples or self.opens_all or described.get("listing") == "sampled":
             return self
-        made = copy.copy(self)
-        made.opens_all, made._manifest, made._lines = True, None, {}
-        return made
+        copied = copy.copy(self)
+        copied.opens_all, copied._manifest, copied._lines = True, None, {}
+        return copied
 
     def describe(self) -> dict[str, Any]:
         sampled = self.samples and not self.opens_all

@@ -49,8 +49,8 @@ class Integers:
         size = self._dtype.itemsize
         high = min(high, self._count)
         bounds = [self._begin + number * size for number in (low, max(high, low), until)]
-        found: NDArray[Any] = self._file.array(*bounds).view(self._dtype)
-        return found
+        values: NDArray[Any] = self._file.array(*bounds).view(self._dtype)
+        return values
 
 
 class Boundaries(Protocol):
@@ -192,7 +192,7 @@ class FlatSource(FileSource):
         Read ahead up to byte `until`.
         """
         reading, size = self.reading, INTEGER_DTYPES[file.kind].itemsize
-        held_bytes = 2 if file.kind == 2 else 4  # per id of a block, see `integer_block`
+        held_bytes = 2 if file.kind == 2 else 4  # bytes per id of a block; see `integer_block`
         most, most_tokens = reading.documents_per_block, -(-reading.block_bytes // held_bytes)
         positions, tokens = file.boundaries.ahead(start, stop, most, most_tokens)
         n = min(most, int(np.searchsorted(tokens[1:] - tokens[0], most_tokens)) + 1)

@@ -207,12 +207,12 @@ def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
         Pickled objects are never loaded: only the header is read.
     """
     try:
-        found = _parsed(head[: _header_bytes(head)])
+        header = _parsed(head[: _header_bytes(head)])
     except Exception as error:  # numpy evaluates the header, which can raise nearly anything
         return no_npy(error)
-    if isinstance(found, str):
-        return found
-    begin, shape, dtype = found
+    if isinstance(header, str):
+        return header
+    begin, shape, dtype = header
     if dtype.hasobject:
         return "holds pickled objects, which are never loaded"
     kind = next((k for k, known in INTEGER_DTYPES.items() if known == dtype), 0)
@@ -220,9 +220,9 @@ def npy_header(head: bytes, num_bytes: int) -> tuple[int, int, int] | str:
         return f"has the dtype {dtype}, {_NO_INTEGERS}"
     if len(shape) != 1:
         return f"has the shape {shape}, {_NOT_FLAT}"
-    rest = num_bytes - begin
-    if shape[0] < 0 or shape[0] * dtype.itemsize != rest:
-        return f"has the shape {shape}, and {rest} bytes follow its header"
+    remaining = num_bytes - begin
+    if shape[0] < 0 or shape[0] * dtype.itemsize != remaining:
+        return f"has the shape {shape}, and {remaining} bytes follow its header"
     return begin, int(shape[0]), kind
 
 

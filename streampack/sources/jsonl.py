@@ -51,7 +51,7 @@ from streampack.storage.listing import has_ending
 from streampack.storage.remote import FileInfo, shown
 
 _BUFFER = 1 << 20
-_FEW_FILES, _LARGE_BYTES = 8, 64 << 20  # several workers would wait for so few, so large files
+_FEW_FILES, _LARGE_BYTES = 8, 64 << 20  # several workers would wait for a few files this large
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def line_blocks(
     """
     if position is None:
         position, before = content.skip_stored(low)
-        if before not in (b"", b"\n"):  # inside a line, which belongs to the part before
+        if before not in (b"", b"\n"):  # the part begins inside a line of the part before
             position += _rest_of_line(content.file)
     else:
         try:
@@ -272,10 +272,10 @@ class JSONL(RecordFiles):
         self.fields = self.fields.found_in(kinds, shown(path))
         wanted = (self.fields.document, *self.fields.loss_masks)
         if missing := [name for name in wanted if name and name not in kinds]:
-            there = ", ".join(f'"{name}"' for name in sorted(kinds)[:30])
+            fields = ", ".join(f'"{name}"' for name in sorted(kinds)[:30])
             raise ConfigError(
                 f'No line at the beginning of {shown(path)} has a field "{missing[0]}".',
-                remedy=f"Name one of {there}.",
+                remedy=f"Name one of {fields}.",
                 path=shown(path),
             )
 
@@ -295,7 +295,7 @@ class JSONL(RecordFiles):
                 while len(lines) < most and (line := content.file.readline(_HEAD_BYTES)):
                     lines.append(line)
         except DamagedError:
-            pass  # the head of a compressed file always ends too early
+            pass  # expected: the head of a compressed file ends too early
         kinds: dict[str, str] = {}
         for line in lines:
             try:
@@ -314,13 +314,13 @@ def _scale(codec: str | None) -> int:
 
 def _misnamed(path: str, head: bytes) -> tuple[str, str] | None:
     """Return a clause and a remedy if the file's first bytes contradict the ending of its name."""
-    named, found = _codec_of(path), codec_of(head)
-    if found == named or (found is None and head[:1] != b"{"):
+    named, actual = _codec_of(path), codec_of(head)
+    if actual == named or (actual is None and head[:1] != b"{"):
         return None
     name = path.rpartition("/")[2]
     plain = next((name[: -len(end)] for end in CODEC_OF_ENDING if has_ending(name, (end,))), name)
-    ending = next((end for end, codec in CODEC_OF_ENDING.items() if codec == found), "")
-    words = "not compressed" if found is None else f"compressed ({found})"
+    ending = next((end for end, codec in CODEC_OF_ENDING.items() if codec == actual), "")
+    words = "not compressed" if actual is None else f"compressed ({actual})"
     return f"its content is {words}, and its name has another ending", (
         f'Rename it to "{plain}{ending}"'
     )

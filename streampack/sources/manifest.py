@@ -41,9 +41,9 @@ class Names(Sequence[str]):
         pairs = enumerate(zip(low, high, strict=False))
         cut = next((i for i, (a, b) in pairs if a != b), min(len(low), len(high)))
         self._prefix = low[:cut]
-        rest = [_encoded(name[cut:]) for name in names]
-        self._bytes = b"".join(rest)
-        self._ends = offsets_of(np.fromiter(map(len, rest), dtype=np.int64, count=len(rest)))
+        tails = [_encoded(name[cut:]) for name in names]
+        self._bytes = b"".join(tails)
+        self._ends = offsets_of(np.fromiter(map(len, tails), dtype=np.int64, count=len(tails)))
 
     @property
     def folder(self) -> str:

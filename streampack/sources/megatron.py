@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct("<9sQBQQ")
 HEADER_BYTES = _HEADER.size
-EMPTY_BYTES = HEADER_BYTES + 8  # of an index without documents
+EMPTY_BYTES = HEADER_BYTES + 8  # size of an index without documents
 _MAGIC = b"MMIDIDX\0\0"
 _DTYPES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32",
@@ -183,13 +183,13 @@ class MegatronIndexed(FlatSource):
         refuse_repeated(self.paths)
 
     def list_shards(self) -> Manifest:
-        found = {info.path: info for path in self.paths for info in self._list(path)}
-        missing = sorted({_partner(path) for path in found} - set(found))
+        infos = {info.path: info for path in self.paths for info in self._list(path)}
+        missing = sorted({_partner(path) for path in infos} - set(infos))
         if missing:
-            found |= {info.path: info for info in self.storage.list(missing)}
-        bins = [found[path] for path in sorted(found) if has_ending(path, (".bin",))]
+            infos |= {info.path: info for info in self.storage.list(missing)}
+        bins = [infos[path] for path in sorted(infos) if has_ending(path, (".bin",))]
         self.storage.refuse_repeated([info.path for info in bins])
-        indexes = [found[_partner(info.path)] for info in bins]
+        indexes = [infos[_partner(info.path)] for info in bins]
         headers = in_threads(self._header, self.sampled(indexes))
         sizes = np.array([info.num_bytes for info in bins], dtype=np.int64)
         # An empty file that should not be is an error, so it must be read.
@@ -206,7 +206,8 @@ class MegatronIndexed(FlatSource):
             return self.storage.list(path, endings=tuple(_PARTNER))
         except ConfigError:
             try:
-                return self.storage.list(f"{path}.idx")  # it was a prefix
+                # The path is the common prefix of both files.
+                return self.storage.list(f"{path}.idx")
             except ConfigError:
                 pass
             raise

@@ -92,7 +92,7 @@ class Mixture(Source):
         self.quantum_documents = whole_number("quantum_documents", quantum_documents)
         members, tokenized = self.sources.values(), []
         for name, source in self.sources.items():
-            with named_in_errors(name):  # files are listed here
+            with named_in_errors(name):  # lists files
                 tokenized.append(source.tokenized)
         self.tokenized = all(tokenized)
         overflows = {source.overflow for source in members}
@@ -150,8 +150,8 @@ class Mixture(Source):
         most = [max(shares) for shares in zip(*knots, strict=True)]
         each, whole = self.source_epochs(epochs), max(sum(most), ONE)
         return {
-            name: Portion(part.inner, own, share, whole)
-            for (name, part), own, share in zip(self.sources.items(), each, most, strict=True)
+            name: Portion(part.inner, passes, share, whole)
+            for (name, part), passes, share in zip(self.sources.items(), each, most, strict=True)
         }
 
     def check_epochs(self, epochs: int | None) -> None:
@@ -182,21 +182,21 @@ class Mixture(Source):
     # ------------------------------------------------------------------ as a source
 
     def with_fields(self, types: FieldSpec) -> Mixture:
-        made = copy.copy(self)
-        made.sources = {}
+        copied = copy.copy(self)
+        copied.sources = {}
         for name, part in self.sources.items():
             with named_in_errors(name):
-                made.sources[name] = part.with_fields(types)
-        return made
+                copied.sources[name] = part.with_fields(types)
+        return copied
 
     def as_saved(self, described: Mapping[str, Any]) -> Mixture:
         saved: Mapping[str, Any] = described.get("sources", {})
         sources = {n: s.as_saved(saved[n]) if n in saved else s for n, s in self.sources.items()}
         if all(sources[name] is source for name, source in self.sources.items()):
             return self
-        made = copy.copy(self)
-        made.sources, made._shares = sources, None  # shares may depend on the sizes of sources
-        return made
+        copied = copy.copy(self)
+        copied.sources, copied._shares = sources, None  # shares may depend on the sizes of sources
+        return copied
 
     @property
     def grouped(self) -> bool:
@@ -337,7 +337,7 @@ def _check_sources(sources: Any) -> None:
             setting="sources",
         )
     for name in sources:
-        if not isinstance(name, str) or not name:  # a saved state knows it as a string
+        if not isinstance(name, str) or not name:  # states store names as strings
             raise ConfigError(
                 f"A source of a mixture must have a string as its name, got {name!r}.",
                 "Use a string.",

@@ -22,8 +22,9 @@ from streampack.storage.storage import Storage as Storage
 _NAMED = ("text", "tokens", "loss_mask", "dtype", "eos_id")
 
 _LONGEST_PATH = 4096
-_ON_THE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")  # a name of a dataset, with its owner
-_NAME = re.compile(r"[^\s<>\"|]*(/|\\|\.\w{1,8}$)[^\s<>\"|]*")  # no marks, as of "</s>"
+# A dataset's name, with or without its owner.
+_ON_THE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_NAME = re.compile(r"[^\s<>\"|]*(/|\\|\.\w{1,8}$)[^\s<>\"|]*")  # excludes markup such as "</s>"
 
 
 def seems_path(text: str) -> bool:
@@ -77,12 +78,12 @@ def open_files(
 
 
 def _look(
-    paths: list[str], storage: Storage, formats: Sequence[str], given: dict[str, Any]
+    paths: list[str], storage: Storage, formats: Sequence[str], arguments: dict[str, Any]
 ) -> Format:
     """Return the format of the files; raise `ConfigError` unless it takes the given arguments."""
     known = _one_format(paths, storage, [FORMATS[name] for name in formats])
-    takes = inspect.signature(known.load()).parameters if given else {}
-    for name, value in given.items():
+    takes = inspect.signature(known.load()).parameters if arguments else {}
+    for name, value in arguments.items():
         if name not in takes:
             named = [option for option in _NAMED if option in takes]
             raise ConfigError(
@@ -103,11 +104,11 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
     first: dict[Format, str] = {}
     indexed_format, mds = FORMATS["MegatronIndexed"], FORMATS["MDS"]
     for path in paths:
-        found = None if os.path.isdir(path) else _format_of(path)
+        path_format = None if os.path.isdir(path) else _format_of(path)
         if _is_indexed(path, storage):
-            found = indexed_format
-        if found is not None and found in wanted:
-            first.setdefault(found, path)
+            path_format = indexed_format
+        if path_format is not None and path_format in wanted:
+            first.setdefault(path_format, path)
             continue
         listed: dict[Format | None, str] = {}
         names = {file.path for file in _files(path, storage)}
@@ -117,7 +118,7 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
         for name in sorted(names):
             indexed = has_ending(name, (".bin",)) and f"{name[:-4]}.idx" in names
             listed.setdefault(indexed_format if indexed else _format_of(name), name)
-        if mds in wanted and mds in listed:  # there may be other files beside an index
+        if mds in wanted and mds in listed:  # because other files may stand beside an index
             listed = {mds: listed[mds]}
         if not set(listed) & set(wanted):
             endings = ", ".join(ending for known in wanted for ending in known.endings[:1])

@@ -8,8 +8,8 @@ from typing import Any
 from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
 
-TURN_DOCUMENTS = 512  # documents per turn of all open shards
-LEAST_DOCUMENTS = 16  # per block, so that they share the cost of the block
+TURN_DOCUMENTS = 512  # documents read in one turn of all open shards
+LEAST_DOCUMENTS = 16  # minimum per block, so that documents share its fixed cost
 
 
 @explained

@@ -198,10 +198,10 @@ def record_block(
         unread: fields that a record of ids must not have; see `Fields`.
     """
     fields: list[tuple[dict[str, NDArray[Any]], dict[str, Any]]] = []
-    beside: list[dict[str, NDArray[Any]]] = []
+    document_fields: list[dict[str, NDArray[Any]]] = []
     problems: dict[int, str] = {}
     good: list[int] = []
-    found: list[Any] = []
+    contents: list[Any] = []
     for i, item in enumerate(items):
         try:
             parts = _documents_in(*read(item))
@@ -219,26 +219,26 @@ def record_block(
         for document, more, masked in held:
             good.append(i)
             fields.append(more)
-            beside.append(masked)
-            found.append(document)
+            document_fields.append(masked)
+            contents.append(document)
     of_documents = _joined([values for _, values in fields], np.array)
     if kind is not Documents:
-        return kind(found, origin[good], of_documents), problems
-    dtypes = {array.dtype for array in found}
+        return kind(contents, origin[good], of_documents), problems
+    dtypes = {array.dtype for array in contents}
     if len(dtypes) != 1 or dtypes.isdisjoint(TOKEN_DTYPES):
-        found = [array.astype(np.uint32) for array in found]
+        contents = [array.astype(np.uint32) for array in contents]
     of_tokens = _joined([arrays for arrays, _ in fields], np.concatenate)
-    block = Documents.from_arrays(found, origin[good], None, of_tokens, of_documents)
-    for name in {name: None for arrays in beside for name in arrays}:
-        for arrays, ids in zip(beside, found, strict=True):
+    block = Documents.from_arrays(contents, origin[good], None, of_tokens, of_documents)
+    for name in {name: None for arrays in document_fields for name in arrays}:
+        for arrays, ids in zip(document_fields, contents, strict=True):
             if name not in arrays:  # without a mask, no token is padding and all are learnt
                 arrays[name] = ids if name == LABELS else np.ones(len(ids), dtype=np.bool_)
-    block, wrong = with_masks(block, _joined(beside, np.concatenate))
+    block, wrong = with_masks(block, _joined(document_fields, np.concatenate))
     if masks is None:
         wrong = dict.fromkeys(_unlearnt(block), _UNLEARNT) | wrong
     problems |= {good[row]: reason for row, reason in wrong.items()}
     rows = np.array(good, dtype=np.int64)
-    if wrong:  # a record with all its documents
+    if wrong:  # reject the record with all of its documents
         kept = np.flatnonzero(~np.isin(rows, rows[[*wrong]]))
         block, rows = block.take(kept), rows[kept]
     return _in_groups(block, rows), problems
@@ -247,8 +247,8 @@ def record_block(
 def _unlearnt(block: Documents) -> list[int]:
     """Return the indices of documents in which no token carries loss."""
     learnt = offsets_of(block.loss_mask_or_ones.astype(np.int64))
-    found: list[int] = np.flatnonzero(np.diff(learnt[block.offsets]) == 0).tolist()
-    return found
+    documents: list[int] = np.flatnonzero(np.diff(learnt[block.offsets]) == 0).tolist()
+    return documents
 
 
 def _documents_in(record: Any, held: Any) -> list[Read]:
@@ -282,27 +282,27 @@ def _masks_in(
 
     An attention mask is included if it marks a token as padding. See `record_block`.
     """
-    given = record if isinstance(record, Mapping) else {}
+    fields = record if isinstance(record, Mapping) else {}
     for name in unread:
-        if given.get(name) is not None:
+        if fields.get(name) is not None:
             raise BrokenDocumentError(
                 f'has "{name}", and the first document has not, so all its tokens would be learnt: '
                 "give it to all documents, or pass loss_mask=[] to read no mask"
             )
     if masks is None:
-        masks = [name for name in LOSS_FIELDS if given.get(name) is not None]
+        masks = [name for name in LOSS_FIELDS if fields.get(name) is not None]
         if not masks:
             known = ", ".join(f'"{name}"' for name in LOSS_FIELDS)
             raise BrokenDocumentError(f"needs one of {known} beside its ids")
     for name in masks:
-        require_field(given, name)
+        require_field(fields, name)
     names = [*masks]
-    if ATTENTION_MASK in given:
-        attended = given[ATTENTION_MASK]
+    if ATTENTION_MASK in fields:
+        attended = fields[ATTENTION_MASK]
         # Counting a list takes a tenth of the time of converting it to an array.
         whole = isinstance(attended, list) and attended.count(1) == len(attended) == num_tokens
         names += [] if whole else [ATTENTION_MASK]
-    found = {name: _numbers(given[name], name, num_tokens, ()) for name in names}
+    found = {name: _numbers(fields[name], name, num_tokens, ()) for name in names}
     for name, values in found.items():
         if len(values) and values.dtype.kind == "f":
             raise BrokenDocumentError(f'has {values.dtype} values in "{name}", no whole numbers')
@@ -387,7 +387,7 @@ def _whole(values: NDArray[Any], name: str, dtype: np.dtype[Any]) -> NDArray[Any
     """
     if dtype.base.kind not in "iu":
         return values
-    made, wrong = cast_values(values, dtype)
+    converted, wrong = cast_values(values, dtype)
     if len(wrong):
         raise BrokenDocumentError(misfit(values.reshape(-1)[wrong[0]], name, dtype))
-    return made
+    return converted

@@ -95,7 +95,7 @@ def as_source(source: Any, **given: Any) -> Source:
         return _of("stream", source, **given)
     if is_by_columns(source):
         return _of("columns", source, **given)
-    if getattr(source, "is_nested", False) is True:  # a nested tensor of torch
+    if getattr(source, "is_nested", False) is True:  # a torch nested tensor
         source = source.unbind()
     if is_random_access(source):
         return Items(source, **given)
@@ -103,8 +103,8 @@ def as_source(source: Any, **given: Any) -> Source:
 
 
 def _of(kind: str, source: Any, **given: Any) -> Source:
-    made: Source = load(SOURCES[kind])(source, **given)
-    return made
+    opened: Source = load(SOURCES[kind])(source, **given)
+    return opened
 
 
 def is_ragged(data: Any) -> bool:
@@ -116,11 +116,11 @@ def is_ragged(data: Any) -> bool:
     )
 
 
-def _refuse_others(source: Any, given: Mapping[str, Any], takes: Collection[str]) -> None:
-    for name in given:
+def _refuse_others(source: Any, arguments: Mapping[str, Any], takes: Collection[str]) -> None:
+    for name in arguments:
         if name not in takes:
             raise ConfigError(
-                f"{kind_name(source)} does not accept {name}, got {name}={given[name]!r:.80}.",
+                f"{kind_name(source)} does not accept {name}, got {name}={arguments[name]!r:.80}.",
                 f"Leave {name} out.",
                 setting=name,
             )

@@ -25,7 +25,7 @@ from streampack.sources.span_reader import SpanReader
 if TYPE_CHECKING:
     from streampack.sources.integer_arrays import UngatheredDocuments
 
-USUAL_BYTES = 4096  # of a document
+USUAL_BYTES = 4096  # assumed size of a document
 
 
 class ShardedSource(Source):
@@ -96,10 +96,10 @@ class ShardedSource(Source):
         return False
 
     def with_fields(self, types: FieldSpec) -> ShardedSource:
-        made = super().with_fields(types)
-        assert isinstance(made, ShardedSource)
-        made._manifest = None  # listing checks that the fields exist
-        return made
+        copied = super().with_fields(types)
+        assert isinstance(copied, ShardedSource)
+        copied._manifest = None  # unset, so that a new listing checks the fields
+        return copied
 
     @property
     def manifest(self) -> Manifest:
@@ -173,9 +173,9 @@ class ShardedSource(Source):
 
     def _line(self, seed: int | None) -> ShardOrder:
         """Return the shard order of a seed; two are cached for lanes in different epochs."""
-        found = self._lines.get(seed)
-        if found is None:
-            found = ShardOrder.of(self.manifest, seed)
+        order = self._lines.get(seed)
+        if order is None:
+            order = ShardOrder.of(self.manifest, seed)
             kept = list(self._lines.items())[-1:]
-            self._lines = dict([*kept, (seed, found)])
-        return found
+            self._lines = dict([*kept, (seed, order)])
+        return order

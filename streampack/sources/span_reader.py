@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SOON = 8 << 20  # of weight, about as many bytes
+_SOON = 8 << 20  # in units of weight, about as many bytes
 _MOST_HINTED = 16
 
 Place = tuple[int, int | None, int]  # an open piece: index, position, weight up to the position
@@ -110,7 +110,7 @@ class SpanReader(LinePart):
                         begin = low if position is None else position
                         seed = derive_seed(self.block_seed, shard, begin)
                         block = block.take(permutation(len(block), seed))
-                    elif hasattr(block, "gathered"):  # not copied yet
+                    elif hasattr(block, "gathered"):  # the block's data is not copied yet
                         block = block.gathered()
                     position = end
                     yield block, end, reached

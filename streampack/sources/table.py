@@ -60,7 +60,8 @@ class Table(InMemory, Parquet):
         **named: Unpack[NamedFields],
     ) -> None:
         super().__init__((), reading=reading, **named)
-        indexed = hasattr(data, "with_format")  # a dataset gives tables when it is sliced
+        # True for a dataset, which can return tables for slices.
+        indexed = hasattr(data, "with_format")
         self.data = data.with_format("arrow") if indexed else arrow_table(data)
 
     def __repr__(self) -> str:
@@ -120,8 +121,8 @@ class Table(InMemory, Parquet):
             middle = (begin + end) // 2
             begin, end = (begin, middle) if first < middle else (middle, end)
         end = min(end, most)
-        found = chosen.slice(first - low, max(end - first, 0)).combine_chunks().to_batches()
-        batch = found[0] if found else pa.RecordBatch.from_pylist([], schema=chosen.schema)
+        batches = chosen.slice(first - low, max(end - first, 0)).combine_chunks().to_batches()
+        batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=chosen.schema)
         return batch, end
 
 
@@ -137,7 +138,7 @@ def table_of_ragged(tokens: Any, offsets: Any) -> pa.Table:
     """
     try:
         ids, bounds = (np.asarray(part) for part in (tokens, offsets))
-    except (TypeError, ValueError, RuntimeError) as error:  # of torch: bfloat16, another device
+    except (TypeError, ValueError, RuntimeError) as error:  # of bfloat16 or another device's tensor
         raise ConfigError(
             f"The source is a pair of arrays that numpy does not take ({error}).",
             "Pass the ids as the tokenizer gave them; floats have rounded some of them.",

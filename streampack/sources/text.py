@@ -53,7 +53,7 @@ class TextFiles(FileSource):
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Block, int, int]]:
-        if low > 0 or position is not None:  # the document begins before
+        if low > 0 or position is not None:  # the document belongs to an earlier part
             return
         size, most = int(self.manifest.num_bytes[shard]), self.reading.most_bytes
         if size > most:

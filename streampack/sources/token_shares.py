@@ -245,9 +245,9 @@ def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
         raise ConfigError(
             f"The weights at {at} tokens "
             + " and ".join(
-                f"{verb} {', '.join(found)}"
-                for verb, found in (("lack", missing), ("also name", unknown))
-                if found
+                f"{verb} {', '.join(wrong)}"
+                for verb, wrong in (("lack", missing), ("also name", unknown))
+                if wrong
             )
             + ".",
             "Give every source a weight, 0 for none.",
@@ -281,13 +281,13 @@ class WeightChange(NamedTuple):
 
     def shares(self, names: Sequence[str]) -> TokenShares:
         """Return the shares of these sources, constant over the run."""
-        of = dict(zip(self.weights, _shares([*self.weights.values()]), strict=True))
-        return TokenShares(((0, tuple(of.get(name, 0) for name in names)),))
+        by_name = dict(zip(self.weights, _shares([*self.weights.values()]), strict=True))
+        return TokenShares(((0, tuple(by_name.get(name, 0) for name in names)),))
 
 
-def changes_of(beside: Mapping[str, Any]) -> list[WeightChange]:
+def changes_of(values: Mapping[str, Any]) -> list[WeightChange]:
     """Return the changes in a state's values of leaves, in the order of their batches."""
-    return [WeightChange(*change) for change in beside.get(WEIGHTS, ())]
+    return [WeightChange(*change) for change in values.get(WEIGHTS, ())]
 
 
 def change_at(changes: Sequence[WeightChange], batch: int) -> WeightChange | None:

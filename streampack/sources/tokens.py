@@ -36,7 +36,7 @@ from streampack.storage.remote import FileInfo, shown
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_LOOKED_AT = 1 << 16  # tokens at a time
+_LOOKED_AT = 1 << 16  # tokens searched at a time
 
 
 class ByEndToken:
@@ -70,12 +70,12 @@ class ByEndToken:
     def _ahead(
         self, start: int, stop: int, most: int, most_tokens: int, until: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        places, at, found, last = [np.array([start], dtype=np.int64)], start, 0, start
-        while at < stop and not (found and (found >= most or at - start >= most_tokens)):
+        places, at, count, last = [np.array([start], dtype=np.int64)], start, 0, start
+        while at < stop and not (count and (count >= most or at - start >= most_tokens)):
             part = self._tokens.part(at, min(at + _LOOKED_AT, stop), until)
             ends = np.flatnonzero(part == self._eos_id) + (at + 1)
             places.append(ends)
-            found += len(ends)
+            count += len(ends)
             last = int(ends[-1]) if len(ends) else last
             at += len(part)
         if at == stop and last != stop:  # the file ends without an end token
@@ -85,7 +85,7 @@ class ByEndToken:
 
 
 HEADER_BYTES = 1024
-_DTYPES = {20240520: "uint16", 20240801: "uint32"}  # by the magic number
+_DTYPES = {20240520: "uint16", 20240801: "uint32"}  # dtype by magic number
 
 
 def is_llmc(head: bytes) -> bool:
@@ -99,10 +99,10 @@ def llmc_kind(head: bytes, num_bytes: int) -> int:
         raise DamagedFileError(f"it has {num_bytes} bytes, and its header {HEADER_BYTES}")
     magic, _, count = np.frombuffer(head[:12], "<i4").tolist()
     dtype = _DTYPES[magic]
-    there = num_bytes - HEADER_BYTES
-    if there != count * np.dtype(dtype).itemsize:
+    following = num_bytes - HEADER_BYTES
+    if following != count * np.dtype(dtype).itemsize:
         raise DamagedFileError(
-            f"its header declares {count} ids of {dtype}, and {max(there, 0)} bytes follow"
+            f"its header declares {count} ids of {dtype}, and {max(following, 0)} bytes follow"
         )
     return integer_kind(dtype)
 

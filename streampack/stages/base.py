@@ -33,8 +33,8 @@ class Place(NamedTuple):
 
     def name(self, origin: np.void) -> str:
         """Name a document for messages."""
-        of = f' of source "{self.skips.name}"' if self.skips.name else ""
-        return self.source.document_name(origin) + of
+        source = f' of source "{self.skips.name}"' if self.skips.name else ""
+        return self.source.document_name(origin) + source
 
 
 class BlockStage(Protocol):

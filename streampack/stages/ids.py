@@ -59,7 +59,7 @@ class CheckedIds:
             ids: NDArray[Any] = documents.document(i)
             origin = documents.origin[i]
             if origin.item() in reported[-1:]:
-                continue  # one report per record
+                continue  # the record is reported already
             reported.append(origin.item())
             outside = int(ids[(ids < 0) | (ids >= limit)][0])
             what = f"and the vocabulary has {limit}" if outside >= 0 else "which is negative"

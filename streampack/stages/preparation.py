@@ -27,14 +27,14 @@ class Preparation:
 
     def find(self, name: str) -> Any:
         """Return the first attribute called `name` among all stages; None without one."""
-        every = (stage for own in self.stages for stage in own)
-        found = next((found for stage in every if (found := getattr(stage, name, None))), None)
-        return getattr(found, name, found)  # a chat tokenizer contains the encoder
+        every = (stage for stages in self.stages for stage in stages)
+        value = next((value for stage in every if (value := getattr(stage, name, None))), None)
+        return getattr(value, name, value)  # a chat tokenizer contains the encoder
 
     def titles(self, kind: str = "") -> list[tuple[str, str]]:
         """Return the user's stages as (kind, name)."""
-        own = self.of(0)
-        return [title for stage in own if (title := getattr(stage, "title", None)) is not None]
+        stages = self.of(0)
+        return [title for stage in stages if (title := getattr(stage, "title", None)) is not None]
 
     def describe(self) -> dict[str, Any]:
         """Return the descriptions of all stages of the first source."""

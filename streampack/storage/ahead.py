@@ -33,7 +33,7 @@ MOST_BLOCKS = 16
 
 _AHEAD_S = 2.0
 _LEAST_AHEAD = 32  # blocks ahead of all readers
-_SHARES = 4  # of all use, ahead of one reader
+_SHARES = 4  # multiple of its share of all use that a reader may hold ahead
 _MEASURED_S = 4.0
 _MEASURED_BLOCKS = 1024
 _THREADS = 16
@@ -100,7 +100,8 @@ class ReadAhead:
         self._most = most_bytes // BLOCK_BYTES
         self._lock = threading.Lock()
         self._hints: deque[Hint] = deque()
-        self._hungry: OrderedDict[Reader, None] = OrderedDict()  # read longest ago first
+        # The reader that waited longest comes first.
+        self._hungry: OrderedDict[Reader, None] = OrderedDict()
         self._held = 0  # blocks ahead of all readers
         self._clock = 0  # blocks read by all readers
         self._used, self._spent_s = 0.0, 0.05  # recent blocks, and seconds without waits for them

@@ -32,7 +32,7 @@ BLOCK_BYTES = 256 << 10
 
 _FOLDERS = 256
 _ZONE_BYTES = 64 << 20  # a smaller cache has fewer zones
-_LEAST_BYTES = 4096  # of a file on a disk
+_LEAST_BYTES = 4096  # smallest space that a file takes on a disk
 _ALL = -2  # number in the name of the lock on all blocks of a content
 _LOOKS = 32  # scans of a zone by a process, while it adds the zone's share of the limit
 _STALE_S = 600.0  # age at which a part has no writer
@@ -93,7 +93,7 @@ class BlockCache:
             if stored != size or size < 0:
                 return None
             data = mapped(fd, size + _TRAILER.size).data
-            with suppress(OSError):  # the file of another user
+            with suppress(OSError):  # the file belongs to another user
                 os.utime(path)
         finally:
             os.close(fd)
@@ -128,7 +128,7 @@ class BlockCache:
                     part.unlink()
                 if attempt:
                     raise self._unusable(error) from error
-                self._look(self._zone(path), everything=True)  # to make room
+                self._look(self._zone(path), everything=True)  # makes room
         zone = self._zone(path)
         quota = self._quota()
         added = self._added.get(zone, random.random() * quota / _LOOKS)
@@ -201,12 +201,12 @@ class BlockCache:
 
     def forget(self, key: str, blocks: int) -> bool:
         """Remove the `blocks` blocks of a file; return True if any existed."""
-        found = False
+        existed = False
         for number in range(blocks):
             with suppress(OSError):
                 self.path(key, number).unlink()
-                found = True
-        return found
+                existed = True
+        return existed
 
     def _write(self, part: Path, block: bytes | memoryview, trailer: bytes) -> None:
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -230,8 +230,8 @@ class BlockCache:
 
     def _names(self, zone: int) -> Iterator[os.DirEntry[str]]:
         for place in range(zone, _FOLDERS, self._zones()):
-            with suppress(FileNotFoundError), os.scandir(self.folder / f"{place:02x}") as found:
-                yield from found
+            with suppress(FileNotFoundError), os.scandir(self.folder / f"{place:02x}") as entries:
+                yield from entries
 
     def _entries(self, zone: int) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
         for item in self._names(zone):

@@ -43,8 +43,8 @@ F = TypeVar("F")
 #: Smaller files are decompressed each time, because they are rarely cut.
 LEAST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
-_HEADER = struct.Struct("<qqq")  # chunks of a piece, their bytes, the offset of the last
-_PLACE = struct.Struct("<qq")  # offset of a chunk, and its bytes
+_HEADER = struct.Struct("<qqq")  # number of chunks, their bytes, offset of the last
+_PLACE = struct.Struct("<qq")  # offset and size of a chunk
 _SIZE = struct.Struct("<q56x")  # size of an Arrow stream
 #: Part of the cached file's name, because other versions may cut content differently.
 _MADE_BY = f"by Python {platform.python_version()} and pyarrow {pa.__version__}"

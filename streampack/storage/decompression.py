@@ -183,7 +183,7 @@ class _ChunkReader(io.RawIOBase):
         self._from = chunks
         self._chunks: Iterator[Chunk] | None = None
         self._rest = memoryview(b"")
-        self.offset = 0  # of the content after `_rest`
+        self.offset = 0  # offset of the content after `_rest`
         self._places: deque[tuple[int, int]] = deque()  # (offset, stored at) of recent chunks
 
     def readable(self) -> bool:

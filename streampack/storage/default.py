@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 from streampack.storage.storage import Storage
 
-_kept: WeakValueDictionary[int, Storage] = WeakValueDictionary()  # by environment
+_kept: WeakValueDictionary[int, Storage] = WeakValueDictionary()  # storages by environment
 
 
 def default_storage() -> Storage:
@@ -17,7 +17,7 @@ def default_storage() -> Storage:
     other variables in the environment, such as keys or a cache directory, it is another one.
     """
     environment = hash(frozenset(os.environ.items()))
-    found = _kept.get(environment)
-    if found is None:
-        found = _kept.setdefault(environment, Storage())
-    return found
+    storage = _kept.get(environment)
+    if storage is None:
+        storage = _kept.setdefault(environment, Storage())
+    return storage

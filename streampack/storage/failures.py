@@ -76,7 +76,8 @@ def failure_of(error: BaseException) -> StoreFailure:
         # fsspec reports any HTTP failure as a missing file.
         failed = isinstance(cause, OSError | asyncio.TimeoutError) or _module(cause) == "aiohttp"
         return failure_of(cause) if cause is not None and failed else "missing"
-    if isinstance(error, PermissionError) or str(error).startswith("Forbidden: "):  # of gcsfs
+    # gcsfs raises these.
+    if isinstance(error, PermissionError) or str(error).startswith("Forbidden: "):
         return "denied"
     lasts = isinstance(error, _LASTING) or getattr(error, "errno", None) in _LASTING_ERRNOS
     untrusted = any(isinstance(link, ssl.SSLCertVerificationError) for link in chain)
@@ -109,9 +110,9 @@ def _module(error: BaseException | None) -> str:
 def _status(error: BaseException) -> int | None:
     """Return the HTTP status of an error about an answer; None for other errors."""
     answer = getattr(error, "response", None)
-    if isinstance(answer, dict):  # of botocore
-        found = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return found if isinstance(found, int) else None
+    if isinstance(answer, dict):  # raised by botocore
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        return status if isinstance(status, int) else None
     names = ["status", "status_code"] + (["code"] if _module(error) == "gcsfs" else [])
     values = [getattr(place, name, None) for place in (error, answer) for name in names]
     return next((value for value in values if isinstance(value, int)), None)

@@ -56,15 +56,15 @@ class Fetcher:
         """Fetch a block now, with missing blocks up to `end`; return it."""
         end = min(end, number + MOST_BLOCKS, -(-file.num_bytes // BLOCK_BYTES))
         with self.cache.fetching(file.key, number, end) as stop:
-            found = self.kept(file, number)
-            if found is not None:
-                return found
+            block = self.kept(file, number)
+            if block is not None:
+                return block
             missing = self._missing(file, number + 1, stop)
             for first, last in _runs([number, *missing]):
                 view = self._put(file, first, last, None)
-                found = view if found is None else found
-            assert found is not None
-            return found
+                block = view if block is None else block
+            assert block is not None
+            return block
 
     def fetch_ahead(self, file: RangedFile, first: int, end: int) -> None:
         """Fetch the missing blocks of [first, end) that nobody else fetches; without retries."""
@@ -82,10 +82,10 @@ class Fetcher:
     def _put(self, file: RangedFile, first: int, end: int, retries: int | None) -> memoryview:
         """Fetch and store consecutive blocks; return the first one."""
         stop = min(end * BLOCK_BYTES, file.num_bytes)
-        found = self._get(file.listed, first * BLOCK_BYTES, stop, retries)
-        if found is None:
+        part = self._get(file.listed, first * BLOCK_BYTES, stop, retries)
+        if part is None:
             return self._put_whole(file, first)
-        data = memoryview(found)
+        data = memoryview(part)
         for number in range(first, end):
             at = (number - first) * BLOCK_BYTES
             self.cache.put(file.key, number, data[at : at + BLOCK_BYTES])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Order = Callable[[int], tuple[Hashable, Sequence[int]]]
 
 _BUFFER = 1 << 20
-_KEPT_BLOCKS = 8  # mapped, behind the current one
+_KEPT_BLOCKS = 8  # mapped blocks kept behind the current one
 
 
 class StoredFile(ABC):

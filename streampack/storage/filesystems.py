@@ -155,7 +155,7 @@ def _s3_options(options: dict[str, Any], timeout_s: float) -> None:
         "connect_timeout": timeout_s,
         "read_timeout": timeout_s,
         "retries": {"max_attempts": 1},
-        "max_pool_connections": 32,  # above the threads that fetch
+        "max_pool_connections": 32,  # above the number of fetching threads
         **(options.get("config_kwargs") or {}),
     }
 

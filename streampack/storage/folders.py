@@ -33,20 +33,20 @@ class Folders(ABC):
 
     def names(self, folder: str) -> Entries:
         """Return the direct contents of a folder by name; empty if it does not exist."""
-        found = self._names.get(folder)
-        if found is None:
-            found = self._names.setdefault(folder, self._list(folder))
-        return found
+        entries = self._names.get(folder)
+        if entries is None:
+            entries = self._names.setdefault(folder, self._list(folder))
+        return entries
 
     def entries(self, folder: str) -> Entries:
         """Return the direct contents of a folder for a pattern, and record its marks."""
-        found = self.names(folder)
+        entries = self.names(folder)
         if folder not in self._seen:
             self._seen.add(folder)
             self._look_above(folder)
-            for name in MARKS.keys() & found.keys():
+            for name in MARKS.keys() & entries.keys():
                 self._look_for(folder, name)
-        return found
+        return entries
 
     def below(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:
         """Return all files in a folder and below it, by their paths relative to it.
@@ -71,7 +71,7 @@ class Folders(ABC):
             if name == "data":
                 self._look_for(above, "metadata")
             name = above.rpartition("/")[2]
-            if name != "data" and "=" not in name:  # not a partition
+            if name != "data" and "=" not in name:  # the folder is not a partition
                 return
             folder = above
 
@@ -118,21 +118,21 @@ class LocalFolders(Folders):
         return os.path.isdir(path)
 
     def _list(self, folder: str) -> Entries:
-        found: dict[str, FileInfo | None] = {}
+        entries: dict[str, FileInfo | None] = {}
         with suppress(OSError), os.scandir(folder) as items:
             for item in items:
-                with suppress(OSError):  # a dangling link
+                with suppress(OSError):  # skips a dangling link
                     path = join(folder, item.name)
                     if item.is_file() or _leads_nowhere(item):
-                        found[item.name] = FileInfo(
+                        entries[item.name] = FileInfo(
                             path, item.stat(follow_symlinks=item.is_file()).st_size
                         )
                     elif item.is_dir():
-                        found[item.name] = None
-        return found
+                        entries[item.name] = None
+        return entries
 
     def _walk(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:
-        found: dict[str, FileInfo] = {}
+        infos: dict[str, FileInfo] = {}
         walked: set[str] = set()
         waiting, links = [""], list[str]()
         while waiting or links:
@@ -145,11 +145,11 @@ class LocalFolders(Folders):
             for name, info in sorted(self.entries(path).items(), reverse=True):
                 inner = f"{relative}/{name}" if relative else name
                 if info is not None:
-                    found[inner] = info
+                    infos[inner] = info
                 elif enters(name):
                     is_link = os.path.islink(join(path, name))
                     (links if is_link else waiting).append(inner)
-        return found
+        return infos
 
 
 class RemoteFolders(Folders):
@@ -171,27 +171,27 @@ class RemoteFolders(Folders):
     def _list(self, folder: str) -> Entries:
         items = self._ask(folder, "ls", [], detail=True)
         root = self._root(folder)
-        found: dict[str, FileInfo | None] = {}
+        entries: dict[str, FileInfo | None] = {}
         for item in items:
             path = item["name"].rstrip("/")
             name = path.rpartition("/")[2]
             if name and path + "/" != root:  # a file, or the folder itself, is its own content
                 is_file = item.get("type") == "file"
-                found[name] = FileInfo.of(join(folder, name), item) if is_file else None
-        return found
+                entries[name] = FileInfo.of(join(folder, name), item) if is_file else None
+        return entries
 
     def _walk(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:
         root = self._root(folder)
-        found = {}
+        infos = {}
         for path, item in self._ask(folder, "find", {}, detail=True).items():
             if item.get("type") == "file":
                 name = path.removeprefix(root)
                 inside = path.startswith(root)
                 url = join(folder, name) if inside else self._filesystem.unstrip_protocol(path)
-                found[name] = FileInfo.of(url, item)
-        marked = {join(folder, top) if top else folder: m for top, m in marks_among(found).items()}
+                infos[name] = FileInfo.of(url, item)
+        marked = {join(folder, top) if top else folder: m for top, m in marks_among(infos).items()}
         self.marked |= marked
-        return found
+        return infos
 
     def _root(self, folder: str) -> str:
         return str(self._filesystem._strip_protocol(folder)).rstrip("/") + "/"

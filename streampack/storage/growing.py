@@ -33,12 +33,12 @@ from streampack.storage.locks import Lock
 logger = logging.getLogger(__name__)
 
 THREAD_NAME = "streampack-decode"
-MOST_TRIES = 3  # to make content with blocks that disappear meanwhile
+MOST_TRIES = 3  # attempts to make content while its blocks are evicted
 _PAUSES_S = (0.0005, 0.02)  # between looks for a missing block: first, and longest
-_KEPT_BLOCKS = 64  # mapped by a process
+_KEPT_BLOCKS = 64  # blocks that a process keeps mapped
 _SIZE = -1  # number of the block that complete content has behind the others
 _END = struct.Struct("<q?")  # size of the content, and True if its origin is not cut short
-_MOST_KNOWN = 64  # contents with kept reader's notes
+_MOST_KNOWN = 64  # number of contents with kept notes
 
 
 #: Writes a content; returns False if its origin is cut short.
@@ -109,20 +109,22 @@ class Growings:
 
     def __init__(self, cache: BlockCache) -> None:
         self.cache = cache
-        self.failed: dict[str, Exception] = {}  # by key, of contents not made by this process
+        # Errors by key of contents that this process could not make.
+        self.failed: dict[str, Exception] = {}
         self._known: dict[str, dict[int, Any]] = {}
-        self.views: OrderedDict[tuple[str, int], memoryview] = OrderedDict()  # the last blocks
+        # The most recent blocks.
+        self.views: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
 
     def known(self, key: str) -> dict[int, Any]:
         """Return this process's notes on a content; only the last contents have notes."""
-        found = self._known.pop(key, {})
-        self._known = {**dict([*self._known.items()][1 - _MOST_KNOWN :]), key: found}
-        return found
+        notes = self._known.pop(key, {})
+        self._known = {**dict([*self._known.items()][1 - _MOST_KNOWN :]), key: notes}
+        return notes
 
     def keep(self, key: str, number: int, view: memoryview) -> memoryview:
         """Keep a mapped block for later readers in this process; return it."""
         self.views[key, number] = view
-        with suppress(KeyError):  # another thread did
+        with suppress(KeyError):  # another thread removed it
             while len(self.views) > _KEPT_BLOCKS:
                 self.views.popitem(last=False)
         return view
@@ -150,7 +152,7 @@ class Growings:
             self.cache.put(key, _SIZE, _END.pack(size, is_whole))
             logger.info("%s was decoded into the cache: %d bytes", name, size)
         except (_StoppedError, FileNotFoundError):
-            pass  # somebody removed the cache
+            pass  # the cache was removed
         except Exception as error:
             self.refuse(key, name, error)
             if writer is not None:
@@ -269,7 +271,7 @@ class GrowingFile(StoredFile):
             return True
         if lock is None:
             return False
-        if growings.cache.get(key, number) is not None:  # it appeared meanwhile
+        if growings.cache.get(key, number) is not None:  # another process made it meanwhile
             lock.remove()
             return True
         self._tries += 1

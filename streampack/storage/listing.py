@@ -57,21 +57,21 @@ def named_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
 
 
 def _refuse_misspelt(url: str) -> None:
-    protocol, rest = split_url(url)
+    protocol, path = split_url(url)
     if protocol is None:
         return
-    if "::" in protocol or _CHAINED.search(rest):
+    if "::" in protocol or _CHAINED.search(path):
         raise ConfigError(
             f'"{shown(url)}" is a chain of URLs.',
             "Name the files by the last of them, which is cached and decompressed here; unpack "
             "archives other than tar.",
             path=shown(url),
         )
-    if protocol in _WITH_HOST and rest.startswith("/"):
+    if protocol in _WITH_HOST and path.startswith("/"):
         raise ConfigError(
             f'"{shown(url)}" must name a {_WITH_HOST[protocol]} after two slashes, '
             "got three slashes.",
-            f'Write "{shown(f"{protocol}://" + rest.lstrip("/"))}".',
+            f'Write "{shown(f"{protocol}://" + path.lstrip("/"))}".',
             path=shown(url),
         )
 
@@ -103,26 +103,26 @@ def real_files(paths: Iterable[str], filesystem_of: Callable[[str], Any]) -> lis
         ConfigError: a path is a dangling link.
     """
     folders: dict[str, str] = {}
-    found = []
+    resolved = []
     for path in paths:
-        protocol, rest = split_url(path)
+        protocol, remainder = split_url(path)
         if protocol is not None:
             filesystem = filesystem_of(protocol)
-            found.append(filesystem.unstrip_protocol(filesystem._strip_protocol(path)))
-        elif os.path.islink(rest):
-            found.append(os.path.realpath(rest))
-            if not os.path.exists(found[-1]):
+            resolved.append(filesystem.unstrip_protocol(filesystem._strip_protocol(path)))
+        elif os.path.islink(remainder):
+            resolved.append(os.path.realpath(remainder))
+            if not os.path.exists(resolved[-1]):
                 raise ConfigError(
-                    f'"{path}" is a link to "{found[-1]}", which does not exist.',
+                    f'"{path}" is a link to "{resolved[-1]}", which does not exist.',
                     "Restore that file, or remove the link.",
                     path=path,
                 )
         else:
-            folder, name = os.path.split(rest)
+            folder, name = os.path.split(remainder)
             if folder not in folders:
                 folders[folder] = os.path.realpath(folder)
-            found.append(os.path.join(folders[folder], name))
-    return found
+            resolved.append(os.path.join(folders[folder], name))
+    return resolved
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
@@ -224,9 +224,9 @@ def list_local(names: Sequence[str], endings: Sequence[str]) -> list[list[FileIn
 def _folder_files(folders: Folders, folder: str, endings: Sequence[str]) -> list[FileInfo]:
     """Return the data files in a folder and below it."""
     below = folders.below(folder, lambda name: wanted(name, ()))
-    found = [info for name, info in below.items() if wanted(name, endings)]
-    refuse_marked(found, folders.marked, folder)
-    return found
+    files = [info for name, info in below.items() if wanted(name, endings)]
+    refuse_marked(files, folders.marked, folder)
+    return files
 
 
 def _pattern_files(folders: Folders, pattern: str, top: str) -> list[FileInfo]:
@@ -234,15 +234,15 @@ def _pattern_files(folders: Folders, pattern: str, top: str) -> list[FileInfo]:
     components = pattern.removeprefix(top).split("/")
     literal = next(i for i, component in enumerate(components) if has_glob(component))
     folder = join(top, "/".join(components[:literal])) if literal else top
-    found = list(matches(folders, folder, components[literal:]))
-    refuse_marked(found, folders.marked, folder)
-    return found
+    files = list(matches(folders, folder, components[literal:]))
+    refuse_marked(files, folders.marked, folder)
+    return files
 
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-MANY_NAMES = 256  # in one folder, from which on the folder is listed
+MANY_NAMES = 256  # number of names in a folder above which the folder is listed
 
 
 def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
@@ -287,17 +287,17 @@ def list_remote(
         folder, _, base = name.rpartition("/")
         if not over_http and folder in listed and (info := folders.names(folder).get(base)):
             return [info]
-        found: list[FileInfo] = []
+        files: list[FileInfo] = []
         if not over_http and has_glob(name):
-            found = _pattern_files(folders, name, name[: name.index("://") + 3])
-        found = found or _list_named(filesystem, folders, name, endings, pace, retries)
-        if over_http and not found and "*" in name.partition("?")[0]:
+            files = _pattern_files(folders, name, name[: name.index("://") + 3])
+        files = files or _list_named(filesystem, folders, name, endings, pace, retries)
+        if over_http and not files and "*" in name.partition("?")[0]:
             raise ConfigError(
                 f'"{shown(name)}" has a wildcard, which HTTP servers do not list.',
                 "Name the files, or use braces: shard-{000..127}.parquet.",
                 path=shown(name),
             )
-        return found
+        return files
 
     return in_threads(find, names)
 

@@ -34,7 +34,8 @@ class _Map:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
         self._address, self._size = address, size
-        self._unmap: Callable[[int, int], int] = _unmap  # at the interpreter's end it is gone
+        # Kept here, because the module's name is gone at interpreter exit.
+        self._unmap: Callable[[int, int], int] = _unmap
         self.__array_interface__ = {
             "version": 3, "shape": (size,), "typestr": "|u1", "data": (address, True),
         }  # fmt: skip

@@ -69,11 +69,11 @@ _MARKED = re.compile(rf"(?:^|/)({'|'.join(map(re.escape, MARKS))})/(?:.*/)?([^/]
 
 def marks_among(names: Iterable[str]) -> dict[str, str]:
     """Return marked folders and their marks from relative paths of files; "" is the top."""
-    found = {}
+    marks = {}
     for match in filter(None, map(_MARKED.search, names)):
         if fnmatchcase(match[2], MARKS[match[1]].files):
-            found[match.string[: match.start()]] = match[1]
-    return found
+            marks[match.string[: match.start()]] = match[1]
+    return marks
 
 
 def refuse_marked(files: Sequence[FileInfo], marked: Mapping[str, str], looked_into: str) -> None:

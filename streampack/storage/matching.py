@@ -35,26 +35,26 @@ def matches(folders: Folders, folder: str, components: Sequence[str]) -> Iterato
         folder: path or URL.
         components: components of the pattern; the first is compared with the names in `folder`.
     """
-    first, rest = components[0], components[1:]
+    first, others = components[0], components[1:]
     if first == "**":
 
         def enters(name: str) -> bool:
-            return any(_stands_for(part, name, is_folder=True) for part in (*rest, "*"))
+            return any(_stands_for(part, name, is_folder=True) for part in (*others, "*"))
 
         for name, info in folders.below(folder, enters).items():
             if _fits(name.split("/"), components):
                 yield info
         return
-    if not has_glob(first) and rest:
-        yield from matches(folders, join(folder, first), rest)
+    if not has_glob(first) and others:
+        yield from matches(folders, join(folder, first), others)
         return
     entries = folders.entries(folder)
     for name in [first] if first in entries else entries:
         entry = entries[name]
         if name == first or _stands_for(first, name, is_folder=entry is None):
-            if rest and entry is None:
-                yield from matches(folders, join(folder, name), rest)
-            elif entry is not None and not rest:
+            if others and entry is None:
+                yield from matches(folders, join(folder, name), others)
+            elif entry is not None and not others:
                 yield entry
 
 
@@ -65,15 +65,15 @@ def _stands_for(component: str, name: str, *, is_folder: bool) -> bool:
 
 def _fits(names: Sequence[str], components: Sequence[str]) -> bool:
     """Return True if the names of folders and a file match a pattern's components."""
-    first, rest = components[0], components[1:]
+    first, others = components[0], components[1:]
     is_folder = len(names) > 1
     if first != "**":
         fits = _stands_for(first, names[0], is_folder=is_folder)
         return fits and (
-            _fits(names[1:], rest) if rest and is_folder else not rest and not is_folder
+            _fits(names[1:], others) if others and is_folder else not others and not is_folder
         )
-    if rest and _fits(names, rest):
+    if others and _fits(names, others):
         return True
     if is_hidden(names[0], is_folder=is_folder):
         return False
-    return _fits(names[1:], components) if is_folder else not rest
+    return _fits(names[1:], components) if is_folder else not others

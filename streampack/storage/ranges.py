@@ -55,11 +55,11 @@ def fetch_range(
     elif protocol == "hf":
         return _hub_range(filesystem, url, start, stop, size, pace)
     if method != "cat_file":
-        found: Part | None = pace.call(
+        part: Part | None = pace.call(
             filesystem, method, filesystem, url, start, stop, size, num_bytes=stop - start
         )
-        return found
-    # Else fsspec would read further than asked to.
+        return part
+    # fsspec would otherwise read beyond the range.
     options = {} if filesystem.async_impl else {"cache_type": "none"}
     try:
         data = pace.call(
@@ -295,12 +295,12 @@ def _end(size: int, most: int | None) -> int:
     return size if most is None else min(most, size)
 
 
-def _check_range(said: str, url: str, start: int, stop: int, size: int) -> None:
-    sent, _, total = said.lower().partition("/")
+def _check_range(declared: str, url: str, start: int, stop: int, size: int) -> None:
+    sent, _, total = declared.lower().partition("/")
     if total.isdecimal() and int(total) != size:
         raise replaced(url, f"{size} bytes", f"{total} bytes")
     if sent != f"bytes {start}-{stop - 1}":
-        raise OSError(f"bytes {start}-{stop - 1} were asked for and {said or 'others'} came")
+        raise OSError(f"bytes {start}-{stop - 1} were asked for and {declared or 'others'} came")
 
 
 def _part(

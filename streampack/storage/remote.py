@@ -51,7 +51,7 @@ _AND_TIME = "; Last-Modified "
 
 FIRST_WAIT_S = 0.25
 LONGEST_WAIT_S = 30.0
-LONGEST_RETRY_AFTER_S = 300.0  # limit of a server's request
+LONGEST_RETRY_AFTER_S = 300.0  # longest wait that a server may ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,27 +94,27 @@ def version_of(info: dict[str, Any]) -> str:
     The result is "" if the store has no such field. Weak ETags (``W/``) are left out, as they need
     not depend on the bytes. An HTTP server's ETag comes with its time: see `is_another_version`.
     """
-    if "blob_id" in info:  # of the Hub, which sends one of these as ETag
+    if "blob_id" in info:  # for the Hub, which sends one of these as ETag
         info = {"ETag": (info.get("lfs") or {}).get("sha256") or info["blob_id"]}
     for name in VERSION_FIELDS:
-        found = info.get(name) or ""
-        if isinstance(found, datetime):  # listings and look-ups may differ in the type of times,
-            found = found.timestamp()
-        value = str(found).strip('"')  # and in quotes
+        field = info.get(name) or ""
+        if isinstance(field, datetime):  # listings and look-ups may differ in the type of times,
+            field = field.timestamp()
+        value = str(field).strip('"')  # and in quotes
         if value and not value.startswith("W/"):
             time = info.get("Last-Modified") if name == "ETag" else None
             return f"{name} {value}" + (f"{_AND_TIME}{time}" if time else "")
     return ""
 
 
-def is_another_version(one: str, other: str) -> bool:
+def is_another_version(version: str, other: str) -> bool:
     """Return True if two versions differ; a listing and a look-up may have different fields.
 
     One equal field makes versions equal: behind some proxies a file has another ETag in every
     answer, or another time on every server.
     """
     (tag, _, time), (other_tag, _, other_time) = (
-        one.partition(_AND_TIME),
+        version.partition(_AND_TIME),
         other.partition(_AND_TIME),
     )
     same_field = tag.partition(" ")[0] == other_tag.partition(" ")[0]
@@ -197,12 +197,12 @@ def replaced(url: str, before: str, now: str) -> StateError:
 
 def split_url(path: str) -> tuple[str | None, str]:
     """Return (protocol, rest); the protocol is None for local paths, including ``file://``."""
-    protocol, separator, rest = path.partition("://")
+    protocol, separator, remainder = path.partition("://")
     if not separator:
         return None, path
     if protocol in ("file", "local"):
-        return None, rest
-    return protocol, rest
+        return None, remainder
+    return protocol, remainder
 
 
 def shown(url: str) -> str:
@@ -233,7 +233,7 @@ def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str,
         try:
             return info_of(filesystem, url, pace)
         except Exception as error:
-            if failure_of(error) in ("denied", "other"):  # a body has the reason
+            if failure_of(error) in ("denied", "other"):  # the body contains the reason
                 pace.call(filesystem, "cat_file", url, start=0, end=1, num_bytes=1)
             raise
 
@@ -264,8 +264,8 @@ def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int)
         except Exception as error:
             failure = failure_of(error)
             original = error.__cause__ or error  # the library's error, before fsspec translated it
-            said = next(iter(str(original).replace(url, shown(url)).splitlines()), "")
-            words = without_secrets(f"{type(original).__name__}: {said}")
+            reason = next(iter(str(original).replace(url, shown(url)).splitlines()), "")
+            words = without_secrets(f"{type(original).__name__}: {reason}")
             if failure == "transient" and attempt <= retries:
                 bound = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1))
                 asked = min(LONGEST_RETRY_AFTER_S, retry_after_s(error))

@@ -72,7 +72,7 @@ class _Process:
     def __init__(self, storage: Storage) -> None:
         self.filesystems: dict[str, Any] = {}
         self.looked_up: OrderedDict[str, FileInfo] = OrderedDict()
-        self.whole: set[str] = set()  # servers without ranges
+        self.whole: set[str] = set()  # servers that do not support ranges
         folder = storage.cache_dir or default_cache_dir()
         blocks = BlockCache(folder / "blocks", storage.cache_limit_bytes)
         ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2)
@@ -131,10 +131,10 @@ class Storage:
     def _process(self) -> _Process:
         # A forked child keeps the connections of its parent, unused: closing them would close them
         # for the parent too, whose event loop shares their descriptors.
-        found = self._processes.get(_forks)
-        if found is None:
-            found = self._processes.setdefault(_forks, _Process(self))
-        return found
+        process = self._processes.get(_forks)
+        if process is None:
+            process = self._processes.setdefault(_forks, _Process(self))
+        return process
 
     def list(
         self, patterns: str | Path | Sequence[str | Path], *, endings: Sequence[str] = ()
@@ -156,10 +156,10 @@ class Storage:
         """
         by_protocol: dict[str | None, builtins.list[str]] = {}
         for pattern in named_paths(patterns):
-            protocol, rest = split_url(pattern)
-            names = local_names(rest) if protocol is None else expand_braces(pattern)
+            protocol, path = split_url(pattern)
+            names = local_names(path) if protocol is None else expand_braces(pattern)
             by_protocol.setdefault(protocol, []).extend(names)
-        found: builtins.list[FileInfo] = []
+        files: builtins.list[FileInfo] = []
         for protocol, names in by_protocol.items():
             if protocol is None:
                 listed = list_local(names, endings)
@@ -169,19 +169,20 @@ class Storage:
                     filesystem, names, endings, pace=self._pace, retries=self.retries
                 )
                 for info in chain.from_iterable(listed):
-                    self._process.looked_up.pop(info.path, None)  # it is older than the listing
+                    # The entry is older than the listing.
+                    self._process.looked_up.pop(info.path, None)
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
-                    said = not endings or has_ending(name, endings)
-                    kinds = "" if said else f" that ends in {' or '.join(endings)}"
+                    is_named = not endings or has_ending(name, endings)
+                    kinds = "" if is_named else f" that ends in {' or '.join(endings)}"
                     raise ConfigError(
                         f'No file{kinds} matches "{shown(name)}".',
                         remedy="Check the path or URL.",
                         path=shown(name),
                     )
-                found += {info.path: info for info in infos}.values()  # ** may find a file twice
-        self.refuse_repeated([info.path for info in found])
-        return sorted(found, key=lambda info: info.path)
+                files += {info.path: info for info in infos}.values()  # ** may find a file twice
+        self.refuse_repeated([info.path for info in files])
+        return sorted(files, key=lambda info: info.path)
 
     def refuse_repeated(self, paths: Sequence[str]) -> None:
         """Raise `ConfigError` if two paths lead to one file, which an epoch would read twice."""
@@ -199,15 +200,15 @@ class Storage:
             StorageError: the file cannot be read, after all retries.
         """
         path = file if isinstance(file, str) else file.path
-        protocol, rest = split_url(path)
+        protocol, local = split_url(path)
         if protocol is None:
-            yield self._attempt("Reading", path, lambda: LocalFile(Path(rest)))
+            yield self._attempt("Reading", path, lambda: LocalFile(Path(local)))
             return
-        found = RangedFile(self._listed(file), self._process.fetcher)
+        ranged = RangedFile(self._listed(file), self._process.fetcher)
         try:
-            yield found
+            yield ranged
         finally:
-            found.close()
+            ranged.close()
 
     def decoded(
         self, file: StoredFile, what: str, make: Callable[[StoredFile, IO[bytes]], bool | None]
@@ -262,10 +263,10 @@ class Storage:
 
     def size(self, path: str) -> int:
         """Return the size of a file in bytes."""
-        protocol, rest = split_url(path)
+        protocol, local = split_url(path)
         if protocol is not None:
             return self._look_up(path).num_bytes
-        return self._attempt("Reading", path, lambda: os.path.getsize(rest))
+        return self._attempt("Reading", path, lambda: os.path.getsize(local))
 
     def read_range(self, file: str | FileInfo, start: int, stop: int) -> bytes:
         """Read bytes [start, stop) of a file, which must have them, without caching them.
@@ -275,11 +276,11 @@ class Storage:
             StorageError: the bytes could not be read, after all retries.
         """
         path = file if isinstance(file, str) else file.path
-        protocol, rest = split_url(path)
+        protocol, local = split_url(path)
         if start >= stop:
             return b""
         if protocol is None:
-            return self._attempt("Reading", path, lambda: _read_exactly(rest, start, stop))
+            return self._attempt("Reading", path, lambda: _read_exactly(local, start, stop))
         listed = self._listed(file)
         data = self._get(listed, start, stop)
         if data is None:
@@ -382,19 +383,19 @@ class Storage:
     def _look_up(self, url: str) -> FileInfo:
         """Look up size and version of a remote file; a process remembers the last ones."""
         looked_up = self._process.looked_up
-        found = looked_up.get(url)
-        if found is None:
+        known = looked_up.get(url)
+        if known is None:
             protocol, _ = split_url(url)
             filesystem = self._filesystem(protocol or "")
             info = look_up(filesystem, url, pace=self._pace, retries=self.retries)
-            found = self._remember(FileInfo.of(url, info))
-        return found
+            known = self._remember(FileInfo.of(url, info))
+        return known
 
     def _remember(self, info: FileInfo) -> FileInfo:
         looked_up = self._process.looked_up
         found = looked_up.setdefault(info.path, info)
         if len(looked_up) > _MOST_LOOKED_UP:
-            with suppress(KeyError):  # another thread did
+            with suppress(KeyError):  # another thread removed it
                 looked_up.popitem(last=False)
         return found
 

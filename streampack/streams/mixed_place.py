@@ -75,8 +75,8 @@ class Rules:
         known = tuple(saved["sources"])
         knots = []
         for at, shares in saved["shares"]:
-            of = dict(zip(known, shares, strict=True))
-            knots.append((at, tuple(of.get(name, 0) for name in names)))
+            by_name = dict(zip(known, shares, strict=True))
+            knots.append((at, tuple(by_name.get(name, 0) for name in names)))
         until, quantum = saved["until"], saved["quantum_documents"]
         return cls(until, TokenShares(tuple(knots)), known, quantum, saved.get("batch"))
 

@@ -55,8 +55,8 @@ class _Member:
     name: str
     stream: DocumentStream
     place: SourceCursor
-    unread: int  # documents after the position still to be stepped over
-    at_end: bool  # asked for more documents, the source had none
+    unread: int  # documents after the position that are still to be skipped
+    at_end: bool  # True once the source had no further documents
 
     def peek(self) -> Documents | None:
         """Return the next documents; None if there are none, or not yet."""
@@ -131,9 +131,9 @@ class MixedStream(LaneStream):
                     setting="epochs",
                 )
             seed = source_seed(config.seed, number)
-            own = replace(config, source=source, epochs=epochs, seed=seed)
+            member_config = replace(config, source=source, epochs=epochs, seed=seed)
             stream = DocumentStream(
-                own,
+                member_config,
                 lane,
                 skips=skips.of_source(name),
                 times=times,
@@ -146,7 +146,7 @@ class MixedStream(LaneStream):
         self._dealt = () if dealer is None else tuple(dealer.rule.lines)
         self._lane, self._lanes = lane, config.lanes
         self._changes = changes_of(config.beside)
-        self._waits = False  # for a deal
+        self._waits = False  # True while waiting for a deal
         self._shortfall = None if lane else Shortfall(config.lanes)  # one lane warns for all
         for member in self._members:
             if self._shortfall is not None and member.place.ended:
@@ -189,14 +189,14 @@ class MixedStream(LaneStream):
 
     def remaining(self) -> list[Remaining]:
         members = {member.name: member for member in self._members}
-        found: list[Remaining] = []
+        remaining: list[Remaining] = []
         for name in self._dealt:
             if name in members:
                 members[name].settle()
-                found += members[name].stream.remaining()
+                remaining += members[name].stream.remaining()
             else:  # the source had ended in every lane, and was left out
-                found.append(Remaining(len(members), 0, 0, 0))
-        return found
+                remaining.append(Remaining(len(members), 0, 0, 0))
+        return remaining
 
     def completed(self, batches: list[PackedRows]) -> list[PackedRows]:
         passes = [

@@ -91,20 +91,21 @@ class DocumentStream(LaneStream):
         self._lane = lane
         self._number = number
         self._times = times
-        self.epoch = 0  # of the documents that come next
+        self.epoch = 0  # epoch of the next documents
         first = position.cursor["part"] if position else 0
         start = position.cursor["at"] if position else None
         self._stages = config.preparation.of(number)
         self._parts = _parts_of(config, lane, dealer, line)
         if position is not None and isinstance(self._parts, EqualParts):
             self._parts.shift = position.cursor.get("shift", 0)
-        self._empty_parts = 0  # in a row
+        self._empty_parts = 0  # consecutive parts without documents
         # Positions after and before the current block, and the fraction of its documents that is
         # not prepared yet.
         self._after = self._before = (first, start)
         self._unprepared = 0.0
-        self._tokens = position.cursor["tokens"] if position else 0  # prepared
-        self._tokens_before = position.cursor["before"] if position else 0  # this part
+        self._tokens = position.cursor["tokens"] if position else 0  # tokens prepared so far
+        # Tokens before this part.
+        self._tokens_before = position.cursor["before"] if position else 0
         self._positions: deque[StreamPosition] = deque([position or StreamPosition(0, BEGINNING)])
         self._blocks = self._read(first, start)
 
@@ -143,7 +144,7 @@ class DocumentStream(LaneStream):
             self._positions.pop()
         if part is not None:
             epoch = part.epoch
-        else:  # between two parts
+        else:  # the position is between two parts
             epoch = number if isinstance(self._parts, EqualParts) else self.epoch
         cursor = {"part": number, "epoch": epoch, "at": at}
         cursor |= {"tokens": self._tokens, "before": self._tokens_before}
@@ -162,7 +163,7 @@ class DocumentStream(LaneStream):
                     return
                 yield None
                 continue
-            found = start is not None
+            has_documents = start is not None
             place = Place(config.source, self._number, config.seed, part.epoch, self.skips)
             blocks = part.reader.read(start, self.skips)
             while True:
@@ -181,13 +182,13 @@ class DocumentStream(LaneStream):
                     self._unprepared = 1 - prepared / len(block)
                     if len(documents):
                         self._tokens += documents.num_tokens
-                        found, self.skips.in_a_row = True, 0
+                        has_documents, self.skips.in_a_row = True, 0
                         self.epoch = part.epoch
                         yield documents
                 start = cursor
                 self._remember(number, part, start)
-            self._empty_parts = 0 if found else self._empty_parts + 1
-            if not found and config.epochs is None:
+            self._empty_parts = 0 if has_documents else self._empty_parts + 1
+            if not has_documents and config.epochs is None:
                 self._read_another_share(part.epoch)
             number, start = number + 1, None
             self._before = self._after = (number, None)

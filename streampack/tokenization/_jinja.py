@@ -28,13 +28,13 @@ from jinja2.visitor import NodeTransformer
 
 from streampack.errors import ConfigError
 
-STEPS = 4_000_000  # per conversation; a few seconds at most
+STEPS = 4_000_000  # per conversation; they take a few seconds at most
 STEPS_BETWEEN = 100  # per pair of messages, because every message is compared with the others
-CHARACTERS = 256  # written or copied per step
-ITEMS = 4  # examined per step
-LARGEST = 1 << 25  # most characters or items of a value
+CHARACTERS = 256  # characters written or copied per step
+ITEMS = 4  # items examined per step
+LARGEST = 1 << 25  # maximum characters or items of a value
 WIDEST = 10_000  # largest padding width, or other number that determines an amount of output
-_BITS = 1 << 14  # most bits of an integer
+_BITS = 1 << 14  # maximum bits of an integer
 
 _MANY = {list, tuple, dict, range}
 _FORMATS = {"format", "format_map", "%"}
@@ -237,31 +237,31 @@ class _Counting(NodeTransformer):
         return self._stepping(node)
 
     def visit_Concat(self, node: nodes.Concat) -> Any:  # noqa: N802
-        made: Any = self.generic_visit(node)
-        return _filtered(nodes.List(made.nodes, lineno=node.lineno), _JOIN)
+        visited: Any = self.generic_visit(node)
+        return _filtered(nodes.List(visited.nodes, lineno=node.lineno), _JOIN)
 
     def visit_Getitem(self, node: nodes.Getitem) -> Any:  # noqa: N802
-        made: Any = self.generic_visit(node)
-        return _filtered(made, _SIZED) if isinstance(node.arg, nodes.Slice) else made
+        visited: Any = self.generic_visit(node)
+        return _filtered(visited, _SIZED) if isinstance(node.arg, nodes.Slice) else visited
 
     def visit_Compare(self, node: nodes.Compare) -> Any:  # noqa: N802
-        made: Any = self.generic_visit(node)
-        made.expr = _filtered(made.expr, _SIZED)
-        return made
+        visited: Any = self.generic_visit(node)
+        visited.expr = _filtered(visited.expr, _SIZED)
+        return visited
 
     def visit_Operand(self, node: nodes.Operand) -> Any:  # noqa: N802
-        made: Any = self.generic_visit(node)
+        visited: Any = self.generic_visit(node)
         if node.op in ("in", "notin"):
-            made.expr = _filtered(made.expr, _SIZED)
-        return made
+            visited.expr = _filtered(visited.expr, _SIZED)
+        return visited
 
     def _stepping(self, node: Any) -> Any:
         written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
         steps = nodes.Const(1 + written // CHARACTERS, lineno=node.lineno)
-        made: Any = self.generic_visit(node)
+        visited: Any = self.generic_visit(node)
         count = nodes.ExprStmt(_filtered(steps, _STEP), lineno=node.lineno)
-        made.body = [count, *made.body]
-        return made
+        visited.body = [count, *visited.body]
+        return visited
 
 
 def _filtered(node: Any, name: str) -> nodes.Filter:

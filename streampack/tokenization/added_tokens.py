@@ -36,8 +36,8 @@ def with_the_same_cuts(engine: Engine, described: Mapping[str, Any]) -> dict[str
         text = token["content"]
         if token["normalized"] and engine.normalizer is not None:
             text = engine.normalizer.normalize_str(text)
-        one = {**token, "content": text, "special": True}
-        (ordinary if token["special"] and engine.encode_special_tokens else tokens).append(one)
+        special = {**token, "content": text, "special": True}
+        (ordinary if token["special"] and engine.encode_special_tokens else tokens).append(special)
     model = _reachable(described["model"])
     if (
         any(token[name] for token in tokens for name in _CONDITIONS)
@@ -55,9 +55,9 @@ def _reachable(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the model without tokens that no merge produces, which kitoken would still match."""
     if model.get("ignore_merges"):
         return dict(model)
-    made = {"".join(pair).replace(" ", "") for pair in model["merges"]}  # old files have "a b"
+    merged = {"".join(pair).replace(" ", "") for pair in model["merges"]}  # old files have "a b"
     vocabulary = model["vocab"]
-    kept = {text: n for text, n in vocabulary.items() if len(text) == 1 or text in made}
+    kept = {text: n for text, n in vocabulary.items() if len(text) == 1 or text in merged}
     return {**model, "vocab": kept}
 
 
@@ -86,7 +86,7 @@ def _touch(some: Sequence[str], others: Sequence[str]) -> bool:
 
 def _holds(text: str, few: Collection[str]) -> bool:
     """Return True if one of `few` occurs in the text."""
-    sizes = {len(one) for one in few if len(one) <= len(text)}
+    sizes = {len(each) for each in few if len(each) <= len(text)}
     return any(text[at : at + n] in few for n in sizes for at in range(len(text) - n + 1))
 
 

@@ -78,7 +78,7 @@ def joined_white_space(vocabulary: Mapping[str, int]) -> set[str]:
     joined: set[str] = set()
     for token in vocabulary:
         if not all(letter in _BYTE_OF for letter in token[:4]):
-            continue  # an added token
+            continue  # skips added tokens
         head = bytes(_BYTE_OF[letter] for letter in token[:4])
         for cut in range(1, len(head)):
             whole_before = head[:cut] in ends and head[cut] & 0xC0 != 0x80

@@ -121,8 +121,8 @@ class ChatTokenizer:
         for i, conversation in enumerate(block.conversations):
             try:
                 sides = self._rendered(conversation)
-                for one in sides:
-                    self._check_length(one.text)
+                for side in sides:
+                    self._check_length(side.text)
             except RenderError as error:
                 self.refuse(block.origin[i], error, skips)
             else:
@@ -159,12 +159,12 @@ class ChatTokenizer:
         """
         if rendered and self._split_markers:
             self._say_split_markers(rendered[0].text)
-        of = np.array(record, dtype=np.int64)
-        texts = Texts([conversation.text for conversation in rendered], block.origin[of])
+        which = np.array(record, dtype=np.int64)
+        texts = Texts([conversation.text for conversation in rendered], block.origin[which])
         spans = [conversation.spans for conversation in rendered]
         documents, encoded = self.tokenizer.encode_spans(texts, spans, skips, self._name)
-        if len(encoded) < len(of):  # a conversation is kept only if all its texts are
-            kept = ~np.isin(of[encoded], np.delete(of, encoded))
+        if len(encoded) < len(which):  # a conversation is kept only if all its texts are
+            kept = ~np.isin(which[encoded], np.delete(which, encoded))
             documents, encoded = documents.take(np.flatnonzero(kept)), encoded[kept]
         plain = np.array([self.is_plain(block.conversations[i]) for i in record], dtype=np.bool_)
         closed = np.array([conversation.closed for conversation in rendered], dtype=np.bool_)
@@ -174,11 +174,11 @@ class ChatTokenizer:
         rule = self.tokenizer.eos
         unclosed = ~closed[encoded] if rule == "ensure" else None
         documents = apply_eos(documents, rule, self.tokenizer.eos_id, only=unclosed)
-        fields = {name: values[of[encoded]] for name, values in block.document_fields.items()}
-        pairs = [block.conversations[i].rejected is not None for i in of[encoded].tolist()]
+        fields = {name: values[which[encoded]] for name, values in block.document_fields.items()}
+        pairs = [block.conversations[i].rejected is not None for i in which[encoded].tolist()]
         if any(pairs):
             fields["chosen"] = _chosen(np.array(pairs, dtype=np.bool_))
-        return (replace(documents, document_fields=fields) if fields else documents), of[encoded]
+        return (replace(documents, document_fields=fields) if fields else documents), which[encoded]
 
     def _check_length(self, text: str) -> None:
         if (size := text_bytes(text)) > self._most_bytes:

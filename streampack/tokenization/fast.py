@@ -44,9 +44,9 @@ logger = logging.getLogger(__name__)
 EngineName = Literal["auto", "tokenizers", "kitoken"]
 Result = TypeVar("Result")
 
-CHECKED_EVERY = 251  # texts; a prime, so that a period in the corpus hides no difference
+CHECKED_EVERY = 251  # in texts; prime, so that periodic corpora hide no difference
 PROOF_CHARACTERS = 1 << 18  # characters of the corpus to compare before the first ids are used
-LONG_RUN = 20_000  # characters
+LONG_RUN = 20_000  # in characters
 #: On such runs, patterns with lookahead exhaust the stack or take minutes.
 _LONG_RUN = re.compile(rf"[\s\x00-\x1f\x7f]{{{LONG_RUN}}}")
 
@@ -91,7 +91,7 @@ class FastEngine:
         self._composed = engine.normalizer is not None
         added = [token.content for token in engine.get_added_tokens_decoder().values()]
         added += [token["content"] for token in described["added_tokens"]]
-        self._added = [*dict.fromkeys(added)]  # original and normalized
+        self._added = [*dict.fromkeys(added)]  # in original and normalized form
         self._described, self._patterns = json.dumps(described).encode(), tuple(cuts)
         self._proved = False
         self._count = 0
@@ -225,7 +225,7 @@ def _sample(texts: Sequence[str]) -> list[str]:
 _thread = ThreadPoolExecutor(1, "streampack-tokenize")
 _opened: dict[tuple[bytes, tuple[str, ...]], Any] = {}
 _of_parents: list[Any] = []
-KEPT = 4  # tokenizers
+KEPT = 4  # number of tokenizers kept
 
 
 def _after_fork() -> None:
@@ -250,7 +250,7 @@ def _encode_all(described: bytes, patterns: tuple[str, ...], texts: list[str]) -
             del _opened[next(iter(_opened))]
         opened = Kitoken.from_tokenizers(described)
         split = [
-            {"Pattern": {"pattern": {"Regex": one}, "behavior": "Isolate"}} for one in patterns
+            {"Pattern": {"pattern": {"Regex": regex}, "behavior": "Isolate"}} for regex in patterns
         ]
         opened.set_config({**opened.config(), "split": split})
         _opened[key] = opened

@@ -22,22 +22,22 @@ def add(recipe: Recipe, tokenizer: Any) -> None:
     Raises:
         ConfigError: a source has texts and `tokenizer` is missing, or the tokenizer is unusable.
     """
-    if tokenizer is ASKED:  # a source with texts, without the argument
+    if tokenizer is ASKED:  # the source has texts, but the argument is missing
         name = next(name for name, part in recipe.source.parts.items() if not part.tokenized)
-        of = f'Source "{name}"' if name else "The source"
+        subject = f'Source "{name}"' if name else "The source"
         raise ConfigError(
-            f"{of} gives texts, and there is no tokenizer.",
+            f"{subject} gives texts, and there is no tokenizer.",
             "Pass tokenizer= (a path to tokenizer.json, or a tokenizers or transformers "
             "tokenizer).",
             setting="tokenizer",
         )
     rules, parts = recipe.rules, [*recipe.source.parts.values()]
-    given = {"eos": rules.eos, "eos_id": rules.eos_id, "pad_id": rules.pad_id}
+    ids = {"eos": rules.eos, "eos_id": rules.eos_id, "pad_id": rules.pad_id}
     if not isinstance(tokenizer, Tokenizer):
-        given["model_vocab_size"] = rules.vocab_size
+        ids["model_vocab_size"] = rules.vocab_size
     if all(part.tokenized for part in parts):
-        given["eos"] = None if isinstance(tokenizer, Tokenizer) else "as-is"
-    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        ids["eos"] = None if isinstance(tokenizer, Tokenizer) else "as-is"
+    settings: dict[str, Any] = {name: value for name, value in ids.items() if value is not None}
     of_texts = of_chats = load_tokenizer(tokenizer, **settings)
     if (special := rules.special_tokens_in_text) is not None:
         of_texts = load_tokenizer(tokenizer, **settings, special_tokens_in_text=special)

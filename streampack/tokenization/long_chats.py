@@ -70,16 +70,16 @@ class LongChats:
         if not len(long):
             return documents
         edges = np.searchsorted(of, [long, long + 1])
-        made: list[Documents] = []
+        blocks: list[Documents] = []
         end = 0
         for i, start, stop in zip(long.tolist(), *edges.tolist(), strict=True):
-            made += [
+            blocks += [
                 documents[end:start],
                 self._parts(block[i : i + 1], documents[start:stop], skips),
             ]
             end = stop
         return Documents.joined(
-            [part for part in [*made, documents[end:]] if len(part)] or made[:1]
+            [part for part in [*blocks, documents[end:]] if len(part)] or blocks[:1]
         )
 
     def _parts(self, block: Conversations, whole: Documents, skips: ErrorPolicy) -> Documents:
@@ -89,11 +89,11 @@ class LongChats:
             return self._last_rows(whole, skips)
         parts = _Parts(self.tokenizer, self.rules, self.row_tokens, block, whole)
         try:
-            made = [*parts.made()]
+            documents = [*parts.made()]
         except RenderError as error:
             self.tokenizer.refuse(block.origin[0], error, skips)
             return whole[:0]
-        return Documents.joined([self._last_rows(part, skips) for part in made])
+        return Documents.joined([self._last_rows(part, skips) for part in documents])
 
     def _last_rows(self, document: Documents, skips: ErrorPolicy) -> Documents:
         """Return a document without the tokens that do not fit before its learnt ones; count them.
@@ -133,7 +133,7 @@ class _Parts:
         self._learnt = learnt_turns(self._conversation, rules)
         self._starts = Starts(self._conversation.messages)
         sizes = [len(repr(message)) for message in self._conversation.messages]
-        self._ends = offsets_of(np.array(sizes, dtype=np.int64))  # in characters
+        self._ends = offsets_of(np.array(sizes, dtype=np.int64))  # offsets in characters
         self._refused: RenderError | None = None
 
     def made(self) -> Iterator[Documents]:
@@ -157,8 +157,8 @@ class _Parts:
         tries = sorted({1, half}, reverse=True)
         for turns in tries:
             for level in starts:
-                if (found := self._longest(level, done, turns)) is not None:
-                    return found
+                if (longest := self._longest(level, done, turns)) is not None:
+                    return longest
         for turns in tries:
             for level in starts:
                 if level and (document := self._document(level[0], done, turns)) is not None:
@@ -223,11 +223,11 @@ class _Parts:
         following = conversation.messages[last + 1 : last + 2]
         try:
             self._template.begin(conversation)
-            made = rendered_part(self._script, part, following, self._rules)
+            rendered = rendered_part(self._script, part, following, self._rules)
         except RenderError as error:
             self._refused = error
             return None
-        return self._tokenizer.documents_of(self._block, [made], [0], ErrorPolicy())[0]
+        return self._tokenizer.documents_of(self._block, [rendered], [0], ErrorPolicy())[0]
 
 
 def _largest(count: int, holds: Callable[[int], bool]) -> int | None:
@@ -237,7 +237,7 @@ def _largest(count: int, holds: Callable[[int], bool]) -> int | None:
     low, step = 0, 1
     while low + step < count and holds(low + step):
         low, step = low + step, 2 * step
-    high = min(low + step, count)  # does not hold
+    high = min(low + step, count)  # upper bound, for which it does not hold
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -268,27 +268,27 @@ def add(recipe: Recipe, value: object) -> None:
     Raises:
         ConfigError: another argument keeps documents of a record together, or cuts documents.
     """
-    given = recipe.given
+    arguments = recipe.given
     for wrong, setting, fact, remedy in _conflicts(recipe):
         if wrong:
             fact = f'Chat has overflow="turns", and {fact}.'
             raise ConfigError(fact, f"{remedy}.", setting=setting)
-    given["turns"] = recipe.packer.seq_lens[-1]
+    arguments["turns"] = recipe.packer.seq_lens[-1]
 
 
 def _conflicts(recipe: Recipe) -> Iterator[tuple[bool, str, str, str]]:
     """Yield arguments that conflict with parts: (is in conflict, setting, fact, remedy)."""
-    given = recipe.given
-    tree = given["layout"] is not None
+    arguments = recipe.given
+    tree = arguments["layout"] is not None
     yield tree, "layout", 'the layout is "tree"', "Leave out one of them"
     yield (
-        given["processor"] is not None,
+        arguments["processor"] is not None,
         "processor",
         ("documents may have images, which stay with their conversation"),
         "Leave out one of them",
     )
     yield (
-        given.get("groups") is not None,
+        arguments.get("groups") is not None,
         "document_fields",
         ("the two sides of a pair stay together"),
         'Leave out overflow="turns", or the field "chosen"',

@@ -113,8 +113,8 @@ def _arguments_of(call: Any) -> Any:
 
 def _quoted(text: str) -> list[str]:
     """Return the text as JSON strings, without quotes if escapes already distinguish it."""
-    made = [json.dumps(text, ensure_ascii=False), json.dumps(text)]
-    return [quoted if quoted[1:-1] == text else quoted[1:-1] for quoted in made]
+    forms = [json.dumps(text, ensure_ascii=False), json.dumps(text)]
+    return [quoted if quoted[1:-1] == text else quoted[1:-1] for quoted in forms]
 
 
 def with_parts(messages: Sequence[Message]) -> list[Message]:
@@ -163,7 +163,7 @@ def _as_object(arguments: Any) -> Any:
         return arguments
     try:
         parsed = parse_json(arguments.encode())
-    except ValueError:  # not JSON: the text itself
+    except ValueError:  # not JSON: return the text itself
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
 
@@ -204,8 +204,8 @@ class SpecialTokens:
 
     def end(self, text: str, start: int) -> int | None:
         """Return the end of the special token that begins at `start`, or None."""
-        found = self._any.match(text, start)
-        return found.end() if found else None
+        match = self._any.match(text, start)
+        return match.end() if match else None
 
     def ends(self, text: str, start: int, stop: int) -> bool:
         """Return True if text[start:stop] ends with a special token."""

@@ -60,8 +60,8 @@ class ChatTemplate:
         self._compiled  # noqa: B018  raises for a broken template
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_compiled", "_next_header")
-        return {name: value for name, value in self.__dict__.items() if name not in made}
+        cached = ("_compiled", "_next_header")
+        return {name: value for name, value in self.__dict__.items() if name not in cached}
 
     @cached_property
     def _compiled(self) -> tuple[BoundedTemplate, bool, bool]:
@@ -171,7 +171,7 @@ class ChatTemplate:
         at = 0
         try:
             for piece in template.pieces(variables):
-                if type(piece) is not str:  # a mark, which is empty
+                if type(piece) is not str:  # an empty mark
                     marks.append(at)
                 else:
                     pieces.append(piece)

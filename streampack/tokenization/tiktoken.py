@@ -43,7 +43,7 @@ def engine_of_tiktoken(encoding: Any) -> Engine:
     pattern = {"Regex": _POSSESSIVE.sub(r"(?>\1\2)", encoding._pat_str)}
     split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
     vocabulary = {"".join(LETTERS[b] for b in token): rank for token, rank in ranks.items()}
-    vocabulary |= encoding._special_tokens  # keeps their ids even if ids before them are unused
+    vocabulary |= encoding._special_tokens  # these keep their ids even if lower ids are unused
     described = {
         "version": "1.0",
         "added_tokens": special,

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 NameOf = Callable[[np.void], str]
 
 _THREADS = "TOKENIZERS_PARALLELISM"
-_encoded_in: int | None = None  # id of the process that encoded first
+_encoded_in: int | None = None  # process id of the first use
 
 
 def _numbered(origin: np.void) -> str:
@@ -273,9 +273,9 @@ class Tokenizer:
             self._fast = None
         return ids
 
-    def _documents(self, origin: NDArray[np.void], made: Sequence[array[int]]) -> Documents:
-        ids = np.frombuffer(b"".join(made), dtype=np.uint32).astype(self.dtype, copy=False)
-        return Documents(ids, offsets_of(np.array([*map(len, made)], dtype=np.int64)), origin)
+    def _documents(self, origin: NDArray[np.void], encoded: Sequence[array[int]]) -> Documents:
+        ids = np.frombuffer(b"".join(encoded), dtype=np.uint32).astype(self.dtype, copy=False)
+        return Documents(ids, offsets_of(np.array([*map(len, encoded)], dtype=np.int64)), origin)
 
     def _encoding(
         self, texts: Texts, i: int, skips: ErrorPolicy, name: NameOf, places: bool = False

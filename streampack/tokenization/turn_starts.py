@@ -40,15 +40,15 @@ class Starts:
         roles = [message["role"] for message in messages]
         self._roles = roles
         self._instructions = [i for i, role in enumerate(roles) if role in INSTRUCTIONS]
-        said = [i for i, role in enumerate(roles) if role not in INSTRUCTIONS]
+        spoken = [i for i, role in enumerate(roles) if role not in INSTRUCTIONS]
         self._exchanges = [
             i
-            for before, i in zip([None, *said], said, strict=False)
+            for before, i in zip([None, *spoken], spoken, strict=False)
             if before is None or (roles[i] == "user" and roles[before] != "user")
         ]
         apart = _between_call_and_result(messages)
         self._whole = [i for i in self._exchanges if i not in apart]
-        self._answers = [i for i in said if roles[i] == "assistant" and i not in apart]
+        self._answers = [i for i in spoken if roles[i] == "assistant" and i not in apart]
 
     def before(self, turn: int) -> list[list[Start]]:
         """Return the beginnings of a part that learns message `turn`, in order of preference.
@@ -74,16 +74,16 @@ class Starts:
 
 def _between_call_and_result(messages: Sequence[Message]) -> set[int]:
     """Return the indices at which a part would have a result without its call."""
-    found: set[int] = set()
+    indices: set[int] = set()
     call = 0
     calls: dict[Any, int] = {}
     for i, message in enumerate(messages):
         if message["role"] in RESULTS:
-            found.update(range(calls.get(message.get("tool_call_id"), call) + 1, i + 1))
+            indices.update(range(calls.get(message.get("tool_call_id"), call) + 1, i + 1))
         elif message["role"] == "assistant":
             call = i
-            for made in message.get("tool_calls") or ():
-                name = made.get("id")
+            for tool_call in message.get("tool_calls") or ():
+                name = tool_call.get("id")
                 if isinstance(name, str):
                     calls[name] = i
-    return found
+    return indices

@@ -81,7 +81,7 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
         engine = tokenizer.backend_tokenizer
         settings = {f"{name}_token": getattr(tokenizer, f"{name}_token", None) for name in _KINDS}
         settings["chat_template"] = getattr(tokenizer, "chat_template", None)
-    elif hasattr(tokenizer, "_mergeable_ranks"):  # a tiktoken.Encoding
+    elif hasattr(tokenizer, "_mergeable_ranks"):  # true for a `tiktoken.Encoding`
         engine = engine_of_tiktoken(tokenizer)
         end = "<|endoftext|>"  # missing in nanochat's encodings
         has_end = end in tokenizer.special_tokens_set
@@ -208,7 +208,7 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
             ids[kind] = next((special[name] for name in names if name in special), None)
             if kind == "bos" and "bos_token" in settings and not _begins(copy, ids[kind]):
                 ids[kind] = None  # null declares that there is no BOS
-        elif type(settings.get("eos_token_id")) is int:  # of a model's config; may be a list
+        elif type(settings.get("eos_token_id")) is int:  # a model's config may have a list
             ids[kind] = settings["eos_token_id"]
         else:
             if "eos_token" not in settings:

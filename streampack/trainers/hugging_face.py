@@ -230,7 +230,8 @@ class TrainerMixin(EvaluationMixin):
             from transformers import trainer_utils
 
             last: Any = trainer_utils.get_last_checkpoint
-            resume_from_checkpoint = last(self.args.output_dir) or True  # for the Trainer's error
+            # Lets the Trainer raise its own error.
+            resume_from_checkpoint = last(self.args.output_dir) or True
         if isinstance(resume_from_checkpoint, (str, os.PathLike)):
             folder = Path(resume_from_checkpoint)
             state = saved_state(folder, self.loader.dataset.topology)
@@ -298,7 +299,7 @@ class Epochs:
     def __init__(self, loader: PackedLoader[Any]) -> None:
         self._run = loader._run
         self._pass_steps: float | None = None
-        self._before = 0  # steps of earlier iterations of the loader
+        self._before = 0  # number of steps in earlier iterations
         self._taken = 0
 
     def measure(self) -> None:

@@ -59,7 +59,7 @@ class DataModuleMixin(Mixin):
 
     def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
         """Move a batch to the device; a training batch becomes the last one in the saved state."""
-        if not isinstance(batch, PackedBatch):  # from another DataLoader, for validation
+        if not isinstance(batch, PackedBatch):  # a batch of another DataLoader, such as validation
             return super().transfer_batch_to_device(  # type: ignore[misc]
                 batch, device, dataloader_idx
             )

@@ -71,7 +71,7 @@ def tree_rows(
         ],
         np.bool_,
     )  # fmt: skip
-    counted[ends[:-1]] = False  # the first token of a sequence has no context and no loss
+    counted[ends[:-1]] = False  # a sequence's first token has no context, so no loss
     depth = np.zeros(len(packed.tokens), dtype=np.int64)
     depth[slot] = np.arange(len(slot)) - np.repeat(ends[:-1], lengths)
     placed, above = packed.composition.placed, int(depth.sum())

@@ -24,8 +24,8 @@ def fields_of_slots(types: FieldSpec) -> FieldSpec:
 
 def fields_of_sequences(types: FieldSpec) -> FieldSpec:
     """Return the fields that trees have for each token of each sequence, and per document."""
-    own = {name: dtype for name, dtype in types.token.items() if not dtype.shape}
-    return replace(types, token=own)
+    scalars = {name: dtype for name, dtype in types.token.items() if not dtype.shape}
+    return replace(types, token=scalars)
 
 
 def slot_fields(

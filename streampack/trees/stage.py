@@ -27,8 +27,9 @@ class Planted:
         if not faults:
             return trees
         assert trees.members is not None
-        found = np.searchsorted(trees.members.offsets, [*faults], side="right") - 1
-        broken = dict(zip(found.tolist(), faults.values(), strict=True))  # one fault of a record
+        groups = np.searchsorted(trees.members.offsets, [*faults], side="right") - 1
+        # One fault is reported per record.
+        broken = dict(zip(groups.tolist(), faults.values(), strict=True))
         for i, fault in broken.items():
             shard, index = int(trees.origin["shard"][i]), int(trees.origin["index"][i])
             place.skips.handle(place.source.broken_document(shard, index, fault))

@@ -31,7 +31,7 @@ from streampack.window.entries import (
 
 _LEAST_ENTRIES = 64
 _ENTRIES = 7  # columns of `Entries`; the buffer has two more, computed from the documents
-_LEARNT_BEFORE, _LEARNT_AFTER = 7, 8  # labels of a document before and after its held tokens
+_LEARNT_BEFORE, _LEARNT_AFTER = 7, 8  # columns: labels before and after a document's held tokens
 _NO_MASK = np.zeros(0, dtype=np.bool_)
 
 

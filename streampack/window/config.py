@@ -34,7 +34,8 @@ class WindowConfig:
     min_fill: float = 0.999
     carry: float = 0.5
     max_carries: int = 16
-    memory_limit: int = field(default=2 << 30, compare=False)  # it does not affect rows
+    # Excluded, because it does not affect rows.
+    memory_limit: int = field(default=2 << 30, compare=False)
 
     def __post_init__(self) -> None:
         if self.rows is not None:

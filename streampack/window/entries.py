@@ -231,7 +231,7 @@ class HeldBlocks:
     def sizes(self, entries: Entries, packer: Packer) -> DocumentSizes:
         """Return the sizes of these documents (N,) for the packer, with all of their tokens."""
         serials = entries.serial
-        places = [self._places[own] for own in serials.tolist()] if packer.weights else []
+        places = [self._places[serial] for serial in serials.tolist()] if packer.weights else []
         return DocumentSizes(
             entries.length,
             {

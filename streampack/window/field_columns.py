@@ -27,12 +27,12 @@ class FieldColumns:
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`; slots outside of documents get 0."""
-        found = held.places(pieces.serial)
+        places = held.places(pieces.serial)
         token: dict[str, NDArray[Any]] = {}
         for name, dtype in self.types.token.items():
             out = token[name] = np.zeros(len(rows.tokens), dtype=dtype)
             for (block, i), start, stop, place in zip(
-                found,
+                places,
                 pieces.start.tolist(),
                 pieces.stop.tolist(),
                 pieces.slot.tolist(),
@@ -43,7 +43,7 @@ class FieldColumns:
                     begin + start : begin + stop
                 ]
         document = {
-            name: np.array([block.document_fields[name][i] for block, i in found], dtype=dtype)
+            name: np.array([block.document_fields[name][i] for block, i in places], dtype=dtype)
             for name, dtype in self.types.document.items()
         }
         return rows._replace(token_fields=token, document_fields=document)

@@ -137,7 +137,7 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
     )  # fmt: skip
     sources = entries.origin["source"][plan.document[segment]]
     pieces = _pieces(planned, segment, held) if layout.stages else None
-    made = []
+    gathered = []
     bounds, numbers, measured, slots, many, widths = (
         column.tolist() for column in (ends, counts, sizes, places, rows_per_batch, seq_lens)
     )
@@ -159,11 +159,11 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
         )
         if pieces is not None:
             slot = packed.boundaries[:-1][packed.piece >= 0].astype(np.int64)
-            own = pieces.of_batch(first, last, slot)
+            of_batch = pieces.of_batch(first, last, slot)
             for stage in layout.stages:
-                packed = stage(packed, own, held.fields)
-        made.append(packed)
-    return made
+                packed = stage(packed, of_batch, held.fields)
+        gathered.append(packed)
+    return gathered
 
 
 _NO_MASK = np.zeros(0, dtype=np.bool_)

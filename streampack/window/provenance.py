@@ -22,11 +22,11 @@ class Provenance:
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`."""
-        made = np.empty(len(pieces.serial), dtype=PROVENANCE)
+        provenance = np.empty(len(pieces.serial), dtype=PROVENANCE)
         for name in ("source", "shard", "index"):
-            made[name] = pieces.origin[name]
-        made["start"], made["stop"] = pieces.start, pieces.stop
-        return rows._replace(provenance=made)
+            provenance[name] = pieces.origin[name]
+        provenance["start"], provenance["stop"] = pieces.start, pieces.stop
+        return rows._replace(provenance=provenance)
 
     def empty(self, rows: PackedRows) -> PackedRows:
         """See `RowStage`."""

@@ -58,8 +58,8 @@ def count_sources(packed: PackedRows, begins: NDArray[np.bool_], sources: int) -
         mask[packed.cu_seqlens[:-1]] = False
         learnt = np.add.reduceat(mask, bounds[:-1], dtype=np.int64)[real]
     out = np.empty((sources, 3), dtype=np.int64)
-    for column, of in enumerate((sizes, begins, learnt)):
-        out[:, column] = np.bincount(source, of, sources)
+    for column, values in enumerate((sizes, begins, learnt)):
+        out[:, column] = np.bincount(source, values, sources)
     return out
 
 

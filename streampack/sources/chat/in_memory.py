@@ -25,22 +25,22 @@ def records_in_memory(
     Raises:
         ConfigError: the data hold no records.
     """
-    made: ShardedSource | ItemSource
+    source: ShardedSource | ItemSource
     if is_by_columns(data):
-        made = Table(data, reading=reading)
-        made.fields = fields
-        return made
+        source = Table(data, reading=reading)
+        source.fields = fields
+        return source
     if is_random_access(data):
-        made = Items(data, text="messages", reading=reading)
-        first, where = made.first_items(), f"The {made.words[1]}"
+        source = Items(data, text="messages", reading=reading)
+        first, where = source.first_items(), f"The {source.words[1]}"
     else:
-        made = Iterable(data, text="messages", reading=reading)
-        first, where = [made.first_item()], "The first item of data"
+        source = Iterable(data, text="messages", reading=reading)
+        first, where = [source.first_item()], "The first item of data"
         if is_hf_stream(data):
-            made = HFStream(data, text=next(iter(first[0]), None), reading=reading)
-    made.parse = dataset_parser(data)
-    made.fields = fields.found_in(dict.fromkeys(_field_names(first), ""), where)
-    return made
+            source = HFStream(data, text=next(iter(first[0]), None), reading=reading)
+    source.parse = dataset_parser(data)
+    source.fields = fields.found_in(dict.fromkeys(_field_names(first), ""), where)
+    return source
 
 
 def _field_names(items: Sequence[Any]) -> set[str]:

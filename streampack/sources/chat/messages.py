@@ -63,7 +63,7 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(role, str) or role not in ROLES:
         raise BrokenDocumentError(f"has the role {role!r} in {name}; roles are {', '.join(ROLES)}")
     calls = value.get("tool_calls")
-    if value.get("function_call") is not None:  # OpenAI's form before calls of tools
+    if value.get("function_call") is not None:  # OpenAI's form from before tool calls
         if calls:
             raise BrokenDocumentError(f'has a "function_call" beside "tool_calls" in {name}')
         calls = _calls(value["function_call"], name)
@@ -90,34 +90,34 @@ def _message(value: Any, name: str) -> dict[str, Any]:
 
 def _present(call: dict[str, Any]) -> dict[str, Any]:
     """Return a call without its null fields; null arguments of the call stay."""
-    found = {key: field for key, field in call.items() if field is not None}
-    function = found.get("function")
+    kept = {key: field for key, field in call.items() if field is not None}
+    function = kept.get("function")
     if isinstance(function, dict):
-        found["function"] = {k: v for k, v in function.items() if v is not None or k == "arguments"}
-    return found
+        kept["function"] = {k: v for k, v in function.items() if v is not None or k == "arguments"}
+    return kept
 
 
 def _from_sharegpt(value: dict[str, Any], name: str) -> dict[str, Any]:
-    speaker, said = value["from"], value.get("value")
+    speaker, text = value["from"], value.get("value")
     role = SPEAKERS.get(speaker) if isinstance(speaker, str) else None
     if role is None:
         known = ", ".join(SPEAKERS)
         raise BrokenDocumentError(f"is from {speaker!r} in {name}; known are {known}")
     kept = {key: field for key, field in value.items() if key not in ("from", "value")}
     if speaker == "function_call":
-        return {**kept, "role": role, "content": None, "tool_calls": _calls(said, name)}
-    return {**kept, "role": role, "content": said}
+        return {**kept, "role": role, "content": None, "tool_calls": _calls(text, name)}
+    return {**kept, "role": role, "content": text}
 
 
 def _calls(text: Any, name: str) -> list[dict[str, Any]]:
     """Return the calls in JSON text, an object with "name" and "arguments" or a list of them."""
     try:
-        found = parse_json(text.encode()) if isinstance(text, str) else text
+        value = parse_json(text.encode()) if isinstance(text, str) else text
     except ValueError as error:
         raise BrokenDocumentError(
             f"has a function call in {name} that is not JSON ({error})"
         ) from None
-    calls = found if isinstance(found, list) else [found]
+    calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
         raise BrokenDocumentError(f'has a function call without "name" in {name}')
     return [
@@ -151,8 +151,8 @@ def _joined(parts: Sequence[Any], name: str) -> str:
             raise BrokenDocumentError(f"has {type_in_words(part)} as a part of {name}")
         kind, text = part.get("type"), part.get("text")
         if kind not in (None, *_TEXT_PARTS) or not isinstance(text, str):
-            there = ", ".join(f'"{key}"' for key in part) or "none"
-            what = f"with the fields {there}" if kind is None else f"of the type {kind!r:.80}"
+            keys = ", ".join(f'"{key}"' for key in part) or "none"
+            what = f"with the fields {keys}" if kind is None else f"of the type {kind!r:.80}"
             raise BrokenDocumentError(
                 f'has a part {what} in {name}; only text in "text" is read, and images by '
                 "sources of images"
@@ -174,7 +174,7 @@ def tools_of(record: Mapping[str, Any]) -> Sequence[Any] | None:
 
 def _listed_in(record: Mapping[str, Any], name: str) -> list[Any]:
     value = record.get(name)
-    if isinstance(value, str):  # tables hold values of varying types as text
+    if isinstance(value, str):  # tables store values of varying types as JSON text
         try:
             value = parse_json(value.encode()) if value.strip() else None
         except ValueError as error:
@@ -201,7 +201,7 @@ def _plain_list(value: Any, name: str) -> list[Any]:
 
 
 def _check_depth(value: Any, depth: int = 0) -> None:
-    if depth > MOST_NESTED:  # in memory; values parsed from text have been checked
+    if depth > MOST_NESTED:  # for values in memory; parsed text is checked already
         raise too_deep()
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:

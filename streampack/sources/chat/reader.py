@@ -61,10 +61,10 @@ class ChatReader:
             ) from None
         if _IDS in names:
             return True
-        there = ", ".join(f'"{name}"' for name in sorted(names)[:30])
+        fields = ", ".join(f'"{name}"' for name in sorted(names)[:30])
         masks = ", ".join(f'"{name}"' for name in LOSS_FIELDS)
         raise ConfigError(
-            f"{where} has the fields {there}.",
+            f"{where} has the fields {fields}.",
             f'Bring the records into a form of Chat: {known_shapes()}; or "{_IDS}" with {masks}.',
             document=where,
         )
@@ -92,13 +92,13 @@ class ChatReader:
 
         def read_chat(item: Any) -> Read:
             record = plain_record(item if parse is None else parse(item))
-            made = conversation_of(record, self.shape)
+            conversation = conversation_of(record, self.shape)
             label = record.get("label")
             if isinstance(label, bool | np.bool_) and not label and "label" not in types.document:
                 raise BrokenDocumentError(_UNWANTED)
-            if made.rejected is not None:
-                record |= {"chosen": True}  # filled in with the two documents
-            return record, made
+            if conversation.rejected is not None:
+                record |= {"chosen": True}  # filled in later, with the two documents
+            return record, conversation
 
         if tokenized:
             return record_block(items, read_ids, Documents, origin, types, masks=None)
@@ -121,7 +121,7 @@ def _listed(value: Any, depth: int = 0) -> Any:
     if getattr(value, "ndim", 0):
         value = value.tolist()
     if isinstance(value, list | tuple):
-        if value and isinstance(value[0], int):  # ids, or a mask
+        if value and isinstance(value[0], int):  # a list of ids, or a mask
             return list(value)
         return [_listed(inner, depth + 1) for inner in value]
     return value

@@ -44,20 +44,20 @@ def shape_of(names: Collection[str]) -> str | None:
     Raises:
         BrokenDocumentError: the record may be a conversation or a pair.
     """
-    found = [shape for shape, fields in SHAPES.items() if set(fields) <= set(names)]
-    if found[1:] and "preference" in found[1:]:
+    fitting = [shape for shape, fields in SHAPES.items() if set(fields) <= set(names)]
+    if fitting[1:] and "preference" in fitting[1:]:
         raise BrokenDocumentError(
-            f'has "{SHAPES[found[0]][0]}" beside "chosen" and "rejected", and either may be meant; '
-            f'pass shape="{found[0]}" or shape="preference"'
+            f'has "{SHAPES[fitting[0]][0]}" beside "chosen" and "rejected", and either may be '
+            f'meant; pass shape="{fitting[0]}" or shape="preference"'
         )
-    return found[0] if found else None
+    return fitting[0] if fitting else None
 
 
 def conversation_of(record: Mapping[str, Any], shape: str | None = None) -> Conversation:
     """Return the conversation in a record of the given shape; None recognises it by the fields."""
-    there = [name for name, value in record.items() if value is not None]
-    shape = shape_of(there) if shape is None else shape
-    if shape is None or not set(SHAPES[shape]) <= set(there):
+    present = [name for name, value in record.items() if value is not None]
+    shape = shape_of(present) if shape is None else shape
+    if shape is None or not set(SHAPES[shape]) <= set(present):
         names = ", ".join(f'"{name}"' for name in list(record)[:10]) or "none"
         wanted = known_shapes() if shape is None else " and ".join(SHAPES[shape])
         raise BrokenDocumentError(f"needs {wanted} (it has {names})")
@@ -131,8 +131,8 @@ def _of_alpaca(record: Mapping[str, Any]) -> Conversation:
             raise BrokenDocumentError('has no list of pairs of texts in "history"')
         before += [_turn("user", pair[0]), _turn("assistant", pair[1])]
     asked = [text for text in (_text(record, "instruction"), _text(record, "input")) if text]
-    said = [_turn("user", "\n".join(asked)), _turn("assistant", _text(record, "output"))]
-    return _conversation(_with_system(record, before + said))
+    turns = [_turn("user", "\n".join(asked)), _turn("assistant", _text(record, "output"))]
+    return _conversation(_with_system(record, before + turns))
 
 
 def _of_completion(record: Mapping[str, Any]) -> Conversation:
@@ -150,7 +150,7 @@ def _of_preference(record: Mapping[str, Any]) -> Conversation:
     if chosen == rejected:
         raise BrokenDocumentError('has answers in "chosen" and "rejected" that do not differ')
     sides = ((chosen, "chosen"), (rejected, "rejected"))
-    better, worse = (_answered(prompt, said, field, record) for said, field in sides)
+    better, worse = (_answered(prompt, side, field, record) for side, field in sides)
     worse = replace(worse, tools=tools_of(record))
     return replace(better, rejected=worse)
 

@@ -163,9 +163,9 @@ class Chat(Source):
         return [*super().leaves(), *(["turns"] if self.by_turns and not self.tokenized else [])]
 
     def with_fields(self, types: FieldSpec) -> Chat:
-        made = cast(Chat, super().with_fields(types))
-        made._records = self._records.with_fields(types)
-        return made
+        copied = cast(Chat, super().with_fields(types))
+        copied._records = self._records.with_fields(types)
+        return copied
 
     def prepare(self) -> None:
         self._records.prepare()
@@ -190,9 +190,9 @@ class Chat(Source):
         records = self._records.as_saved(described)
         if records is self._records:
             return self
-        made = copy.copy(self)
-        made._records = records
-        return made
+        copied = copy.copy(self)
+        copied._records = records
+        return copied
 
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         self._records.check_lanes(n, seed=seed, shuffle=shuffle)
@@ -229,7 +229,7 @@ def source_of_records(
     if names_files(data):
         paths = named_paths(data)
         files: Any = open_files(paths, text=text, reading=reading, storage=storage, formats=formats)
-        if hasattr(files, "beside"):  # formats without columns
+        if hasattr(files, "beside"):  # the format has no columns
             files.beside = reader
         else:
             files.fields = Fields(False, "", records=reader)
@@ -247,8 +247,8 @@ def source_of_records(
 
 def names_files(data: Any) -> bool:
     """Return True for a path, or a list of paths."""
-    one = data[0] if isinstance(data, Sequence) and len(data) else data
-    return isinstance(one, (str, os.PathLike))
+    first = data[0] if isinstance(data, Sequence) and len(data) else data
+    return isinstance(first, (str, os.PathLike))
 
 
 def _read_template(template: str | Path) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SHARD_ITEMS = 8192
 _LOOKED_AT = 100  # items inspected for their fields and their length
-_NONE = object()  # in place of an item
+_NONE = object()  # placeholder for a missing item
 
 
 class InMemory(ShardedSource):

@@ -41,7 +41,7 @@ def item_sizes(items: Sequence[Any], fields: Fields) -> NDArray[np.int64]:
             sizes = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
             return sizes * (4 if fields.tokenized else 1)
         except TypeError:
-            pass  # one of them is no document, which `item_block` names
+            pass  # one item is not a document; `item_block` names it
     return np.array([item_size(item, fields) for item in items], dtype=np.int64)
 
 
@@ -75,7 +75,7 @@ def _joined_arrays(items: Sequence[Any], origin: NDArray[np.void]) -> Documents 
     try:
         tokens = np.concatenate(items, dtype=first.dtype, casting="no")
     except (ValueError, TypeError, OverflowError, RuntimeError):
-        return None  # one of them is no array, which `record_block` reads or names
+        return None  # one item is not an array; `record_block` reads or names it
     if tokens.ndim != 1 or (tokens.dtype.kind == "i" and len(tokens) and int(tokens.min()) < 0):
         return None
     lengths = np.fromiter(map(len, items), dtype=np.int64, count=len(items))
@@ -88,7 +88,7 @@ def has_state(items: Any) -> bool:
         return False
     try:
         inspect.signature(items.state_dict).bind()
-    except (TypeError, ValueError):  # litdata's needs the number of samples a loader has taken
+    except (TypeError, ValueError):  # litdata's method requires a number of samples
         return False
     return True
 

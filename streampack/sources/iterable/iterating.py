@@ -106,7 +106,7 @@ def takes_lanes(function: Callable[..., Any]) -> bool:
     """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of a builtin
+    except (TypeError, ValueError):  # a builtin has no signature
         return True
     for arguments in ((0, 1), ()):
         try:

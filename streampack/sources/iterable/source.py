@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_END = object()  # in place of an item
+_END = object()  # placeholder for a missing item
 
 
 class ItemSource(Source):
@@ -201,7 +201,7 @@ class _ItemLane(LaneReader):
 
 
 _COMPARED = 4  # first items that are compared between two lanes
-_NONE = object()  # in place of an item
+_NONE = object()  # placeholder for a missing item
 
 
 class Iterable(ItemSource):
@@ -260,10 +260,10 @@ class Iterable(ItemSource):
         self.once = not called and hasattr(data, "__next__") and not has_state(data)
         self._begun = False
         self._kind = kind_name(data)
-        made = self._items(0, 1) if called else data
-        if not hasattr(made, "__iter__") and not is_by_index(made):
+        items = self._items(0, 1) if called else data
+        if not hasattr(items, "__iter__") and not is_by_index(items):
             raise ConfigError(
-                f"data {'gives' if called else 'is'} {kind_name(made)}, which cannot be iterated.",
+                f"data {'gives' if called else 'is'} {kind_name(items)}, which cannot be iterated.",
                 remedy="Pass an iterable, or a function (lane, lanes) -> iterable.",
                 setting="data",
             )

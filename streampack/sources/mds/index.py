@@ -200,24 +200,31 @@ def column_of(
     """
     number = layout.names.index(name) if name in layout.names else -1
     encoding = layout.encodings[number] if number >= 0 else ""
-    base, *rest = encoding.split(":")
-    fits_shape = len(rest) < 2 or _shape_in(rest[1])[1:] == shape
-    array = base == "ndarray" and len(rest) < 3 and fits_shape and (not rest or rest[0] in _NUMBERS)
-    found = np.dtype(rest[0]) if array and rest else None
-    has_shape = len(rest) < 2
+    base, *parameters = encoding.split(":")
+    fits_shape = len(parameters) < 2 or _shape_in(parameters[1])[1:] == shape
+    array = (
+        base == "ndarray"
+        and len(parameters) < 3
+        and fits_shape
+        and (not parameters or parameters[0] in _NUMBERS)
+    )
+    value_dtype = np.dtype(parameters[0]) if array and parameters else None
+    has_shape = len(parameters) < 2
     if setting == "text":
         fits = encoding == "str" and dtype is None
     elif setting == "image":
         fits = encoding in ("bytes", "jpeg", "png")
     elif setting == "document_fields":
         fits, has_shape = encoding in ("int", *_NUMBERS), False
-        found = np.dtype({"int": "int64"}.get(encoding, encoding)) if fits else None
+        value_dtype = np.dtype({"int": "int64"}.get(encoding, encoding)) if fits else None
     elif encoding == "bytes" and dtype is not None:
-        fits, found, has_shape = True, np.dtype(dtype), False
+        fits, value_dtype, has_shape = True, np.dtype(dtype), False
     elif setting == "token_fields":
-        fits = found is not None
+        fits = value_dtype is not None
     else:
-        fits = array and (found is None or found.kind in ("iu" if setting == "tokens" else "iub"))
+        fits = array and (
+            value_dtype is None or value_dtype.kind in ("iu" if setting == "tokens" else "iub")
+        )
         fits = fits and (dtype is None or setting != "tokens")
     if not fits:
         columns = zip(layout.names, layout.encodings, strict=True)
@@ -229,7 +236,7 @@ def column_of(
             setting=setting if dtype is None or setting != "tokens" else "dtype",
             path=where,
         )
-    return Column(name, number, setting, found, has_shape, shape)
+    return Column(name, number, setting, value_dtype, has_shape, shape)
 
 
 def _shape_in(encoding: str) -> tuple[int, ...]:
@@ -312,8 +319,8 @@ def only_raw(folder: str, shard: IndexedShard) -> bool:
 
     The caches of mosaicml-streaming look like this.
     """
-    protocol, rest = split_url(folder)
-    there = [
-        protocol is None and Path(rest, name).exists() for name in (shard.zip_name, shard.name)
+    protocol, path = split_url(folder)
+    names = [
+        protocol is None and Path(path, name).exists() for name in (shard.zip_name, shard.name)
     ]
-    return there == [False, True]
+    return names == [False, True]

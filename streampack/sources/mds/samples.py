@@ -109,18 +109,18 @@ def array_values(
             continue
         at = starts[i]
         end = at + sizes[i]
-        of = np.int64(kind)
-        if of == 0:
+        array_kind = np.int64(kind)
+        if array_kind == 0:
             if at >= end:
                 status[i] = 2
                 continue
             code = data[at]
             at += 1
-            of = np.int64(code >> 3) | np.int64(code & 1) << 4
+            array_kind = np.int64(code >> 3) | np.int64(code & 1) << 4
             if code & 6 or (code >> 3) not in (1, 2, 4, 8):
                 status[i] = 3
                 continue
-        item = (of & 15) * width
+        item = (array_kind & 15) * width
         if has_shape:
             if at >= end:
                 status[i] = 2
@@ -128,7 +128,7 @@ def array_values(
             if data[at] >> 2 != 1 + len(shape):
                 status[i] = 8 if len(shape) else 4
                 continue
-            digits = np.int64(1) << np.int64(data[at] & 3)  # bytes of each number of the shape
+            digits = np.int64(1) << np.int64(data[at] & 3)  # bytes per number of the shape
             at += 1
             if at + digits * (1 + len(shape)) > end:
                 status[i] = 2
@@ -155,7 +155,7 @@ def array_values(
             continue
         starts[i] = at
         counts[i] = (end - at) // item
-        kinds[i] = of
+        kinds[i] = array_kind
 
 
 def array_headers(
@@ -181,10 +181,10 @@ def array_headers(
     kinds = np.zeros(counts.shape, dtype=np.uint8)
     for row, column in enumerate(columns):
         if column.setting not in ("text", "image"):
-            found = (counts[row], kinds[row])
+            header = (counts[row], kinds[row])
             shape = np.array(column.shape, dtype=np.int64)
             array_values(
-                data, starts[row], sizes[row], column.kind, column.has_shape, shape, *found, status
+                data, starts[row], sizes[row], column.kind, column.has_shape, shape, *header, status
             )
             expected = 1 if column.setting == "document_fields" else counts[0]
             status[(status == 0) & (counts[row] != expected)] = UNEVEN

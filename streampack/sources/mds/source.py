@@ -113,7 +113,7 @@ class MDS(RecordFiles):
 
     def list_shards(self) -> Manifest:
         paths: list[str] = []
-        sizes: list[tuple[int, int, int, int]] = []  # samples, bytes stored, bytes raw, form
+        sizes: list[tuple[int, int, int, int]] = []  # samples, stored bytes, raw bytes, form
         forms: dict[tuple[Layout, str], int] = {}
         digests: list[str] = []
         for folder in self.paths:
@@ -174,7 +174,7 @@ class MDS(RecordFiles):
             for column in columns
             if column.setting != "document_fields"
         )
-        if self.beside is not None:  # most of it is images
+        if self.beside is not None:  # images are most of the data
             token_bytes = 144
         elif not self.fields.tokenized:
             token_bytes = 4
@@ -221,10 +221,10 @@ class MDS(RecordFiles):
             return {self.column: texts.texts[i], **held}
 
         numbers = range(len(texts))
-        made, wrong = reader.block(numbers, texts.origin, FieldSpec(), False, record)
+        block, wrong = reader.block(numbers, texts.origin, FieldSpec(), False, record)
         kept = np.setdiff1d(np.arange(len(texts)), list(wrong))
-        fields = {**part_of(texts.document_fields, kept), **made.document_fields}
-        return replace(made, document_fields=fields), wrong
+        fields = {**part_of(texts.document_fields, kept), **block.document_fields}
+        return replace(block, document_fields=fields), wrong
 
     def _layout(self, shard: int) -> Layout:
         return self._form(shard)[0]
@@ -251,12 +251,12 @@ class MDS(RecordFiles):
         types = self.field_types
         named = [(name, "token_fields") for name in types.token if self.fields.tokenized]
         named += [(name, "document_fields") for name in types.document]
-        there = [of for of in named if not types.optional or of[0] in layout.names]
+        present = [field for field in named if not types.optional or field[0] in layout.names]
         return columns + [
             column_of(layout, name, setting, where, shape=types.token[name].shape)
             if setting == "token_fields"
             else column_of(layout, name, setting, where)
-            for name, setting in there
+            for name, setting in present
         ]
 
     @property

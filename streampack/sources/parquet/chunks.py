@@ -18,7 +18,7 @@ from streampack.storage.blocks import BLOCK_BYTES
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(
     13
 )
-_DEEPEST = 16  # nested structures
+_DEEPEST = 16  # maximum depth of structures
 
 #: Fields that are kept, by number: True of a value, or of the structures of a list.
 _COLUMN_META = {3: True, 7: True, 9: True, 11: True}
@@ -63,18 +63,18 @@ class _Compact:
         """Read a structure; return its wanted fields by their numbers."""
         if depth > _DEEPEST:
             raise ValueError("structures are nested too deep")
-        found: dict[int, Any] = {}
+        fields: dict[int, Any] = {}
         field = 0
         while True:
             head = self._data[self._at]
             self._at += 1
             kind = head & 15
             if kind == _STOP:
-                return found
+                return fields
             field = field + (head >> 4) if head >> 4 else self.integer()
             value = self._value(kind, wanted.get(field), depth + 1)
             if field in wanted:
-                found[field] = value
+                fields[field] = value
 
     def _value(self, kind: int, wanted: Any, depth: int) -> Any:
         if kind in (_TRUE, _FALSE):
@@ -91,7 +91,7 @@ class _Compact:
             size, kind = head >> 4, head & 15
             if size == 15:
                 size = self.varint()
-            if kind in (_TRUE, _FALSE, _BYTE):  # which take a byte each in lists
+            if kind in (_TRUE, _FALSE, _BYTE):  # in lists these take a byte each
                 return self._skip(size)
             return [self._value(kind, wanted, depth) for _ in range(size)]
         if kind == _MAP:
@@ -153,7 +153,7 @@ class Chunks:
         return cls(starts, ends, numbers, groups)
 
 
-_MARGIN_BYTES = 1 << 20  # rows have unequal sizes
+_MARGIN_BYTES = 1 << 20  # because rows have unequal sizes
 
 
 class ColumnOrder:
@@ -180,7 +180,8 @@ class ColumnOrder:
                 stop = end if share >= 1 else int(start + (end - start) * share) + _MARGIN_BYTES
                 blocks = self._blocks.setdefault(column, [])
                 first = start // BLOCK_BYTES
-                first += bool(blocks) and blocks[-1] >= first  # two chunks may share a block
+                # Two chunks may share a block.
+                first += bool(blocks) and blocks[-1] >= first
                 blocks += range(first, -(-min(stop, end) // BLOCK_BYTES))
 
     def __call__(self, byte: int) -> tuple[int, Sequence[int]]:

@@ -189,8 +189,8 @@ def row_sizes(column: pa.Array) -> NDArray[np.int64]:
         sizes = pc.call_function("binary_length", [_plain_text(column)])
     else:
         sizes = pc.list_value_length(column)
-    found: NDArray[np.int64] = _filled(sizes, 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    filled: NDArray[np.int64] = _filled(sizes, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return filled
 
 
 def _strings(column: pa.Array) -> list[Any]:
@@ -236,16 +236,16 @@ class _Lists:
         """Return the rows with these positions of `values`, each row once."""
         if not len(places):
             return []
-        found: list[int] = np.unique(np.searchsorted(self.offsets, places, "right") - 1).tolist()
-        return found
+        rows: list[int] = np.unique(np.searchsorted(self.offsets, places, "right") - 1).tolist()
+        return rows
 
 
 def _nulls(array: Any) -> NDArray[np.int64]:
     """Return the (K,) int64 positions of an array's nulls."""
     if not array.null_count:
         return np.zeros(0, dtype=np.int64)
-    found: NDArray[np.int64] = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
-    return found
+    positions: NDArray[np.int64] = np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))
+    return positions
 
 
 def _filled(array: Any, value: int) -> Any:
@@ -369,7 +369,7 @@ def _values_of(array: Any, shape: tuple[int, ...]) -> tuple[NDArray[Any], NDArra
     """
     if not shape:
         return _as_numbers(array), _nulls(array)
-    if not _is_list(array.type):  # of a column without a value
+    if not _is_list(array.type):  # the column has no value
         return np.zeros((len(array), *shape), np.uint8), np.arange(len(array))
     lengths = _filled(pc.list_value_length(array), -1).to_numpy(zero_copy_only=False)
     fits = lengths == shape[0]

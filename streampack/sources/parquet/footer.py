@@ -32,7 +32,7 @@ from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 
 _FIRST_READ = 64 << 10
-_MOST_BYTES = 1 << 48  # of a file, since the bytes of all files are added up in 64 bits
+_MOST_BYTES = 1 << 48  # limit per file, since the bytes of all files are summed in 64 bits
 
 
 #: Problem of a file that its writer has encrypted.
@@ -140,14 +140,14 @@ def check_schema(
         if not types.optional or field in schema.names:
             wanted.append((field, is_number, "numbers", "document_fields"))
     for field, fits, expected, setting in wanted:
-        found = schema.field(field).type if schema.get_field_index(field) >= 0 else None
-        if found is None or not (fits(found) or is_null(found)):
+        held = schema.field(field).type if schema.get_field_index(field) >= 0 else None
+        if held is None or not (fits(held) or is_null(held)):
             columns = ", ".join(f'"{other.name}" ({other.type})' for other in schema)
             raise ConfigError(
-                f'{shown(name)} has {f"{found} in the" if found else "no"} column "{field}", which '
+                f'{shown(name)} has {f"{held} in the" if held else "no"} column "{field}", which '
                 f"should hold {expected}.",
                 remedy=f"Name another one of the columns {columns} in {setting}="
-                + (f"; {TEXT_REMEDY}." if fits is is_number and found and is_text(found) else "."),
+                + (f"; {TEXT_REMEDY}." if fits is is_number and held and is_text(held) else "."),
                 setting=setting,
                 path=shown(name),
             )

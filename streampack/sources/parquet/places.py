@@ -20,7 +20,7 @@ from streampack.storage.files import Order, RangedFile, StoredFile
 if TYPE_CHECKING:
     from streampack.sources.parquet.chunks import Chunks, ColumnOrder
 
-_BUFFER_BYTES = 1 << 20  # read of a column at a time
+_BUFFER_BYTES = 1 << 20  # bytes of a column read at a time
 _KEPT_FOOTERS = 8
 _footers: OrderedDict[Hashable, Any] = OrderedDict()
 
@@ -90,14 +90,14 @@ def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
 
 def kept(key: Hashable, read: Callable[[], R]) -> R:
     """Return the cached result of `read` for this key, or call it."""
-    found = _footers.pop(key, None)
-    if found is None:
-        found = read()
-    _footers[key] = found
+    value = _footers.pop(key, None)
+    if value is None:
+        value = read()
+    _footers[key] = value
     while len(_footers) > _KEPT_FOOTERS:
-        with suppress(KeyError):  # another thread did
+        with suppress(KeyError):  # another thread removed it
             _footers.popitem(last=False)
-    return cast(R, found)
+    return cast(R, value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ from streampack.sources.records import BrokenDocumentError
 _Convert = Callable[[Any], Any] | None
 
 _JSON = "arrow.json"
-_METADATA = b"huggingface"  # of datasets, in the schemas of their files
+_METADATA = b"huggingface"  # key under which `datasets` stores features in a schema
 
 
 def row_parser(schema: pa.Schema | None, *, decoded: bool = False) -> Callable[[Any], Any]:
@@ -59,10 +59,10 @@ def _features(schema: pa.Schema | None) -> dict[str, Any]:
     """Return the features that datasets wrote into a schema, by column."""
     try:
         text = (schema.metadata or {})[_METADATA] if schema is not None else b"{}"
-        found = json.loads(text)["info"]["features"]
+        features = json.loads(text)["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return features if isinstance(features, dict) else {}
 
 
 def _converter(kind: pa.DataType, feature: Any, decoded: bool) -> _Convert:
@@ -77,9 +77,9 @@ def _converter(kind: pa.DataType, feature: Any, decoded: bool) -> _Convert:
         return partial(_object, _converter(kind.item_type, None, decoded))
     if pa.types.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
-        found = {f.name: _converter(f.type, below.get(f.name), decoded) for f in fields}
-        return partial(_fields, found)
-    if hasattr(kind, "value_type"):  # a list of any kind
+        converters = {f.name: _converter(f.type, below.get(f.name), decoded) for f in fields}
+        return partial(_fields, converters)
+    if hasattr(kind, "value_type"):  # true for a list of any kind
         inner = feature[0] if isinstance(feature, list) and feature else below.get("feature")
         convert = _converter(kind.value_type, inner, decoded)
         return None if convert is None else partial(_items, convert)
@@ -103,9 +103,9 @@ def _object(convert: _Convert, pairs: Any) -> Any:
 def _fields(converters: Mapping[str, _Convert], value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
-    there = {name: item for name, item in value.items() if item is not None}
+    present = {name: item for name, item in value.items() if item is not None}
     return {
-        name: _value(converters.get(name, _without_nulls), item) for name, item in there.items()
+        name: _value(converters.get(name, _without_nulls), item) for name, item in present.items()
     }
 
 
@@ -120,7 +120,7 @@ def _value(convert: _Convert, value: Any) -> Any:
 
 
 def _without_nulls(value: Any, depth: int = 0) -> Any:
-    if depth > MOST_NESTED:  # in memory; values parsed from text have been checked
+    if depth > MOST_NESTED:  # for values in memory; parsed text is checked already
         raise too_deep()
     if isinstance(value, Mapping):
         items = value.items()

@@ -67,7 +67,7 @@ _BATCH_ROWS = 1024
 _BATCH_BYTES = 256 << 10
 #: Rows of a small row group; bytes of one so large that several lanes wait for it.
 _FEW_ROWS, _LARGE_GROUP = 512, 128 << 20
-_PAGE_BYTES = 1 << 20  # of a column, as writers cut it by default
+_PAGE_BYTES = 1 << 20  # usual size of a column's pages
 
 
 class Parquet(RecordFiles):
@@ -185,7 +185,7 @@ class Parquet(RecordFiles):
         with self.open_shard(shard) as file:
             try:
                 with self.open_rows(file, shard) as (schema, places, batches):
-                    if not places.rows[-1]:  # it may have columns of any type
+                    if not places.rows[-1]:  # an empty file may have columns of any type
                         return
                     dtype = self._dtype_of(shard, schema)
                     first_row, stop = places.row(low), places.row(high)
@@ -206,8 +206,8 @@ class Parquet(RecordFiles):
         path, first = next(iter(schemas.items()))
         kinds = kinds_of(first)
         for name in [field.name for field in first if is_null(field.type)]:
-            found = (kinds_of(schema).get(name) for schema in schemas.values())
-            kinds[name] = next(filter(None, found), "")
+            document_kinds = (kinds_of(schema).get(name) for schema in schemas.values())
+            kinds[name] = next(filter(None, document_kinds), "")
         self.fields = self.fields.found_in(kinds, shown(path))
         narrow = [self._check_schema(path, schema) for path, schema in schemas.items()]
         return all(narrow)
@@ -231,8 +231,8 @@ class Parquet(RecordFiles):
         )
 
     def _check_records(self, name: str, schema: pa.Schema) -> None:
-        found = self.fields.found_in(kinds_of(schema), shown(name))
-        if self.fields.known and found.tokenized != self.fields.tokenized:
+        fields = self.fields.found_in(kinds_of(schema), shown(name))
+        if self.fields.known and fields.tokenized != self.fields.tokenized:
             raise ConfigError(
                 f"{shown(name)} has records of another kind than the first file.",
                 "Make them two sources of a Mixture.",
@@ -315,10 +315,10 @@ class Parquet(RecordFiles):
         if (reader := self.fields.records) is not None:
             more = [*reader.columns, *self.field_types.token, *self.field_types.document]
             return [name for name in dict.fromkeys(more) if name in schema.names]
-        own = [self.column, *self.fields.loss_masks]
+        columns = [self.column, *self.fields.loss_masks]
         more = [*(self.field_types.token if self.tokenized else ()), *self.field_types.document]
         more += [ATTENTION_MASK] if self.tokenized else []
-        return list(dict.fromkeys([*own, *(name for name in more if name in schema.names)]))
+        return list(dict.fromkeys([*columns, *(name for name in more if name in schema.names)]))
 
     def _batch_rows(self, rows: int, num_bytes: int) -> int:
         """Return the rows to decode at once: a block, several of short rows, part of a long one."""
@@ -341,12 +341,12 @@ class Parquet(RecordFiles):
 
         limits = (self.reading.documents_per_block, self.reading.block_bytes)
         most = self.reading.most_bytes
-        there = set(schema.names)
-        document = [name for name in self.field_types.document if name in there]
+        columns = set(schema.names)
+        document = [name for name in self.field_types.document if name in columns]
         if not self.tokenized:
             return TextBlocks(shard, self.column, limits, most, broken, document)
         types = self.field_types.token
-        token = {name: dtype.shape for name, dtype in types.items() if name in there}
+        token = {name: dtype.shape for name, dtype in types.items() if name in columns}
         return TokenBlocks(
             shard,
             self.column,
@@ -369,7 +369,7 @@ class Parquet(RecordFiles):
 
         def blocks(rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
             start = 0
-            records: list[Any] = []  # from `start` on
+            records: list[Any] = []  # rows from `start` on
             sizes: list[int] = []
             while start < rows.num_rows:
                 more = rows.slice(start + len(records), limits[0] - len(records)).to_pylist()

@@ -30,8 +30,8 @@ def npz_record(content: bytes, names: Collection[str], most_bytes: int) -> dict[
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            there = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-            wanted = {name: there[name] for name in names if name in there}
+            entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            wanted = {name: entries[name] for name in names if name in entries}
             total = sum(entry.file_size for entry in wanted.values())
             if total > most_bytes:
                 raise BrokenDocumentError(too_long(total, most_bytes))
@@ -182,10 +182,10 @@ def array_headers(
         status[status == 0] = UNCOMMON
     for i in np.flatnonzero(status == UNCOMMON).tolist():
         content = data[starts[i] : starts[i] + sizes[i]].tobytes()
-        found = npy_header(content, len(content))
-        if isinstance(found, str):
-            problems[i] = found
+        header = npy_header(content, len(content))
+        if isinstance(header, str):
+            problems[i] = header
         else:
-            starts[i] += found[0]
-            counts[i], kinds[i] = found[1:]
+            starts[i] += header[0]
+            counts[i], kinds[i] = header[1:]
     return counts, kinds

@@ -114,7 +114,8 @@ def scan_tar(
             continue
         if name_length < 0:
             name_length = _header_name(data, at, name)
-        stored = size if not 49 <= kind <= 54 else np.int64(0)  # links, devices, folders: no data
+        # Links, devices and folders have no data.
+        stored = size if not 49 <= kind <= 54 else np.int64(0)
         known = 49 <= kind <= 54 or 65 <= kind <= 90  # as above, and types reserved for vendors
         regular = not known and (kind != 0 or name[max(name_length - 1, 0)] != 47)
         stem = _stem(name, name_length) if regular else -1

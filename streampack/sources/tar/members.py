@@ -77,8 +77,8 @@ class TarColumn(NamedTuple):
         return cls(key, field, form)
 
 
-_PEEKED = 64  # first members of a shard that are inspected
-_HEAD_BYTES = 4 << 20  # of a shard, searched for its first members
+_PEEKED = 64  # number of a shard's members that are inspected
+_HEAD_BYTES = 4 << 20  # bytes of a shard searched for its first members
 _PART = 64 << 10
 
 
@@ -156,7 +156,7 @@ def head_of(shard: FileInfo, storage: Storage, most: int) -> tuple[NDArray[np.ui
         return data, len(stored)
     parts, length = [b""], 0
     with open_content(stored, codec) as content:
-        with suppress(DamagedError):  # the head of a larger file ends too early
+        with suppress(DamagedError):  # expected: the head of a larger file ends too early
             while length < most and (part := content.file.read(_PART)):
                 parts.append(part)
                 length += len(part)
@@ -165,7 +165,7 @@ def head_of(shard: FileInfo, storage: Storage, most: int) -> tuple[NDArray[np.ui
         return data, len(stored) if whole else max(content.stored(length), 1)
 
 
-_STEP = 4096  # samples
+_STEP = 4096  # samples per scan
 _KEPT_SHARDS = 16
 
 
@@ -194,9 +194,9 @@ class Samples:
         while outcome == MORE and (
             begins[-1] < least if document is None else len(begins) <= document
         ):
-            found = scan_file(file, end, self._extension, ALL, _STEP, least)
-            begins = np.append(begins, found.ends)
-            end, outcome = found.end, found.outcome
+            scanned = scan_file(file, end, self._extension, ALL, _STEP, least)
+            begins = np.append(begins, scanned.ends)
+            end, outcome = scanned.end, scanned.outcome
         self._found = dict([*self._found.items()][1 - _KEPT_SHARDS :])
         self._found[shard] = begins, end, outcome
         samples = len(begins) - 1

@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _PIPE_BYTES = 64 << 20  # assumed size of a shard from a command
-_SAMPLED_BYTES = 32 << 20  # of content in which tokens are counted for an estimate
-_SAMPLED = 16384  # samples in which tokens are counted, at most
+_SAMPLED_BYTES = 32 << 20  # bytes of content in which tokens are counted for an estimate
+_SAMPLED = 16384  # maximum number of samples in which tokens are counted
 
 
 class _Unsaid(ErrorPolicy):
@@ -165,12 +165,12 @@ class WebDataset(RecordFiles):
         kinds = {} if members is None else members.columns()
         self.fields = self.fields.with_document(kinds, where)
         if self.fields.tokenized and members is not None:
-            beside = members.beside(self.member.key)
-            own = self.member.field
+            fields = members.beside(self.member.key)
+            field = self.member.field
             self.fields = self.fields.with_masks(
-                {n: kind for n, kind in beside.items() if n != own}
+                {n: kind for n, kind in fields.items() if n != field}
             )
-            padded = ATTENTION_MASK in beside
+            padded = ATTENTION_MASK in fields
         weights = [_PIPE_BYTES if is_pipe(file.path) else file.num_bytes for file in files]
         details = {"fields": self.fields, "padded": padded}
         return Manifest.of_files(files, np.array(weights, dtype=np.int64), details)
@@ -289,15 +289,15 @@ class WebDataset(RecordFiles):
         the block.
         """
         reading = self.reading
-        found = scan_file(
+        scanned = scan_file(
             file, offset, self._extension, reading.block_bytes, reading.documents_per_block, most
         )
-        data, begin, n = found.data, offset - found.base, len(found.ends)
-        offset, outcome = found.end, found.outcome
-        own = int(np.searchsorted(found.ends, most)) + 1
-        if own <= n:  # later samples, and any fault among them, belong to the next part
-            n, offset, outcome = own, int(found.ends[own - 1]), MORE
-        starts, sizes, status = found.starts[:n], found.sizes[:n], found.status[:n]
+        data, begin, n = scanned.data, offset - scanned.base, len(scanned.ends)
+        offset, outcome = scanned.end, scanned.outcome
+        stop = int(np.searchsorted(scanned.ends, most)) + 1
+        if stop <= n:  # later samples, and any fault among them, belong to the next part
+            n, offset, outcome = stop, int(scanned.ends[stop - 1]), MORE
+        starts, sizes, status = scanned.starts[:n], scanned.sizes[:n], scanned.status[:n]
         most_bytes = self.reading.most_bytes
         status[(status == 0) & (sizes > most_bytes)] = TOO_LONG
         problems: dict[int, str] = {}
@@ -353,8 +353,8 @@ class WebDataset(RecordFiles):
         types = self.field_types
         block, wrong = reader.block(range(len(origin)), origin, types, False, record)
         problems |= wrong
-        made: Block = block
-        return made
+        records_block: Block = block
+        return records_block
 
     def _from_records(
         self,
@@ -369,10 +369,12 @@ class WebDataset(RecordFiles):
         types, most = self.field_types, self.reading.most_bytes
         field, form = self.member.field, self.member.form
         contents = list(pieces(data, starts, sizes))
-        beside = {}
+        other_files = {}
         if not field:
             names = [*(types.token if self.tokenized else ()), *types.document, *self._masks]
-            beside = {name: files_beside(data, begin, f"{name}.npy", len(starts)) for name in names}
+            other_files = {
+                name: files_beside(data, begin, f"{name}.npy", len(starts)) for name in names
+            }
 
         def read(i: int) -> Read:
             if i in problems:
@@ -384,10 +386,11 @@ class WebDataset(RecordFiles):
                 names = {field, *self._masks, ATTENTION_MASK, *types.token, *types.document}
                 return document_in(npz_record(content, names, most), field, True)
             fields = {
-                name: field_beside(data, name, files, i, most) for name, files in beside.items()
+                name: field_beside(data, name, files, i, most)
+                for name, files in other_files.items()
             }
-            there = {name: array for name, array in fields.items() if array is not None}
-            return there, file_document(content, form, self.dtype)
+            present = {name: array for name, array in fields.items() if array is not None}
+            return present, file_document(content, form, self.dtype)
 
         kind = Documents if self.tokenized else Texts
         masks, unread = self.fields.loss_masks, self.fields.unread
