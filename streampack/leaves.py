@@ -31,6 +31,7 @@ BEFORE_PACKER = {
 OF_PACKER = {
     "packs_members": "groups.leaf:add_members",
     "balance": "packing.balancing:add",
+    "separate_by": "packing.separation:add",
     "weights": "packing.limits:add",
 }
 #: Leaves that are added once the packer is known, in order.
@@ -48,9 +49,13 @@ AFTER_PACKER = {
 #: Validates the arguments that declare fields.
 FIELDS = "documents.declared_fields:declared_fields"
 #: Limits of rows (`RowLimits`) by the attribute of a packer that sets them.
-LIMITS = {"capacity": "packing.limits:Capacity.of"}
+LIMITS = {"separate_by": "packing.separation:of", "capacity": "packing.limits:Capacity.of"}
 #: Checks of settings of `BestFitDecreasing`, which return the document fields that they need.
-NEEDS = {"capacity": "packing.limits:needs", "balance": "packing.balancing:needs"}
+NEEDS = {
+    "capacity": "packing.limits:needs",
+    "separate_by": "packing.separation:needs",
+    "balance": "packing.balancing:needs",
+}
 #: Functions that make sources of objects in memory, by the kind of object.
 SOURCES = {
     "path": "sources.paths:seems_path",

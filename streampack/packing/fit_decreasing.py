@@ -35,12 +35,7 @@ from streampack.arguments import whole_number
 from streampack.documents.blocks import NO_FIELDS, Fields
 from streampack.leaves import NEEDS, of_settings
 from streampack.packing.fit import greedy_fit
-from streampack.packing.overflow import (
-    Overflow,
-    limit_lengths,
-    require_align,
-    require_seq_len,
-)
+from streampack.packing.overflow import Overflow, limit_lengths, require_align, require_seq_len
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
 
@@ -89,6 +84,9 @@ class Decreasing(Packer):
         capacity: further limits of a row by document field, as ``{"patches": 4096}`` for images or
             any integer field (`packing.limits`). It requires whole documents, so overflow "drop"
             or "error".
+        separate_by: document field of integers, such as an adapter, a policy version or a licence:
+            documents with different values never share a row (`packing.separation`). Rows that do
+            not become full wait at most `WindowConfig.max_carries` rounds. None ignores values.
     """
 
     seq_len: int
@@ -98,6 +96,7 @@ class Decreasing(Packer):
     align: int | Sequence[int] = 1
     balance: Literal["attention", "loss", "patches"] | None = None
     capacity: Mapping[str, int] = field(default_factory=dict, hash=False)
+    separate_by: str | None = None
 
     keeps_whole = True
     best: ClassVar[bool]
@@ -123,12 +122,7 @@ class Decreasing(Packer):
         return self.seq_len + self.extra_capacity
 
     def plan(
-        self,
-        lengths: NDArray[np.int64],
-        *,
-        final: bool,
-        seed: int,
-        weights: Fields = NO_FIELDS,
+        self, lengths: NDArray[np.int64], *, final: bool, seed: int, weights: Fields = NO_FIELDS
     ) -> Plan:
         """Pack the documents; `final` and `seed` have no effect, since nothing here is random.
 
@@ -168,9 +162,9 @@ class Decreasing(Packer):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return class, parameters and revision; `align` and `capacity` only if they are set."""
+        """Return class, parameters and revision; the last three only if they are set."""
         names = ("seq_len", "overflow", "extra_capacity", "protect_short")
-        return self._described(*names, if_set=("align", "capacity"))
+        return self._described(*names, if_set=("align", "capacity", "separate_by"))
 
 
 class FirstFitDecreasing(Decreasing):

@@ -41,6 +41,7 @@ class Packer(ABC):
         balance: "attention", or one of `weights`, if `plan_window` asks `WindowRequest.choice`, as
             the functions of `packing.selection` do; None to ignore costs.
         capacity: limits of a row by document field, which `limits` applies.
+        separate_by: document field with a key; documents with different keys never share a row.
         weights: document fields that rows are filled or balanced by. If there are any, `plan`
             receives their values as ``weights=``, a mapping from name to (N,) int64.
         batch_tokens: tokens per batch, a multiple of the longest row; None leaves it to the run.
@@ -58,6 +59,7 @@ class Packer(ABC):
     keeps_whole: bool = False
     balance: Literal["attention", "loss", "patches"] | None = None
     capacity: Mapping[str, int] = MappingProxyType({})
+    separate_by: str | None = None
     weights: tuple[str, ...] = ()
     batch_tokens: int | None = None
     shares_batches: bool = False
@@ -119,7 +121,7 @@ class Packer(ABC):
 
     @cached_property
     def limits(self) -> RowLimits:
-        """Limits of a row: its tokens, and the ones of `capacity`."""
+        """Limits of a row: its tokens, and the ones of `capacity` and `separate_by`."""
         limits: RowLimits = next(of_settings(self, Packer, LIMITS), RowLimits())
         return limits
 
