@@ -38,6 +38,11 @@ class FieldSpec:
         """Return the fields with one more per document."""
         return replace(self, document={**self.document, name: np.dtype(dtype)})
 
+    @property
+    def shaped_bytes(self) -> int:
+        """Bytes per token of the fields with several numbers; the few of others do not count."""
+        return sum(dtype.itemsize for dtype in self.token.values() if dtype.shape)
+
     def __bool__(self) -> bool:
         return bool(self.token or self.document)
 

@@ -22,8 +22,8 @@ class FieldColumns:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes per token of fields with several numbers; the few of other fields do not count."""
-        return sum(dtype.itemsize for dtype in self.types.token.values() if dtype.shape)
+        """Bytes per token in the window; see `RowStage`."""
+        return self.types.shaped_bytes
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`; slots outside of documents get 0."""

@@ -27,6 +27,7 @@ from streampack import (
 )
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError
+from streampack.sources.error_policy import ErrorPolicy
 from tests.support.chats import write_lines
 from tests.support.columns import KINDS, Columns
 from tests.support.corpora import byte_tokenizer, write_samples
@@ -362,6 +363,35 @@ def test_an_array_of_another_shape_in_mds_is_named_or_skipped(shape: tuple[int, 
     ]
     assert found == [good.tolist()] * 3
     assert loader.metrics().skipped == 1
+
+
+@pytest.mark.parametrize("kind", ["Parquet", "Arrow", "MDS"])
+def test_the_number_of_tokens_is_estimated_with_several_numbers(kind: str) -> None:
+    numbers = np.random.default_rng(0).integers(-(1 << 15), 1 << 15, (200, 50, 64))
+    ids = np.random.default_rng(1).integers(0, 1 << 16, (200, 50))
+    if kind == "MDS":
+        path = _mds_of_experts("ndarray:int16", [*numbers[:, :5]])
+    else:
+        types = {"ids": pa.list_(pa.uint16()), "experts": pa.list_(pa.list_(pa.int16(), 64))}
+        columns = {"ids": ids.tolist(), "experts": numbers.tolist()}
+        made = pa.table(columns, pa.schema(types))
+        path = f"several.{'parquet' if kind == 'Parquet' else 'feather'}"
+        write = pq.write_table if kind == "Parquet" else feather.write_feather
+        write(made, path)
+    source = sources.open(path, tokens="ids")
+    fields = {"token_fields": {"experts": ("int16", (64,))}, "document_fields": None}
+    config = dataset(source, **fields).plan.config
+    tokens = 1000 if kind == "MDS" else 10_000
+    assert 0.7 * tokens < config.source.estimate_tokens() < 1.5 * tokens
+
+
+def test_blocks_of_mds_end_by_the_bytes_of_several_numbers() -> None:
+    path = _mds_of_experts("ndarray:int16", [np.arange(30).reshape(5, 2, 3)] * 40)
+    reading = sources.ReadOptions(block_bytes=300, open_shards=1)  # 76 a document
+    source = dataset(sources.MDS(path, tokens="ids", reading=reading), **EXPERTS).plan.config.source
+    lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
+    sizes = [len(block) for block, _ in lane.read(None, ErrorPolicy())]
+    assert sizes == [4] * 10
 
 
 def test_arrays_of_one_shape_in_mds_are_read_without_headers() -> None:

@@ -28,6 +28,7 @@ def scan_samples(
     table: NDArray[np.uint32],
     sizes: NDArray[np.int64],
     wanted: NDArray[np.int64],
+    counted: NDArray[np.bool_],
     start: int,
     stop: int,
     max_bytes: int,
@@ -40,7 +41,7 @@ def scan_samples(
     `table` has been checked against the length of `data`; no other number is trusted: each size is
     compared with the remaining bytes of its sample before it is added. Fills value_starts and
     value_sizes (W, N) and status (N,), and returns the number of scanned samples: up to `stop`, N
-    samples, or until the first wanted column has reached `max_bytes`.
+    samples, or until the wanted columns that are `counted` (W,) have reached `max_bytes`.
     """
     variable = 0
     for c in range(len(sizes)):
@@ -78,7 +79,9 @@ def scan_samples(
             if at != end:
                 status[n] = 1
             if status[n] == 0:
-                total += value_sizes[0, n]
+                for w in range(len(wanted)):
+                    if counted[w]:
+                        total += value_sizes[w, n]
         n += 1
     return n
 

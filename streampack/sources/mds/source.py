@@ -345,6 +345,9 @@ class MDS(RecordFiles):
         """Return a block's samples: bytes that hold them, and in these (W, N) starts and (W, N)
         sizes of the wanted columns, and (N,) statuses.
         """
+        # The document's bytes limit a block, and those of fields with several numbers per token.
+        counted = np.array([bool(column.shape) for column in columns])
+        counted[0] = True
         room = min(self.reading.documents_per_block, stop - start)
         until, most = int(table[stop]), self.reading.block_bytes
         while True:
@@ -363,6 +366,7 @@ class MDS(RecordFiles):
                 table[start : end + 1] - np.uint32(begin) if begin else table[start : end + 1],
                 np.array(self._layout(shard).sizes, dtype=np.int64),
                 np.array([column.number for column in columns], dtype=np.int64),
+                counted,
                 0,
                 end - start,
                 self.reading.block_bytes,
@@ -373,7 +377,7 @@ class MDS(RecordFiles):
             if (
                 n == room
                 or n < end - start
-                or sizes[0][status == 0].sum() >= self.reading.block_bytes
+                or sizes[counted][:, status == 0].sum() >= self.reading.block_bytes
             ):
                 return data, starts[:, :n], sizes[:, :n], status[:n]
             most *= 2

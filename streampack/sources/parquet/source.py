@@ -158,8 +158,12 @@ class Parquet(RecordFiles):
         return 2 * super().reader_bytes() + self.reading.open_shards * 2 * _PAGE_BYTES
 
     def estimate_tokens(self) -> int:
-        """Estimate the number of tokens: 2 bytes per id, 4 per token of text, no other columns."""
-        return int(self.manifest.details["encoded_bytes"]) // (2 if self.tokenized else 4)
+        """Estimate the number of tokens: 2 bytes per id, 4 per token of text, no other columns.
+
+        Fields with several numbers per token count, because they are most of a file.
+        """
+        token_bytes = 2 + self.field_types.shaped_bytes if self.tokenized else 4
+        return int(self.manifest.details["encoded_bytes"]) // token_bytes
 
     def slow_layout(self) -> str:
         with self.open_shard(0) as file, open_file(file) as opened:
