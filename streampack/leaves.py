@@ -48,6 +48,8 @@ AFTER_PACKER = {
 
 #: Validates the arguments that declare fields.
 FIELDS = "documents.declared_fields:declared_fields"
+#: Reads the declared fields of a record.
+RECORD_FIELDS = "sources.record_fields:fields_in"
 #: Limits of rows (`RowLimits`) by the attribute of a packer that sets them.
 LIMITS = {"separate_by": "packing.separation:of", "capacity": "packing.limits:Capacity.of"}
 #: Checks of settings of `BestFitDecreasing`, which return the document fields that they need.

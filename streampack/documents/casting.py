@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents
-from streampack.documents.fields import FieldSpec, cast_values, misfit
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 
 
@@ -68,3 +68,40 @@ def cast_fields(documents: Documents, types: FieldSpec) -> tuple[Documents, dict
 
 def _listed(names: list[str]) -> str:
     return ", ".join(f'"{name}"' for name in names) or "none"
+
+
+def misfit(value: Any, name: str, dtype: np.dtype[Any], where: str = "") -> str:
+    """Describe the fault of a document with a value that its field cannot hold."""
+    return f'holds {value!s} in its field "{name}"{where}, and the field is {dtype.base.name}'
+
+
+def cast_values(
+    values: NDArray[Any], dtype: np.dtype[Any], part: slice = slice(None)
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Convert values to a dtype; also return the positions of NaN or misfit values.
+
+    Args:
+        values: (T, *shape) values, with the shape of a dtype that has one.
+        dtype: dtype of the field.
+        part: values that are checked, of T.
+
+    Returns:
+        The converted values, and positions of single numbers in the flattened values.
+    """
+    flat, dtype, width = values.reshape(-1), dtype.base, math.prod(dtype.shape)
+    start, stop, _ = part.indices(len(values))
+    part = slice(start * width, stop * width)
+    if values.dtype.kind not in "biuf":
+        wrong = np.arange(part.start, part.stop)
+        return np.zeros(values.shape, dtype=dtype), wrong
+    if dtype == values.dtype and dtype.kind != "f":
+        return values, np.zeros(0, dtype=np.int64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        converted = flat.astype(dtype, copy=False)
+    raw, cast = flat[part], converted[part]
+    wrong = np.isnan(raw) if raw.dtype.kind == "f" else np.zeros(len(raw), dtype=np.bool_)
+    if dtype.kind == "f":
+        wrong |= np.isinf(cast) & ~np.isinf(raw)
+    else:
+        wrong |= cast != raw
+    return converted.reshape(values.shape), np.flatnonzero(wrong) + part.start

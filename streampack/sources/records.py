@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping
-from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -21,7 +20,8 @@ from streampack.documents.blocks import (
     joined_groups,
     offsets_of,
 )
-from streampack.documents.fields import TEXT_REMEDY, FieldSpec, cast_values, misfit
+from streampack.documents.fields import FieldSpec
+from streampack.leaves import RECORD_FIELDS, load
 from streampack.sources.fields import ATTENTION_MASK, LABELS, LOSS_FIELDS, Fields, with_masks
 
 if TYPE_CHECKING:
@@ -197,6 +197,7 @@ def record_block(
             that a record has; a record needs at least one, and a token that carries loss.
         unread: fields that a record of ids must not have; see `Fields`.
     """
+    fields_in = load(RECORD_FIELDS) if types else _no_fields
     fields: list[tuple[dict[str, NDArray[Any]], dict[str, Any]]] = []
     document_fields: list[dict[str, NDArray[Any]]] = []
     problems: dict[int, str] = {}
@@ -208,7 +209,7 @@ def record_block(
             held = []
             for record, document in parts:
                 num_tokens = len(document) if kind is Documents else None
-                more = _fields_in(record, num_tokens, types)
+                more = fields_in(record, num_tokens, types)
                 masked = {}
                 if num_tokens is not None:
                     masked = _masks_in(record, num_tokens, masks, unread)
@@ -302,40 +303,15 @@ def _masks_in(
         # Counting a list takes a tenth of the time of converting it to an array.
         whole = isinstance(attended, list) and attended.count(1) == len(attended) == num_tokens
         names += [] if whole else [ATTENTION_MASK]
-    found = {name: _numbers(fields[name], name, num_tokens, ()) for name in names}
+    found = {name: numbers_of(fields[name], name, num_tokens, ()) for name in names}
     for name, values in found.items():
         if len(values) and values.dtype.kind == "f":
             raise BrokenDocumentError(f'has {values.dtype} values in "{name}", no whole numbers')
     return found
 
 
-def _fields_in(
-    record: Any, num_tokens: int | None, types: FieldSpec
-) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Return the token fields and document fields of a record with `num_tokens` ids, by name.
-
-    Token fields are read only from records of token ids; `num_tokens` is None for text.
-    """
-    if not types:
-        return {}, {}
-    given = record if isinstance(record, Mapping) else {}
-    token = {} if num_tokens is None else types.token
-    for name in (*token, *types.document):
-        if not types.optional:
-            require_field(given, name)
-    arrays = {
-        name: _numbers(given[name], name, num_tokens, dtype.shape)
-        for name, dtype in token.items()
-        if name in given
-    }
-    values = {name: _number(given[name], name) for name in types.document if name in given}
-    if not types.optional:  # the output of a map may have other dtypes
-        arrays = {name: _whole(array, name, token[name]) for name, array in arrays.items()}
-        values = {
-            name: _whole(np.array([value]), name, types.document[name])[0]
-            for name, value in values.items()
-        }
-    return arrays, values
+def _no_fields(*_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {}, {}
 
 
 def _joined(
@@ -348,7 +324,7 @@ def _joined(
     return {name: join([record[name] for record in records]) for name in names}
 
 
-def _numbers(
+def numbers_of(
     values: Any, name: str, num_tokens: int | None, shape: tuple[int, ...]
 ) -> NDArray[Any]:
     """Return the values of a record's tokens, (num_tokens, *shape)."""
@@ -365,29 +341,3 @@ def _numbers(
         each = f" with {shape} for each token, but the shape {array.shape}" if shape else ""
         raise BrokenDocumentError(f'has no list of numbers in "{name}"{each}')
     return array
-
-
-def _number(value: Any, name: str) -> Any:
-    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
-        value = value.item()
-    if isinstance(value, str):
-        raise BrokenDocumentError(f'has a text in "{name}", not a number; {TEXT_REMEDY}')
-    if not isinstance(value, Real):
-        raise BrokenDocumentError(f'has {type_in_words(value)} in "{name}", not a number')
-    value = value if isinstance(value, int | float) else float(value)
-    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
-        raise BrokenDocumentError(f'has a number of more than 64 bits in "{name}"')
-    return value
-
-
-def _whole(values: NDArray[Any], name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a record's values in the field's dtype if that is an integer dtype.
-
-    Without the cast, joining records of several dtypes could round large integers to floats.
-    """
-    if dtype.base.kind not in "iu":
-        return values
-    converted, wrong = cast_values(values, dtype)
-    if len(wrong):
-        raise BrokenDocumentError(misfit(values.reshape(-1)[wrong[0]], name, dtype))
-    return converted

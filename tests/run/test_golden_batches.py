@@ -317,6 +317,7 @@ LINES = (*FILES, "sources.json_records", "sources.jsonl")
 FIELDS = (
     "documents.casting",
     "documents.declared_fields",
+    "sources.record_fields",
     "streams.field_stage",
     "window.field_columns",
 )
