@@ -38,8 +38,12 @@ class FieldSpec:
 
     @property
     def shaped_bytes(self) -> int:
-        """Bytes per token of the fields with several numbers; the few of others do not count."""
-        return sum(dtype.itemsize for dtype in self.token.values() if dtype.shape)
+        """Bytes per token of the fields with several numbers; the few of others do not count.
+
+        Fields that a map may make are not counted.
+        """
+        types = {} if self.optional else self.token
+        return sum(dtype.itemsize for dtype in types.values() if dtype.shape)
 
     def __bool__(self) -> bool:
         return bool(self.token or self.document)
