@@ -157,7 +157,7 @@ def loader_of(source: Source, lanes: int, *, dealt: bool) -> PackedLoader:
     if not dealt:
         config = replace(dataset.plan.config, dealing=None)
         plan = RunPlan.of(config, dataset.topology)
-        dataset._go_on(plan, plan.start())
+        dataset._continue_from(plan, plan.start())
     return PackedLoader(dataset)
 
 

@@ -1,7 +1,7 @@
-"""cached_property as it is from Python 3.12 on: without a lock.
+"""cached_property without a lock, as in Python 3.12 and later.
 
-Before, all instances of a class share one. A worker that is forked while another thread works out
-such an attribute has the lock as it was, held, and would wait for it for ever.
+Earlier versions share one lock among all instances of a class. A worker that is forked while
+another thread computes such an attribute inherits the held lock, and would wait for it forever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING or sys.version_info >= (3, 12):
 else:
 
     class cached_property:  # noqa: N801
-        """See `functools.cached_property`; threads may work out the value twice."""
+        """See `functools.cached_property`; two threads may both compute the value."""
 
         def __init__(self, make: Callable[[Any], Any]) -> None:
             self.__doc__ = make.__doc__

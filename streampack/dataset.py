@@ -361,7 +361,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
             StateError: the state belongs to another run (the message names the field and both
                 values), is damaged, or lacks lanes of this rank.
         """
-        self._go_on(*self._resumed(state, allow=allow))
+        self._continue_from(*self._resumed(state, allow=allow))
 
     def _resumed(
         self, state: Mapping[str, Any], *, allow: Collection[str] = ()
@@ -373,7 +373,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         """
         return resume_run(self._config, self.topology, copy.deepcopy(state), allow)
 
-    def _go_on(self, plan: RunPlan, start: RunState) -> None:
+    def _continue_from(self, plan: RunPlan, start: RunState) -> None:
         """Start from this plan and state instead of the beginning."""
         self._plan, self._start = plan, start
         self._exchange = uuid.uuid4().hex

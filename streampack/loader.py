@@ -214,7 +214,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         Raises:
             StateError: the state belongs to another run; the message names the field.
         """
-        self._run.go_on(*self.dataset._resumed(state, allow=allow))
+        self._run.continue_from(*self.dataset._resumed(state, allow=allow))
         self._finished = False
         self._stop()
 
@@ -280,9 +280,9 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
 
     def __len__(self) -> int:
         raise TypeError(
-            "PackedLoader has no length. How many rows documents fill is known when they are "
-            "packed. Ask loader.estimate_steps() for about how many there will be. A Trainer takes "
-            "it as loader= of streampack.trainers.TrainerMixin, a DataLoader its dataset."
+            "PackedLoader has no length, because rows are counted as documents are packed. Use "
+            "loader.estimate_steps() for an estimate, loader= of streampack.trainers.TrainerMixin "
+            "for a Trainer, and its dataset for a DataLoader."
         )
 
     def __bool__(self) -> bool:
@@ -366,7 +366,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
             self._begin_again()
         load(METHODS["set_weights"])(self._run, weights, from_step)
         if self._live is not None:
-            self._live.go_on(self._batches())
+            self._live.continue_from(self._batches())
 
     # ------------------------------------------------------------------ one iterator at a time
 
@@ -392,7 +392,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
 
     def _begin_again(self) -> None:
         """Return to the beginning of the run, and to the original weights of the mixture."""
-        self._run.go_on(self._run.plan, self._run.plan.start())
+        self._run.continue_from(self._run.plan, self._run.plan.start())
         self._finished = False
 
     def _batches(self) -> Generator[PackedBatch, None, None]:
@@ -414,7 +414,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
             yield from items(ahead)
             self._finished = True
             one = self._run.plan.config.epochs == 1
-            self._run.say_lost("of the epoch" if one else "of the run")
+            self._run.log_lost("of the epoch" if one else "of the run")
         finally:
             if self._live is ahead and not ahead.is_interrupted:
                 self._stop()

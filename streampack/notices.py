@@ -1,4 +1,4 @@
-"""Notices that one process of a job logs: of a loop and its workers, of the ranks of a launcher."""
+"""Log a notice once per job, not in each of its workers and ranks."""
 
 from __future__ import annotations
 

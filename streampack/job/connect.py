@@ -48,7 +48,7 @@ def warn_unconnected(topology: Topology) -> None:
         logger.warning(
             "This is rank %d of %d by RANK and WORLD_SIZE, and torch.distributed is not "
             "initialised, so the ranks cannot agree on the step after which a finite run ends: "
-            "some may take more steps than others and wait for them for ever. Call "
+            "some may take more steps than others and wait for them forever. Call "
             "torch.distributed.init_process_group() before the loop begins.",
             topology.rank,
             topology.world_size,

@@ -89,5 +89,5 @@ def references_of(inside: list[Reference], column: tuple[Reference, ...]) -> tup
         BrokenDocumentError: both have images.
     """
     if inside and column:
-        raise BrokenDocumentError("has images in parts of messages and in a field besides")
+        raise BrokenDocumentError("has images both in message parts and in a field")
     return (*inside, *column)

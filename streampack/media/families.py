@@ -185,7 +185,7 @@ class ImagePlanner:
                 size_of(each, storage, heads.take(each, storage)) for each in attached.references
             )
         if any(len(size) != 2 for size in attached.sizes):
-            raise ValueError("has sizes of other than two numbers, a height and a width")
+            raise ValueError("has a size that is not two numbers, height and width")
         return attached.sizes
 
     def opened(self, reference: Reference, size: Size, storage: Storage | None) -> Any:

@@ -113,7 +113,7 @@ def _opened(
         else:
             with _open(reference, storage, whole, head) as image:
                 if image.format == "EPS":  # a program, which may run for any time
-                    raise BrokenImageError("EPS is not read")
+                    raise BrokenImageError("EPS files are programs and are not run")
                 yield image
 
 

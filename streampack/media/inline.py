@@ -23,9 +23,7 @@ def inline_bytes(text: str) -> bytes | None:
     if text[:5].lower() == "data:":
         head, comma, body = text.partition(",")
         if not comma:
-            raise BrokenDocumentError(
-                "has a data: URL without a comma, after which its bytes stand"
-            )
+            raise BrokenDocumentError("has a data: URL without the comma before its content")
         if head.lower().endswith(";base64"):
             return _decoded(unquote_to_bytes(body))
         return unquote_to_bytes(body)

@@ -107,9 +107,7 @@ class MediaProcessing:
             own = places[first[i] : first[i + 1]]
             try:
                 if is_strange[i]:
-                    raise ValueError(
-                        "has a token of videos, or of an image's features, in its text"
-                    )
+                    raise ValueError("has a video token or an image feature token in its text")
                 made, ids = self._planned(attached, own - offsets[i], heads)
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))

@@ -25,7 +25,7 @@ costly rows wait, the lane raises its target costs above the schedule (`_shift`)
 
 Costs are integers: the sum of the squared lengths of a row's documents, per slot of the row. That
 is the length of the document in an average slot. With patches or loss tokens, a row costs their
-number. Nothing is thrown away.
+number. No token is dropped.
 
 Cost: O(rows log rows), and a search outwards from each target cost, which is short unless the
 window's rows differ from the schedule.

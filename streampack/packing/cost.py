@@ -164,7 +164,7 @@ def _layers_by_window(config: Any, kind: str) -> tuple[int, dict[int, int]]:
 def _unknown(fact: str) -> ConfigError:
     return ConfigError(
         f"{fact}.",
-        "Pass cost=Cost(token=2 * (weights that a token meets), pair=4 * heads * head_dim * "
+        "Pass cost=Cost(token=2 * (weights applied to a token), pair=4 * heads * head_dim * "
         "(layers of full attention)), or any function from lengths to costs.",
         setting="cost",
     )

@@ -10,7 +10,7 @@ Steps, for whole documents that have tokens and a weight for each limit:
 The fill of a row is the fill of its fullest limit.
 
 Cost: O(documents x open rows), compiled; a row is closed once no document fits it. A window has
-some hundred rows. Nothing is thrown away.
+some hundred rows. No token is dropped.
 
 With the order by largest share this is the usual heuristic of vector bin packing (R. Panigrahy,
 K. Talwar, L. Uyeda, U. Wieder, "Heuristics for Vector Bin Packing", 2011).

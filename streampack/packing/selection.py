@@ -17,7 +17,7 @@ order the selected rows otherwise than step 5.
 For plans with an order of their own there are `first_rows` (rows get worse from first to last),
 `rows_in_order` (rows are shuffled already) and `all_rows`. A choice orders their rows too.
 
-Cost: O(rows log rows + segments). Nothing is thrown away: rows that do not go are planned in the
+Cost: O(rows log rows + segments). Rows that do not go are planned again in the
 next round.
 """
 

@@ -41,7 +41,7 @@ def check_arguments(window: Any, topology: Any, token_rules: Any, **switches: An
     ):
         if value is not None and not isinstance(value, kind):
             remedy = f"Pass {name}={example}, or leave it out."
-            raise ConfigError(f"{name} is {value!r:.80}.", remedy, setting=name)
+            raise ConfigError(f"{name} must be {example}, got {value!r:.80}.", remedy, setting=name)
     for name, value in switches.items():
         if not isinstance(value, (bool, np.bool_)):  # any text would count as True
             raise ConfigError(
@@ -70,7 +70,7 @@ def check_packer(seq_len: int | None, packer: Any, attention: str) -> None:
         require_packer(packer)
     if (seq_len is None) == (packer is None):
         raise ConfigError(
-            f"seq_len is {seq_len!r} and packer is {packer!r:.200}.",
+            f"Exactly one of seq_len and packer must be set, got {seq_len!r} and {packer!r:.200}.",
             "Pass seq_len=2048, or packer=BestFitDecreasing(seq_len=2048)."
             if packer is None
             else "Leave out seq_len=.",

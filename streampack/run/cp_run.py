@@ -95,9 +95,9 @@ class GroupedRun(RankRun):
         super().__init__(plan, *arguments, **settings)
         self._steps: dict[int, Step] = {}  # steps of batches that were given but not taken
 
-    def go_on(self, plan: RunPlan, start: RunState) -> None:
+    def continue_from(self, plan: RunPlan, start: RunState) -> None:
         """See `RankRun`."""
-        super().go_on(plan, start)
+        super().continue_from(plan, start)
         self._steps.clear()
 
     def batches(self, *arguments: Any, **settings: Any) -> Generator[PackedBatch, None, None]:

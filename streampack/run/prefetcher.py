@@ -172,7 +172,7 @@ class Prefetcher:
         if self._copies is not None and following:
             self._copies.start(following[0])
 
-    def go_on(self, batches: Generator[PackedBatch, None, None]) -> None:
+    def continue_from(self, batches: Generator[PackedBatch, None, None]) -> None:
         """Replace the batches that the loop has not taken yet."""
         self._given.close()
         self._given = batches

@@ -66,7 +66,7 @@ class RankRun:
         self._changes = 0  # digest of the values set in this process
         self.kept: dict[str, Any] = {}
         self._gave = False  # whether any document was given since the start
-        self._said_lost = False  # True once lost tokens were logged
+        self._logged = False  # True once lost tokens were logged
         # Turns of lanes without a batch for the loop, and the states after them, in order.
         self._untaken: list[tuple[int, int, Deferred]] = []  # pairs of lane and step
         self._recent = Recent(self.state)
@@ -98,7 +98,7 @@ class RankRun:
         """Return the lanes of this rank's next batches, in the order of the rotation."""
         return self.plan.topology.lanes(self.state.next_batch, self.plan.config.lanes)
 
-    def go_on(self, plan: RunPlan, start: RunState) -> None:
+    def continue_from(self, plan: RunPlan, start: RunState) -> None:
         """Continue from another state, of this run or of another one."""
         self.plan, self.state = plan, start
         self._recent = Recent(start)
@@ -172,7 +172,7 @@ class RankRun:
                 yield item
                 first = plan.topology.step_after(self._number(item))
             if start == 0 and not self._gave:
-                self._say_nothing_came()
+                self._report_no_documents()
             elif start and first == start and sharing is None:
                 logger.warning(
                     "The run had ended where the state was saved, and no batch follows. For more, "
@@ -198,7 +198,7 @@ class RankRun:
         error, self._error = self._error, None
         return error
 
-    def _say_nothing_came(self) -> None:
+    def _report_no_documents(self) -> None:
         """Raise or warn at the end of a run in which no batch held a document."""
         titles = self.plan.config.preparation.titles()
         named = [f'the {kind} "{name}"' for kind, name in titles]
@@ -259,9 +259,9 @@ class RankRun:
                 metrics.empty_slots += batch.composition.slots
         self.metrics = metrics
         config = self.plan.config
-        if not self._said_lost and metrics.composition.slots >= config.window.tokens(config.packer):
-            self._said_lost = True
-            self.say_lost("so far")
+        if not self._logged and metrics.composition.slots >= config.window.tokens(config.packer):
+            self._logged = True
+            self.log_lost("so far")
         self._recent.add(self._number(batch), batch, self.state)
 
     def transformed(self, batch: PackedBatch, item: Any) -> None:
@@ -287,7 +287,7 @@ class RankRun:
             self._record_untaken(self.plan.topology.step_after(self._number(batch)))
         self.state.commit(batch.lane, batch.step, lane_state)
 
-    def say_lost(self, whole: str) -> None:
+    def log_lost(self, whole: str) -> None:
         """Log on rank 0 the fraction of its tokens that is in no row, if any."""
         if self.metrics.composition.dropped and not self.plan.ranks.rank:
             logger.warning("%s", self.metrics.dropped_summary(self.plan.config.packer, whole))

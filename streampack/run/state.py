@@ -7,9 +7,7 @@ The state of a rank holds each lane with a latest turn that was this rank's: if 
 lanes, all lanes that it runs. `merge_states` combines the states of all ranks into one, and any
 number of ranks can resume from it.
 
-DistributedState: a run's state in a torch.distributed.checkpoint (DCP), for any ranks.
-
-Steps of `state_dict`:
+`DistributedState` stores a run's state in a torch.distributed.checkpoint (DCP). `state_dict`:
   1. The data-parallel ranks show each other their states (`all_gather_object`).
   2. Every rank merges them; processes that share a data-parallel rank count once.
   3. DCP gets one entry, the same on every rank, which it stores once.
@@ -356,5 +354,5 @@ class DistributedState:
             if (inside := _state_inside(state)) is not None:
                 other = " to loader.load_state_dict" if "load_state_dict" not in inside else ""
                 remedy = f"Pass {inside}{other}."
-            raise StateError(f"The checkpoint's entry is {text!r:.80}.", remedy) from error
+            raise StateError(f"The entry must be JSON, got {text!r:.80}.", remedy) from error
         self._loader.load_state_dict(saved, allow=allow)

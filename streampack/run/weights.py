@@ -38,7 +38,7 @@ def set_weights(run: RankRun, weights: Weights, from_step: int | None) -> None:
         )
     if plan.config.order is not None:
         raise ConfigError(
-            "The run has an order, which reads far ahead of its batches.",
+            "Weights cannot change in a run with an order, which reads far ahead of its batches.",
             "Leave out order=, or give the Mixture its phases as weights.",
             setting="order",
         )

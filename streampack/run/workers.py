@@ -129,7 +129,7 @@ class _Lanes(IterableDataset[bytes]):
         self._files: list[IO[bytes]] = []  # open until the workers are started
 
     def __reduce__(self) -> Any:
-        """Pickle through a file: a full pipe of a dead worker would block for ever."""
+        """Pickle through a file: a full pipe of a dead worker would block forever."""
         if get_spawning_popen() is None:
             return type(self), (self._share, self._sharing)
         file = _unnamed_file()
@@ -367,7 +367,7 @@ class _Receiver:
         pipe = batches._worker_result_queue
         pipe._writer.close()  # so that the pipe ends with the workers
         # Workers are ended by signals. A killed worker may hold the lock of the event by which
-        # torch ends workers, and torch would wait for it for ever, so torch gets a new event that
+        # torch ends workers, and torch would wait for it forever, so torch gets a new event that
         # no worker uses. Spawned workers have still to open the old one, which is kept.
         batches._of_workers = batches._workers_done_event
         batches._workers_done_event = threading.Event()

@@ -91,7 +91,7 @@ class Batches:
             elif message.kind == _DICTIONARY:
                 enterable = by_number
             else:
-                raise DamagedFileError(f"a message of kind {message.kind} stands for a batch")
+                raise DamagedFileError(f"a message of kind {message.kind} replaces a batch")
             at = message.end
         if schema is None:
             raise DamagedFileError("it has no schema")
@@ -343,7 +343,7 @@ class _Reader:
             self._reader.num_record_batches != len(batches.ends)
             or not self._reader.schema.equals(wanted)
         ):
-            raise DamagedFileError("its footer names other batches or columns than there are")
+            raise DamagedFileError("its footer contradicts its batches or columns")
 
     def batch(self, number: int) -> pa.RecordBatch:
         """Read a batch; unless the file is enterable, the next one.

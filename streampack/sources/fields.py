@@ -1,15 +1,12 @@
 """Fields of a record: text or ids, the masks of tokens with loss, the mask of padding.
 
-Padding: the tokens at which a document's attention mask is 0.
+Padding is the tokens at which a document's attention mask is 0. Tokenizers that pad
+(`padding="max_length"`) write such masks beside the ids. Padding lies at either end of a document,
+and is removed with all values that belong to its tokens.
 
-Tokenizers that pad (`padding="max_length"`) write such masks beside the ids. Padding lies at either
-end of a document, and is left out of it with all values that belong to its tokens.
-
-Tokens with loss: read from masks of 0 and 1, or from labels.
-
-Labels are a token's own id where it is learnt, and -100 where not, as trainers store them (it is
-the model that shifts). Fields with names that end in "labels" hold labels, others a mask. With
-several fields, a token carries loss if it does so in all of them.
+Tokens with loss are marked by masks of 0 and 1, or by labels: the token's own id where it carries
+loss, and -100 elsewhere, not shifted. Fields with names that end in "labels" hold labels, others
+masks. With several fields, a token carries loss if it does so in all of them.
 """
 
 from __future__ import annotations

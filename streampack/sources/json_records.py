@@ -31,7 +31,7 @@ def parse_json(data: bytes) -> Any:
         opened, closed = ((outside == a) | (outside == b) for a, b in (b"[{", b"]}"))
         depth = int(np.cumsum(opened.astype(np.int64) - closed).max())
         if depth > MOST_NESTED:
-            raise ValueError(f"it is nested {depth} deep, {MOST_NESTED} are allowed")
+            raise ValueError(f"it is nested {depth} levels deep, at most {MOST_NESTED} are allowed")
     return json.loads(data.decode())
 
 

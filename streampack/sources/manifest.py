@@ -4,12 +4,10 @@ A million shards have a million names, so names are kept as their common prefix 
 with the remainder of each; they become strings on access. A shard takes the remainder of its name
 and 24 bytes of numbers; pickled and compressed, a few bytes.
 
-Line: the shards of one epoch laid end to end, which lanes divide among them.
-
-A shard takes as much of the line as it weighs. A piece is a part of one shard; documents that begin
-in a piece belong to it, so a line can be cut anywhere. The order of the shards is computed once per
-process (12 bytes per shard, 20 milliseconds for a million of them); a part of the line is two
-numbers into it.
+The *line* of an epoch is its shards laid end to end, which lanes divide among them. A shard takes
+as much of the line as it weighs. A piece is a part of one shard; documents that begin in a piece
+belong to it, so a line can be cut anywhere. The order of the shards is computed once per process
+(12 bytes per shard, 20 milliseconds for a million of them); a part of the line is two positions.
 """
 
 from __future__ import annotations

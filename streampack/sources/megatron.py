@@ -123,7 +123,7 @@ class Index:
         self._item_bytes = INTEGER_DTYPES[header.kind].itemsize
         self._bin_bytes = bin_bytes
         if self._documents[0] != 0 or self._documents[header.documents] != count:
-            raise DamagedFileError("by its index there are sequences that no document has")
+            raise DamagedFileError("its index has sequences outside of all documents")
         expected = 0
         if count:
             expected = self._pointers[count - 1] + self._lengths[count - 1] * self._item_bytes

@@ -86,7 +86,7 @@ def checked_reading(reading: ReadOptions | None) -> ReadOptions:
         return ReadOptions()
     if not isinstance(reading, ReadOptions):
         raise ConfigError(
-            f"reading is {reading!r:.200}.",
+            f"reading must be a ReadOptions, got {reading!r:.200}.",
             "Pass sources.ReadOptions(open_shards=2), or leave it out.",
             setting="reading",
         )

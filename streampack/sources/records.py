@@ -102,7 +102,7 @@ def document_in(record: Any, field: str | None, tokenized: bool, data: bytes = b
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise BrokenDocumentError(f"has half a character{where}") from None
+            raise BrokenDocumentError(f"has one half of a surrogate pair{where}") from None
     return record, value
 
 
@@ -306,7 +306,7 @@ def _masks_in(
     found = {name: numbers_of(fields[name], name, num_tokens, ()) for name in names}
     for name, values in found.items():
         if len(values) and values.dtype.kind == "f":
-            raise BrokenDocumentError(f'has {values.dtype} values in "{name}", no whole numbers')
+            raise BrokenDocumentError(f'has {values.dtype} values in "{name}", not integers')
     return found
 
 

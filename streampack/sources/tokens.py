@@ -1,9 +1,8 @@
 """Flat files of token ids as a source, and the beginnings of documents in them.
 
-The header of token files from llm.c and modded-nanogpt.
-
-256 little-endian int32: a magic number, a version, the number of ids that follow; the others are 0.
-The magic number gives the bytes per id. See ``write_datafile`` of https://github.com/karpathy/llm.c
+Token files of llm.c and modded-nanogpt have a header of 256 little-endian int32: a magic number, a
+version, the number of ids that follow; the others are 0. The magic number gives the bytes per id.
+See ``write_datafile`` of https://github.com/karpathy/llm.c
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def is_llmc(head: bytes) -> bool:
 def llmc_kind(head: bytes, num_bytes: int) -> int:
     """Return the kind of the ids after the header; `DamagedFileError` if they contradict it."""
     if num_bytes < HEADER_BYTES:
-        raise DamagedFileError(f"it has {num_bytes} bytes, and its header {HEADER_BYTES}")
+        raise DamagedFileError(f"it has {num_bytes} bytes, fewer than its header of {HEADER_BYTES}")
     magic, _, count = np.frombuffer(head[:12], "<i4").tolist()
     dtype = _DTYPES[magic]
     following = num_bytes - HEADER_BYTES
@@ -254,7 +253,7 @@ class Tokens(FlatSource):
             )
         if (num_bytes - begin) % INTEGER_DTYPES[kind].itemsize:
             raise DamagedFileError(
-                f"its {num_bytes} bytes are no whole number of {INTEGER_DTYPES[kind].name}"
+                f"its size of {num_bytes} bytes is not a multiple of {INTEGER_DTYPES[kind].name}"
             )
         return kind, begin
 

@@ -1,4 +1,4 @@
-"""The storage of sources that name none."""
+"""Default storage, for sources created without one."""
 
 from __future__ import annotations
 

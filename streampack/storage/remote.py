@@ -80,8 +80,8 @@ class FileInfo:
         size = info.get("size")
         if not isinstance(size, int) or size < 0:
             raise StorageError(
-                f"The server does not say how large {shown(url)} is: it sends no Content-Length, "
-                "or compresses what it sends.",
+                f"The server does not declare the size of {shown(url)}: it sends no "
+                "Content-Length, or compresses the file.",
                 "Let it send Content-Length and no Content-Encoding, or copy the file.",
                 path=shown(url),
             )

@@ -243,7 +243,7 @@ class Filtered:
 
     @property
     def title(self) -> tuple[str, str]:
-        """What it is, and the user's name for it."""
+        """Kind of the stage, and the user's name for it."""
         return "filter", self.hook.name
 
     def describe(self) -> Mapping[str, Any]:
@@ -267,7 +267,7 @@ class Mapped:
 
     @property
     def title(self) -> tuple[str, str]:
-        """What it is, and the user's name for it."""
+        """Kind of the stage, and the user's name for it."""
         return "map", self.hook.name
 
     def describe(self) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ of draws does not depend on the time at which deals are known.
 If a run continues with another mixture (`changed_cursor`) or with other weights (`reweigh`),
 documents that were read before the change are reread by the rules of that time: places hold these
 rules until they are after the change. Weights change with the quantum after the one of the
-document that comes next, for whether that one is drawn already a state does not say.
+next document, because a state does not record whether that document is drawn already.
 """
 
 from __future__ import annotations

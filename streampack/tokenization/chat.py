@@ -158,7 +158,7 @@ class ChatTokenizer:
             that cannot be encoded has none.
         """
         if rendered and self._split_markers:
-            self._say_split_markers(rendered[0].text)
+            self._warn_split_markers(rendered[0].text)
         which = np.array(record, dtype=np.int64)
         texts = Texts([conversation.text for conversation in rendered], block.origin[which])
         spans = [conversation.spans for conversation in rendered]
@@ -186,7 +186,7 @@ class ChatTokenizer:
                 too_long(size, self._most_bytes), TOO_LONG_REMEDY, setting="max_document_bytes"
             )
 
-    def _say_split_markers(self, text: str) -> None:
+    def _warn_split_markers(self, text: str) -> None:
         """Warn once if the template marks turns with text that the tokenizer splits."""
         written = sorted(self._split_markers.intersection(_MARKER.findall(text)))
         self._split_markers = frozenset()

@@ -123,7 +123,7 @@ class ChatTemplate:
                 except RenderError as error:
                     if type(error.__cause__).__name__ == "TooMuchError":
                         raise
-                    if refused is None or _said_by_template(error.__cause__):
+                    if refused is None or _raised_by_template(error.__cause__):
                         refused = error
                     continue
                 if not any(answer_of(message).strip() in text for message in messages):
@@ -181,7 +181,7 @@ class ChatTemplate:
         return "".join(pieces), marks
 
 
-def _said_by_template(error: BaseException | None) -> bool:
+def _raised_by_template(error: BaseException | None) -> bool:
     """Return True if the template called ``raise_exception``, rather than failing."""
     return type(error).__name__ == "TemplateError"
 

@@ -43,7 +43,7 @@ def cut_once(**options: Any) -> PackedDataset:
     """A run of the same corpus with lanes that are not dealt."""
     found = dealt(**options)
     plan = RunPlan.of(replace(found.plan.config, dealing=None), Topology())
-    found._go_on(plan, plan.start())
+    found._continue_from(plan, plan.start())
     return found
 
 

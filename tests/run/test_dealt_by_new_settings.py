@@ -103,7 +103,7 @@ def test_a_state_saved_under_the_deals_of_smaller_batches_is_dealt_by_its_own() 
     waiting = changed()
     small = begun.dataset.plan.config.dealing
     plan = RunPlan.of(replace(waiting.plan.config, dealing=small), Topology())
-    waiting._go_on(plan, plan.start())  # with batches of now, deals of before
+    waiting._continue_from(plan, plan.start())  # with batches of now, deals of before
     stuck = PackedLoader(waiting)
     found = list(islice(stuck, 12))
     loader = PackedLoader(changed())

@@ -64,12 +64,12 @@ def conversation_of(record: Mapping[str, Any], shape: str | None = None) -> Conv
     conversation = replace(_READERS[shape](record), tools=tools_of(record))
     for side in filter(None, (conversation, conversation.rejected)):
         messages = side.messages
-        if not any(side.learns(i) and _says_something(m) for i, m in enumerate(messages)):
-            raise BrokenDocumentError("has no assistant turn with anything to learn")
+        if not any(side.learns(i) and _has_content(m) for i, m in enumerate(messages)):
+            raise BrokenDocumentError("has no assistant turn that carries loss")
     return conversation
 
 
-def _says_something(message: Mapping[str, Any]) -> bool:
+def _has_content(message: Mapping[str, Any]) -> bool:
     return bool(message["content"] or message.get("tool_calls") or thoughts_in_fields(message))
 
 
@@ -103,7 +103,7 @@ def _with_system(record: Mapping[str, Any], messages: list[dict[str, Any]]) -> l
         return messages
     if messages[0]["role"] == "system":
         if messages[0]["content"] != system:
-            raise BrokenDocumentError('has a "system" and another message of the system')
+            raise BrokenDocumentError('has both a "system" field and a system message')
         return messages
     return [_turn("system", system), *messages]
 

@@ -93,7 +93,7 @@ def fields_in(first_item: Callable[..., Any], **named: Unpack[NamedFields]) -> F
 def no_items(kind: str) -> ConfigError:
     """Return the error for empty data of this kind."""
     return ConfigError(
-        f"There are no items in data ({kind}).",
+        f"data must hold documents, got no items ({kind}).",
         "Pass data that holds documents, or name their field with text= or tokens=.",
         setting="data",
     )

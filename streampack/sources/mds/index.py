@@ -276,8 +276,8 @@ def read_index(folder: str, storage: Storage) -> bytes:
         if error.failure != "missing":
             raise
         raise ConfigError(
-            f"There is no {shown(where)}, which lists the shards of an MDS corpus.",
-            remedy="Pass the folders that have one; several may be passed as a list.",
+            f"An MDS corpus must have an index, but {shown(where)} does not exist.",
+            remedy="Pass the folder with index.json, or a list of such folders.",
             path=shown(where),
         ) from error
 

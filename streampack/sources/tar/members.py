@@ -1,7 +1,5 @@
 """The members of tar shards: the documents' files, other files of a sample, beginnings of parts.
 
-Beginnings of the parts of an archive.
-
 Headers lead only from one member to the next, and lanes that share an archive read many parts of
 it. So a process reads its headers once, up to the last part that begins inside it.
 """
@@ -69,7 +67,7 @@ class TarColumn(NamedTuple):
         if form not in wanted or bool(field) != (form in ("json", "npz")):
             setting = "tokens" if tokenized else "text"
             raise ConfigError(
-                f"{setting}={name!r} names no files of a tar that are read as such.",
+                f"{setting}={name!r} is not a kind of tar member that can be read.",
                 remedy='Name text as "txt" or "json:FIELD", and tokens as "npy", "npz:FIELD" or '
                 '"json:FIELD", or by any ending with dtype= for bare arrays.',
                 setting=setting,

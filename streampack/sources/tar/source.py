@@ -70,7 +70,7 @@ _SAMPLED_BYTES = 32 << 20  # bytes of content in which tokens are counted for an
 _SAMPLED = 16384  # maximum number of samples in which tokens are counted
 
 
-class _Unsaid(ErrorPolicy):
+class _Unreported(ErrorPolicy):
     """Policy of a sample for an estimate: broken content is reported when the shard is read."""
 
     def handle(self, error: ContentError) -> None:
@@ -203,7 +203,7 @@ class WebDataset(RecordFiles):
             return 0.0
         data, stored = head_of(self.listed_shard(shard), self.storage, _SAMPLED_BYTES)
         head = MemoryFile(data)
-        document, offset, outcome, tokens, skips = 0, 0, MORE, 0, _Unsaid()
+        document, offset, outcome, tokens, skips = 0, 0, MORE, 0, _Unreported()
         while outcome == MORE and document < _SAMPLED and offset < len(data):
             n, offset, outcome, block = self._block(shard, head, offset, ALL, document, skips)
             document += n
@@ -250,7 +250,7 @@ class WebDataset(RecordFiles):
 
     @contextmanager
     def _opened(self, shard: int) -> Iterator[tuple[StoredFile, bool]]:
-        """Open an archive, decompressed; False beside it means that its compression breaks off."""
+        """Open an archive, decompressed; also return False if its compression ends too early."""
         path = self.manifest.paths[shard]
         if is_pipe(path):
             folder = self.storage.cache_dir
