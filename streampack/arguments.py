@@ -190,7 +190,7 @@ def takes_arguments_of(
         but: the argument that the decorated method sets itself.
     """
     parameters = inspect.signature(method).parameters
-    taken = [one for name, one in parameters.items() if name != but]
+    taken = [arg for name, arg in parameters.items() if name != but]
 
     def decorate(made: Callable[..., Result]) -> Callable[Concatenate[Any, Arguments], Result]:
         signature = inspect.signature(made).replace(parameters=taken)
@@ -225,14 +225,14 @@ def check_call(
         first = [f"{key}={args[len(by_place)]!r:.80}" for key in names[len(by_place) :][:1]]
         call = f"{name.removesuffix('()')}({', '.join([*by_place, *first])})"
         raise TypeError(f"{name} takes its settings by name. Write {call}, for example.")
-    given = {*by_place[: len(args)], *kwargs}
+    passed = {*by_place[: len(args)], *kwargs}
     wrong = [
         f"has no argument {key!r}: {elsewhere(key) or 'it takes ' + ', '.join(names)}."
         for key in kwargs
         if key not in names
     ][:1]
     wrong += [
-        f"needs {arg.name}." for arg in taken if arg.default is arg.empty and arg.name not in given
+        f"needs {arg.name}." for arg in taken if arg.default is arg.empty and arg.name not in passed
     ]
     if wrong:
         raise TypeError(f"{name} {' It '.join(wrong)}")

@@ -116,9 +116,9 @@ def of_settings(owner: Any, base: type, table: Mapping[str, str]) -> Iterator[An
             yield load(function)(owner)
 
 
-def _add(recipe: Recipe, table: Mapping[str, str], given: Mapping[str, Any] | None = None) -> None:
+def _add(recipe: Recipe, table: Mapping[str, str], values: Mapping[str, Any] | None = None) -> None:
     for name, function in table.items():
-        value = (recipe.given if given is None else given).get(name)
+        value = (recipe.given if values is None else values).get(name)
         if value is not None:
             load(function)(recipe, value)
 

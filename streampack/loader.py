@@ -413,8 +413,8 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         try:
             yield from items(ahead)
             self._finished = True
-            one = self._run.plan.config.epochs == 1
-            self._run.log_lost("of the epoch" if one else "of the run")
+            single = self._run.plan.config.epochs == 1
+            self._run.log_lost("of the epoch" if single else "of the run")
         finally:
             if self._live is ahead and not ahead.is_interrupted:
                 self._stop()

@@ -245,7 +245,7 @@ def _of_images(model: Any, batch: Any, way: str) -> str | None:
         with evaluated(model, batch.device):
             tolerance = TOLERANCE_HALF if dtype_of(model).itemsize == 2 else TOLERANCE
             call = partial(arguments_by, model, way=way)
-            reasons[key] = documents_moved(model, batch, lambda one: call(batch=one), tolerance)
+            reasons[key] = documents_moved(model, batch, lambda part: call(batch=part), tolerance)
     return reasons[key]
 
 

@@ -38,7 +38,7 @@ STAGES = {
     "ordering": ("order_s",),
     "packing": ("pack_s", "gather_s"),
 }
-ENOUGH = 0.05  # share of the time that a loop may wait and still be the limit
+ENOUGH = 0.05  # share of waiting up to which the loop itself is the limit
 
 
 def bench(

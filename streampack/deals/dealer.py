@@ -138,7 +138,7 @@ def _found(
     dealt: NDArray[np.int64],
     until: NDArray[np.int64],
     ahead: NDArray[np.int64],
-    found: NDArray[np.int64],
+    tokens: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], int, bool]:
     """Summarise the lanes' reports of a line.
 
@@ -151,7 +151,7 @@ def _found(
         are nearly the same for all lanes.
     """
     most = MOST_TOKENS - 1  # times 2**16 it fits in an int64
-    rates = (np.minimum(found, most) << FRACTION) // np.maximum(until, 1)
+    rates = (np.minimum(tokens, most) << FRACTION) // np.maximum(until, 1)
     known = rates[until > 0].tolist()  # Python's integers do not overflow when added up
     rate = sum(known) // len(known) if known else 0
     unread = np.clip(dealt - until, 0, (most << FRACTION) // max(rate, 1))

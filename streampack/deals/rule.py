@@ -297,11 +297,11 @@ def _poured(left: NDArray[np.int64], amount: int) -> NDArray[np.int64]:
     return poured
 
 
-def _parts(poured: NDArray[np.int64], given: int) -> NDArray[np.int64]:
+def _parts(poured: NDArray[np.int64], amount: int) -> NDArray[np.int64]:
     """Return the bounds (lanes + 1,) of the lanes' parts of a weight, in proportion to `poured`."""
     before = np.zeros(len(poured) + 1, dtype=np.int64)
     np.cumsum(poured, out=before[1:])
     if not before[-1]:  # nothing was poured: equal parts
         before = np.arange(len(poured) + 1, dtype=np.int64)
     total = int(before[-1])
-    return np.array([given * n // total for n in before.tolist()], dtype=np.int64)
+    return np.array([amount * n // total for n in before.tolist()], dtype=np.int64)

@@ -64,18 +64,18 @@ class DealSettings:
         )
 
     def rule_after(
-        self, rule: DealRule | None, before: DealSettings, given: int
+        self, rule: DealRule | None, before: DealSettings, delivered: int
     ) -> DealRule | None:
         """Return the rule by these settings for a run that continues from another rule.
 
         Args:
             rule: rule of the run so far; before: its settings.
-            given: number of batches that every lane has delivered.
+            delivered: number of batches that every lane has delivered.
         """
         if rule is None:
             return None
         now = self._rule(rule.lines, before._sources())
-        return now and now.after(rule, given)
+        return now and now.after(rule, delivered)
 
     def epochs_by(self, rule: DealRule | None) -> int | None:
         """Return the epochs of a run with this rule, if the rule determines them."""

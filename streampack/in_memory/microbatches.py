@@ -305,11 +305,11 @@ class MicrobatchPlan:
         if pad_to is not None:
             pad_to = whole_number("pad_to", pad_to)
         layout = self._format(pad_id, columns.types)
-        made = (
+        batches = (
             self._rows(self.documents(rank, number), columns, layout, width)
             for number, width in enumerate(self._seq_lens(pad_to).tolist())
         )
-        return (kind_of(rows)(rows, step=number) for number, rows in enumerate(made))
+        return (kind_of(rows)(rows, step=number) for number, rows in enumerate(batches))
 
     def _rows(
         self, numbers: NDArray[np.int64], given: Given, layout: RowFormat, width: int

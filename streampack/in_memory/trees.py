@@ -47,7 +47,7 @@ class TreePlan(MicrobatchPlan):
         trees, first, tree = np.unique(self.group, return_index=True, return_inverse=True)
         total = np.zeros(len(trees), dtype=np.int64)
         np.add.at(total, tree, slots)
-        slots[first] += -total % self.align  # a tree is aligned as one, and lies in one row
+        slots[first] += -total % self.align  # only the end of a tree is aligned
         return slots
 
     def _format(self, pad_id: int, fields: FieldSpec) -> RowFormat:

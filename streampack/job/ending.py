@@ -213,8 +213,8 @@ class Ending:
             self._pull()  # this may reveal the end of the lane
         if not self._has(lane, step):
             return Gap(lane, step)
-        found, item = self._ahead.popleft()
-        assert found == number, f"batch {found} came in the place of {number}"
+        index, item = self._ahead.popleft()
+        assert index == number, f"batch {index} came in the place of {number}"
         return item
 
     def _lane_step(self, number: int) -> tuple[int, int]:

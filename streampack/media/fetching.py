@@ -23,10 +23,10 @@ class Heads:
         given: images of documents, in the order in which `take` asks for them.
     """
 
-    def __init__(self, given: Iterable[Attachments]) -> None:
+    def __init__(self, media: Iterable[Attachments]) -> None:
         self._left: Iterator[tuple[Storage, str]] = (
             (each.storage, reference)
-            for each in given
+            for each in media
             if each.sizes is None and each.storage is not None
             for reference in each.references
             if is_remote(reference)
@@ -39,14 +39,14 @@ class Heads:
         if not is_remote(reference):
             return None
         key = id(storage), reference
-        found = self._pending.get(key)
-        if found is not None:
+        pending = self._pending.get(key)
+        if pending is not None:
             for other in list(self._pending):
                 del self._pending[other]
                 if other == key:
                     break
             self._start()
-        return found
+        return pending
 
     def _start(self) -> None:
         for storage, url in islice(self._left, _MOST_HEADS - len(self._pending)):

@@ -65,11 +65,11 @@ class MediaProcessing:
         """Write the processor's marker, with its margins, for every image of the texts."""
         media = block.document_fields.get(MEDIA)
         counts = [0] * len(block) if media is None else [len(each.references) for each in media]
-        made = [
+        written = [
             self._written(text, count) if isinstance(text, str) else text
             for text, count in zip(block.texts, counts, strict=True)
         ]
-        return replace(block, texts=made)
+        return replace(block, texts=written)
 
     def _written(self, text: str, images: int) -> str:
         token = self.planner.token
@@ -88,9 +88,9 @@ class MediaProcessing:
             skips: gets a `ContentError` for each document with an image of unknown size, or with
                 different numbers of images and placeholders.
         """
-        given = documents.document_fields.get(MEDIA)
-        if given is None:
-            given = objects([Attachments(())] * len(documents))
+        media = documents.document_fields.get(MEDIA)
+        if media is None:
+            media = objects([Attachments(())] * len(documents))
         offsets = documents.offsets
         taken = [self.planner.video_id, *{self.planner.image_id} - {self.planner.token_id}]
         strange = np.flatnonzero(np.isin(documents.tokens, taken))
@@ -100,10 +100,10 @@ class MediaProcessing:
         repeats = np.ones(len(documents.tokens), dtype=np.int64)
         planned: list[Attachments] = []
         written: list[NDArray[np.int64]] = []
-        heads = Heads(given)
+        heads = Heads(media)
         is_place = np.zeros(len(documents.tokens), dtype=np.bool_)
         good: list[int] = []
-        for i, attached in enumerate(given):
+        for i, attached in enumerate(media):
             own = places[first[i] : first[i + 1]]
             try:
                 if is_strange[i]:
@@ -161,8 +161,8 @@ class MediaProcessing:
         if len(size) != 2 or (min(size) > _FEW_PIXELS and max(size) < _LONG * min(size)):
             return
         if size not in self._odd:
-            made = self._arrays((None, size, patches, None))
-            self._odd[size] = f"{made}" if isinstance(made, BrokenImageError) else ""
+            arrays = self._arrays((None, size, patches, None))
+            self._odd[size] = f"{arrays}" if isinstance(arrays, BrokenImageError) else ""
         if self._odd[size]:
             raise ValueError(f"{size[1]} x {size[0]} pixels: {self._odd[size]}")
 

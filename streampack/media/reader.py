@@ -118,12 +118,12 @@ class ImageReader:
             record = value if parse is None else parse(value)
             references: list[Reference] = []
             if self.text is not None:
-                made = self._marked(*document_in(record, self.text, False))
+                content = self._marked(*document_in(record, self.text, False))
             else:
                 plain, references = with_marks(plain_record(record), self.placeholder, self.folder)
-                made = plain, conversation_of(plain, self.shape)
+                content = plain, conversation_of(plain, self.shape)
             attachments[number] = self._attachments(record, references)
-            return made
+            return content
 
         kind = Conversations if self.text is None else Texts
         block, problems = record_block(enumerate(items), read, kind, origin, types)

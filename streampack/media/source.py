@@ -81,8 +81,8 @@ class Images(Chat):
         self.renders = text is None
         fields = (images,) if isinstance(images, str) else tuple(images or USUAL_FIELDS)
         below = None if folder is None else os.fspath(folder)
-        given = {} if storage is None else {"storage": storage}
-        reader = ImageReader(text, fields, sizes, below, placeholder, shape, **given)
+        options = {} if storage is None else {"storage": storage}
+        reader = ImageReader(text, fields, sizes, below, placeholder, shape, **options)
         self.reader = reader
         reading = ReadOptions(block_documents=_BLOCK_DOCUMENTS) if reading is None else reading
         formats = RECORD_FORMATS if text is None else ("MDS", "WebDataset", *RECORD_FORMATS)

@@ -117,7 +117,7 @@ def _choose(
     candidates: NDArray[np.int64],
     cosines: NDArray[np.float64],
     threshold: float,
-    made: WholeVectors,
+    whole: WholeVectors,
     out: Found,
 ) -> None:
     """Mark near-duplicates, then select the k nearest kept documents."""
@@ -130,7 +130,7 @@ def _choose(
                 0 <= j < i
                 and cosines[i, c] > threshold
                 and duplicate_of[j] < 0
-                and alike(i, j, made, threshold)
+                and alike(i, j, whole, threshold)
             ):
                 duplicate_of[i] = j
                 break

@@ -60,7 +60,7 @@ class HashedNgrams:
         """Return vectors (N, dimension) float32 with integer values."""
         vectors = np.zeros((len(documents), self.dimension), dtype=np.float32)
         longest = int(documents.lengths.max(initial=0)) * self.ngrams
-        slots = 1 << max(longest * 2 - 1, 1).bit_length()  # at most half full
+        slots = 1 << max(longest * 2 - 1, 1).bit_length()  # so that the table is at most half full
         _hash_ngrams(documents.tokens, documents.offsets, self.ngrams, slots, vectors)
         return vectors
 

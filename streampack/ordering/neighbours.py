@@ -117,9 +117,9 @@ def whole_norms(vectors: NDArray[np.int32]) -> NDArray[np.float64]:
 
 
 @kernel
-def alike(i: int, j: int, made: WholeVectors, threshold: float) -> bool:
+def alike(i: int, j: int, whole: WholeVectors, threshold: float) -> bool:
     """Return True if the whole documents' cosine exceeds the threshold, or is not available."""
-    row, vectors, norms = made
+    row, vectors, norms = whole
     if len(row) == 0 or row[i] < 0 or row[j] < 0:
         return True
     mine, other = vectors[row[i]], vectors[row[j]]
@@ -238,13 +238,13 @@ def _compare(
     first: int,
     norms: NDArray[np.float64],
     threshold: float,
-    made: WholeVectors,
+    whole: WholeVectors,
     out: Found,
     least: NDArray[np.float64],
 ) -> None:
     """Compare documents from `first` on, one per row of `products`, with all earlier ones.
 
-    `made` has every candidate. An offer must exceed `least` (N,): a document's lowest similarity,
+    `whole` has every candidate. An offer must exceed `least` (N,): a document's lowest similarity,
     or infinity for a dropped one.
     """
     duplicate_of, ids, similarity = out
@@ -259,7 +259,11 @@ def _compare(
         for j in range(i):
             similarities[j] = cosine(row[j], mine, before[j])
         for j in range(i):
-            if similarities[j] > threshold and duplicate_of[j] < 0 and alike(i, j, made, threshold):
+            if (
+                similarities[j] > threshold
+                and duplicate_of[j] < 0
+                and alike(i, j, whole, threshold)
+            ):
                 duplicate_of[i] = j
                 least[i] = np.inf
                 break

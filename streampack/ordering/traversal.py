@@ -277,7 +277,7 @@ def _follow(
     visited = np.zeros(count, dtype=np.bool_)
     path = np.empty(count, dtype=np.int64)
     run = np.empty(count, dtype=np.int64)
-    waits = np.zeros(count, dtype=np.int64)  # until this many tokens since the first document
+    waits = np.zeros(count, dtype=np.int64)  # position in tokens from which each may be visited
     place = np.empty(count, dtype=np.int64)
     place[starts] = np.arange(count)
     after = np.arange(1, count + 2)  # linked list of unvisited `starts`; the last is both ends

@@ -163,17 +163,17 @@ def fill_batches(
     row_offsets = np.zeros(most + 1, dtype=np.int64)
     seq_len = np.empty(most, dtype=np.int64)
     batches = np.zeros(len(buckets) + 1, dtype=np.int64)
-    made = 0
+    filled = 0
     rows = 0
     complete = False
     while True:
-        late = made >= count
+        late = filled >= count
         complete = _longest(stock.pressing, sizes[-1]) < 0
         if not late or final:
             complete = complete and _longest(stock.patient, sizes[-1]) < 0
-        if complete or made == len(buckets):
+        if complete or filled == len(buckets):
             break
-        b = int(buckets[made])
+        b = int(buckets[filled])
         for _ in range(rows_of[b]):
             level = int(levels[rows]) if len(levels) else -1
             if not _fill_row(stock, queues, segments, shapes, b, late, threshold, level):
@@ -181,8 +181,8 @@ def fill_batches(
             seq_len[rows] = sizes[b]
             rows += 1
             row_offsets[rows] = segments.used[0]
-        made += 1
-        batches[made] = rows
+        filled += 1
+        batches[filled] = rows
     k = segments.used[0]
     return BatchRows(
         complete,
@@ -191,7 +191,7 @@ def fill_batches(
         segments.document[:k],
         segments.start[:k],
         segments.stop[:k],
-        batches[: made + 1],
+        batches[: filled + 1],
     )
 
 

@@ -257,7 +257,7 @@ def _leaves_room(
     r: int,
     deadline: int,
     due: NDArray[np.int64],
-    given: NDArray[np.int64],
+    taken: NDArray[np.int64],
     knots: _Knots,
 ) -> bool:
     """Return True if a turn with this deadline leaves room for all with earlier deadlines."""
@@ -268,7 +268,7 @@ def _leaves_room(
         for b in range(buckets):
             if t > r:
                 ahead[b] += _share(t, b, knots)
-            needed += max(ahead[b] // knots.whole - given[b], 0)
+            needed += max(ahead[b] // knots.whole - taken[b], 0)
         if needed > t - r:
             return False
     return True

@@ -59,7 +59,7 @@ def count_loss_tokens(recipe: Recipe) -> None:
     """
     if LOSS_TOKENS in recipe.fields.document:
         raise ConfigError(
-            f'balance="loss" makes a document field "{LOSS_TOKENS}", and the dataset declares one.',
+            f'balance="loss" makes a document field "{LOSS_TOKENS}", which must not be declared.',
             "Give the field another name.",
             setting="balance",
         )

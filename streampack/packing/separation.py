@@ -156,8 +156,8 @@ def joined_plans(parts: Sequence[tuple[NDArray[np.int64], Plan]], count: int) ->
     for (own, plan), first in zip(parts, rows.tolist(), strict=False):
         dropped[own] = plan.dropped
         if plan.dropped_with is not None:
-            there = plan.dropped_with >= 0
-            dropped_with[own[there]] = plan.dropped_with[there] + first
+            drops = plan.dropped_with >= 0
+            dropped_with[own[drops]] = plan.dropped_with[drops] + first
     plans = [plan for _, plan in parts]
     return Plan(
         row_offsets=offsets_of(np.concatenate([np.diff(plan.row_offsets) for plan in plans])),

@@ -279,8 +279,8 @@ def resume_changed(
         changed: fields in which the fingerprints differ.
     """
     before = previous_config(config, state["fingerprint"], current, changed)
-    given = state["next_batch"] // config.lanes
-    dealing = config.deal_settings.rule_after(before.dealing, before.deal_settings, given)
+    delivered = state["next_batch"] // config.lanes
+    dealing = config.deal_settings.rule_after(before.dealing, before.deal_settings, delivered)
     config = replace(config, dealing=dealing)
     plan = kind_of_plan(config).of(config, topology)
     run = RunState.of_rank(state, plan.fingerprint, plan.topology)
@@ -289,9 +289,9 @@ def resume_changed(
         run.beside = {name: value for name, value in run.beside.items() if name != WEIGHTS}
     sharing, rule = run.sharing(connected=False), before.dealing
     dealer = sharing.dealer(rule, sharing.exchange(rule), run.states())
-    OtherLanes(before, dealer, sharing).report_for(given)
+    OtherLanes(before, dealer, sharing).report_for(delivered)
     if dealer is not None:
-        dealer.make(dealer.rule.known(given))
+        dealer.make(dealer.rule.known(delivered))
     run.replan(
         lambda lane, state_: carry_over(
             before,

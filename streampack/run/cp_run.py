@@ -54,7 +54,9 @@ class GroupedPlan(RunPlan):
         least = least_lanes(packer, ranks)
         if least > MOST_LANES:
             return RunPlan.lanes(config, ranks)
-        most = most_lanes(config, ranks // packer.cp[-1])  # ranks with different lanes
+        most = most_lanes(
+            config, ranks // packer.cp[-1]
+        )  # for the groups of ranks, which run different lanes
         return max(most - most % least, least)
 
     @property

@@ -186,13 +186,13 @@ def steps_as_found(
     numbers, seen = last[:, 0, 0], last[:, :, 2:]
     total = error = 0.0
     for i, line in enumerate(rule.lines.values()):
-        until, found = seen[:, i, 0], seen[:, i, 2]
+        until, tokens = seen[:, i, 0], seen[:, i, 2]
         read = float(until.sum()) * rule.lanes / len(last) / line.weight
         if read < ENOUGH:
             return None
-        rates = found[until > 0] / until[until > 0]
+        rates = tokens[until > 0] / until[until > 0]
         weight = line.weight * line.epochs
-        total += float(found.sum() / until.sum()) * weight
+        total += float(tokens.sum() / until.sum()) * weight
         unread = max(1 - read, 0.0)  # fraction of an epoch; later epochs repeat it
         error += float(rates.std()) / math.sqrt(len(rates)) * unread * weight
     delivered = float((seen[:, :, 2] - seen[:, :, 1]).sum())

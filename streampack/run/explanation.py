@@ -89,7 +89,7 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, JSON-able; fractions from 0 to 1, lengths in tokens."""
-        lengths, found = self.sample.lengths, self.forecast
+        lengths, forecast = self.sample.lengths, self.forecast
         return {
             "source": self.source,
             "files": self.files,
@@ -102,14 +102,16 @@ class Explanation:
             "longest": int(lengths.max()),
             "lanes": self.lanes,
             "epochs": self.epochs,
-            "rows": None if found is None else found.rows,
-            "steps": None if found is None else found.steps.steps,
-            "steps_error": None if found is None else found.steps.error,
+            "rows": None if forecast is None else forecast.rows,
+            "steps": None if forecast is None else forecast.steps.steps,
+            "steps_error": None if forecast is None else forecast.steps.error,
             "loss_share": self.loss_share,
             "truncated": self.composition.documents_cropped - self.composition.documents_lost,
             "dropped": self.composition.documents_lost,
             **_figures(self.packer, self.composition),
-            "sources": {str(draw.name): draw._asdict() for draw in (found.draws if found else ())},
+            "sources": {
+                str(draw.name): draw._asdict() for draw in (forecast.draws if forecast else ())
+            },
             "choices": [_figures(*choice) for choice in self.choices],
         }
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streampack.packing.plan import PackingStats
     from streampack.run.state import RunState
 
-REMEMBERED = 16  # batches that a loop may hold beyond the batch of the state it asks for
+REMEMBERED = 16  # last batches that `state_dict` accepts as before= and after=
 _MOST_PARTS = 64  # limit of the parts searched in a container
 
 

@@ -231,8 +231,8 @@ class Arrow(Parquet):
         if not self.fields.tokenized or self.fields.records is not None:
             return 4
         kind = schema.field(self.column).type
-        one = 1 if is_null(kind) or is_null(kind.value_type) else kind.value_type.bit_width // 8
-        return int(one) + self.field_types.shaped_bytes
+        size = 1 if is_null(kind) or is_null(kind.value_type) else kind.value_type.bit_width // 8
+        return int(size) + self.field_types.shaped_bytes
 
     def estimate_tokens(self) -> int:
         """Estimate the number of tokens: all bytes are ids, or four of them a token of text."""

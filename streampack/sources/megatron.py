@@ -87,7 +87,7 @@ def parse_header(head: bytes, num_bytes: int, where: str) -> Header:
     dtype = _DTYPES.get(code, f"unknown (code {code})")
     if version != 1 or dtype not in ("uint8", "int8", "int16", "int32", "int64", "uint16"):
         raise ConfigError(
-            f"{where} has version {version}, and the dtype of its tokens is {dtype}.",
+            f"{where} must be of version 1 with a known dtype, got {version} and {dtype}.",
             remedy="Write the dataset again with Megatron-LM's preprocess_data.py.",
             path=where,
         )

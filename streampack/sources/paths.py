@@ -46,7 +46,7 @@ def open_files(
     reading: ReadOptions | None = None,
     storage: Storage | None = None,
     formats: Sequence[str] = tuple(FORMATS),
-    **given: Any,
+    **options: Any,
 ) -> Source:
     """Open files of any format as a source, by their names and content.
 
@@ -56,7 +56,7 @@ def open_files(
         paths: a file, folder, glob or URL, or several of one format.
         reading, storage: limits of blocks and open shards; access to files and their cache.
         formats: names of the accepted formats.
-        given: arguments of `sources.open`; None counts as left out.
+        options: arguments of `sources.open`; None counts as left out.
 
     Raises:
         ConfigError: there is no file, the files have several formats or an unknown one, or an
@@ -65,15 +65,15 @@ def open_files(
     storage = default_storage() if storage is None else storage
     several = [paths] if isinstance(paths, str) else list(paths)
     refuse_pipes(several)
-    given = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
     described = {
         "look": several,
-        "given": given,
+        "given": options,
         "formats": [*formats],
         "storage": storage.storage_options,
     }
-    known = listed_once(described, lambda: _look(several, storage, formats, given))
-    source: Source = known.load()(several, **given, reading=reading, storage=storage)
+    known = listed_once(described, lambda: _look(several, storage, formats, options))
+    source: Source = known.load()(several, **options, reading=reading, storage=storage)
     return source
 
 

@@ -303,11 +303,11 @@ def _masks_in(
         # Counting a list takes a tenth of the time of converting it to an array.
         whole = isinstance(attended, list) and attended.count(1) == len(attended) == num_tokens
         names += [] if whole else [ATTENTION_MASK]
-    found = {name: numbers_of(fields[name], name, num_tokens, ()) for name in names}
-    for name, values in found.items():
+    arrays = {name: numbers_of(fields[name], name, num_tokens, ()) for name in names}
+    for name, values in arrays.items():
         if len(values) and values.dtype.kind == "f":
             raise BrokenDocumentError(f'has {values.dtype} values in "{name}", not integers')
-    return found
+    return arrays
 
 
 def _no_fields(*_: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -65,7 +65,7 @@ def open(
     return opened
 
 
-def as_source(source: Any, **given: Any) -> Source:
+def as_source(source: Any, **options: Any) -> Source:
     """Return `source` itself, or the source that its names or its type imply, not listed yet.
 
     Strings are documents only in a list that cannot be a list of paths, or in another iterable.
@@ -74,36 +74,36 @@ def as_source(source: Any, **given: Any) -> Source:
         source: a `Source`; a file, folder, URL or pattern (or a list of them) of one format; a
             dataset of Hugging Face; a pair of arrays (tokens, offsets); or an argument of
             `sources.Items` or `sources.Iterable`.
-        given: arguments of `open`.
+        options: arguments of `open`.
 
     Raises:
         ConfigError: `source` has another type, or the part of it with the documents is unknown.
     """
     if isinstance(source, (str, os.PathLike)):
-        return _of("paths", os.fspath(source), **given)
+        return _of("paths", os.fspath(source), **options)
     if isinstance(source, Sequence) and _names_files(source):
-        return _of("paths", [os.fspath(item) for item in source], **given)
-    given = {name: value for name, value in given.items() if value is not None}
+        return _of("paths", [os.fspath(item) for item in source], **options)
+    options = {name: value for name, value in options.items() if value is not None}
     if isinstance(source, Source):
-        _refuse_others(source, given, ())
+        _refuse_others(source, options, ())
         return source
     if isinstance(source, Documents) or is_ragged(source):
-        _refuse_others(source, given, ("reading",))
-        return _of("arrays", source, **given)
-    _refuse_others(source, given, _OF_OBJECTS)
+        _refuse_others(source, options, ("reading",))
+        return _of("arrays", source, **options)
+    _refuse_others(source, options, _OF_OBJECTS)
     if is_hf_stream(source):
-        return _of("stream", source, **given)
+        return _of("stream", source, **options)
     if is_by_columns(source):
-        return _of("columns", source, **given)
+        return _of("columns", source, **options)
     if getattr(source, "is_nested", False) is True:  # a torch nested tensor
         source = source.unbind()
     if is_random_access(source):
-        return Items(source, **given)
-    return _of("iterable", source, **given)
+        return Items(source, **options)
+    return _of("iterable", source, **options)
 
 
-def _of(kind: str, source: Any, **given: Any) -> Source:
-    opened: Source = load(SOURCES[kind])(source, **given)
+def _of(kind: str, source: Any, **options: Any) -> Source:
+    opened: Source = load(SOURCES[kind])(source, **options)
     return opened
 
 

@@ -181,9 +181,9 @@ def _lists(values: NDArray[Any], offsets: NDArray[np.int64]) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(offsets), inner)
 
 
-def of_arrays(source: Any, **given: Any) -> Table:
+def of_arrays(source: Any, **options: Any) -> Table:
     """Return the source of `Documents`, or of a pair of arrays (tokens, offsets)."""
     if isinstance(source, Documents):
         mask = [] if source.loss_mask is None else "loss_mask"
-        return Table(table_of_documents(source), tokens="tokens", loss_mask=mask, **given)
-    return Table(table_of_ragged(*source), tokens="tokens", **given)
+        return Table(table_of_documents(source), tokens="tokens", loss_mask=mask, **options)
+    return Table(table_of_ragged(*source), tokens="tokens", **options)

@@ -216,9 +216,9 @@ def checked_weights(
     try:
         pairs = [(0, weights)] if isinstance(weights, Mapping) else [(at, w) for at, w in weights]
         understood = all(
-            isinstance(given, Mapping)
-            and all(isinstance(weight, numbers.Real) for weight in given.values())
-            for _, given in pairs
+            isinstance(each, Mapping)
+            and all(isinstance(weight, numbers.Real) for weight in each.values())
+            for _, each in pairs
         )
     except (TypeError, ValueError):
         understood = False
@@ -235,12 +235,12 @@ def checked_weights(
             "Begin with (0, {...}), and name each later place once.",
             setting="weights",
         )
-    return [(at, _weights(at, given, names)) for at, (_, given) in zip(places, pairs, strict=True)]
+    return [(at, _weights(at, each, names)) for at, (_, each) in zip(places, pairs, strict=True)]
 
 
-def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
-    missing = [name for name in names if name not in given]
-    unknown = [name for name in given if name not in names]
+def _weights(at: int, weights: Weights, names: list[str]) -> list[Fraction]:
+    missing = [name for name in names if name not in weights]
+    unknown = [name for name in weights if name not in names]
     if missing or unknown:
         raise ConfigError(
             f"The weights at {at} tokens "
@@ -253,10 +253,10 @@ def _weights(at: int, given: Weights, names: list[str]) -> list[Fraction]:
             "Give every source a weight, 0 for none.",
             setting="weights",
         )
-    values = [given[name] for name in names]
+    values = [weights[name] for name in names]
     if not all(math.isfinite(value) and value >= 0 for value in values) or not any(values):
         raise ConfigError(
-            f"Weights must be finite numbers >= 0 and not all 0, got {dict(given)} at {at} tokens.",
+            f"Weights must be finite, >= 0 and not all 0, got {dict(weights)} at {at} tokens.",
             "Correct the weight of each source.",
             setting="weights",
         )
@@ -268,7 +268,7 @@ WEIGHTS = "weights"
 
 
 class WeightChange(NamedTuple):
-    """Weights that apply from some batch of a run on.
+    """Weights of a mixture, in force from a given batch.
 
     Attributes:
         batch: index of a batch of the run: the first round of a lane that begins with it or with

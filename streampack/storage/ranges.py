@@ -89,8 +89,8 @@ def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part
     elif protocol == "hf":
         return _hub_start(filesystem, url, most, pace)
     if method is not None:
-        found: Part = pace.call(filesystem, method, filesystem, url, most, pace, num_bytes=None)
-        return found
+        part: Part = pace.call(filesystem, method, filesystem, url, most, pace, num_bytes=None)
+        return part
     asked: dict[str, Any] = {} if most is None else {"start": 0, "end": most}
     try:
         options = {} if filesystem.async_impl else {"cache_type": "none"}
@@ -284,10 +284,10 @@ def _range(start: int, stop: int | None) -> str:
     return "" if stop is None else f"bytes={start}-{stop - 1}"
 
 
-def _size(url: str, said: str | None, num_bytes: int | None) -> int:
+def _size(url: str, declared: str | None, num_bytes: int | None) -> int:
     """Return the size of a file from the headers of an answer: range, or length without one."""
-    total = (said or "").rpartition("/")[2]
-    info = {"size": int(total) if total.isdecimal() else None if said else num_bytes}
+    total = (declared or "").rpartition("/")[2]
+    info = {"size": int(total) if total.isdecimal() else None if declared else num_bytes}
     return FileInfo.of(url, info).num_bytes
 
 

@@ -54,11 +54,11 @@ class Pending:
     @classmethod
     def start(cls, storage: Storage, url: str, most_bytes: int | None = None) -> Pending:
         """Let a thread begin with `read_start`."""
-        found = cls(lambda: read_start(storage, url, most_bytes))
+        pending = cls(lambda: read_start(storage, url, most_bytes))
         if storage.read_ahead_bytes:
-            hint = Hint(lambda *_: found.fetch(), FileInfo(url, 0), 0, 0)
+            hint = Hint(lambda *_: pending.fetch(), FileInfo(url, 0), 0, 0)
             storage._process.fetcher.ahead.add_hint(hint)
-        return found
+        return pending
 
     def fetch(self) -> None:
         """Read the bytes, unless that has begun."""

@@ -393,11 +393,11 @@ class Storage:
 
     def _remember(self, info: FileInfo) -> FileInfo:
         looked_up = self._process.looked_up
-        found = looked_up.setdefault(info.path, info)
+        known = looked_up.setdefault(info.path, info)
         if len(looked_up) > _MOST_LOOKED_UP:
             with suppress(KeyError):  # another thread removed it
                 looked_up.popitem(last=False)
-        return found
+        return known
 
 
 def _server(url: str) -> str:

@@ -125,8 +125,8 @@ class MixedStream(LaneStream):
             epochs = self._epochs[number]
             if place.ended and place.position.cursor.get("epoch") != epochs:
                 raise StateError(
-                    f'Source "{name}" had ended after {place.position.cursor.get("epoch")} epochs, '
-                    f"and now it is to have {'no end' if epochs is None else epochs}.",
+                    f'Source "{name}" ended after {place.position.cursor.get("epoch")} epochs, '
+                    f"but now has {'no end' if epochs is None else epochs}.",
                     "Resume with the same number of epochs, or start a new run.",
                     setting="epochs",
                 )

@@ -65,11 +65,11 @@ class LongChats:
                 whole or in parts.
         """
         rendered, record = self.tokenizer.rendered_of(block, skips)
-        documents, of = self.tokenizer.documents_of(block, rendered, record, skips)
-        long = np.unique(of[documents.lengths > self.row_tokens])
+        documents, which = self.tokenizer.documents_of(block, rendered, record, skips)
+        long = np.unique(which[documents.lengths > self.row_tokens])
         if not len(long):
             return documents
-        edges = np.searchsorted(of, [long, long + 1])
+        edges = np.searchsorted(which, [long, long + 1])
         blocks: list[Documents] = []
         end = 0
         for i, start, stop in zip(long.tolist(), *edges.tolist(), strict=True):

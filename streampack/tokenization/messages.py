@@ -97,9 +97,9 @@ def writes_arguments(messages: Sequence[Message], text: str) -> bool:
     A template that expects objects would quote the text as a JSON string, or omit it.
     """
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
-    texts = [found for call in calls if isinstance(found := _arguments_of(call), str)]
+    texts = [arguments for call in calls if isinstance(arguments := _arguments_of(call), str)]
     return all(
-        given.strip() in text and not any(made in text for made in _quoted(given))
+        given.strip() in text and not any(form in text for form in _quoted(given))
         for given in texts
         if _as_object(given) is not given
     )

@@ -183,13 +183,13 @@ class TrainerMixin(EvaluationMixin):
             loader.transform = self._arguments_of
         loader._trains = False  # the Trainer counts loss tokens itself
         self._allow = allow
-        given = options.get("args", arguments[1] if len(arguments) > 1 else None)
-        check_parallelism(getattr(given, "parallelism_config", None), loader)
+        args = options.get("args", arguments[1] if len(arguments) > 1 else None)
+        check_parallelism(getattr(args, "parallelism_config", None), loader)
         super().__init__(*arguments, **options)
         check_parallelism(getattr(self.accelerator, "parallelism_config", None), loader)
         evaluated = self.eval_dataset
-        for given in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
-            check_evaluated(given)
+        for args in evaluated.values() if isinstance(evaluated, dict) else [evaluated]:
+            check_evaluated(args)
         self.args.ignore_data_skip = True
         self.add_callback(_callback(self))  # type: ignore[attr-defined]
 

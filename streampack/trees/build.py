@@ -101,16 +101,16 @@ def planted(documents: Documents) -> tuple[Documents, dict[int, str]]:
     in_group = np.diff(sequences.offsets[groups - low])
     slot = trees.slot + np.repeat(trees.offsets[:-1], in_group)
     by_slot, faults = slot_fields(sequences, slot, len(trees.tokens))
-    own = {name: of for name, of in sequences.token_fields.items() if name not in by_slot}
+    own = {name: values for name, values in sequences.token_fields.items() if name not in by_slot}
     sequences = replace(sequences, token_fields={**own, SLOT: trees.slot})
-    made = Documents(
+    block = Documents(
         trees.tokens,
         trees.offsets,
         documents.origin,
         token_fields=by_slot,
         members=Members(sequences, groups - low, planted=True),
     )
-    return made, faults
+    return block, faults
 
 
 # Columns of a run of tokens: offset in the sequences, depths of its begin and end, first branch,
@@ -172,9 +172,9 @@ def _walk(
                 runs[before, _NEXT] = count
             return count, depth, count + 1
         own = tokens[begin + depth : begin + min(length, runs[child, _STOP])]
-        there = tokens[runs[child, _AT] : runs[child, _AT] + len(own)]
+        existing = tokens[runs[child, _AT] : runs[child, _AT] + len(own)]
         same = 1
-        while same < len(own) and own[same] == there[same]:
+        while same < len(own) and own[same] == existing[same]:
             same += 1
         depth += same
         if depth < length and depth < runs[child, _STOP]:  # divide: a new run takes the upper part

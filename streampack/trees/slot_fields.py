@@ -50,9 +50,9 @@ def slot_fields(
     for name, values in sequences.token_fields.items():
         if values.ndim == 1:
             continue
-        made = fields[name] = np.empty((num_slots, *values.shape[1:]), dtype=values.dtype)
-        made[slot] = values
-        differs = (made[slot] != values).reshape(len(values), -1).any(axis=1)
+        column = fields[name] = np.empty((num_slots, *values.shape[1:]), dtype=values.dtype)
+        column[slot] = values
+        differs = (column[slot] != values).reshape(len(values), -1).any(axis=1)
         for at in np.flatnonzero(differs).tolist():
             i = int(np.searchsorted(sequences.offsets, at, side="right")) - 1
             token = at - int(sequences.offsets[i])

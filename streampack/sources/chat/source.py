@@ -269,9 +269,9 @@ def _read_template(template: str | Path) -> str:
 _OF_CONVERSATIONS = ("messages", "tools", "documents", "add_generation_prompt")
 
 
-def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_kwargs(values: Mapping[str, Any]) -> dict[str, Any]:
     """Check and copy `template_kwargs` by way of JSON, so that fingerprints can compare them."""
-    taken = [name for name in given if name in _OF_CONVERSATIONS or not isinstance(name, str)]
+    taken = [name for name in values if name in _OF_CONVERSATIONS or not isinstance(name, str)]
     if taken:
         raise ConfigError(
             f"template_kwargs must not set {taken[0]!r}, which comes from the conversation.",
@@ -279,12 +279,12 @@ def _checked_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
             setting="template_kwargs",
         )
     try:
-        kwargs: dict[str, Any] = json.loads(json.dumps(dict(given), sort_keys=True))
+        kwargs: dict[str, Any] = json.loads(json.dumps(dict(values), sort_keys=True))
         if "strftime_now" in kwargs:
             datetime.fromisoformat(kwargs["strftime_now"])
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"template_kwargs must hold JSON values, got {dict(given)!r:.200}: {error}.",
+            f"template_kwargs must hold JSON values, got {dict(values)!r:.200}: {error}.",
             "Use JSON values: texts, numbers, true and false, lists and objects; and a date as "
             '"2025-07-26".',
             setting="template_kwargs",

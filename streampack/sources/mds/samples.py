@@ -141,10 +141,10 @@ def array_values(
                 count |= np.uint64(data[at + b]) << np.uint64(8 * b)
             at += digits
             for size in shape:
-                found = np.uint64(0)
+                length = np.uint64(0)
                 for b in range(digits):
-                    found |= np.uint64(data[at + b]) << np.uint64(8 * b)
-                if found != np.uint64(size):
+                    length |= np.uint64(data[at + b]) << np.uint64(8 * b)
+                if length != np.uint64(size):
                     status[i] = 8
                 at += digits
             if status[i] != 0:

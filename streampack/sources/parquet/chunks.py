@@ -135,7 +135,7 @@ class Chunks:
             num_bytes: size of the file.
         """
         wanted = {name.encode() for name in columns}
-        found: list[tuple[int, int, int, int]] = []
+        spans: list[tuple[int, int, int, int]] = []
         try:
             for group, row_group in enumerate(_Compact(footer).struct(_FILE).get(4, ())):
                 for column, chunk in enumerate(row_group.get(1, ())):
@@ -145,11 +145,11 @@ class Chunks:
                         end = start + meta[7]
                         if not 0 <= start <= end <= num_bytes:
                             raise ValueError("a column lies outside of the file")
-                        found.append((start, end, column, group))
+                        spans.append((start, end, column, group))
         except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError):
-            found = []
-        found.sort()
-        starts, ends, numbers, groups = zip(*found, strict=True) if found else ((), (), (), ())
+            spans = []
+        spans.sort()
+        starts, ends, numbers, groups = zip(*spans, strict=True) if spans else ((), (), (), ())
         return cls(starts, ends, numbers, groups)
 
 

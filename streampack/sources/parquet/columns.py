@@ -342,8 +342,8 @@ def _token_values(
     A document with a different number of values, or with a null or a list of another length in one
     of them, gets a reason; `what` names one value.
     """
-    first, _, rest = what.partition(" in ")
-    plural = f"{first}s in {rest}" if rest else f"{first}s"
+    first, _, place = what.partition(" in ")
+    plural = f"{first}s in {place}" if place else f"{first}s"
     lengths, sizes = np.diff(lists.offsets), np.diff(others.offsets)
     for row in others.nulls.tolist():
         reasons.setdefault(row, f"has no {plural}")

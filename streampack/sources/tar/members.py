@@ -105,7 +105,7 @@ class FirstMembers:
                 if member.isfile() and stem and ending and not fields.get(ending):
                     content = archive.extractfile(member)
                     fields[ending] = _fields_in(ending, content.read() if content else b"")
-        return cls(tuple(fields), {name: found for name, found in fields.items() if found})
+        return cls(tuple(fields), {name: kinds for name, kinds in fields.items() if kinds})
 
     def beside(self, key: str) -> Mapping[str, str]:
         """Return the kinds of the fields beside documents in files of the ending `key`."""
@@ -120,7 +120,9 @@ class FirstMembers:
         for name in self.endings:
             last = name.rpartition(".")[2]
             if last in ("json", "npz"):
-                kinds |= {f"{name}:{of}": kind for of, kind in self.fields.get(name, {}).items()}
+                kinds |= {
+                    f"{name}:{field}": kind for field, kind in self.fields.get(name, {}).items()
+                }
             elif last == "npy" and name[:-4] not in (*LOSS_FIELDS, ATTENTION_MASK):
                 kinds[name] = "tokens"
             elif last in TEXT_ENDINGS:
