@@ -22,6 +22,7 @@ from benchmarks import layouts
 from benchmarks.remote import flat, parquet
 from benchmarks.report import print_table
 from streampack import sources
+from streampack.metrics import fetched
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.storage.blocks import BLOCK_BYTES
 
@@ -39,6 +40,9 @@ class Layout(NamedTuple):
         unit_bytes: what a part is read from the beginning of: a row group.
         beyond_bytes: read behind a part, inside its unit.
         opened: number of the block that each opened file is read at, if any.
+        from_start: a part is read from the beginning of its file.
+        whole: a part needs all of its file.
+        in_folder: all files are written at once, and named by an index.
     """
 
     write: Callable[[Path, list[Any]], None]
@@ -48,6 +52,9 @@ class Layout(NamedTuple):
     unit_bytes: int = 1
     beyond_bytes: int = 0
     opened: int | None = None
+    from_start: bool = False
+    whole: bool = False
+    in_folder: bool = False
 
 
 LAYOUTS = {
@@ -62,6 +69,15 @@ LAYOUTS = {
         1 << 20,
         -1,
     ),
+    "MDS": Layout(
+        layouts.mds(16 << 20), sources.MDS, {"tokens": "tokens"}, 2.0, opened=0, in_folder=True
+    ),
+    "tar": Layout(
+        layouts.archive(None), sources.WebDataset, {"tokens": "npy"}, 3.0, from_start=True
+    ),
+    ".jsonl.gz": Layout(
+        layouts.lines("gz"), sources.JSONL, {"tokens": "tokens"}, 3.2, from_start=True, whole=True
+    ),
 }
 
 
@@ -73,11 +89,14 @@ def _blocks(layout: Layout, sizes: list[int], parts: list[Any]) -> int:
             unit = layout.unit_bytes
             begin, end = low // unit * unit, -(-high // unit) * unit
             end = min(end, high + layout.beyond_bytes) if unit > 1 else high
+            begin = 0 if layout.from_start else begin
+            end = sizes[shard] if layout.whole else end
             last = -(-sizes[shard] // BLOCK_BYTES) - 1
             touched[shard].update(range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
             if layout.opened is not None:
                 touched[shard].add(last if layout.opened < 0 else layout.opened)
-    touched[0].update(range(_HEAD_BYTES // BLOCK_BYTES))  # which listing looks at
+    if not layout.in_folder:
+        touched[0].update(range(_HEAD_BYTES // BLOCK_BYTES))  # which listing looks at
     return sum(
         min(BLOCK_BYTES, size - number * BLOCK_BYTES)
         for size, numbers in zip(sizes, touched, strict=True)
@@ -111,9 +130,10 @@ def _served(folder: Path) -> Iterator[Any]:
 def measured(layout: Layout, server: Any, files: int, lanes: int, hosts: int) -> float:
     """The same, by reading all documents."""
     server.requests.clear()
-    size = sum(file.stat().st_size for file in server.folder.iterdir())
+    size = sum(file.stat().st_size for file in server.folder.iterdir() if file.suffix != ".json")
     ending = next(server.folder.iterdir()).name.partition(".")[2]
-    urls = [f"{server.url}/{number}.{ending}" for number in range(files)]
+    urls: Any = [f"{server.url}/{number}.{ending}" for number in range(files)]
+    urls = server.url if layout.in_folder else urls
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as base:  # threads still fetch
         for host in range(hosts):
             storage = sources.Storage(cache_dir=Path(base) / str(host))
@@ -121,7 +141,7 @@ def measured(layout: Layout, server: Any, files: int, lanes: int, hosts: int) ->
             source.prepare()
             for lane in source.lanes(lanes, seed=0, epoch=0, shuffle=True)[host::hosts]:
                 for _ in lane.read(None, ErrorPolicy()):
-                    pass
+                    fetched.clear()
     spans = [r.range.removeprefix("bytes=").split("-") for r in server.requests if r.range]
     return sum(int(last) + 1 - int(first) for first, last in spans) / size
 
@@ -144,7 +164,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             files, lanes = 4, 12
-            for number in range(files):
+            if layout.in_folder:
+                ids = arguments.checked_megabytes * 1e6 / layout.id_bytes
+                layout.write(folder, layouts.lognormal(ids))
+            for number in range(0 if layout.in_folder else files):
                 inner = folder / f"part-{number}"
                 inner.mkdir()
                 ids = arguments.checked_megabytes * 1e6 / layout.id_bytes / files
@@ -152,7 +175,8 @@ def main() -> None:
                 (file,) = inner.iterdir()
                 file.rename(folder / f"{number}.{file.name.partition('.')[2]}")
                 inner.rmdir()
-            sizes = [file.stat().st_size for file in sorted(folder.iterdir())]
+            written = [file for file in sorted(folder.iterdir()) if file.suffix != ".json"]
+            sizes = [file.stat().st_size for file in written]
             with _served(folder) as server:
                 found = [measured(layout, server, files, lanes, hosts) for hosts in HOSTS]
             rows.append(_row(name, "read", sizes, lanes, found))

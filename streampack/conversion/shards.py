@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, Texts
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, StateError
+from streampack.metrics import fetched
 from streampack.sources.base import Block, Source
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.storage.filesystems import open_filesystem
@@ -104,6 +105,7 @@ def payloads_of(
             shards would lose.
         StateError: ids do not fit `dtype`.
     """
+    fetched.clear()  # no lane takes the counts
     if len(block):
         skips.in_a_row = 0
     if isinstance(block, Texts):
