@@ -94,7 +94,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
             token to a dtype and their shape, such as ``("int16", (48, 8))``. A map may create the
             values.
         document_fields: further values per document, delivered as
-            ``batch.document_fields[name]``, declared like `token_fields`.
+            ``batch.document_fields[name]``, declared like `token_fields`. "text" declares texts,
+            such as names, which become integer keys (`streampack.documents.text_keys`).
         order: places related documents next to each other, for example `SimilarityOrder`; use it
             with ``attention="row"`` and a packer that keeps the order.
         window: how far a lane looks ahead when it packs; a larger window reduces padding but uses

@@ -58,11 +58,14 @@ def cast_fields(documents: Documents, types: FieldSpec) -> tuple[Documents, dict
     document: dict[str, NDArray[Any]] = {}
     for name, dtype in types.document.items():
         values = documents.document_fields[name]
+        if name in types.keys and values.dtype.kind in "OUT":  # made by a map
+            values = types.keys[name].of_texts(values.tolist())
         document[name], bad = cast_values(values, dtype)
         for i in bad.tolist():
             problems.setdefault(i, misfit(values[i], name, dtype))
     fields = documents.document_fields
-    document |= {name: values for name, values in fields.items() if values.dtype == object}
+    objects = {name: values for name, values in fields.items() if values.dtype == object}
+    document |= {name: values for name, values in objects.items() if name not in types.keys}
     return replace(documents, token_fields=token, document_fields=document), problems
 
 

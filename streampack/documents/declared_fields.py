@@ -13,6 +13,8 @@ from streampack.errors import ConfigError
 
 #: Dtypes of fields, all of which torch supports too.
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+#: Declares a document field of texts, which become integers (`streampack.documents.text_keys`).
+TEXT = "text"
 
 
 def declared_fields(
@@ -22,6 +24,8 @@ def declared_fields(
 
     >>> declared_fields({"experts": ("int16", (48, 8))}, {"reward": "float32"}).describe()
     {'token': {'experts': ['int16', 48, 8]}, 'document': {'reward': 'float32'}}
+
+    A document field of "text" is an int64 field of keys.
 
     Raises:
         ConfigError: an argument is not a mapping, a name is invalid or used twice, a dtype is not
@@ -44,6 +48,7 @@ def declared_fields(
             {_checked(argument, name): _dtype(argument, name, dtype) for name, dtype in pairs}
         )
     token, document = parsed
+    texts = [name for name, dtype in (document_fields or {}).items() if _is_text(dtype)]
     twice = sorted({*token} & {*document})
     if twice:
         raise ConfigError(
@@ -51,7 +56,15 @@ def declared_fields(
             "Declare it in one of token_fields= and document_fields=.",
             setting="document_fields",
         )
-    return FieldSpec(token, document)
+    if not texts:
+        return FieldSpec(token, document)
+    from streampack.documents.text_keys import TEXT_KEYS
+
+    return FieldSpec(token, document, keys=dict.fromkeys(texts, TEXT_KEYS))
+
+
+def _is_text(dtype: Any) -> bool:
+    return isinstance(dtype, str) and dtype == TEXT
 
 
 def _checked(setting: str, name: Any) -> str:
@@ -63,6 +76,8 @@ def _checked(setting: str, name: Any) -> str:
 
 def _dtype(setting: str, name: str, value: Any) -> np.dtype[Any]:
     """Return the dtype of a field, with the shape of its values if it has several per token."""
+    if _is_text(value) and setting == "document_fields":
+        return np.dtype(np.int64)
     is_pair = isinstance(value, tuple) and len(value) == 2
     dtype, shape = (value[0], _shape(setting, name, value)) if is_pair else (value, ())
     parsed = None

@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 
 #: Advice for fields of text, such as names of prompts.
-TEXT_REMEDY = (
-    "a text, such as an id, becomes a number by "
-    "int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)"
-)
+TEXT_REMEDY = 'texts, such as names, are read as integer keys with document_fields={...: "text"}'
 
 Types = Mapping[str, np.dtype[Any]]
 
@@ -25,12 +22,14 @@ class FieldSpec:
         token: dtype by name of the fields per token. A field with several numbers per token has a
             subarray dtype, ``np.dtype((dtype, shape))``, which numpy makes an array (T, *shape) of.
         document: dtype by name of the fields with one value per document.
+        keys: conversion to integers, by name of the document fields that are texts (`text_keys`).
         optional: True if records may lack the fields, because a map adds them.
     """
 
     token: Types = field(default_factory=dict)
     document: Types = field(default_factory=dict)
     optional: bool = False
+    keys: Mapping[str, Any] = field(default_factory=dict)
 
     def plus(self, name: str, dtype: Any) -> FieldSpec:
         """Return the fields with one more per document."""
@@ -57,5 +56,5 @@ class FieldSpec:
                 name: [dtype.base.name, *dtype.shape] if dtype.shape else dtype.name
                 for name, dtype in self.token.items()
             },
-            "document": {name: dtype.name for name, dtype in self.document.items()},
+            "document": {n: "text" if n in self.keys else t.name for n, t in self.document.items()},
         }

@@ -263,10 +263,10 @@ class GroupBy:
     Use it like `SimilarityOrder`: with ``attention="row"`` and a packer that keeps the order.
 
     Args:
-        key: name of one of the dataset's `document_fields`; or a function of N `Documents` that
-            returns (N,) values, the same for equal documents on any machine, such as
-            ``lambda documents: documents.origin["shard"]``. A `name` of the function identifies it
-            in the fingerprint of a saved state.
+        key: name of one of the dataset's `document_fields`, of numbers or texts; or a function of
+            N `Documents` that returns (N,) values, the same for equal documents on any machine,
+            such as ``lambda documents: documents.origin["shard"]``. A `name` of the function
+            identifies it in the fingerprint of a saved state.
         order_window_documents: documents ordered together, all held in memory.
         first_window_documents: size of a lane's first window, as for `SimilarityOrder`.
 
@@ -313,7 +313,8 @@ class GroupBy:
                 raise ConfigError(
                     f'GroupBy requires the document field "{self.key}", and the documents have '
                     f"{', '.join(documents.document_fields) or 'no fields'}.",
-                    f'Declare it: PackedDataset(document_fields={{"{self.key}": "int64"}}).',
+                    f'Declare it: PackedDataset(document_fields={{"{self.key}": "int64"}}), '
+                    'or "text" for names.',
                     setting="document_fields",
                 )
             return documents.document_fields[self.key]

@@ -84,8 +84,8 @@ class Decreasing(Packer):
         capacity: further limits of a row by document field, as ``{"patches": 4096}`` for images or
             any integer field (`packing.limits`). It requires whole documents, so overflow "drop"
             or "error".
-        separate_by: document field of integers, such as an adapter, a policy version or a licence:
-            documents with different values never share a row (`packing.separation`). Rows that do
+        separate_by: document field of integers or texts, such as an adapter or a licence: documents
+            with different values never share a row (`packing.separation`). Rows that do
             not become full wait at most `WindowConfig.max_carries` rounds. None ignores values.
     """
 

@@ -1,7 +1,7 @@
 """Separation: documents with different keys never share a row.
 
 A key is the value of a document field, such as a LoRA adapter, a policy version, a licence or a
-repository.
+repository. Texts have keys by `streampack.documents.text_keys`.
 
 Steps:
   1. Documents are divided by key.
@@ -210,7 +210,7 @@ class CheckedKeys:
             raise ConfigError(
                 f'separate_by="{self.field}" requires keys from 0 to 2 ** 63 - 1, got '
                 f"{values[wrong[0]]}.",
-                "Change the value in a map, for example to the next free number.",
+                'Change the value in a map, or declare the field as "text" and store names.',
                 setting="separate_by",
             )
         return documents
@@ -223,7 +223,7 @@ def add(recipe: Recipe, name: str) -> None:
         raise ConfigError(
             f'separate_by="{name}" requires an integer document field, '
             f"got {'no such field' if dtype is None else dtype.name}.",
-            f'Declare it: document_fields={{"{name}": "int64"}}.',
+            f'Declare it: document_fields={{"{name}": "int64"}}, or "text" for names.',
             setting="separate_by",
         )
     recipe.add("units", CheckedKeys(name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -32,7 +32,7 @@ def fields_in(
         for name, dtype in token.items()
         if name in given
     }
-    values = {name: _number(given[name], name) for name in types.document if name in given}
+    values = {n: _number(given[n], n, types.keys.get(n)) for n in types.document if n in given}
     if not types.optional:  # the output of a map may have other dtypes
         arrays = {name: _whole(array, name, token[name]) for name, array in arrays.items()}
         values = {
@@ -42,7 +42,11 @@ def fields_in(
     return arrays, values
 
 
-def _number(value: Any, name: str) -> Any:
+def _number(value: Any, name: str, key: Callable[[str], int] | None) -> Any:
+    if key is not None:
+        if not isinstance(value, str):
+            raise BrokenDocumentError(f'has {type_in_words(value)} in "{name}", not a text')
+        return key(value)
     if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
         value = value.item()
     if isinstance(value, str):

@@ -136,7 +136,7 @@ class TextBlocks:
         limits: rows and bytes per block.
         max_bytes: a larger row is no document.
         broken: called for every row that is no document.
-        fields: columns with a number per row.
+        fields: columns with a number or, with a conversion to keys, a text per row.
     """
 
     shard: int
@@ -144,7 +144,7 @@ class TextBlocks:
     limits: tuple[int, int]
     max_bytes: int
     broken: Broken
-    fields: Sequence[str] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
         """Yield blocks of these rows; `first` is the index of the first row."""
@@ -154,7 +154,7 @@ class TextBlocks:
         if large.any():
             column = pc.if_else(pa.array(large), None, column)
         lacking: dict[int, str] = {}
-        fields = {name: _row_values(rows.column(name), name, lacking) for name in self.fields}
+        fields = _row_fields(rows, self.fields, lacking)
         for start, stop in cut(sizes, self.limits):
             texts = _strings(column.slice(start, stop - start))
             numbers = np.arange(first + start, first + stop, dtype=np.int64)
@@ -266,7 +266,7 @@ class TokenBlocks:
         max_bytes: a larger row is no document.
         broken: called for every row that is no document.
         token_fields: columns with a number per token, or several in lists of this shape;
-            document_fields: columns with a number per row.
+            document_fields: as `TextBlocks.fields`.
     """
 
     shard: int
@@ -277,7 +277,7 @@ class TokenBlocks:
     max_bytes: int
     broken: Broken
     token_fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    document_fields: Sequence[str] = ()
+    document_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
         """Yield blocks of these rows; `first` is the index of the first row."""
@@ -295,9 +295,7 @@ class TokenBlocks:
         }
         if ATTENTION_MASK in rows.schema.names:
             masks[ATTENTION_MASK] = beside(ATTENTION_MASK, f'value in "{ATTENTION_MASK}"')
-        document_fields = {
-            name: _row_values(rows.column(name), name, reasons) for name in self.document_fields
-        }
+        document_fields = _row_fields(rows, self.document_fields, reasons)
         sizes = np.diff(lists.offsets) * self.dtype.itemsize
         for row in np.flatnonzero(sizes > self.max_bytes).tolist():
             reasons.setdefault(row, too_long(sizes[row], self.max_bytes))
@@ -385,11 +383,18 @@ def _values_of(array: Any, shape: tuple[int, ...]) -> tuple[NDArray[Any], NDArra
     return out, np.union1d(np.flatnonzero(~fits), np.flatnonzero(fits)[wrong])
 
 
-def _row_values(column: pa.Array, name: str, reasons: dict[int, str]) -> NDArray[Any]:
-    """Return the (N,) numbers of a column; a row without a number gets a reason."""
-    for row in _nulls(column).tolist():
-        reasons.setdefault(row, f'has no "{name}"')
-    return _as_numbers(column)
+def _row_fields(
+    rows: pa.RecordBatch, keys: Mapping[str, Any], reasons: dict[int, str]
+) -> dict[str, NDArray[Any]]:
+    """Return the (N,) numbers of columns by name; a row without a number gets a reason.
+
+    `keys` has the conversion of a column of texts, and None for numbers.
+    """
+    columns = {name: rows.column(name) for name in keys}
+    for name, column in columns.items():
+        for row in _nulls(column).tolist():
+            reasons.setdefault(row, f'has no "{name}"')
+    return {n: keys[n].of_column(c) if keys[n] else _as_numbers(c) for n, c in columns.items()}
 
 
 def _as_numbers(array: pa.Array) -> NDArray[Any]:

@@ -102,12 +102,7 @@ def row_groups(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
 
 
 def check_schema(
-    name: str,
-    schema: pa.Schema,
-    column: str,
-    fields: Fields,
-    tokenized: bool,
-    types: FieldSpec,
+    name: str, schema: pa.Schema, column: str, fields: Fields, tokenized: bool, types: FieldSpec
 ) -> bool:
     """Check a file's columns; return True if its ids fit into uint16, by their type.
 
@@ -138,7 +133,8 @@ def check_schema(
             wanted.append((field, fits, f"lists of {each}numbers", "token_fields"))
     for field in types.document:
         if not types.optional or field in schema.names:
-            wanted.append((field, is_number, "numbers", "document_fields"))
+            fits, each = (is_text, "strings") if field in types.keys else (is_number, "numbers")
+            wanted.append((field, fits, each, "document_fields"))
     for field, fits, expected, setting in wanted:
         held = schema.field(field).type if schema.get_field_index(field) >= 0 else None
         if held is None or not (fits(held) or is_null(held)):

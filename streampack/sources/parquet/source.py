@@ -346,11 +346,11 @@ class Parquet(RecordFiles):
         limits = (self.reading.documents_per_block, self.reading.block_bytes)
         most = self.reading.most_bytes
         columns = set(schema.names)
-        document = [name for name in self.field_types.document if name in columns]
+        types = self.field_types
+        document = {name: types.keys.get(name) for name in types.document if name in columns}
         if not self.tokenized:
             return TextBlocks(shard, self.column, limits, most, broken, document)
-        types = self.field_types.token
-        token = {name: dtype.shape for name, dtype in types.items() if name in columns}
+        token = {name: dtype.shape for name, dtype in types.token.items() if name in columns}
         return TokenBlocks(
             shard,
             self.column,
