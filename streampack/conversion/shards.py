@@ -21,9 +21,10 @@ from streampack.errors import ConfigError, StateError
 from streampack.metrics import fetched
 from streampack.sources.base import Block, Source
 from streampack.sources.error_policy import ErrorPolicy
+from streampack.storage.file_info import split_url
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.marks import UNFINISHED
-from streampack.storage.remote import split_url, with_retries
+from streampack.storage.retries import with_retries
 from streampack.tokenization import Tokenizer
 
 #: Content of one document: token ids, `masked_ids`, or text.

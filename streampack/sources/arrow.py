@@ -27,10 +27,12 @@ from streampack.sources.parquet.footer import DAMAGE
 from streampack.sources.parquet.places import Places, kept
 from streampack.sources.parquet.source import Parquet, RowReader
 from streampack.sources.records import DamagedFileError
-from streampack.storage.decoded import LEAST_BYTES, shared_batches
+from streampack.storage.decoded import shared_batches
+from streampack.storage.decompression import LEAST_BYTES
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.files import StoredFile
-from streampack.storage.listing import has_ending, in_threads
-from streampack.storage.remote import FileInfo, shown
+from streampack.storage.listing import has_ending
+from streampack.storage.threads import in_threads
 
 MAGIC = b"ARROW1"
 _END = b"\xff\xff\xff\xff\0\0\0\0"

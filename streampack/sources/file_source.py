@@ -21,8 +21,8 @@ from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
 from streampack.storage.default import default_storage
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.files import StoredFile
-from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage
 
 logger = logging.getLogger(__name__)

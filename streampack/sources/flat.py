@@ -20,8 +20,8 @@ from streampack.sources.integer_arrays import INTEGER_DTYPES, UngatheredDocument
 from streampack.sources.manifest import Piece
 from streampack.sources.reading import too_long
 from streampack.sources.records import DamagedFileError
+from streampack.storage.file_info import FileInfo
 from streampack.storage.files import StoredFile
-from streampack.storage.remote import FileInfo
 
 
 class Integers:

@@ -42,8 +42,8 @@ from streampack.storage.decompression import (
     codec_of,
     open_content,
 )
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.listing import has_ending
-from streampack.storage.remote import FileInfo, shown
 
 _BUFFER = 1 << 20
 _FEW_FILES, _LARGE_BYTES = 8, 64 << 20  # several workers would wait for a few files this large

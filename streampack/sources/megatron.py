@@ -34,9 +34,10 @@ from streampack.sources.formats import FORMATS
 from streampack.sources.integer_arrays import INTEGER_DTYPES, integer_kind
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import DamagedFileError
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.files import StoredFile
-from streampack.storage.listing import has_ending, in_threads, named_paths, refuse_repeated
-from streampack.storage.remote import FileInfo, shown
+from streampack.storage.listing import has_ending, named_paths, refuse_repeated
+from streampack.storage.threads import in_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -22,7 +22,7 @@ from streampack.sources.base import LaneReader, Portion, Source
 from streampack.sources.file_source import FileSource
 from streampack.sources.resolve import as_source
 from streampack.sources.token_shares import ONE, TokenShares, Weights, checked_weights, tempered
-from streampack.storage.listing import in_threads
+from streampack.storage.threads import in_threads
 
 
 class Mixture(Source):

@@ -14,8 +14,8 @@ from streampack.sources.base import Source
 from streampack.sources.formats import FORMATS, Format
 from streampack.sources.reading import ReadOptions
 from streampack.storage.default import default_storage
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.listing import has_ending, refuse_pipes
-from streampack.storage.remote import FileInfo, shown
 from streampack.storage.storage import Storage as Storage
 
 #: Arguments of `sources.open` that a format may need.

@@ -15,7 +15,7 @@ from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.reading import too_long
 from streampack.storage.decompression import codec_of
-from streampack.storage.remote import shown
+from streampack.storage.file_info import shown
 
 
 class TextFiles(FileSource):

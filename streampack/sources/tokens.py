@@ -29,8 +29,8 @@ from streampack.sources.integer_arrays import (
 )
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import DamagedFileError
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.listing import has_ending
-from streampack.storage.remote import FileInfo, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from streampack.storage.blocks import BLOCK_BYTES
 
 if TYPE_CHECKING:
-    from streampack.storage.files import RangedFile
-    from streampack.storage.remote import FileInfo
+    from streampack.storage.file_info import FileInfo
+    from streampack.storage.ranged_file import RangedFile
 
 logger = logging.getLogger(__name__)
 

@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from streampack.storage.decompression import (
+    LEAST_BYTES,
     Chunk,
     Content,
     DamagedError,
@@ -40,8 +41,6 @@ from streampack.storage.storage import Storage
 
 F = TypeVar("F")
 
-#: Smaller files are decompressed each time, because they are rarely cut.
-LEAST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 _HEADER = struct.Struct("<qqq")  # number of chunks, their bytes, offset of the last
 _PLACE = struct.Struct("<qq")  # offset and size of a chunk
@@ -187,7 +186,7 @@ def shared_batches(
     Args:
         storage: storage with the cache.
         file: file to decode.
-        what: name of the decoded content; "" keeps nothing in the cache.
+        what: name of the decoded content.
         size: rows of each batch except the last.
         row: first row needed; batches before it may be left out.
         decode: yields batches of one schema from an open file.
@@ -209,15 +208,14 @@ def shared_batches(
                 _write_batch(out, following)
                 batch = following
 
-    number = row // size if what else 0
-    if what:
-        try:
-            for batch in _batches(storage.decoded(file, f"{what} {_MADE_BY}", write), number):
-                yield batch, number * size
-                number += 1
-            return
-        except NotMadeError:
-            pass
+    number = row // size
+    try:
+        for batch in _batches(storage.decoded(file, f"{what} {_MADE_BY}", write), number):
+            yield batch, number * size
+            number += 1
+        return
+    except NotMadeError:
+        pass
     first = number * size
     for batch in islice(decode(opened), number, None):
         yield batch, first

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 #: Codec by the ending of a file name.
 CODEC_OF_ENDING = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 
+#: Smaller files and row groups are decompressed each time, because they are rarely cut.
+LEAST_BYTES = 1 << 20
 _CHUNK = 1 << 20
 _FEED = 16 << 10  # bytes of compressed data at a time: the granularity of cuts in the content
 _PART = 64 << 10  # bytes of content at a time, if the library reads the source itself

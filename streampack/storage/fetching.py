@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from streampack.errors import StorageError
 from streampack.storage.ahead import MOST_BLOCKS, ReadAhead
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.growing import MOST_TRIES, BlockWriter
-from streampack.storage.remote import FileInfo, shown
 
 if TYPE_CHECKING:
-    from streampack.storage.files import RangedFile
+    from streampack.storage.ranged_file import RangedFile
 
 #: Called with a file, a range of its bytes and the number of retries (None is the default); returns
 #: None if the server sends whole files only.
@@ -41,12 +41,6 @@ class Fetcher:
         self.cache = cache
         self.ahead = ReadAhead(self.fetch_ahead, ahead_bytes)
         self._get, self._get_whole = get, get_whole
-
-    @staticmethod
-    def key(listed: FileInfo) -> str:
-        """Return the key of a file's version for the names of its blocks, without its URL."""
-        identity = f"{listed.path}\0{listed.num_bytes}\0{listed.version}".encode()
-        return hashlib.blake2b(identity, digest_size=12).hexdigest()
 
     def kept(self, file: RangedFile, number: int) -> memoryview | None:
         """Return a block if this host has it; None otherwise."""

@@ -9,7 +9,7 @@ import time
 
 from streampack.metrics import fetched
 from streampack.notices import is_first
-from streampack.storage.remote import shown
+from streampack.storage.file_info import shown
 
 logger = logging.getLogger(__name__)
 

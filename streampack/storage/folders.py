@@ -7,12 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from functools import partial
-from typing import Any
 
 from streampack.errors import StorageError
-from streampack.storage.marks import MARKS, marks_among
-from streampack.storage.remote import FileInfo, with_retries
+from streampack.storage.file_info import FileInfo
+from streampack.storage.marks import MARKS
 
 #: Names in a folder: a file, or None for a folder.
 Entries = Mapping[str, "FileInfo | None"]
@@ -150,57 +148,3 @@ class LocalFolders(Folders):
                     is_link = os.path.islink(join(path, name))
                     (links if is_link else waiting).append(inner)
         return infos
-
-
-class RemoteFolders(Folders):
-    """Folders of a store, by URLs.
-
-    Args:
-        filesystem: fsspec file system.
-        retries: attempts of each call after the first.
-    """
-
-    def __init__(self, filesystem: Any, retries: int) -> None:
-        super().__init__()
-        self._filesystem, self._retries = filesystem, retries
-
-    def _is_folder(self, path: str) -> bool:
-        # A store lists the siblings of a missing folder.
-        return bool(self._ask(path, "info", {}).get("type") == "directory")
-
-    def _list(self, folder: str) -> Entries:
-        items = self._ask(folder, "ls", [], detail=True)
-        root = self._root(folder)
-        entries: dict[str, FileInfo | None] = {}
-        for item in items:
-            path = item["name"].rstrip("/")
-            name = path.rpartition("/")[2]
-            if name and path + "/" != root:  # a file, or the folder itself, is its own content
-                is_file = item.get("type") == "file"
-                entries[name] = FileInfo.of(join(folder, name), item) if is_file else None
-        return entries
-
-    def _walk(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:
-        root = self._root(folder)
-        infos = {}
-        for path, item in self._ask(folder, "find", {}, detail=True).items():
-            if item.get("type") == "file":
-                name = path.removeprefix(root)
-                inside = path.startswith(root)
-                url = join(folder, name) if inside else self._filesystem.unstrip_protocol(path)
-                infos[name] = FileInfo.of(url, item)
-        marked = {join(folder, top) if top else folder: m for top, m in marks_among(infos).items()}
-        self.marked |= marked
-        return infos
-
-    def _root(self, folder: str) -> str:
-        return str(self._filesystem._strip_protocol(folder)).rstrip("/") + "/"
-
-    def _ask(self, folder: str, method: str, missing: Any, **options: Any) -> Any:
-        call = partial(getattr(self._filesystem, method), folder, **options)
-        try:
-            return with_retries(call, doing="Listing", url=folder, retries=self._retries)
-        except StorageError as error:
-            if error.failure == "missing":
-                return missing
-            raise

@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,10 +18,10 @@ from typing import Any, TypeVar
 from streampack.arguments import type_in_words
 from streampack.errors import ConfigError, StorageError
 from streampack.extras import missing_package
-from streampack.storage.folders import Folders, LocalFolders, RemoteFolders, join
+from streampack.storage.file_info import FileInfo, shown, split_url
+from streampack.storage.folders import Folders, LocalFolders, join
 from streampack.storage.marks import refuse_marked
 from streampack.storage.matching import has_glob, matches
-from streampack.storage.remote import FileInfo, Pace, look_up, shown, split_url
 
 _CHAINED = re.compile(r"::(\w+://|/|\.)")
 #: The first component of a URL, by protocol.
@@ -213,15 +211,15 @@ def list_local(names: Sequence[str], endings: Sequence[str]) -> list[list[FileIn
     def find(name: str) -> list[FileInfo]:
         path = os.path.abspath(name)
         if os.path.isdir(path):
-            return _folder_files(folders, path, endings)
+            return folder_files(folders, path, endings)
         if os.path.exists(path):  # an existing name is literal, even with wildcards
             return [FileInfo(path, os.path.getsize(path))]
-        return _pattern_files(folders, path, "/") if has_glob(path) else []
+        return pattern_files(folders, path, "/") if has_glob(path) else []
 
     return [find(name) for name in names]
 
 
-def _folder_files(folders: Folders, folder: str, endings: Sequence[str]) -> list[FileInfo]:
+def folder_files(folders: Folders, folder: str, endings: Sequence[str]) -> list[FileInfo]:
     """Return the data files in a folder and below it."""
     below = folders.below(folder, lambda name: wanted(name, ()))
     files = [info for name, info in below.items() if wanted(name, endings)]
@@ -229,7 +227,7 @@ def _folder_files(folders: Folders, folder: str, endings: Sequence[str]) -> list
     return files
 
 
-def _pattern_files(folders: Folders, pattern: str, top: str) -> list[FileInfo]:
+def pattern_files(folders: Folders, pattern: str, top: str) -> list[FileInfo]:
     """Return the files of a path or URL with wildcards; `top` is its fixed leading folder."""
     components = pattern.removeprefix(top).split("/")
     literal = next(i for i, component in enumerate(components) if has_glob(component))
@@ -243,90 +241,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MANY_NAMES = 256  # number of names in a folder above which the folder is listed
-
-
-def in_threads(function: Callable[[T], R], items: Iterable[T], threads: int = 16) -> list[R]:
-    """Return ``[function(item) for item in items]``, with up to `threads` calls at a time."""
-    items = list(items)
-    if len(items) < 2:
-        return [function(item) for item in items]
-    results: list[R] = []
-    with ThreadPoolExecutor(min(threads, len(items))) as pool:
-        for start in range(0, len(items), 4096):  # a million waiting calls would take a gigabyte
-            results += pool.map(function, items[start : start + 4096])
-    return results
-
-
-def list_remote(
-    filesystem: Any, names: Sequence[str], endings: Sequence[str], *, pace: Pace, retries: int
-) -> list[list[FileInfo]]:
-    """Return the files of each of these URLs without braces; an empty list for no file.
-
-    Args:
-        filesystem: file system of the URLs' protocol.
-        names: files, directories or globs.
-        endings: endings of the files to take from directories.
-        pace: time limits of looking up one file. A listing has many answers and no limit.
-        retries: attempts of each call after the first.
-
-    Raises:
-        ConfigError: a wildcard over HTTP, or a folder is not a corpus by itself; see `marks`.
-        StorageError: a call failed after all retries.
-    """
-    folders = RemoteFolders(filesystem, retries)
-    over_http = split_url(names[0])[0] in ("http", "https")
-    counts = Counter(_folder(name) for name in names)
-    globs = {_folder(name) for name in names if has_glob(name)}
-    listed = {
-        folder for folder, n in counts.items() if folder and (n >= MANY_NAMES or folder in globs)
-    }
-    if not over_http:
-        in_threads(folders.names, sorted(listed))
-
-    def find(name: str) -> list[FileInfo]:
-        folder, _, base = name.rpartition("/")
-        if not over_http and folder in listed and (info := folders.names(folder).get(base)):
-            return [info]
-        files: list[FileInfo] = []
-        if not over_http and has_glob(name):
-            files = _pattern_files(folders, name, name[: name.index("://") + 3])
-        files = files or _list_named(filesystem, folders, name, endings, pace, retries)
-        if over_http and not files and "*" in name.partition("?")[0]:
-            raise ConfigError(
-                f'"{shown(name)}" has a wildcard, which HTTP servers do not list.',
-                "Name the files, or use braces: shard-{000..127}.parquet.",
-                path=shown(name),
-            )
-        return files
-
-    return in_threads(find, names)
-
-
-def _folder(name: str) -> str:
-    """Return the folder to list for the last component of a URL, or ""."""
-    folder, _, base = name.rpartition("/")
-    plain = folder and not folder.endswith("/") and not has_glob(folder)
-    return folder if plain and base and base != "**" else ""
-
-
-def _list_named(
-    filesystem: Any,
-    folders: RemoteFolders,
-    url: str,
-    endings: Sequence[str],
-    pace: Pace,
-    retries: int,
-) -> list[FileInfo]:
-    """Return the files of a literal URL: a file, the files of a directory, or none."""
-    try:
-        info = look_up(filesystem, url, pace=pace, retries=retries)
-    except StorageError as error:
-        if error.failure == "missing":
-            return []
-        raise
-    if info.get("type") != "directory":
-        return [FileInfo.of(url, info)]
-    return _folder_files(folders, url.rstrip("/"), endings)
 
 
 def is_pipe(path: str) -> bool:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from streampack.errors import ConfigError
-from streampack.storage.remote import FileInfo, shown
+from streampack.storage.file_info import FileInfo, shown
 
 #: Folder in a destination with the note of an unfinished conversion or order, a file of JSON.
 UNFINISHED = ".streampack"

@@ -11,15 +11,8 @@ from typing import Any, NamedTuple
 from fsspec.asyn import sync
 
 from streampack.storage import first_fetch as progress
-from streampack.storage.remote import (
-    VERSION_FIELDS,
-    FileInfo,
-    Pace,
-    info_of,
-    replaced,
-    split_url,
-    version_of,
-)
+from streampack.storage.file_info import replaced, split_url
+from streampack.storage.remote import VERSION_FIELDS, Pace, info_from, info_of, version_of
 
 _HTTP = ("http", "https")
 _S3 = ("s3", "s3a")
@@ -288,7 +281,7 @@ def _size(url: str, declared: str | None, num_bytes: int | None) -> int:
     """Return the size of a file from the headers of an answer: range, or length without one."""
     total = (declared or "").rpartition("/")[2]
     info = {"size": int(total) if total.isdecimal() else None if declared else num_bytes}
-    return FileInfo.of(url, info).num_bytes
+    return info_from(url, info).num_bytes
 
 
 def _end(size: int, most: int | None) -> int:

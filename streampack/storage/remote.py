@@ -1,34 +1,19 @@
-"""Requests for remote files: time limits, versions and retries.
-
-Every action runs inside `with_retries`, which sleeps a random time below a doubling bound between
-attempts (so that a thousand ranks do not retry together), or longer if the server asks for it. It
-raises at once if another attempt cannot help: a file is missing or forbidden, the disk is full.
-"""
+"""Requests for remote files: time limits, look-ups and versions."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from fsspec.asyn import sync
 
-from streampack.errors import StateError, StorageError, StreampackError
-from streampack.storage.failures import (
-    WORDS,
-    TooSlowError,
-    failure_of,
-    retry_after_s,
-    without_secrets,
-)
-
-logger = logging.getLogger(__name__)
+from streampack.errors import StorageError
+from streampack.storage.failures import TooSlowError, failure_of
+from streampack.storage.file_info import FileInfo, shown, split_url
+from streampack.storage.retries import with_retries
 
 T = TypeVar("T")
 
@@ -49,43 +34,24 @@ VERSION_FIELDS = (
 )
 _AND_TIME = "; Last-Modified "
 
-FIRST_WAIT_S = 0.25
-LONGEST_WAIT_S = 30.0
-LONGEST_RETRY_AFTER_S = 300.0  # longest wait that a server may ask for
 
-
-@dataclass(frozen=True, slots=True)
-class FileInfo:
-    """A file as listed, or looked up.
-
-    Attributes:
-        path: absolute local path, or URL.
-        num_bytes: size in bytes.
-        version: version of a remote file from its store; see `version_of`.
-    """
-
-    path: str
-    num_bytes: int
-    version: str = field(default="", compare=False)
-
-    @classmethod
-    def of(cls, url: str, info: dict[str, Any]) -> FileInfo:
-        """Convert the answer of an fsspec file system; raise `StorageError` without a size."""
-        if info.get("type") == "directory":
-            raise StorageError(
-                f"{shown(url)} is a directory.",
-                "Name a file in it, or pass the directory as the source's path.",
-                path=shown(url),
-            )
-        size = info.get("size")
-        if not isinstance(size, int) or size < 0:
-            raise StorageError(
-                f"The server does not declare the size of {shown(url)}: it sends no "
-                "Content-Length, or compresses the file.",
-                "Let it send Content-Length and no Content-Encoding, or copy the file.",
-                path=shown(url),
-            )
-        return cls(url, size, version_of(info))
+def info_from(url: str, info: dict[str, Any]) -> FileInfo:
+    """Convert the answer of an fsspec file system; raise `StorageError` without a size."""
+    if info.get("type") == "directory":
+        raise StorageError(
+            f"{shown(url)} is a directory.",
+            "Name a file in it, or pass the directory as the source's path.",
+            path=shown(url),
+        )
+    size = info.get("size")
+    if not isinstance(size, int) or size < 0:
+        raise StorageError(
+            f"The server does not declare the size of {shown(url)}: it sends no "
+            "Content-Length, or compresses the file.",
+            "Let it send Content-Length and no Content-Encoding, or copy the file.",
+            path=shown(url),
+        )
+    return FileInfo(url, size, version_of(info))
 
 
 def version_of(info: dict[str, Any]) -> str:
@@ -184,37 +150,6 @@ class Pace:
                 await asyncio.wait({task}, timeout=1)
 
 
-def replaced(url: str, before: str, now: str) -> StateError:
-    """Return the error for a file that changed since it was listed."""
-    return StateError(
-        f"{shown(url)} was replaced: it had {before or 'no version'} when the run began, and has "
-        f"{now or 'none'} now.",
-        "Start a new run for changed data; if nobody changed it, let the server send Last-Modified "
-        "or weak ETags (W/), which are not compared.",
-        path=shown(url),
-    )
-
-
-def split_url(path: str) -> tuple[str | None, str]:
-    """Return (protocol, rest); the protocol is None for local paths, including ``file://``."""
-    protocol, separator, remainder = path.partition("://")
-    if not separator:
-        return None, path
-    if protocol in ("file", "local"):
-        return None, remainder
-    return protocol, remainder
-
-
-def shown(url: str) -> str:
-    """Return the URL for messages, without query and password, which may be secret."""
-    protocol, _ = split_url(url)
-    if protocol not in ("http", "https"):
-        return url
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"
-
-
 def info_of(filesystem: Any, url: str, pace: Pace) -> dict[str, Any]:
     """Look up a URL with a single attempt; for hf:// the result includes the version."""
     options = {"expand_info": True} if split_url(url)[0] == "hf" else {}
@@ -238,46 +173,3 @@ def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str,
             raise
 
     return with_retries(ask, doing="Looking up", url=url, retries=retries)
-
-
-def with_retries(action: Callable[[], T], *, doing: str, url: str, retries: int) -> T:
-    """Return the result of `action`, with up to `retries` further attempts.
-
-    Args:
-        action: makes a whole attempt, from the beginning.
-        doing: name of the action for messages: "Reading", "Downloading".
-        url: URL that the action works on.
-        retries: attempts after the first.
-
-    Raises:
-        StorageError: every attempt failed, or one failed permanently. Its cause is the error of the
-            last attempt.
-    """
-    chance = random.Random()  # not the module's generator, which users may seed
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            return action()
-        except StreampackError:
-            raise
-        except Exception as error:
-            failure = failure_of(error)
-            original = error.__cause__ or error  # the library's error, before fsspec translated it
-            reason = next(iter(str(original).replace(url, shown(url)).splitlines()), "")
-            words = without_secrets(f"{type(original).__name__}: {reason}")
-            if failure == "transient" and attempt <= retries:
-                bound = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (attempt - 1))
-                asked = min(LONGEST_RETRY_AFTER_S, retry_after_s(error))
-                logger.info("%s %s: attempt %d failed (%s)", doing, shown(url), attempt, words)
-                time.sleep(asked + chance.uniform(0, bound))
-                continue
-            times = "attempt" if attempt == 1 else "attempts"
-            fact, remedy = WORDS[failure]
-            failed = StorageError(
-                f"{doing} {shown(url)} failed after {attempt} {times}: {fact} ({words}).",
-                remedy=remedy,
-                path=shown(url),
-            )
-            failed.failure = failure
-            raise failed from error

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from streampack.errors import StorageError
 from streampack.metrics import fetched
 from streampack.storage.ahead import Hint
+from streampack.storage.file_info import FileInfo, split_url
 from streampack.storage.ranges import fetch_start
-from streampack.storage.remote import FileInfo, split_url
 from streampack.storage.storage import Storage
 
 
@@ -21,8 +21,8 @@ def read_start(storage: Storage, url: str, most_bytes: int | None = None) -> byt
         StateError: the file was replaced since this process read it.
         StorageError: the bytes could not be read, after all retries.
     """
-    if url not in storage._process.looked_up:
-        filesystem, pace = storage._filesystem(split_url(url)[0] or ""), storage._pace
+    if url not in storage.remote.looked_up:
+        filesystem, pace = storage.remote.filesystem(split_url(url)[0] or ""), storage.remote.pace
         try:
             part = storage._attempt(
                 "Reading", url, lambda: fetch_start(filesystem, url, most_bytes, pace)
@@ -32,7 +32,7 @@ def read_start(storage: Storage, url: str, most_bytes: int | None = None) -> byt
                 raise
         else:
             if part.size is not None:
-                storage._remember(FileInfo(url, part.size, part.version))
+                storage.remote.remember(FileInfo(url, part.size, part.version))
             fetched.append(len(part.data))
             return part.data
     size = storage.size(url)
@@ -57,7 +57,7 @@ class Pending:
         pending = cls(lambda: read_start(storage, url, most_bytes))
         if storage.read_ahead_bytes:
             hint = Hint(lambda *_: pending.fetch(), FileInfo(url, 0), 0, 0)
-            storage._process.fetcher.ahead.add_hint(hint)
+            storage.remote.fetcher.ahead.add_hint(hint)
         return pending
 
     def fetch(self) -> None:

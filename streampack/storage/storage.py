@@ -9,51 +9,33 @@ connections, threads and locks.
 from __future__ import annotations
 
 import builtins
-import logging
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from itertools import chain
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
-from urllib.parse import urlsplit
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from streampack.arguments import explained, real_number, whole_number
-from streampack.errors import ConfigError, StorageError
-from streampack.metrics import fetched
-from streampack.storage.ahead import Hint
-from streampack.storage.blocks import BLOCK_BYTES, BlockCache, default_cache_dir
-from streampack.storage.fetching import Fetcher
-from streampack.storage.files import LocalFile, RangedFile, StoredFile
-from streampack.storage.growing import BlockWriter, GrowingFile, Growings
+from streampack.errors import ConfigError
+from streampack.storage.file_info import FileInfo, shown, split_url
+from streampack.storage.files import LocalFile, StoredFile
 from streampack.storage.listing import (
     expand_braces,
     has_ending,
     list_local,
-    list_remote,
     local_names,
     named_paths,
     real_files,
     refuse_repeated,
 )
-from streampack.storage.remote import (
-    FileInfo,
-    Pace,
-    info_of,
-    is_another_version,
-    look_up,
-    replaced,
-    shown,
-    split_url,
-    with_retries,
-)
+from streampack.storage.retries import with_retries
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from streampack.storage.blocks import BlockCache
+    from streampack.storage.growing import GrowingFile, Growings
+    from streampack.storage.remote_files import RemoteFiles
 
 R = TypeVar("R")
-
-_MOST_LOOKED_UP = 4096  # files with size and version remembered by a process
 
 _forks = 0
 
@@ -67,17 +49,38 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class _Process:
-    """State of a storage in one process: connections, look-ups, threads."""
+    """State of a storage in one process; each part is made when it is first used."""
 
     def __init__(self, storage: Storage) -> None:
-        self.filesystems: dict[str, Any] = {}
-        self.looked_up: OrderedDict[str, FileInfo] = OrderedDict()
-        self.whole: set[str] = set()  # servers that do not support ranges
-        folder = storage.cache_dir or default_cache_dir()
-        blocks = BlockCache(folder / "blocks", storage.cache_limit_bytes)
-        ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2)
-        self.fetcher = Fetcher(blocks, storage._get, storage._get_whole, ahead)
-        self.growings = Growings(blocks)
+        self._storage = storage
+        self._parts: dict[str, Any] = {}
+
+    def _once(self, name: str, make: Callable[[], R]) -> R:
+        """Return the same part to all threads."""
+        part: R | None = self._parts.get(name)
+        return self._parts.setdefault(name, make()) if part is None else part
+
+    @property
+    def cache(self) -> BlockCache:
+        from streampack.storage.blocks import BlockCache, default_cache_dir
+
+        def make() -> BlockCache:
+            folder = self._storage.cache_dir or default_cache_dir()
+            return BlockCache(folder / "blocks", self._storage.cache_limit_bytes)
+
+        return self._once("cache", make)
+
+    @property
+    def remote(self) -> RemoteFiles:
+        from streampack.storage.remote_files import RemoteFiles
+
+        return self._once("remote", lambda: RemoteFiles(self._storage, self.cache))
+
+    @property
+    def growings(self) -> Growings:
+        from streampack.storage.growing import Growings
+
+        return self._once("growings", lambda: Growings(self.cache))
 
 
 @explained
@@ -128,6 +131,11 @@ class Storage:
         return {**self.__dict__, "_processes": {}}
 
     @property
+    def remote(self) -> RemoteFiles:
+        """The remote files of this process."""
+        return self._process.remote
+
+    @property
     def _process(self) -> _Process:
         # A forked child keeps the connections of its parent, unused: closing them would close them
         # for the parent too, whose event loop shares their descriptors.
@@ -164,13 +172,7 @@ class Storage:
             if protocol is None:
                 listed = list_local(names, endings)
             else:
-                filesystem = self._filesystem(protocol)
-                listed = list_remote(
-                    filesystem, names, endings, pace=self._pace, retries=self.retries
-                )
-                for info in chain.from_iterable(listed):
-                    # The entry is older than the listing.
-                    self._process.looked_up.pop(info.path, None)
+                listed = self.remote.list(protocol, names, endings)
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
                     is_named = not endings or has_ending(name, endings)
@@ -186,7 +188,7 @@ class Storage:
 
     def refuse_repeated(self, paths: Sequence[str]) -> None:
         """Raise `ConfigError` if two paths lead to one file, which an epoch would read twice."""
-        refuse_repeated(paths, real_files(paths, self._filesystem))
+        refuse_repeated(paths, real_files(paths, lambda protocol: self.remote.filesystem(protocol)))
 
     @contextmanager
     def open(self, file: str | FileInfo) -> Iterator[StoredFile]:
@@ -204,7 +206,7 @@ class Storage:
         if protocol is None:
             yield self._attempt("Reading", path, lambda: LocalFile(Path(local)))
             return
-        ranged = RangedFile(self._listed(file), self._process.fetcher)
+        ranged = self.remote.open(file)
         try:
             yield ranged
         finally:
@@ -228,8 +230,9 @@ class Storage:
             with self.open(file.listed or name) as opened:
                 return make(opened, out) is not False
 
-        process = self._process
-        return GrowingFile(process.growings, process.fetcher.key(identity), shown(name), write)
+        from streampack.storage.growing import GrowingFile
+
+        return GrowingFile(self._process.growings, identity.key, shown(name), write)
 
     def forget(self, file: str | FileInfo) -> bool:
         """Remove a remote file from the cache, so that the next use fetches it.
@@ -237,12 +240,7 @@ class Storage:
         Return False if the cache has none of it.
         """
         path = file if isinstance(file, str) else file.path
-        if split_url(path)[0] is None:
-            return False
-        fetcher = self._process.fetcher
-        listed = self._listed(file)
-        blocks = -(-listed.num_bytes // BLOCK_BYTES)
-        return fetcher.cache.forget(fetcher.key(listed), blocks)
+        return split_url(path)[0] is not None and self.remote.forget(file)
 
     def prefetch(self, file: FileInfo, start: int, stop: int) -> None:
         """Start to fetch bytes [start, stop) of a listed file, which are read next; return at once.
@@ -250,22 +248,13 @@ class Storage:
         A range that begins below zero counts from the end of the file.
         """
         if self.read_ahead_bytes and split_url(file.path)[0] is not None:
-            self._process.fetcher.ahead.add_hint(Hint(self._begin, file, start, stop))
-
-    def _begin(self, listed: FileInfo, start: int, stop: int) -> None:
-        fetcher = self._process.fetcher
-        file = RangedFile(self._listed(listed), fetcher)
-        if start < 0:
-            start, stop = max(file.num_bytes + start, 0), file.num_bytes
-        fetcher.fetch_ahead(
-            file, start // BLOCK_BYTES, -(-min(stop, file.num_bytes) // BLOCK_BYTES)
-        )
+            self.remote.prefetch(file, start, stop)
 
     def size(self, path: str) -> int:
         """Return the size of a file in bytes."""
         protocol, local = split_url(path)
         if protocol is not None:
-            return self._look_up(path).num_bytes
+            return self.remote.look_up(path).num_bytes
         return self._attempt("Reading", path, lambda: os.path.getsize(local))
 
     def read_range(self, file: str | FileInfo, start: int, stop: int) -> bytes:
@@ -281,130 +270,10 @@ class Storage:
             return b""
         if protocol is None:
             return self._attempt("Reading", path, lambda: _read_exactly(local, start, stop))
-        listed = self._listed(file)
-        data = self._get(listed, start, stop)
-        if data is None:
-            with self.open(listed) as opened:
-                return opened.read(start, stop)
-        return data
-
-    def _get(
-        self, listed: FileInfo, start: int, stop: int, retries: int | None = None
-    ) -> bytes | None:
-        """Fetch bytes [start, stop) of the listed version of a remote file.
-
-        Return None if the server sends whole files only.
-        """
-        from streampack.storage.ranges import fetch_range
-
-        url, pace = listed.path, self._pace
-        filesystem = self._filesystem(split_url(url)[0] or "")
-
-        def read() -> bytes | None:
-            part = fetch_range(filesystem, url, start, stop, listed.num_bytes, pace)
-            if part is None:
-                return None
-            if listed.version and is_another_version(part.version, listed.version):
-                raise replaced(url, listed.version, part.version)
-            return part.data
-
-        data, server = None, _server(url)
-        if server not in self._process.whole or (start, stop) == (0, listed.num_bytes):
-            retries = self.retries if retries is None else retries
-            try:
-                data = with_retries(read, doing="Reading", url=url, retries=retries)
-            except StorageError as error:
-                if error.failure == "other":  # for example a range beyond the end of a shorter file
-                    self._check_unchanged(listed, error)
-                raise
-        if data is not None:
-            fetched.append(len(data))
-            return data
-        if server not in self._process.whole:
-            self._process.whole.add(server)
-            logger.warning(
-                "Files of %s are downloaded whole before they are read: it sends no ranges.", server
-            )
-        return None
-
-    def _get_whole(self, listed: FileInfo, begin: Callable[[], BlockWriter]) -> BlockWriter:
-        """Write a whole file, and check its size and version."""
-        from streampack.storage.ranges import whole_file
-
-        url, pace = listed.path, self._pace
-        filesystem = self._filesystem(split_url(url)[0] or "")
-
-        def download() -> BlockWriter:
-            writer = begin()
-            for data in whole_file(filesystem, url, listed.num_bytes, pace):
-                writer.write(data)
-            writer.finish()
-            now = FileInfo.of(url, info_of(filesystem, url, pace))
-            if listed.version and is_another_version(now.version, listed.version):
-                raise replaced(url, listed.version, now.version)
-            return writer
-
-        writer = with_retries(download, doing="Downloading", url=url, retries=self.retries)
-        fetched.append(listed.num_bytes)
-        return writer
-
-    def _check_unchanged(self, listed: FileInfo, error: StorageError) -> None:
-        """Raise `StateError` from an error if a file changed since it was listed."""
-        url = listed.path
-        with suppress(StorageError):
-            filesystem = self._filesystem(split_url(url)[0] or "")
-            now = FileInfo.of(url, look_up(filesystem, url, pace=self._pace, retries=0))
-            if now.num_bytes != listed.num_bytes:
-                raise replaced(url, f"{listed.num_bytes} bytes", f"{now.num_bytes}") from error
-            if is_another_version(now.version, listed.version):
-                raise replaced(url, listed.version, now.version) from error
-
-    def _listed(self, file: str | FileInfo) -> FileInfo:
-        """Return a remote file with its version, which is looked up if unknown."""
-        if isinstance(file, str):
-            return self._look_up(file)
-        return file if file.version else self._look_up(file.path)
-
-    @property
-    def _pace(self) -> Pace:
-        return Pace(self.timeout_s, self.min_bytes_per_s)
+        return self.remote.read_range(file, start, stop)
 
     def _attempt(self, doing: str, path: str, action: Callable[[], R]) -> R:
         return with_retries(action, doing=doing, url=path, retries=self.retries)
-
-    def _filesystem(self, protocol: str) -> Any:
-        filesystems = self._process.filesystems
-        if protocol not in filesystems:
-            from streampack.storage.filesystems import open_once
-
-            open_once(filesystems, protocol, self.storage_options, self.timeout_s)
-        return filesystems[protocol]
-
-    def _look_up(self, url: str) -> FileInfo:
-        """Look up size and version of a remote file; a process remembers the last ones."""
-        looked_up = self._process.looked_up
-        known = looked_up.get(url)
-        if known is None:
-            protocol, _ = split_url(url)
-            filesystem = self._filesystem(protocol or "")
-            info = look_up(filesystem, url, pace=self._pace, retries=self.retries)
-            known = self._remember(FileInfo.of(url, info))
-        return known
-
-    def _remember(self, info: FileInfo) -> FileInfo:
-        looked_up = self._process.looked_up
-        known = looked_up.setdefault(info.path, info)
-        if len(looked_up) > _MOST_LOOKED_UP:
-            with suppress(KeyError):  # another thread removed it
-                looked_up.popitem(last=False)
-        return known
-
-
-def _server(url: str) -> str:
-    """Return the server of a URL, or its protocol, for messages."""
-    protocol = split_url(url)[0] or ""
-    over_http = protocol in ("http", "https")
-    return urlsplit(url).netloc.rpartition("@")[2] if over_http else f"{protocol}://"
 
 
 def _read_exactly(path: str | Path, start: int, stop: int) -> bytes:

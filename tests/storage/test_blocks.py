@@ -15,7 +15,7 @@ import pytest
 
 from streampack.errors import StateError, StorageError
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
-from streampack.storage.remote import FileInfo
+from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
 from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import HTTPServer, S3Server

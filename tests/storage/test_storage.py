@@ -20,10 +20,10 @@ from aiobotocore.session import AioSession
 from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, StateError, StorageError
 from streampack.storage.default import default_storage
+from streampack.storage.file_info import FileInfo
 from streampack.storage.files import LocalFile
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import expand_braces
-from streampack.storage.remote import FileInfo
 from streampack.storage.starts import read_start
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server

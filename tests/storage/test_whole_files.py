@@ -126,12 +126,19 @@ def test_a_cache_that_is_removed_meanwhile_is_filled_again(
 def test_a_file_that_is_replaced_meanwhile_leaves_no_block(
     http: HTTPServer, storage: Storage, url: str
 ) -> None:
-    http.gate = lambda _: (http.folder / "a.bin").write_bytes(DATA[::-1]) and None
+    file = http.folder / "a.bin"
+    at_s = file.stat().st_mtime
+
+    def write(data: bytes, age_s: float) -> None:
+        file.write_bytes(data)
+        os.utime(file, (at_s, at_s - age_s))  # versions are times in whole seconds
+
+    http.gate = lambda _: write(DATA[::-1], age_s=10)
     with pytest.raises(StateError) as caught:
         read(storage, url)
     assert caught.value.path == url
-    (http.folder / "a.bin").write_bytes(DATA)
     http.gate = None
+    write(DATA, age_s=0)
     read(Storage(cache_dir=storage.cache_dir), url)
 
 

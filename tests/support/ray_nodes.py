@@ -20,7 +20,7 @@ from streampack.corpus_order import search
 from streampack.corpus_order.engine import OnRay
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.work import Work
-from streampack.storage.remote import split_url
+from streampack.storage.file_info import split_url
 
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"  # addresses of the loopback, as of two machines
 INDEX_SHARD = 100  # documents, so that a small corpus has several shards of its index

@@ -49,9 +49,9 @@ from streampack.sources.mds.samples import (
 from streampack.sources.record_files import RecordFiles
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError
+from streampack.storage.file_info import shown
 from streampack.storage.files import StoredFile
 from streampack.storage.listing import named_paths
-from streampack.storage.remote import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

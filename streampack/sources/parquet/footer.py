@@ -28,7 +28,7 @@ from streampack.sources.parquet.columns import (
     is_token_list,
 )
 from streampack.sources.records import DamagedFileError
-from streampack.storage.remote import FileInfo, shown
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.storage import Storage
 
 _FIRST_READ = 64 << 10

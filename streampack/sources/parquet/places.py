@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import offsets_of
 from streampack.sources.parquet.footer import row_groups
-from streampack.storage.files import Order, RangedFile, StoredFile
+from streampack.storage.files import Order, StoredFile
 
 if TYPE_CHECKING:
     from streampack.sources.parquet.chunks import Chunks, ColumnOrder
@@ -42,18 +42,12 @@ def open_file(
     return pq.ParquetFile(
         pa.BufferReader(file.array(0, file.num_bytes))
         if file.mapped
-        else pa.PythonFile(_stream(file, order), "r"),
+        else pa.PythonFile(file.stream(0) if order is None else file.ordered_stream(order), "r"),
         metadata=metadata,
         buffer_size=0 if file.mapped else _BUFFER_BYTES,
         page_checksum_verification=True,
         pre_buffer=False,
     )
-
-
-def _stream(file: StoredFile, order: Order | None) -> IO[bytes]:
-    if order is not None and isinstance(file, RangedFile):
-        return file.ordered_stream(order)
-    return file.stream(0)
 
 
 def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:

@@ -49,11 +49,11 @@ from streampack.sources.parquet.footer import (
 from streampack.sources.parquet.places import Places, chunks_of, footer_of, open_file, order_of
 from streampack.sources.record_files import RecordFiles
 from streampack.sources.records import DamagedFileError, block_of
-from streampack.storage.decoded import LEAST_BYTES, shared_batches
+from streampack.storage.decompression import LEAST_BYTES
 from streampack.storage.failures import is_of_system
+from streampack.storage.file_info import shown
 from streampack.storage.files import StoredFile
-from streampack.storage.listing import in_threads
-from streampack.storage.remote import shown
+from streampack.storage.threads import in_threads
 
 if TYPE_CHECKING:
     from streampack.sources.parquet.chunks import ColumnOrder
@@ -300,11 +300,16 @@ class Parquet(RecordFiles):
                 return opened.iter_batches(size, [number], columns, use_threads=False)  # type: ignore[no-any-return]
 
             inside = begin > first and num_bytes >= LEAST_BYTES
-            what = f"row group {number} by {size} {columns}" if inside else ""
+            what = f"row group {number} by {size} {columns}"
             skipped, reached = max(start - first, 0), 0
-            for batch, at in shared_batches(
-                self.storage, file, what, size, skipped, decode, opened, whole_group
-            ):
+            batches = _placed(decode(opened))
+            if inside:
+                from streampack.storage.decoded import shared_batches
+
+                batches = shared_batches(
+                    self.storage, file, what, size, skipped, decode, opened, whole_group
+                )
+            for batch, at in batches:
                 low, high = max(start - first - at, 0), min(stop - first - at, batch.num_rows)
                 if low < high:
                     yield batch.slice(low, high - low), first + at + low
@@ -397,3 +402,11 @@ class Parquet(RecordFiles):
         if "decrypt" in what:
             raise self.broken_shard(shard, ENCRYPTED, position, DECRYPT) from error
         raise self.broken_shard(shard, what, position) from error
+
+
+def _placed(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Yield batches of a row group, each with the index of its first row."""
+    first = 0
+    for batch in batches:
+        yield batch, first
+        first += batch.num_rows

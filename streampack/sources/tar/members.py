@@ -25,8 +25,8 @@ from streampack.sources.json_records import record_of
 from streampack.sources.records import BrokenDocumentError, kind_of
 from streampack.sources.tar.headers import ALL, MORE, is_header, scan_file
 from streampack.storage.decompression import DamagedError, codec_of, open_content
+from streampack.storage.file_info import FileInfo
 from streampack.storage.files import StoredFile
-from streampack.storage.remote import FileInfo
 from streampack.storage.storage import Storage
 
 TEXT_ENDINGS = ("txt", "text", "md")

@@ -58,9 +58,9 @@ from streampack.sources.tar.headers import (
 from streampack.sources.tar.members import FirstMembers, Samples, TarColumn, head_of
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError, codec_of
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.files import LocalFile, MemoryFile, StoredFile
 from streampack.storage.listing import expand_braces, is_pipe, named_paths, refuse_pipes, run_pipe
-from streampack.storage.remote import FileInfo, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -1,0 +1,61 @@
+"""Files as listed: path, size and version; and URLs in messages."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from streampack.errors import StateError
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file as listed, or looked up.
+
+    Attributes:
+        path: absolute local path, or URL.
+        num_bytes: size in bytes.
+        version: version of a remote file from its store; see `version_of`.
+    """
+
+    path: str
+    num_bytes: int
+    version: str = field(default="", compare=False)
+
+    @property
+    def key(self) -> str:
+        """Key of this version for the names of its blocks, without the URL."""
+        identity = f"{self.path}\0{self.num_bytes}\0{self.version}".encode()
+        return hashlib.blake2b(identity, digest_size=12).hexdigest()
+
+
+def replaced(url: str, before: str, now: str) -> StateError:
+    """Return the error for a file that changed since it was listed."""
+    return StateError(
+        f"{shown(url)} was replaced: it had {before or 'no version'} when the run began, and has "
+        f"{now or 'none'} now.",
+        "Start a new run for changed data; if nobody changed it, let the server send Last-Modified "
+        "or weak ETags (W/), which are not compared.",
+        path=shown(url),
+    )
+
+
+def split_url(path: str) -> tuple[str | None, str]:
+    """Return (protocol, rest); the protocol is None for local paths, including ``file://``."""
+    protocol, separator, remainder = path.partition("://")
+    if not separator:
+        return None, path
+    if protocol in ("file", "local"):
+        return None, remainder
+    return protocol, remainder
+
+
+def shown(url: str) -> str:
+    """Return the URL for messages, without query and password, which may be secret."""
+    protocol, _ = split_url(url)
+    if protocol not in ("http", "https"):
+        return url
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"

@@ -1,0 +1,205 @@
+"""Remote files of one process: connections, look-ups, and the fetcher of their blocks."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from streampack.errors import StorageError
+from streampack.metrics import fetched
+from streampack.storage.ahead import Hint
+from streampack.storage.blocks import BLOCK_BYTES, BlockCache
+from streampack.storage.fetching import Fetcher
+from streampack.storage.file_info import FileInfo, replaced, split_url
+from streampack.storage.growing import BlockWriter
+from streampack.storage.ranged_file import RangedFile
+from streampack.storage.ranges import fetch_range, whole_file
+from streampack.storage.remote import Pace, info_from, info_of, is_another_version, look_up
+from streampack.storage.remote_listing import list_remote
+from streampack.storage.retries import with_retries
+
+if TYPE_CHECKING:
+    from streampack.storage.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+_MOST_LOOKED_UP = 4096  # files with size and version remembered by a process
+
+
+class RemoteFiles:
+    """The remote files of a storage in one process.
+
+    Args:
+        storage: the storage with the settings.
+        cache: cache of blocks.
+
+    Attributes:
+        looked_up: sizes and versions of the last files that were looked up, by URL.
+        fetcher: fetcher of blocks.
+    """
+
+    def __init__(self, storage: Storage, cache: BlockCache) -> None:
+        self._storage = storage
+        self._filesystems: dict[str, Any] = {}
+        self._whole: set[str] = set()  # servers that do not support ranges
+        self.looked_up: OrderedDict[str, FileInfo] = OrderedDict()
+        self.pace = Pace(storage.timeout_s, storage.min_bytes_per_s)
+        ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2)
+        self.fetcher = Fetcher(cache, self._get, self._get_whole, ahead)
+
+    def list(
+        self, protocol: str, names: Sequence[str], endings: Sequence[str]
+    ) -> list[list[FileInfo]]:
+        """Return the files of each of these URLs; see `list_remote`."""
+        retries = self._storage.retries
+        files = list_remote(
+            self.filesystem(protocol), names, endings, pace=self.pace, retries=retries
+        )
+        for info in chain.from_iterable(files):
+            self.looked_up.pop(info.path, None)  # the entry is older than the listing
+        return files
+
+    def open(self, file: str | FileInfo) -> RangedFile:
+        """Open a file by URL, or as it was listed."""
+        return RangedFile(self.listed(file), self.fetcher)
+
+    def forget(self, file: str | FileInfo) -> bool:
+        """Remove a file from the cache; return False if the cache has none of it."""
+        listed = self.listed(file)
+        blocks = -(-listed.num_bytes // BLOCK_BYTES)
+        return self.fetcher.cache.forget(listed.key, blocks)
+
+    def prefetch(self, file: FileInfo, start: int, stop: int) -> None:
+        """See `Storage.prefetch`."""
+        self.fetcher.ahead.add_hint(Hint(self._begin, file, start, stop))
+
+    def _begin(self, listed: FileInfo, start: int, stop: int) -> None:
+        file = self.open(listed)
+        if start < 0:
+            start, stop = max(file.num_bytes + start, 0), file.num_bytes
+        end = -(-min(stop, file.num_bytes) // BLOCK_BYTES)
+        self.fetcher.fetch_ahead(file, start // BLOCK_BYTES, end)
+
+    def read_range(self, file: str | FileInfo, start: int, stop: int) -> bytes:
+        """See `Storage.read_range`."""
+        listed = self.listed(file)
+        data = self._get(listed, start, stop)
+        if data is not None:
+            return data
+        opened = self.open(listed)
+        try:
+            return opened.read(start, stop)
+        finally:
+            opened.close()
+
+    def _get(
+        self, listed: FileInfo, start: int, stop: int, retries: int | None = None
+    ) -> bytes | None:
+        """Fetch bytes [start, stop) of the listed version of a remote file.
+
+        Return None if the server sends whole files only.
+        """
+        url, pace = listed.path, self.pace
+        filesystem = self.filesystem(split_url(url)[0] or "")
+
+        def read() -> bytes | None:
+            part = fetch_range(filesystem, url, start, stop, listed.num_bytes, pace)
+            if part is None:
+                return None
+            if listed.version and is_another_version(part.version, listed.version):
+                raise replaced(url, listed.version, part.version)
+            return part.data
+
+        data, server = None, _server(url)
+        if server not in self._whole or (start, stop) == (0, listed.num_bytes):
+            retries = self._storage.retries if retries is None else retries
+            try:
+                data = with_retries(read, doing="Reading", url=url, retries=retries)
+            except StorageError as error:
+                if error.failure == "other":  # for example a range beyond the end of a shorter file
+                    self._check_unchanged(listed, error)
+                raise
+        if data is not None:
+            fetched.append(len(data))
+            return data
+        if server not in self._whole:
+            self._whole.add(server)
+            logger.warning(
+                "Files of %s are downloaded whole before they are read: it sends no ranges.", server
+            )
+        return None
+
+    def _get_whole(self, listed: FileInfo, begin: Callable[[], BlockWriter]) -> BlockWriter:
+        """Write a whole file, and check its size and version."""
+        url, pace = listed.path, self.pace
+        filesystem = self.filesystem(split_url(url)[0] or "")
+
+        def download() -> BlockWriter:
+            writer = begin()
+            for data in whole_file(filesystem, url, listed.num_bytes, pace):
+                writer.write(data)
+            writer.finish()
+            now = info_from(url, info_of(filesystem, url, pace))
+            if listed.version and is_another_version(now.version, listed.version):
+                raise replaced(url, listed.version, now.version)
+            return writer
+
+        writer = with_retries(download, doing="Downloading", url=url, retries=self._storage.retries)
+        fetched.append(listed.num_bytes)
+        return writer
+
+    def _check_unchanged(self, listed: FileInfo, error: StorageError) -> None:
+        """Raise `StateError` from an error if a file changed since it was listed."""
+        url = listed.path
+        with suppress(StorageError):
+            filesystem = self.filesystem(split_url(url)[0] or "")
+            now = info_from(url, look_up(filesystem, url, pace=self.pace, retries=0))
+            if now.num_bytes != listed.num_bytes:
+                raise replaced(url, f"{listed.num_bytes} bytes", f"{now.num_bytes}") from error
+            if is_another_version(now.version, listed.version):
+                raise replaced(url, listed.version, now.version) from error
+
+    def listed(self, file: str | FileInfo) -> FileInfo:
+        """Return a remote file with its version, which is looked up if unknown."""
+        if isinstance(file, str):
+            return self.look_up(file)
+        return file if file.version else self.look_up(file.path)
+
+    def filesystem(self, protocol: str) -> Any:
+        filesystems = self._filesystems
+        if protocol not in filesystems:
+            from streampack.storage.filesystems import open_once
+
+            open_once(filesystems, protocol, self._storage.storage_options, self._storage.timeout_s)
+        return filesystems[protocol]
+
+    def look_up(self, url: str) -> FileInfo:
+        """Look up size and version of a remote file; a process remembers the last ones."""
+        looked_up = self.looked_up
+        known = looked_up.get(url)
+        if known is None:
+            protocol, _ = split_url(url)
+            filesystem = self.filesystem(protocol or "")
+            info = look_up(filesystem, url, pace=self.pace, retries=self._storage.retries)
+            known = self.remember(info_from(url, info))
+        return known
+
+    def remember(self, info: FileInfo) -> FileInfo:
+        looked_up = self.looked_up
+        known = looked_up.setdefault(info.path, info)
+        if len(looked_up) > _MOST_LOOKED_UP:
+            with suppress(KeyError):  # another thread removed it
+                looked_up.popitem(last=False)
+        return known
+
+
+def _server(url: str) -> str:
+    """Return the server of a URL, or its protocol, for messages."""
+    protocol = split_url(url)[0] or ""
+    over_http = protocol in ("http", "https")
+    return urlsplit(url).netloc.rpartition("@")[2] if over_http else f"{protocol}://"
