@@ -1,0 +1,58 @@
+"""Fill of rows with documents of one key each: ``python -m benchmarks.separate_rows``.
+
+On lengths alone: web-like documents (lognormal, median 400 tokens) in rows of 2,048, each with one
+of 1, 4 or 64 keys; the shares of the keys fall as 1 / rank. Beside `separate_by=` in windows of two
+sizes, the same documents of each key in an offline plan, which has the whole key at once, and
+without keys. "Fill" is the share of slots that are not padding.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.report import print_table
+from streampack.packing import BestFitDecreasing, Plan
+from streampack.run.dry_run import stream_plan
+from streampack.window.config import WindowConfig
+
+SEQ_LEN = 2048
+BATCH_ROWS = 8
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--documents", type=int, default=60_000)
+    count = parser.parse_args().documents
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(np.log(400), 1.0, count), 8, 20_000).astype(np.int64)
+    packer = BestFitDecreasing(seq_len=SEQ_LEN, separate_by="key")
+    table = []
+    for keys in (1, 4, 64):
+        shares = 1 / np.arange(1, keys + 1)
+        key = rng.choice(keys, count, p=shares / shares.sum())
+        plans = [packer.plan(lengths, final=True, seed=0, weights={"key": key})]
+        for rows in (None, 2048):
+            plans.append(
+                stream_plan(
+                    lengths, packer, WindowConfig(rows=rows), weights={"key": key},
+                    batch_tokens=BATCH_ROWS * SEQ_LEN,
+                )
+            )  # fmt: skip
+        table.append([str(keys), *(f"{fill(plan, lengths):.2f}" for plan in plans)])
+    print_table(
+        "Fill of rows with one key each, in %",
+        ["keys", "offline, each key", "default window", "window of 2,048 rows"], table,
+    )  # fmt: skip
+
+
+def fill(plan: Plan, lengths: NDArray[np.int64]) -> float:
+    """Return the share of slots with tokens, in %."""
+    return 100 * plan.metrics(lengths).utilisation
+
+
+if __name__ == "__main__":
+    main()
