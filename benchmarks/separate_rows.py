@@ -35,13 +35,13 @@ def main() -> None:
         shares = 1 / np.arange(1, keys + 1)
         key = rng.choice(keys, count, p=shares / shares.sum())
         plans = [packer.plan(lengths, final=True, seed=0, weights={"key": key})]
-        for rows in (None, 2048):
-            plans.append(
-                stream_plan(
-                    lengths, packer, WindowConfig(rows=rows), weights={"key": key},
-                    batch_tokens=BATCH_ROWS * SEQ_LEN,
-                )
-            )  # fmt: skip
+        plans += [
+            stream_plan(
+                lengths, packer, WindowConfig(rows=rows), weights={"key": key},
+                batch_tokens=BATCH_ROWS * SEQ_LEN,
+            )
+            for rows in (None, 2048)
+        ]  # fmt: skip
         table.append([str(keys), *(f"{fill(plan, lengths):.2f}" for plan in plans)])
     print_table(
         "Fill of rows with one key each, in %",

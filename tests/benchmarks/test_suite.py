@@ -134,6 +134,7 @@ COMMANDS = {
     "images": "--count 2 --passes 1",
     "image_rows": "--documents 3000 --steps 5",
     "loss_rows": "--steps 5",
+    "long_chats": "--chats 20 --seq-lens 256",
     "separate_rows": "--documents 2000",
     "layouts": "--size 0.001",
     "memory": "--scale 0.01 --rounds 1 --passes 1",
