@@ -341,17 +341,23 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         """Mix the sources of the run's `Mixture` by other weights from a step on.
 
         All ranks must call it after the same step with the same weights. It may be called inside
-        the loop, which continues. Batches made ahead are dropped and remade, so a call costs as
-        much as a resume. Each lane draws by the new weights from its first round that begins at
-        that step or later; documents in its window come first. So the batches are the same for any
-        number of ranks and workers, and the state records the change.
+        the loop, after every step: a call takes less than a millisecond, and no batch that workers
+        have made is dropped. The change belongs to a batch of the run, which follows from the step
+        of the call alone: ten turns of all lanes after the next batch, which no lane has begun.
+        Each lane draws by the new weights from its first round that begins at that batch or later;
+        documents in its window come first. So the batches are the same for any number of ranks and
+        workers, and the state records the changes that are still ahead, and the last one before.
 
         Args:
             weights: one weight for every source by name, as for `Mixture`. They stay constant until
                 the next change.
             from_step: first step with the new weights, counted from the beginning of the run with
-                the current number of ranks; None is the next step. If ranks share batches, the
-                change waits for whole rounds of the lanes.
+                the current number of ranks; None is the first step that no lane has begun. With
+                an earlier one, batches made ahead are dropped and remade, which costs as much as a
+                resume; so it does with large groups (`accumulate`), with more ranks than lanes, and
+                on several ranks in loops that count no loss tokens (evaluation, the Trainer of
+                Hugging Face). If ranks share batches, a given step waits for whole rounds of the
+                lanes.
 
         Raises:
             ConfigError: the source is not a mixture, the run has an order, the weights name other
@@ -364,9 +370,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         """
         if self._finished:
             self._begin_again()
-        load(METHODS["set_weights"])(self._run, weights, from_step)
-        if self._live is not None:
-            self._live.continue_from(self._batches())
+        load(METHODS["set_weights"])(self, weights, from_step)
 
     # ------------------------------------------------------------------ one iterator at a time
 

@@ -106,12 +106,16 @@ class RankRun:
         self._untaken.clear()
         self.kept.clear()
 
-    def change(self, values: Mapping[str, Any]) -> None:
-        """Change the values of leaves in the state; batches not taken yet become void."""
+    def change(self, values: Mapping[str, Any], what: object) -> None:
+        """Change the values of leaves in the state; `what` identifies the change on every rank."""
         self.state.beside = values
         self._recent.change(values)
-        self._changes = question(values)
-        self._untaken.clear()
+        self._changes = question(self._changes, what)
+
+    @property
+    def oldest(self) -> int:
+        """Return the index of the batch that follows the oldest state that may be asked for."""
+        return self._recent.oldest
 
     # ------------------------------------------------------------------ giving
 
@@ -129,8 +133,9 @@ class RankRun:
         """
         plan, start = self.plan, self.state.next_batch
         finite = plan.config.epochs is not None
-        config = replace(plan.config, beside=self.state.beside)
-        check_same_start(self.ranks, start, {**plan.fingerprint, **config.beside})
+        config = replace(plan.config, beside=plan.config.source.live(self.state.beside))
+        self.kept["beside"] = config.beside
+        check_same_start(self.ranks, start, {**plan.fingerprint, **self.state.beside})
         states = self.state.states()
         connected = sharing is None and self._is_connected()
         own = sharing or self.state.sharing(connected=connected, name=source.name, kept=True)

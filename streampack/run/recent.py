@@ -54,6 +54,11 @@ class Recent:
         before, self._now = self._now, state.copy()
         self._taken.append(_Taken(number, batch.composition, before, self._now))
 
+    @property
+    def oldest(self) -> int:
+        """Return the batch that follows the oldest state."""
+        return self._taken[0].before.next_batch if self._taken else self._now.next_batch
+
     def move(self, state: RunState) -> None:
         """Record a state that changed without a batch."""
         self._now = state.copy()

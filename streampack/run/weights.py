@@ -1,8 +1,15 @@
-"""Changes of a mixture's weights during a run, each from a given batch on."""
+"""Changes of a mixture's weights during a run, each from a given batch on.
+
+A change reaches the lanes in one of two ways, with the same batches. If no lane of any rank can
+have begun its batch, lanes read it from the `WeightChannel` before they do. Otherwise the lanes are
+reopened at the place of the loop. Which of the two follows from the step of the call, the size
+of the loop's groups and the numbers of lanes and ranks, so all ranks do the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from streampack.arguments import whole_number
 from streampack.errors import ConfigError
@@ -15,20 +22,30 @@ from streampack.sources.token_shares import (
     changes_of,
     checked_weights,
 )
+from streampack.sources.weight_channel import AHEAD_TURNS, WeightChannel
+
+if TYPE_CHECKING:
+    from streampack.loader import PackedLoader
+
+#: Turns of all lanes between the next batch of the loop and the first one with new weights. A loop
+#: that takes single batches has asked for at most 3 steps and 2 turns more, and rounds begin less
+#: than `AHEAD_TURNS` turns later.
+LEAD_TURNS = AHEAD_TURNS + 6
 
 
-def set_weights(run: RankRun, weights: Weights, from_step: int | None) -> None:
+def set_weights(loader: PackedLoader[Any], weights: Weights, from_step: int | None) -> None:
     """Add a change of weights to a run, which replaces a change at the same batch.
 
     Args:
-        run: the run of this rank.
+        loader: loader of the run.
         weights: weights of all sources by name.
-        from_step: first step with the new weights; None is the next one.
+        from_step: first step with the new weights; None is the first that no lane has begun.
 
     Raises:
         ConfigError: see `PackedLoader.set_weights`.
     """
-    plan, state, taken = run.plan, run.state, run.steps_taken
+    run, live = loader._run, loader._live
+    plan, state = run.plan, run.state
     mixture = plan.config.source
     if not isinstance(mixture, Mixture):
         raise ConfigError(
@@ -49,16 +66,53 @@ def set_weights(run: RankRun, weights: Weights, from_step: int | None) -> None:
             setting="weights",
         )
     ((_, exact),) = checked_weights(weights, list(mixture.sources))
-    step = taken if from_step is None else whole_number("from_step", from_step, least=0)
+    first = _first_batch(run, from_step)
+    change = WeightChange(first, dict(zip(mixture.sources, map(float, exact), strict=True)))
+    changes = [one for one in changes_of(state.beside) if one.batch != first]
+    changes.append(change)
+    changes.sort(key=lambda one: one.batch)
+    changes = _needed(changes, run.oldest)
+    values = {**state.beside, WEIGHTS: [[batch, by_name] for batch, by_name in changes]}
+    run.change(values, change)
+    if live is None:
+        return
+    channel = run.kept.get("beside")
+    told = loader._trains or run.num_ranks == 1  # otherwise only an opening compares the ranks
+    if told and first >= _reach(run, len(live._got)) and isinstance(channel, WeightChannel):
+        channel.announce(changes)
+    else:
+        run._untaken.clear()
+        live.continue_from(loader._batches())
+
+
+def _first_batch(run: RankRun, from_step: int | None) -> int:
+    """Return the index of the first batch with the new weights."""
+    taken, following = run.steps_taken, run.state.next_batch
+    if from_step is None:
+        return following + LEAD_TURNS * run.plan.config.lanes
+    step = whole_number("from_step", from_step, least=0)
     if step < taken:
         raise ConfigError(
             f"from_step must be at least {taken}, the steps taken, got {step}.",
-            "Pass a later step; None is the next one.",
+            "Pass a later step; None is the first one that no lane has begun.",
             setting="from_step",
         )
-    by_name = dict(zip(mixture.sources, map(float, exact), strict=True))
-    first = plan.batch_after(state.next_batch, step - taken)
-    changes = [change for change in changes_of(state.beside) if change.batch != first]
-    changes.append(WeightChange(first, by_name))
-    changes.sort(key=lambda change: change.batch)
-    run.change({**state.beside, WEIGHTS: [[batch, weights] for batch, weights in changes]})
+    return run.plan.batch_after(following, step - taken)
+
+
+def _reach(run: RankRun, ahead: int) -> int:
+    """Return a batch above all at which a lane of any rank can have begun a round.
+
+    Args:
+        run: run of a rank.
+        ahead: batches that the loop has got and not taken.
+    """
+    plan = run.plan
+    turn = max(plan.config.lanes, plan.topology.world_size)
+    return plan.batch_after(run.state.next_batch, max(ahead, 1) + 2) + (AHEAD_TURNS + 2) * turn
+
+
+def _needed(changes: list[WeightChange], oldest: int) -> list[WeightChange]:
+    """Return the changes after batch `oldest`, and the one in force there."""
+    past = sum(change.batch <= oldest for change in changes)
+    return changes[max(past - 1, 0) :]

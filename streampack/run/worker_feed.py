@@ -51,10 +51,30 @@ class WorkerFeed:
         self, share: LaneShare, sharing: ReportChannel, exchange: ReportExchange, run: RankRun
     ) -> Items:
         """See `Feed`."""
+        feed: Callable[[LaneShare], Items]
         feed = partial(feed_from_workers, sharing=sharing, settings=self._settings)
+        if (follow := getattr(share.config.beside, "follow", None)) is not None:
+            feed = partial(_followed, feed, follow)
         if isinstance(run.ranks, Alone):
             return feed(share)
         return restarting(feed, share, run.interrupt)
+
+
+def _followed(
+    open_feed: Callable[[LaneShare], Items], follow: Callable[[int, int], None], share: LaneShare
+) -> Generator[PackedBatch | LaneEnd, None, None]:
+    """Yield a feed's items, and tell its lanes how far the loop is."""
+    lanes = share.config.lanes
+    turn = max(lanes, share.topology.world_size)
+    follow(share.start, turn)
+    feed = open_feed(share)
+    try:
+        for item in feed:
+            follow(item.step * lanes + item.lane, turn)
+            yield item
+    finally:
+        if isinstance(feed, Generator):
+            feed.close()
 
 
 def restarting(

@@ -149,6 +149,10 @@ class Source(ABC):
     def describe(self) -> dict[str, Any]:
         """Return a JSON-able identity for the fingerprint: kind, manifest digest, columns."""
 
+    def live(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a run's values of leaves for lanes that are opened, which may change later."""
+        return values
+
     def as_saved(self, described: Mapping[str, Any]) -> Source:
         """Return the source under the rules of the run that saved this output of `describe`."""
         return self

@@ -22,6 +22,7 @@ from streampack.sources.base import LaneReader, Portion, Source
 from streampack.sources.file_source import FileSource
 from streampack.sources.resolve import as_source
 from streampack.sources.token_shares import ONE, TokenShares, Weights, checked_weights, tempered
+from streampack.sources.weight_channel import WeightChannel
 from streampack.storage.threads import in_threads
 
 
@@ -188,6 +189,9 @@ class Mixture(Source):
             with named_in_errors(name):
                 copied.sources[name] = part.with_fields(types)
         return copied
+
+    def live(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        return WeightChannel(values)
 
     def as_saved(self, described: Mapping[str, Any]) -> Mixture:
         saved: Mapping[str, Any] = described.get("sources", {})

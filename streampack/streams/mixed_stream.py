@@ -31,7 +31,8 @@ from streampack.errors import StateError
 from streampack.metrics import LaneTimes
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.mixture import Mixture, named_in_errors, source_seed
-from streampack.sources.token_shares import Credits, change_at, changes_of
+from streampack.sources.token_shares import Credits, WeightChange, change_at, changes_of
+from streampack.sources.weight_channel import WeightChannel
 from streampack.streams.base import LaneStream, Remaining, StreamPosition
 from streampack.streams.mixed_place import MixtureCursor, Rules, SourceCursor
 from streampack.streams.shortfall import Shortfall
@@ -145,7 +146,8 @@ class MixedStream(LaneStream):
             self._members.append(_Member(name, stream, place, place.offset, place.ended))
         self._dealt = () if dealer is None else tuple(dealer.rule.lines)
         self._lane, self._lanes = lane, config.lanes
-        self._changes = changes_of(config.beside)
+        self._values = config.beside
+        self._asked: tuple[int, WeightChange | None] | None = None  # last batch, and its change
         self._waits = False  # True while waiting for a deal
         self._shortfall = None if lane else Shortfall(config.lanes)  # one lane warns for all
         for member in self._members:
@@ -173,7 +175,14 @@ class MixedStream(LaneStream):
             member.stream.allow(step)
 
     def reweigh(self, step: int) -> None:
-        change, last = change_at(self._changes, step * self._lanes + self._lane), self._rules[-1]
+        batch, values, last = step * self._lanes + self._lane, self._values, self._rules[-1]
+        channel = values if isinstance(values, WeightChannel) else None
+        changes = changes_of(values) if channel is None else channel.changes(batch)
+        if self._asked is not None:
+            asked, found = self._asked
+            assert (change_at(changes, asked) or found) == found, "a change of weights came late"
+        change = change_at(changes, batch)
+        self._asked = batch, change
         if change is None or change.batch == last.batch:
             return
         until = self.serial + (step > 0)

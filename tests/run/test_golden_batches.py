@@ -364,7 +364,13 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "trees": (*LINES, "groups", "trees", "batch.loss", "batch.text", "batch.tree_batch"),
     "mixture": (
         *(*PARQUET, *ARRAYS, "sources.tar", "sources.json_records"),
-        *("sources.mixture", "sources.token_shares", "run.by_source", "window.source_counts"),
+        *(
+            "sources.mixture",
+            "sources.token_shares",
+            "sources.weight_channel",
+            "run.by_source",
+            "window.source_counts",
+        ),
         *("streams.mixed_place", "streams.mixed_stream", "streams.shortfall"),
     ),
     "buckets": (*PARQUET, *BUCKETS),
