@@ -6,7 +6,7 @@ from typing import Any
 
 from streampack.sources.parquet import chunks, places
 from streampack.sources.tar import headers
-from streampack.storage import blocks, fetching, files, growing, storage
+from streampack.storage import blocks, fetching, growing, ranged_file, remote_files
 
 __all__ = ["BLOCK_BYTES", "small_blocks"]
 
@@ -15,7 +15,7 @@ BLOCK_BYTES = 256
 
 def small_blocks(setattr: Any) -> None:
     """Set the sizes with `setattr` of `monkeypatch`."""
-    for module in (blocks, fetching, files, growing, storage, chunks):
+    for module in (blocks, fetching, growing, ranged_file, remote_files, chunks):
         setattr(module, "BLOCK_BYTES", BLOCK_BYTES)
     setattr(headers, "_WINDOW_BYTES", 600)
     setattr(places, "_BUFFER_BYTES", 300)
