@@ -180,7 +180,8 @@ class MixedStream(LaneStream):
         changes = changes_of(values) if channel is None else channel.changes(batch)
         if self._asked is not None:
             asked, found = self._asked
-            assert (change_at(changes, asked) or found) == found, "a change of weights came late"
+            if (change_at(changes, asked) or found) != found:
+                raise AssertionError("A change of weights came late, which must not happen.")
         change = change_at(changes, batch)
         self._asked = batch, change
         if change is None or change.batch == last.batch:
