@@ -41,6 +41,7 @@ PAGES = [
 ]
 #: Pages whose snippets have tests of their own, in these files.
 OTHERS = {
+    "check.md": "tests/checking/test_page.py",
     "design.md": "tests/test_worked_example.py",
     "extending.md": "tests/test_readme.py",
     "migration.md": "tests/test_migration.py",

@@ -9,6 +9,7 @@ import typer
 
 from streampack import __version__
 from streampack.cli.bench import bench
+from streampack.cli.check import check
 from streampack.cli.convert import convert
 from streampack.cli.options import (
     AnyCorpus,
@@ -78,5 +79,5 @@ def _program(
     pass
 
 
-for command in (bench, convert, explain, order, replay, warm):
+for command in (bench, check, convert, explain, order, replay, warm):
     app.command()(command)

@@ -85,7 +85,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 
 def object_at(named: str) -> Any:
-    """Return the object with a name in a user's file or module; a function is called.
+    """Return the object with a name in a user's file or module, as `target_at`; call functions."""
+    target = target_at(named)
+    return target() if callable(target) and not isinstance(target, type) else target
+
+
+def target_at(named: str) -> Any:
+    """Return the object with a name in a user's file or module.
 
     Args:
         named: FILE.py:NAME or MODULE:NAME.
@@ -119,8 +125,7 @@ def object_at(named: str) -> Any:
             "Name an object or a function at the top level of that file.",
             setting="source",
         )
-    target = names[name]
-    return target() if callable(target) and not isinstance(target, type) else target
+    return names[name]
 
 
 def dataset_of(

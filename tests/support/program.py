@@ -7,10 +7,10 @@ from typer.testing import CliRunner
 from streampack.cli.app import app
 
 
-def output_of(*arguments: object) -> str:
-    """What the program prints; it raises what the command raises, and ends with 0."""
+def output_of(*arguments: object, code: int = 0) -> str:
+    """What the program prints; it raises what the command raises, and ends with `code`."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result.output

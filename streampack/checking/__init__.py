@@ -1,0 +1,1 @@
+"""Check the batches of any loader for the faults of packing."""

@@ -1,0 +1,166 @@
+"""The document of each slot: from marked ids, from end tokens, or from the batch's own claims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.checking.marked import MarkedDocuments
+from streampack.checking.reading import NO_TARGET, View
+
+#: Offset of a token before the first one of its document.
+BEFORE = -1
+#: Offset where it is unknown.
+UNKNOWN = -2
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The document of each slot, and of the token after it; (rows, slots).
+
+    Attributes:
+        document: int64, -1 on padding.
+        offset: int64, index of the token in its document; -2 where it is unknown.
+        next_document: int64, of the token after the slot; -1 for padding and at the end of a row.
+        next_offset: int64, likewise.
+        loss: bool, the token after the slot should carry loss.
+        length: int64, tokens of the slot's document, without an end token; -2 if unknown.
+        by: "documents", "end tokens" or "claims".
+    """
+
+    document: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    next_document: NDArray[np.int64]
+    next_offset: NDArray[np.int64]
+    loss: NDArray[np.bool_]
+    length: NDArray[np.int64]
+    by: str
+
+    @property
+    def continues(self) -> NDArray[np.bool_]:
+        """True where the next token is the next one of the same document."""
+        same = (self.document >= 0) & (self.next_document == self.document)
+        unknown = (self.offset == UNKNOWN) | (self.next_offset == UNKNOWN)
+        continues: NDArray[np.bool_] = same & (unknown | (self.next_offset == self.offset + 1))
+        return continues
+
+    @property
+    def crosses(self) -> NDArray[np.bool_]:
+        """True where the next token is of another document, or of another part of it."""
+        return (self.document >= 0) & (self.next_document >= 0) & ~self.continues
+
+
+def by_documents(
+    view: View, documents: MarkedDocuments, eos_id: int | None, bos_id: int | None
+) -> Truth:
+    """Return the truth of marked documents.
+
+    An end token directly behind the last token of a document belongs to it, with the offset
+    `length`; a begin token directly before the first one has the offset -1.
+    """
+    extended = np.concatenate((view.tokens, view.next_tokens[:, -1:]), axis=1)
+    document, offset, loss = documents.place_of(documents.token_of(extended))
+    length = np.where(document < 0, UNKNOWN, documents.lengths[np.maximum(document, 0)])
+    marked = document >= 0
+    if eos_id is not None:
+        ends = np.zeros_like(marked)
+        ends[:, 1:] = marked[:, :-1] & (offset[:, :-1] == length[:, :-1] - 1)
+        ends &= ~marked & (extended == eos_id)
+        rows, slots = ends.nonzero()
+        document[rows, slots] = document[rows, slots - 1]
+        offset[rows, slots] = length[rows, slots] = length[rows, slots - 1]
+        loss[rows, slots] = True
+    if bos_id is not None:
+        begins = np.zeros_like(marked)
+        begins[:, :-1] = marked[:, 1:] & (offset[:, 1:] == 0)
+        begins &= ~marked & (extended == bos_id) & (document < 0)
+        rows, slots = begins.nonzero()
+        document[rows, slots] = document[rows, slots + 1]
+        length[rows, slots] = length[rows, slots + 1]
+        offset[rows, slots] = BEFORE
+    return _of_extended(document, offset, length, loss, "documents")
+
+
+def by_end_tokens(
+    view: View, eos_id: int | None, bos_id: int | None, padding: NDArray[np.bool_]
+) -> Truth:
+    """Return the documents between end tokens (or begin tokens) of each row; offsets unknown."""
+    starts = np.zeros(view.tokens.shape, dtype=bool)
+    if bos_id is not None:
+        starts |= view.tokens == bos_id
+    else:
+        starts[:, 1:] = view.tokens[:, :-1] == eos_id
+    starts[:, 0] = False
+    return _of_rows(starts.cumsum(axis=1), padding, "end tokens")
+
+
+def by_claims(view: View, padding: NDArray[np.bool_]) -> Truth:
+    """Return the segments that the batch claims as documents."""
+    segments = np.zeros_like(view.tokens) if view.segments is None else view.segments
+    starts = np.zeros(segments.shape, dtype=bool)
+    starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    return _of_rows(starts.cumsum(axis=1), padding, "claims")
+
+
+def declared_padding(view: View, pad_id: int | None, eos_id: int | None) -> NDArray[np.bool_]:
+    """Return the slots that the batch's mask, or else `pad_id` at the end of a row, makes padding.
+
+    A run of end tokens at the end of a row is padding behind its first one.
+    """
+    if view.padding is not None:
+        return view.padding
+    padding = np.zeros(view.tokens.shape, dtype=bool)
+    for token in {pad_id, eos_id} - {None}:
+        run = np.logical_and.accumulate((view.tokens == token)[:, ::-1], axis=1)[:, ::-1]
+        if token == eos_id:
+            run[:, 1:] &= run[:, :-1]
+            run[:, 0] = False
+        padding |= run
+    return padding
+
+
+def separators(views: list[View], documents: MarkedDocuments) -> tuple[int | None, int | None]:
+    """Return the end token and the begin token that a loader places between marked documents.
+
+    Such a token stands alone between two documents. If rows begin with it, it is a begin token.
+    """
+    for view in views:
+        document, offset, _ = documents.place_of(documents.token_of(view.tokens))
+        length = documents.lengths[np.maximum(document, 0)]
+        middle = (document[:, 1:-1] < 0) & (view.tokens[:, 1:-1] != documents.pad_id)
+        middle &= (document[:, :-2] >= 0) & (offset[:, :-2] == length[:, :-2] - 1)
+        middle &= (document[:, 2:] >= 0) & (offset[:, 2:] == 0)
+        candidates = np.unique(view.tokens[:, 1:-1][middle])
+        if len(candidates):
+            token = int(candidates[0])
+            begins = (view.tokens[:, 0] == token) & (document[:, 1] >= 0)
+            return (None, token) if begins.any() else (token, None)
+    return None, None
+
+
+def _of_extended(
+    document: NDArray[np.int64],
+    offset: NDArray[np.int64],
+    length: NDArray[np.int64],
+    loss: NDArray[np.bool_],
+    by: str,
+) -> Truth:
+    return Truth(
+        document[:, :-1],
+        offset[:, :-1],
+        document[:, 1:],
+        offset[:, 1:],
+        loss[:, 1:],
+        length[:, :-1],
+        by,
+    )
+
+
+def _of_rows(document: NDArray[np.int64], padding: NDArray[np.bool_], by: str) -> Truth:
+    document = np.where(padding, -1, document)
+    extended = np.pad(document, ((0, 0), (0, 1)), constant_values=NO_TARGET)
+    extended[:, -1] = -1
+    unknown = np.full(extended.shape, UNKNOWN, dtype=np.int64)
+    return _of_extended(extended, unknown, unknown, np.ones(extended.shape, dtype=bool), by)

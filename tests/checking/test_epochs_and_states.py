@@ -1,0 +1,298 @@
+"""Documents twice or missing over an epoch, over ranks and over a resume; states and shapes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import streampack
+from streampack import CheckReport, marked_documents
+from streampack.checking.marked import MarkedDocuments
+from streampack.errors import ConfigError
+from tests.support.hand_packed import flat, four_dimensions, packed, positions
+from tests.support.program import output_of
+
+
+class Batches:
+    """A loader with a position, which a fault may save or restore wrongly."""
+
+    def __init__(self, documents: MarkedDocuments, fault: str = "") -> None:
+        self.batches = [positions(batch) for batch in packed(documents)]
+        self.at, self.fault, self.passes = 0, fault, 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while self.at < len(self.batches):
+            self.at += 1
+            yield self.batches[self.at - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+        if self.fault == "loses what was fetched ahead":
+            self.at += 2
+        elif self.fault == "repeats":
+            self.at -= 1
+        elif self.fault == "shuffles anew":
+            order = torch.randperm(len(self.batches) - self.at) + self.at
+            self.batches[self.at :] = [self.batches[place] for place in order.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kinds"),
+    [
+        ("", set()),
+        ("loses what was fetched ahead", {"documents-missing-over-resume"}),
+        ("repeats", {"documents-twice-over-resume"}),
+        ("shuffles anew", {"state-does-not-repeat"}),
+    ],
+)
+def test_a_state_that_does_not_continue_is_named(fault: str, kinds: set[str]) -> None:
+    report = streampack.check(lambda documents: Batches(documents, fault))
+    assert set(report.kinds) == kinds
+    assert report.resumed
+    assert all(fault.batch >= 3 for fault in report.faults)
+
+
+def over_epoch(change: Any) -> CheckReport:
+    return streampack.check(
+        lambda documents: [positions(batch) for batch in packed(documents, change(documents))]
+    )
+
+
+def test_documents_that_come_twice_or_never_are_named_with_their_share() -> None:
+    twice = over_epoch(lambda documents: [*range(len(documents)), 7, 9])
+    assert twice.kinds == ("documents-twice",)
+    assert twice.faults[0].count == 2
+    never = over_epoch(lambda documents: range(10, len(documents)))
+    assert never.kinds == ("documents-missing",)
+    assert never.faults[0].count == 10
+    assert never.loss is not None
+    assert never.loss.delivered < never.loss.tokens
+
+
+def test_a_last_batch_that_is_dropped_is_named() -> None:
+    def make(documents: MarkedDocuments) -> Any:
+        return list(map(flat, packed(documents)))[:-1]
+
+    assert streampack.check(make).kinds == ("documents-missing",)
+
+
+def test_tokens_lost_where_documents_are_cut_are_named() -> None:
+    documents = marked_documents(lengths=[100] * 40)
+    ids = torch.tensor([token for ids in documents for token in ids])[: 3999 // 129 * 129].view(
+        -1, 129
+    )
+
+    def rows(last: int) -> Any:  # of concatenated documents, cut into inputs and targets
+        return [(row[None, :128], row[None, 1:last]) for row in ids]
+
+    see = ["documents-see-each-other", "labels-across-borders", "documents-missing"]
+    right = streampack.check(rows(129), documents=documents, ignore=see)
+    assert right.kinds == ()
+    lost = [(row[:, :128], torch.where(y == row[:, 128:], -100, y)) for row, (_, y) in
+            zip(ids[:, None], rows(129), strict=True)]  # fmt: skip
+    assert streampack.check(lost, documents=documents, ignore=see).kinds == ("tokens-missing",)
+
+
+def test_truncated_documents_are_a_figure_and_no_fault() -> None:
+    documents = marked_documents(lengths=[100] * 40)
+    pieces = [{"input_ids": torch.tensor([ids[:80]]), "labels": torch.tensor([ids[:80]])}
+              for ids in documents]  # fmt: skip
+    report = streampack.check(pieces, documents=documents)
+    assert report.kinds == ()
+    assert report.loss is not None
+    assert report.loss.delivered == 40 * 80
+    assert report.loss.learnt == 40 * 79
+    assert report.loss.learnable == 40 * 99
+
+
+def sampled(documents: MarkedDocuments, rank: int, sampler: bool, batch_size: int = 1) -> Any:
+    records = [{"input_ids": torch.tensor(ids), "labels": torch.tensor(ids)} for ids in documents]
+    over = DistributedSampler(records, num_replicas=2, rank=rank) if sampler else None  # type: ignore[arg-type]
+    return DataLoader(records, sampler=over, batch_size=batch_size)  # type: ignore[arg-type]
+
+
+def test_ranks_that_are_not_divided_are_named() -> None:
+    documents = marked_documents(lengths=[32] * 40)
+
+    def check(sampler: bool) -> CheckReport:
+        return streampack.check(
+            lambda documents, rank, world_size: sampled(documents, rank, sampler),
+            documents=documents,
+            ranks=2,
+        )
+
+    assert check(True).kinds == ()
+    assert check(False).kinds == ("documents-on-two-ranks",)
+
+
+def test_ranks_with_other_shapes_or_numbers_of_batches_are_named() -> None:
+    documents = marked_documents(100)
+    halves = [[*range(50)], [*range(50, 100)]]
+    batches = [[flat(batch) for batch in packed(documents, half)] for half in halves]
+    steps = min(map(len, batches))
+    even = [rank[:steps] for rank in batches]
+    ignore = ["documents-missing"]
+    assert streampack.check(even, documents=documents, ignore=ignore).kinds == ()
+    longer = [*even[0], *even[0][:1]], even[1]
+    report = streampack.check(list(longer), documents=documents, ignore=ignore)
+    assert report.kinds == ("steps-differ", "documents-twice")
+    wide = [flat(batch) for batch in packed(documents, halves[1], row=256)]
+    report = streampack.check([even[0][: len(wide)], wide], documents=documents, ignore=ignore)
+    assert "shapes-differ" in report.kinds
+
+
+def model(documents: MarkedDocuments) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=documents.vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    return LlamaForCausalLM(config)
+
+
+def test_a_model_that_ignores_boundaries_is_named() -> None:
+    documents = marked_documents(30)
+    right = [four_dimensions(batch) for batch in packed(documents)]
+    llama = model(documents)
+    report = streampack.check(right, documents=documents, model=llama)
+    assert report.kinds == ()
+    assert report.model_checked
+    # Only FlashAttention reads cu_seq_lens_q; without positions this model sees one document.
+    for batch in right:
+        lengths = torch.tensor([0, batch["input_ids"].numel()]).int()
+        batch.update(cu_seq_lens_q=lengths, attention_mask=None, position_ids=None)
+    flattened = [flat(batch) for batch in packed(documents)]
+    for batch in flattened:
+        del batch["position_ids"]
+    report = streampack.check(flattened, documents=documents, model=llama)
+    assert report.kinds == ("model-mixes-documents",)
+    assert llama.training
+
+
+class Absolute(nn.Module):
+    """Keeps documents apart, but looks at the place in the row."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(size, 8)
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        place = torch.arange(input_ids.shape[1])[:, None] / 10
+        outputs = self.table(input_ids) + place
+        before = nn.functional.pad(self.table(input_ids)[:, :-1], (0, 0, 1, 0))
+        return outputs + before * 0.5
+
+
+def test_a_model_with_other_outputs_than_alone_is_named() -> None:
+    documents = marked_documents(30)
+    batches = []
+    for batch in packed(documents):
+        entries = flat(batch)
+        batches.append(entries)
+    report = streampack.check(batches, documents=documents, model=Absolute(documents.vocab_size))
+    assert set(report.kinds) <= {"model-mixes-documents", "model-differs-from-alone"}
+    assert report.kinds
+
+
+def test_padding_in_routers_is_named_if_the_model_has_any() -> None:
+    documents = marked_documents(100)
+    batches = [positions(batch) for batch in packed(documents)]
+    assert streampack.check(batches, documents=documents).kinds == ()
+    report = streampack.check(batches, documents=documents, routers=True)
+    assert report.kinds == ("padding-in-routers",)
+
+
+def test_first_tokens_of_answers_that_are_lost_are_named() -> None:
+    documents = marked_documents(100, answers=True)
+    batches = []
+    for batch in packed(documents):
+        before = nn.functional.pad(batch.labels[:, :-1], (1, 0), value=-100)
+        batch.labels[before == -100] = -100
+        batches.append(flat(batch))
+    assert streampack.check(batches, documents=documents).kinds == ("answer-starts-lost",)
+
+
+def test_prompts_in_the_loss_are_named() -> None:
+    documents = marked_documents(100, answers=True)
+    batches = []
+    for batch in packed(documents):
+        batch.labels[batch.positions > 0] = batch.tokens[batch.positions > 0]
+        batches.append(flat(batch))
+    assert streampack.check(batches, documents=documents).kinds == ("prompts-in-loss",)
+
+
+def test_end_tokens_tell_borders_of_a_corpus_that_is_not_marked() -> None:
+    documents = marked_documents(100, eos_id=2)
+    batches = [positions(batch) for batch in packed(documents)]
+    report = streampack.check(batches, eos_id=2, pad_id=0)
+    assert report.kinds == ()
+    assert report.truth == "end tokens"
+    for batch in batches:
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    report = streampack.check(batches, eos_id=2, pad_id=0)
+    assert report.kinds == ("documents-see-each-other",)
+
+
+def test_an_end_token_that_is_never_learnt_is_named() -> None:
+    documents = marked_documents(100, eos_id=2, pad_id=2)
+    batches = []
+    for batch in packed(documents):
+        batch.labels[batch.tokens == 2] = -100  # as collators do where pad_id is eos_id
+        batches.append(flat(batch))
+    assert streampack.check(batches, documents=documents).kinds == ("labels-lost-at-borders",)
+
+
+LOADERS = """
+from tests.support.hand_packed import packed, positions
+import torch
+
+def right(documents):
+    return [positions(batch) for batch in packed(documents)]
+
+def wrong(documents):
+    batches = right(documents)
+    for batch in batches:
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    return batches
+"""
+
+
+def test_the_command_prints_a_page_and_exits_with_the_result(tmp_path: Path) -> None:
+    (tmp_path / "loaders.py").write_text(LOADERS)
+    assert "No fault." in output_of("check", f"{tmp_path}/loaders.py:right")
+    page = output_of("check", f"{tmp_path}/loaders.py:wrong", code=1)
+    assert "documents-see-each-other" in page
+    named = json.loads(output_of("check", f"{tmp_path}/loaders.py:wrong", "--json", code=1))
+    assert [fault["kind"] for fault in named["faults"]] == ["documents-see-each-other"]
+
+
+def test_bad_arguments_are_refused() -> None:
+    batches = [positions(batch) for batch in packed(marked_documents(20))]
+    with pytest.raises(ConfigError) as unknown:
+        streampack.check(batches, ignore=["nothing"])
+    assert unknown.value.setting == "ignore"
+    with pytest.raises(ConfigError) as empty:
+        streampack.check([])
+    assert empty.value.setting == "loader"
+    with pytest.raises(ConfigError) as text:
+        streampack.check([{"text": "a"}])
+    assert text.value.setting == "loader"
+    with pytest.raises(ConfigError) as small:
+        marked_documents(100, vocab_size=300)
+    assert small.value.setting == "vocab_size"
