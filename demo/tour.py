@@ -28,7 +28,8 @@ from demo.pretraining import Story, train_with_accidents
 from demo.shards import write_mds, write_tars
 from demo.train import Job, digest_of, open_loader
 from demo.vocabulary import find_tokenizer
-from streampack.conversion.convert import Conversion, convert_source
+from streampack.conversion.convert import convert_source
+from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import Destination
 from streampack.cores import usable_cores
 from streampack.dataset import PackedDataset
@@ -135,7 +136,7 @@ class Tour:
             done = convert_source(conversion)
             speed = done.tokens / (time.monotonic() - began)
             say(
-                f"{done.tokens:,} tokens ({done.dtype}), read from the store and tokenized at "
+                f"{done.tokens:,} tokens ({tokenizer.dtype}), read from the store and tokenized at "
                 f"{speed / 1e6:.1f} M tokens/s"
             )
         documents = self._documents(Parquet(self.folder / "ids", tokens="tokens"))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from streampack.cli.options import (
     AddedEnd,
@@ -22,15 +22,14 @@ from streampack.cli.options import (
     TokensField,
     say,
 )
-from streampack.conversion.convert import Conversion, convert_source
 from streampack.conversion.convert import Progress as Figures
+from streampack.conversion.convert import convert_source
+from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
-from streampack.sources.base import Source
 from streampack.sources.formats import DOCUMENT_FORMATS
 from streampack.sources.paths import open_files
 from streampack.sources.reading import ReadOptions
-from streampack.sources.sharded import ShardedSource
 from streampack.tokenization import Tokenizer, load_tokenizer
 
 
@@ -49,11 +48,18 @@ def convert(
     compression: Compression = None,
     dtype: ShardIntegers = None,
     on_error: OnError = "raise",
+    part_size: Annotated[
+        str, typer.Option(help="Source files in a part, the unit of work of a process.")
+    ] = "256MiB",
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Processes; default: one per core."),
+    ] = None,
 ) -> None:
     """Rewrite a corpus as Parquet shards, tokenized or not; loss masks stay with their ids.
 
-    If it is stopped, repeat the command to continue after the last finished shard; the result has
-    the same bytes.
+    If it is stopped, repeat the command to continue after the finished parts; the result has the
+    same bytes, with any number of workers.
     """
     opened = open_files(
         source,
@@ -71,23 +77,24 @@ def convert(
         compression=compression,
         dtype=dtype,
         on_error=on_error,
+        part_bytes=parse_bytes(part_size, "part_bytes"),
     )
     console = Console(stderr=True)
     with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("parts"),
         BarColumn(),
-        TimeElapsedColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
         console=console,
+        disable=not console.is_terminal,
     ) as bar:
-        task = bar.add_task("reading", total=_documents(opened))
+        task = bar.add_task("", total=conversion.num_parts)
         figures = convert_source(
             conversion,
-            lambda now: bar.update(
-                task, completed=now.documents + now.skipped, description=_words(now)
-            ),
+            workers=workers,
+            report=lambda now: bar.update(task, completed=now.parts, description=_words(now)),
         )
-        bar.update(task, total=1, completed=1)
     say(console, f"{_words(figures)} in {destination}")
 
 
@@ -108,14 +115,6 @@ def named_tokenizer(tokenizer: str | None, eos_id: int | None) -> Tokenizer | No
     return None
 
 
-def _documents(source: Source) -> int | None:
-    """Return the number of documents if the source's listing contains it, else None."""
-    if isinstance(source.inner, ShardedSource):
-        documents = source.inner.manifest.details.get("documents")
-        return None if documents is None else int(documents.clip(0).sum())
-    return None
-
-
 def _words(figures: Figures) -> str:
     parts = [f"{figures.documents:,} documents"]
     if figures.tokens:
@@ -126,8 +125,12 @@ def _words(figures: Figures) -> str:
     return ", ".join(parts)
 
 
-def parse_bytes(size: str) -> int:
+def parse_bytes(size: str, setting: str = "shard_bytes") -> int:
     """Parse a size such as "67108864", "64MiB" or "64 MB" into bytes.
+
+    Args:
+        size: the text.
+        setting: name of the setting, for the error.
 
     Raises:
         ConfigError: the text is not a size.
@@ -135,9 +138,9 @@ def parse_bytes(size: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([kmg])(i?)b?|b)?\s*", size, re.IGNORECASE)
     if match is None:
         raise ConfigError(
-            f'The shard size must be a number of bytes, with or without a unit, got "{size}".',
+            f'A size must be a number of bytes, with or without a unit, got "{size}".',
             "Write bytes, or a number with KiB, MiB, GiB, KB, MB or GB.",
-            setting="shard_bytes",
+            setting=setting,
         )
     number, unit, binary = match.groups()
     power = "kmg".index(unit.lower()) + 1 if unit else 0

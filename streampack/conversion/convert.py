@@ -1,122 +1,74 @@
-"""Conversion of a source to Parquet shards, restartable after the last finished shard.
+"""Conversion of a source to Parquet shards, part by part, restartable after the finished parts.
 
-The source is read in one lane, unshuffled, and tokenized if requested. Shards are cut by size. Each
-is written locally and moved into place; then a progress file records the position at which the
-source continues. It is removed at the end.
+The source's listing and the size of a part alone determine the parts. Each is read in order,
+tokenized if requested, and cut into shards by size. A shard is written locally and moved into
+place; after the last one the part's note is. The notes are removed at the end.
 
-A killed run leaves complete shards and a complete progress file. The same conversion continues
-after them and produces the same bytes, because its result depends only on the source and the
-settings. A shard that is missing from the progress file is rewritten.
+So the result has the same bytes for any number of workers, and a killed run continues after the
+parts with notes. A part without a note is repeated.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
 
-from streampack.arguments import one_of, whole_number
+from streampack.arguments import whole_number
 from streampack.conversion.folders import alone, writing_to
-from streampack.conversion.shards import (
-    HIDDEN,
-    OVERHEAD,
-    Destination,
-    Payload,
-    no_documents,
-    payloads_of,
-    write_shard,
-)
-from streampack.errors import ConfigError
-from streampack.sources.base import Cursor, Source
-from streampack.sources.error_policy import ErrorPolicy
-from streampack.tokenization import Tokenizer
+from streampack.conversion.parts import PartNote, convert_part, note_name
+from streampack.conversion.settings import Conversion
+from streampack.conversion.shards import HIDDEN, Destination, no_documents
+from streampack.cores import usable_cores
+from streampack.errors import ConfigError, StateError
+from streampack.tasks.processes import in_processes
 
-_NOTE = f"{HIDDEN}/progress.json"
-_COMPRESSIONS = ("zstd", "gzip", "brotli", "snappy", "lz4")
+logger = logging.getLogger(__name__)
+
+_SETTINGS = f"{HIDDEN}/conversion.json"
+_ONE_CURSOR = f"{HIDDEN}/progress.json"  # of conversions that were not divided into parts
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a conversion up to the last finished shard.
+    """Progress of a conversion.
 
     Attributes:
-        cursor: position in the source before the block in which the next shard begins.
-        inside: number of documents of that block in finished shards.
-        shards: number of finished shards.
-        documents: number of written documents.
-        tokens: number of written tokens; 0 for text.
-        skipped: number of broken documents skipped before that block; at the end, in total.
-        dtype: dtype of the ids, or "" before it is known; "str" for text.
+        parts: number of finished parts.
+        num_parts: number of all parts.
+        shards, documents, tokens: their shards, documents and token ids; no ids for text.
+        skipped: broken documents or shards left out of them.
     """
 
-    cursor: Cursor | None = None
-    inside: int = 0
-    shards: int = 0
-    documents: int = 0
-    tokens: int = 0
-    skipped: int = 0
-    dtype: str = ""
+    parts: int
+    num_parts: int
+    shards: int
+    documents: int
+    tokens: int
+    skipped: int
 
-
-@dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """Source, destination and settings of a conversion.
-
-    Attributes:
-        source: the corpus, read in one lane without shuffling.
-        destination: an empty folder, or one with an unfinished run of the same conversion.
-        tokenizer: tokenizer for a source of text; None writes the text itself.
-        shard_bytes: most content of a shard, in bytes. Larger shards mean fewer requests; smaller
-            ones shuffle better and resume sooner.
-        compression: Parquet compression: "zstd", "gzip", "brotli", "snappy" or "lz4". None does
-            not compress, which suits token ids.
-        dtype: dtype of the ids in the shards, "uint16" or "uint32"; None uses the tokenizer's or
-            the source's.
-        on_error: policy for broken documents, "raise" or "skip".
-    """
-
-    source: Source
-    destination: Destination
-    tokenizer: Tokenizer | None = None
-    shard_bytes: int = 64 << 20
-    compression: str | None = None
-    dtype: str | None = None
-    on_error: Literal["raise", "skip"] = "raise"
-
-    def __post_init__(self) -> None:
-        whole_number("shard_bytes", self.shard_bytes)
-        for name, known in (("compression", _COMPRESSIONS), ("dtype", ("uint16", "uint32"))):
-            if getattr(self, name) is not None:
-                one_of(name, getattr(self, name), known)
-        if self.tokenizer is not None and self.source.tokenized:
-            raise ConfigError(
-                "A tokenizer is for documents of text, but these are tokenized already.",
-                "Omit --tokenizer, or name a column of text with --text.",
-                setting="tokenizer",
-            )
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that determine the result; only an equal run can continue it."""
-        return {
-            "version": 1,
-            "source": self.source.describe(),
-            "tokenizer": None if self.tokenizer is None else self.tokenizer.fingerprint,
-            "shard_bytes": self.shard_bytes,
-            "compression": self.compression,
-            "dtype": self.dtype,
-            "on_error": self.on_error,
-        }
+    @classmethod
+    def of(cls, notes: Iterable[PartNote], num_parts: int) -> Progress:
+        """Add up the notes of finished parts."""
+        sums = [(n.shards, n.documents, n.tokens, n.skipped) for n in notes]
+        return cls(len(sums), num_parts, *map(sum, zip((0, 0, 0, 0), *sums, strict=True)))
 
 
 def convert_source(
-    conversion: Conversion, report: Callable[[Progress], None] = lambda _: None
+    conversion: Conversion,
+    *,
+    workers: int | None = None,
+    report: Callable[[Progress], None] = lambda _: None,
 ) -> Progress:
     """Run a conversion to its end, or continue one that was stopped.
 
     Args:
         conversion: the conversion.
-        report: called with the progress after the start, each block and each shard.
+        workers: processes on this machine, by default one per core that this process may use. The
+            result does not depend on it.
+        report: called with the progress after the start and after each part.
 
     Returns:
         The final progress.
@@ -124,97 +76,80 @@ def convert_source(
     Raises:
         ConfigError: the destination is not empty, or has another conversion.
         ContentError: a document is broken, with on_error="raise".
+        StateError: shards disappeared, or others appeared, during the conversion.
         StorageError: reading or writing failed; repeat the call to continue.
+        WorkerError: workers repeatedly died in the same parts.
     """
+    workers = usable_cores() if workers is None else whole_number("workers", workers)
+    conversion.source.prepare()
+    conversion = replace(conversion, dtype=conversion.common_dtype())
     destination = conversion.destination
-    if destination.local is None:
-        return _converted(conversion, report)
-    with alone(destination.local / HIDDEN, destination.url):
-        return _converted(conversion, report)
-
-
-def _converted(conversion: Conversion, report: Callable[[Progress], None]) -> Progress:
-    destination = conversion.destination
-    progress = _resume(conversion)
-    report(progress)
-    scratch = destination.scratch()
-
-    def note() -> None:
-        content = {"settings": conversion.settings(), "progress": asdict(progress)}
-        destination.write(_NOTE, json.dumps(content, sort_keys=True).encode(), scratch)
-
-    try:
-        note()
-        for after, payloads in _shards(conversion, progress, report):
-            progress = after
-            with writing_to(scratch):
-                file = write_shard(scratch, progress.shards - 1, payloads, conversion.compression)
-                destination.put(file, file.name)
-                note()
-            report(progress)
-        if not progress.shards:
-            raise no_documents()
-        destination.remove(_NOTE)
-    finally:
-        destination.clear(scratch)
+    local = destination.local
+    with nullcontext() if local is None else alone(local / HIDDEN, destination.url):
+        notes = _begin(conversion)
+        report(progress := Progress.of(notes.values(), conversion.num_parts))
+        left = [(part,) for part in range(conversion.num_parts) if part not in notes]
+        try:
+            with closing(in_processes(workers)(convert_part, conversion, left)) as finished:
+                for note in finished:
+                    _name_skipped(note)
+                    notes[note.part] = note
+                    report(progress := Progress.of(notes.values(), conversion.num_parts))
+        finally:
+            destination.clear_scratch()
+        _finish(destination, notes)
     return progress
 
 
-def _resume(conversion: Conversion) -> Progress:
-    """Return the progress to continue from; without a finished shard, settings may change."""
+def _begin(conversion: Conversion) -> dict[int, PartNote]:
+    """Return the notes of finished parts; before the first shard, settings may change."""
     destination = conversion.destination
+    names = {*destination.names()}
+    shards = any(not name.startswith(f"{HIDDEN}/") for name in names)
+    if shards and _ONE_CURSOR in names:
+        raise ConfigError(
+            f"{destination.url} holds an unfinished conversion of an earlier version of "
+            "streampack.",
+            "Finish it with that version, or remove its files to start anew.",
+            setting="destination",
+            path=destination.url,
+        )
+    destination.clear_scratch()
+    if shards and _SETTINGS in names:
+        saved = json.loads(destination.read(_SETTINGS))
+        destination.refuse_other("conversion", saved, conversion.settings())
+        finished = [note_name(p) for p in range(conversion.num_parts) if note_name(p) in names]
+        notes = map(PartNote.loaded, destination.read_all(finished))
+        return {note.part: note for note in notes if names.issuperset(note.names())}
+    destination.begin("conversion")
+    with destination.scratch() as scratch, writing_to(scratch):
+        content = json.dumps(conversion.settings(), sort_keys=True)
+        destination.write(_SETTINGS, content.encode(), scratch)
+    return {}
+
+
+def _name_skipped(note: PartNote) -> None:
+    for fact in note.named:
+        logger.warning("skipped: %s", fact)
+    if note.skipped > len(note.named):
+        logger.warning("skipped: %d in all in part %d", note.skipped, note.part)
+
+
+def _finish(destination: Destination, notes: dict[int, PartNote]) -> None:
+    """Check that the shards of all parts, and no others, are in place; remove the notes."""
     names = destination.names()
-    if _NOTE not in names or not any(not name.startswith(f"{HIDDEN}/") for name in names):
-        destination.begin("conversion")
-        return Progress()
-    saved = json.loads(destination.read(_NOTE))
-    destination.refuse_other("conversion", saved["settings"], conversion.settings())
-    return Progress(**saved["progress"])
-
-
-def _shards(
-    conversion: Conversion, progress: Progress, report: Callable[[Progress], None]
-) -> Iterator[tuple[Progress, list[Payload]]]:
-    """Yield shards as (progress after the shard, documents of the shard)."""
-    skips = ErrorPolicy(conversion.on_error)
-    skips.counts.skipped = progress.skipped
-    (reader,) = conversion.source.lanes(1, seed=0, epoch=0, shuffle=False)
-    before, inside = progress.cursor, progress.inside
-    first, tokens = progress.documents, progress.tokens
-    dtype = progress.dtype or conversion.dtype or ""
-    gathered: list[Payload] = []
-    size = 0
-    skipped = skips.counts.skipped  # before the block, which is re-read after a restart
-
-    def progress_at(cursor: Cursor | None, inside: int) -> Progress:
-        return Progress(
-            cursor=cursor,
-            inside=inside,
-            shards=progress.shards + 1,
-            documents=first + len(gathered),
-            tokens=tokens,
-            skipped=skipped,
-            dtype=dtype,
+    shards = {name for name in names if not name.startswith(f"{HIDDEN}/")}
+    expected = {name for note in notes.values() for name in note.names()}
+    if shards != expected:
+        name = min(shards ^ expected)
+        raise StateError(
+            f"{destination.url} must hold the {len(expected):,} shards of the conversion, and "
+            f"{name} {'appeared' if name in shards else 'disappeared'}.",
+            "Repeat the command, which repeats missing parts; remove files that are not of "
+            "the conversion.",
+            path=f"{destination.url}/{name}",
         )
-
-    cursor = before
-    for block, cursor in reader.read(before, skips):
-        dtype, payloads, _ = payloads_of(
-            block, conversion.source, conversion.tokenizer, dtype, skips, masks=True
-        )
-        for i, payload in enumerate(payloads[inside:], start=inside):
-            more = OVERHEAD + (
-                len(payload.encode()) if isinstance(payload, str) else payload.nbytes
-            )
-            if gathered and size + more > conversion.shard_bytes:
-                progress = progress_at(before, i)
-                yield progress, gathered
-                first, gathered, size = progress.documents, [], 0
-            gathered.append(payload)
-            size += more
-            tokens += 0 if isinstance(payload, str) else len(payload)
-        before, inside, skipped = cursor, 0, skips.counts.skipped
-        report(replace(progress_at(before, 0), shards=progress.shards))
-    skipped = skips.counts.skipped
-    if gathered:
-        yield progress_at(cursor, 0), gathered
+    destination.remove(*(note_name(part) for part in notes))
+    destination.remove(_SETTINGS)
+    if not expected:
+        raise no_documents()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -47,10 +48,13 @@ def shard_name(shard: int) -> str:
     return f"part-{shard:05}.parquet"
 
 
-def write_shard(
-    folder: Path, shard: int, documents: Sequence[Payload], compression: str | None
-) -> Path:
-    """Write a shard and return its file.
+def part_shard_name(part: int, shard: int) -> str:
+    """Return the file name of a part's shard, such as ``part-00012-00003.parquet``."""
+    return f"part-{part:05}-{shard:05}.parquet"
+
+
+def write_shard(file: Path, documents: Sequence[Payload], compression: str | None) -> Path:
+    """Write a shard to a file and return the file.
 
     The columns are `text`, or `tokens` and, if there are masks, `loss_mask`. Row groups have 4,096
     documents.
@@ -63,7 +67,6 @@ def write_shard(
         columns = {name: ids[name] for name in ids.dtype.names or ()} or {"tokens": ids}
         lists = [pa.LargeListArray.from_arrays(offsets, pa.array(c)) for c in columns.values()]
         table = pa.table(lists, names=list(columns))
-    file = folder / shard_name(shard)
     pq.write_table(
         table, file, row_group_size=ROW_GROUP_DOCUMENTS, compression=compression or "none"
     )
@@ -245,18 +248,26 @@ class Destination:
                     path=self.url,
                 )
 
-    def scratch(self) -> Path:
-        """Make a local folder for shards that are not in place yet; `clear` it afterwards."""
-        if self.local is None:
-            return Path(mkdtemp(prefix="streampack-convert-"))
-        folder = self.local / HIDDEN / "part"
-        self.clear(folder)  # a killed run may have left half a shard
-        folder.mkdir(parents=True)
-        return folder
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """Make a local folder of this process for files that are not in place yet."""
+        parent = self._scratch_folder
+        if parent is not None:
+            parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(
+            prefix="streampack-", dir=parent, ignore_cleanup_errors=True
+        ) as folder:
+            yield Path(folder)
 
-    def clear(self, scratch: Path) -> None:
-        """Remove a scratch folder."""
-        shutil.rmtree(scratch, ignore_errors=True)
+    def clear_scratch(self) -> None:
+        """Remove half shards of killed processes from a local destination."""
+        if self._scratch_folder is not None:
+            shutil.rmtree(self._scratch_folder, ignore_errors=True)
+
+    @property
+    def _scratch_folder(self) -> Path | None:
+        """The folder of scratch folders: in the same file system; None uses that of the system."""
+        return None if self.local is None else self.local / HIDDEN / "scratch"
 
     def put(self, file: Path, name: str) -> None:
         """Move a local file to the destination under a name."""
@@ -283,10 +294,19 @@ class Destination:
         data: bytes = self._attempt("Reading", url, lambda: self._filesystem.cat_file(url))
         return data
 
-    def remove(self, name: str) -> None:
-        """Remove a file."""
-        url = f"{self._root}/{name}"
-        self._attempt("Removing", url, lambda: self._filesystem.rm_file(url))
+    def read_all(self, names: Sequence[str]) -> list[bytes]:
+        """Return the contents of small files, read side by side if the store can."""
+        urls = {f"{self._root}/{name}": name for name in names}
+        if not urls:
+            return []
+        contents = self._attempt("Reading", self.url, lambda: self._filesystem.cat([*urls]))
+        return list(contents.values())
+
+    def remove(self, *names: str) -> None:
+        """Remove files."""
+        urls = [f"{self._root}/{name}" for name in names]
+        if urls:
+            self._attempt("Removing", urls[0], lambda: self._filesystem.rm(urls))
 
     def _attempt(self, doing: str, url: str, action: Callable[[], T]) -> T:
         return with_retries(action, doing=doing, url=url, retries=self._retries)

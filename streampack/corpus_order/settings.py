@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from streampack.arguments import explained, whole_number
-from streampack.conversion.convert import Conversion
+from streampack.conversion.settings import ShardSettings
 from streampack.conversion.shards import HIDDEN
 from streampack.corpus_order.embedders import named_embedder
 from streampack.corpus_order.work import Work
@@ -27,7 +27,7 @@ UNKNOWN_PARTS = 16  # number of parts for a source of unknown size
 
 @explained
 @dataclass(frozen=True, kw_only=True)
-class CorpusOrder(Conversion):
+class CorpusOrder(ShardSettings):
     """Settings of ordering a corpus, which is a conversion that also reorders documents.
 
     Attributes:
@@ -45,7 +45,7 @@ class CorpusOrder(Conversion):
             to 65,536 documents.
         parts: number of pieces in which the source is read, the unit of work repeated after a kill;
             by default one per million tokens, up to 16,384.
-        destination, shard_bytes, compression, dtype, on_error: as for `Conversion`.
+        destination, shard_bytes, compression, dtype, on_error: as for `ShardSettings`.
 
     Raises:
         ConfigError: a value is out of its range, or a required package is not installed.
@@ -82,12 +82,6 @@ class CorpusOrder(Conversion):
         object.__setattr__(self, "similarity", similarity)
         object.__setattr__(self, "files", Work(self._folder()))
         super().__post_init__()
-        if self.source.once:
-            raise ConfigError(
-                f"The source must be readable more than once, got {self.source!r}.",
-                "Write the documents to files, or pass a list.",
-                setting="source",
-            )
         most = self.source.max_lanes()
         most = MOST_PARTS if most is None else min(most, MOST_PARTS)
         if self.parts is None:
@@ -126,7 +120,7 @@ class CorpusOrder(Conversion):
         return self.search == "exact" or (self.search == "auto" and documents <= EXACT_DOCUMENTS)
 
     def settings(self) -> dict[str, Any]:
-        """See `Conversion.settings`."""
+        """See `ShardSettings.settings`."""
         described = self.similarity.describe()
         names = ("embedder", "k", "duplicate_threshold", "first_tokens", "revision")
         limited = ("max_similarity", "row_tokens")

@@ -83,7 +83,7 @@ def write_part(job: CorpusOrder, shard: int) -> None:
         payloads = [np.asarray(ids_of).astype(dtype, copy=False) for ids_of in payloads]
     folder = job.files.folder
     with writing_to(folder), TemporaryDirectory(prefix=".shard-", dir=folder) as scratch:
-        file = write_shard(Path(scratch), shard, payloads, job.compression)
+        file = write_shard(Path(scratch) / shard_name(shard), payloads, job.compression)
         job.destination.put(file, file.name)
     job.files.note(f"write/{shard:05}.json", {"documents": len(ids)})
 

@@ -15,7 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from streampack.cli.app import app
-from streampack.conversion.convert import Conversion, Progress, convert_source
+from streampack.conversion.convert import Progress, convert_source
+from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import Destination
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
@@ -102,7 +103,7 @@ def test_json_lines_become_shards_of_token_ids(
     output = run(lines, tmp_path / "out", *options)
     assert "300 documents" in output.replace("\n", " ")
     names = sorted(content(tmp_path / "out"))
-    assert names[:2] == ["part-00000.parquet", "part-00001.parquet"]
+    assert names[:2] == ["part-00000-00000.parquet", "part-00000-00001.parquet"]
     assert len(names) > 4
     assert pq.read_schema(tmp_path / "out" / names[0]).field("tokens").type == pa.large_list(
         pa.uint32()
@@ -175,7 +176,7 @@ class StopError(Exception):
     pass
 
 
-def test_stopped_after_any_shard_it_goes_on_to_the_same_bytes(
+def test_stopped_after_any_part_it_goes_on_to_the_same_bytes(
     lines: Path, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     def conversion(folder: Path) -> Conversion:
@@ -183,34 +184,35 @@ def test_stopped_after_any_shard_it_goes_on_to_the_same_bytes(
             source=JSONL(lines, reading=ReadOptions(open_shards=1, block_documents=23)),
             destination=Destination(str(folder)),
             tokenizer=tokenizer,
-            shard_bytes=12_000,
+            shard_bytes=6_000,
+            part_bytes=10_000,
         )
 
-    whole = convert_source(conversion(tmp_path / "whole"))
-    assert whole.shards > 4
-    for stop in range(whole.shards):
+    whole = convert_source(conversion(tmp_path / "whole"), workers=1)
+    assert whole.shards > whole.parts > 4
+    for stop in range(whole.parts):
         folder = tmp_path / f"stopped-{stop}"
 
         def report(progress: Progress, stop: int = stop) -> None:
-            if progress.shards == stop:
+            if progress.parts == stop:
                 raise StopError
 
         with pytest.raises(StopError):
-            convert_source(conversion(folder), report)
+            convert_source(conversion(folder), workers=1, report=report)
         with pytest.raises(ConfigError) as caught:
             open_source(folder)
         assert caught.value.path == str(folder)
-        assert convert_source(conversion(folder)) == whole
+        assert convert_source(conversion(folder), workers=1) == whole
         assert content(folder) == content(tmp_path / "whole")
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from streampack.conversion import convert as conversion
+from streampack.conversion.shards import Destination
 from streampack.cli.app import app
 
-put, left = conversion.Destination.put, int(sys.argv[1])
+put, left = Destination.put, int(sys.argv[1])
 
 def killed_put(self, file, name):
     global left
@@ -219,7 +221,7 @@ def killed_put(self, file, name):
         os.kill(os.getpid(), signal.SIGKILL)
     put(self, file, name)
 
-conversion.Destination.put = killed_put
+Destination.put = killed_put
 app(sys.argv[2:])
 """
 
@@ -227,7 +229,8 @@ app(sys.argv[2:])
 def test_killed_between_any_two_files_it_goes_on_to_the_same_bytes(
     lines: Path, tmp_path: Path
 ) -> None:
-    options = ("--shard-size", "30KB", "--compression", "zstd")
+    options = ("--shard-size", "30KB", "--compression", "zstd", "--part-size", "20KB")
+    options += ("--workers", "1")
     run(lines, tmp_path / "whole", *options)
     command = ["convert", str(lines), str(tmp_path / "killed"), *options]
     done = subprocess.run([sys.executable, "-c", KILLED, "2", *command], capture_output=True)
@@ -251,20 +254,21 @@ def test_shards_go_to_an_object_store_and_a_stopped_run_goes_on(
             source=JSONL(lines, reading=ReadOptions(open_shards=1)),
             destination=Destination(url),
             shard_bytes=8_000,
+            part_bytes=12_000,
         )
 
     def stop(progress: Progress) -> None:
-        if progress.shards == 3:
+        if progress.parts == 3:
             raise StopError
 
     url = f"s3://{server.bucket}/deep/er"
     with pytest.raises(StopError):
-        convert_source(conversion(url), stop)
+        convert_source(conversion(url), workers=1, report=stop)
     with pytest.raises(ConfigError) as caught:
         open_source(f"{url}/*.parquet")
     assert caught.value.path == url
-    convert_source(conversion(url))
-    convert_source(conversion(str(tmp_path / "local")))
+    convert_source(conversion(url), workers=2)
+    convert_source(conversion(str(tmp_path / "local")), workers=1)
     listed = server.client.list_objects_v2(Bucket=server.bucket, Prefix="deep/er/")["Contents"]
     found = {
         item["Key"].removeprefix("deep/er/"): server.client.get_object(
@@ -278,7 +282,7 @@ def test_shards_go_to_an_object_store_and_a_stopped_run_goes_on(
 
 
 def test_broken_documents_stop_it_or_are_left_out_also_over_a_restart(
-    tmp_path: Path, tokenizer: Tokenizer
+    tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [json.dumps({"text": f"document {i} " * 20}) for i in range(30)]
     rows[4] = "{"
@@ -291,22 +295,27 @@ def test_broken_documents_stop_it_or_are_left_out_also_over_a_restart(
             destination=Destination(str(tmp_path / name)),
             tokenizer=tokenizer,
             shard_bytes=2_000,
+            part_bytes=3_000,
             on_error="raise" if name == "raise" else "skip",
         )
 
     with pytest.raises(ContentError):
-        convert_source(conversion("raise"))
-    whole = convert_source(conversion("whole"))
+        convert_source(conversion("raise"), workers=1)
+    caplog.clear()
+    whole = convert_source(conversion("whole"), workers=1)
     assert (whole.documents, whole.skipped) == (28, 2)
-    for stop in range(1, whole.shards):
+    named = [record.getMessage() for record in caplog.records if "skipped" in record.msg]
+    assert len(named) == 2
+    assert all("in.jsonl" in message for message in named)
+    for stop in range(1, whole.parts):
 
         def report(progress: Progress, stop: int = stop) -> None:
-            if progress.shards == stop:
+            if progress.parts == stop:
                 raise StopError
 
         with pytest.raises(StopError):
-            convert_source(conversion(f"stop-{stop}"), report)
-        assert convert_source(conversion(f"stop-{stop}")) == whole
+            convert_source(conversion(f"stop-{stop}"), workers=1, report=report)
+        assert convert_source(conversion(f"stop-{stop}"), workers=1) == whole
         assert content(tmp_path / f"stop-{stop}") == content(tmp_path / "whole")
 
 

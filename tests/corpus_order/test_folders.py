@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from streampack.conversion.convert import Conversion, convert_source
+from streampack.conversion.convert import convert_source
+from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import run_job
 from streampack.errors import ConfigError, StorageError
@@ -33,7 +34,7 @@ def ordered_at_a_url(corpus: Path, out: str, report: Callable[..., Any] = lambda
 
 def converted(corpus: Path, out: str, report: Callable[..., Any] = lambda *_: None) -> None:
     source = open_source(str(corpus), reading=ReadOptions(open_shards=1))
-    convert_source(Conversion(source=source, destination=Destination(out)), report)
+    convert_source(Conversion(source=source, destination=Destination(out)), report=report)
 
 
 WRITE = [ordered, ordered_at_a_url, converted]
