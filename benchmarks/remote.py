@@ -24,8 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -229,11 +229,8 @@ def compare(arguments: argparse.Namespace) -> None:
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
-        with (
-            object_store(base / "store", find_weed()) as store,
-            _before(store, arguments.delay_s, arguments.bytes_per_s) as slow,
-            _before(store, 0.0, 1e12) as fast,
-        ):
+        far = far_store(base / "store", arguments.delay_s, arguments.bytes_per_s)
+        with far as (store, slow, fast):
             for number, (name, layout) in zip(itertools.count(), wanted.items(), strict=False):
                 folder = base / str(number)
                 folder.mkdir()
@@ -251,11 +248,18 @@ def compare(arguments: argparse.Namespace) -> None:
     print_table(f"From {store.name}, in {LANES} lanes", HEAD, rows)
 
 
-def _before(
-    store: ObjectStore, delay_s: float, bytes_per_s: float
-) -> AbstractContextManager[SlowStore]:
-    port = urlsplit(store.environment["AWS_ENDPOINT_URL"]).port or 0
-    return slow_store(port, delay_s=delay_s, bytes_per_s=bytes_per_s)
+@contextmanager
+def far_store(
+    folder: Path, delay_s: float = 0.03, bytes_per_s: float = 50e6
+) -> Iterator[tuple[ObjectStore, SlowStore, SlowStore]]:
+    """Run a store in a folder, a proxy before it that makes it far away, and one that counts."""
+    with object_store(folder, find_weed()) as store:
+        port = urlsplit(store.environment["AWS_ENDPOINT_URL"]).port or 0
+        with (
+            slow_store(port, delay_s=delay_s, bytes_per_s=bytes_per_s) as slow,
+            slow_store(port, delay_s=0.0, bytes_per_s=1e12) as fast,
+        ):
+            yield store, slow, fast
 
 
 def main() -> None:

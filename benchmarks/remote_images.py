@@ -25,11 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.remote import _before
+from benchmarks.remote import far_store
 from benchmarks.remote_starts import put
 from benchmarks.report import print_table
 from benchmarks.slow_store import SlowStore
-from demo.object_store import find_weed, object_store
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.media import Images
 from tests.support.vision import fast_tokenizer
@@ -153,10 +152,7 @@ def compare(counts: list[int]) -> None:
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
-        with (
-            object_store(base / "store", find_weed()) as store,
-            _before(store, 0.03, 50e6) as slow,
-        ):
+        with far_store(base / "store") as (store, slow, _):
             put(store, "images", images(max(counts)))
             write(base / "warm.jsonl", store.url, 1)
             for count in counts:

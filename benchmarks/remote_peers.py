@@ -31,7 +31,6 @@ from benchmarks.layouts import Documents
 from benchmarks.remote_readers import FILES
 from benchmarks.report import print_table
 from benchmarks.slow_store import SlowStore
-from demo.object_store import find_weed, object_store
 
 OURS = "streampack"
 #: On one machine its hosts would share memory by names, and fail.
@@ -165,11 +164,7 @@ def main() -> None:
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
-        with (
-            object_store(base / "store", find_weed()) as store,
-            remote._before(store, 0.03, 50e6) as slow,
-            remote._before(store, 0.0, 1e12) as fast,
-        ):
+        with remote.far_store(base / "store") as (store, slow, fast):
             for layout, corpus in CORPORA.items():
                 if arguments.only not in layout:
                     continue

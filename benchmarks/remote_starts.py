@@ -29,10 +29,10 @@ import pyarrow as pa
 
 from benchmarks import layouts
 from benchmarks.layouts import Documents
-from benchmarks.remote import EOS_ID, _before, flat, parquet
+from benchmarks.remote import EOS_ID, far_store, flat, parquet
 from benchmarks.report import print_table
 from benchmarks.slow_store import SlowStore
-from demo.object_store import ObjectStore, find_weed, object_store
+from demo.object_store import ObjectStore
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, sources
 
 DOCUMENTS, LENGTH = 8, 256  # of each file
@@ -216,11 +216,7 @@ def compare(arguments: argparse.Namespace) -> None:
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
-        with (
-            object_store(base / "store", find_weed()) as store,
-            _before(store, 0.03, 50e6) as slow,
-            _before(store, 0.0, 1e12) as fast,
-        ):
+        with far_store(base / "store") as (store, slow, fast):
             for name in (name for name in FORMATS if arguments.only in name):
                 for count in arguments.files:
                     prefix = f"{name}-{count}".replace(".", "")

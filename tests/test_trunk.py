@@ -19,6 +19,7 @@ from streampack.leaves import (
     SOURCES,
     load,
 )
+from tests.run.test_golden_batches import LEAVES
 from tests.support.closure import code_lines, loaded_modules
 from tests.support.deleted_leaves import CONTRACT, contract, is_in
 
@@ -26,26 +27,15 @@ ROOT = Path(__file__).parent.parent
 
 #: Lines of code that a run imports, at most. Lower them when they fall; a leaf never raises them.
 MOST_LINES = {"memory": 8_850, "ids": 11_145, "text": 12_170}
-_FILES = (
-    "streampack.extras",
-    "streampack.storage",
-    "streampack.sources.file_source",
-    "streampack.sources.paths",
-    "streampack.sources.parquet",
-    "streampack.sources.record_files",
-)
-#: Leaves that a run of this kind uses.
-USES: dict[str, tuple[str, ...]] = {
-    "memory": (),
-    "ids": _FILES,
-    "text": (*_FILES, "streampack.tokenization"),
-}
+#: The golden run that uses the same leaves.
+SAME_LEAVES = {"memory": "list", "ids": "parquet", "text": "text, parquet"}
 
 
 @pytest.mark.parametrize("kind", MOST_LINES)
 def test_a_run_works_without_the_leaves_of_others_and_imports_little(kind: str) -> None:
     leaves = contract()["forbidden_modules"]
-    others = [name for name in leaves if not is_in(name, USES[kind])]
+    used = [f"streampack.{name}" for name in LEAVES[SAME_LEAVES[kind]]]
+    others = [name for name in leaves if not is_in(name, used)]
     files = loaded_modules(kind, without=others)  # its error names the leaf that was imported
     sizes = {name: code_lines(file) for name, file in files.items()}
     largest = sorted(sizes, key=lambda name: -sizes[name])[:20]
@@ -59,9 +49,7 @@ NAMED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "function", [ORDERED, RANKS, *(f for table in TABLES for f in table.values())]
-)
+@pytest.mark.parametrize("function", NAMED)
 def test_every_leaf_of_the_tables_is_there(function: str) -> None:
     assert callable(load(function))
 

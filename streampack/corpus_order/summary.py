@@ -124,7 +124,8 @@ def _within_rows(
         stop = starts[number + 1] if number + 1 < len(starts) else len(order)
         vectors = corpus.vectors(order[starts[number] : stop][:256]).astype(np.float64)
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        cosines = (vectors @ vectors.T)[~np.eye(len(vectors), dtype=bool)]
+        cosines = vectors @ vectors.T
+        np.fill_diagonal(cosines, 0)
         total += float(cosines.sum())
         above += int((cosines > most).sum()) if most < 1 else 0
         pairs += len(vectors) * (len(vectors) - 1)

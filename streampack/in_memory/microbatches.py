@@ -112,13 +112,20 @@ class Given:
             block, problems = cast_fields(block, self.types)
             for i in np.flatnonzero(block.lengths != lengths).tolist():
                 problems[i] = f"has {block.lengths[i]} ids, but {lengths[i]} were planned"
-        for i, problem in problems.items():
-            raise ConfigError(
-                f"Document {numbers[i]} {problem}.",
-                "Pass the documents and fields in the order of the lengths that were planned.",
-                document=f"document {numbers[i]}",
-            )
+        refuse_faults(
+            problems,
+            numbers,
+            "Pass the documents and fields in the order of the lengths that were planned.",
+        )
         return block
+
+
+def refuse_faults(faults: Mapping[int, str], numbers: NDArray[np.int64], remedy: str) -> None:
+    """Raise `ConfigError` for the first of the faults, which are by position in `numbers`."""
+    for i, fault in faults.items():
+        raise ConfigError(
+            f"Document {numbers[i]} {fault}.", remedy, document=f"document {numbers[i]}"
+        )
 
 
 def _at(values: Any, number: int, name: str) -> Any:

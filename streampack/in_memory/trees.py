@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from streampack.documents.blocks import GROUP, Documents, joined_groups, offsets_of
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
-from streampack.in_memory.microbatches import MicrobatchPlan
+from streampack.in_memory.microbatches import MicrobatchPlan, refuse_faults
 from streampack.packing.overflow import as_array
 from streampack.trees.build import plant, planted
 from streampack.trees.rows import TreeRows
@@ -79,12 +79,7 @@ class TreePlan(MicrobatchPlan):
                 setting="prefix",
             )
         trees, faults = planted(joined_groups(block, groups))
-        for i, fault in faults.items():
-            raise ConfigError(
-                f"Document {numbers[i]} {fault}.",
-                "Pass equal values for shared tokens, or drop layout=.",
-                document=f"document {numbers[i]}",
-            )
+        refuse_faults(faults, numbers, "Pass equal values for shared tokens, or drop layout=.")
         return trees
 
 

@@ -22,7 +22,7 @@ from streampack.media.inline import inline_bytes
 from streampack.media.orientation import is_on_its_side, metadata_chunks
 from streampack.media.pillow import Image, ImageOps
 from streampack.sources.records import BrokenDocumentError
-from streampack.storage.starts import Pending, read_start
+from streampack.storage.starts import Pending
 from streampack.storage.storage import Storage
 
 _HEAD_BYTES = 64 << 10
@@ -161,14 +161,14 @@ def _open(
             return Image.open(io.BytesIO(data))
         with suppress(Exception):  # the head of some formats is longer
             return Image.open(io.BytesIO(data))
-    return Image.open(io.BytesIO(read_start(storage, reference)))
+    return Image.open(io.BytesIO(storage.remote.read_start(reference)))
 
 
 def _tail(image: Image.Image, reference: bytes | str, storage: Storage) -> bytes:
     """Return a PNG's metadata; of a remote one the last 64 KiB, if it has more than its head."""
     if isinstance(reference, bytes):
         return metadata_chunks(io.BytesIO(reference))
-    if "://" not in reference:
+    if not is_remote(reference):
         with open(reference, "rb") as file:
             return metadata_chunks(file)
     head = getattr(image, "fp", None)
@@ -184,7 +184,7 @@ def content_of(reference: bytes | str, storage: Storage) -> bytes:
         if isinstance(reference, bytes):
             return reference
         if is_remote(reference):
-            return read_start(storage, reference)
+            return storage.remote.read_start(reference)
         return Path(reference).read_bytes()
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.notices import is_first
+from streampack.ordering.neighbours import squared_norms
 from streampack.ordering.traversal import Limit
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ def share_above(vectors: NDArray[np.float32], limit: Limit) -> float:
     for at in chosen.tolist():
         begin = stops[at] - limit.lengths[at]
         last = int(np.searchsorted(stops, begin + limit.row_tokens, side="right"))
-        rows = _units(vectors[at:last])
+        rows = vectors[at:last]
+        rows = rows / np.sqrt(squared_norms(rows))[:, None].astype(np.float32)
         if len(rows) > 1:
             above += int((rows[1:] @ rows[0] > limit.similarity).sum())
             pairs += len(rows) - 1
@@ -53,9 +55,3 @@ def log_share_above(vectors: NDArray[np.float32], limit: Limit) -> None:
         )  # fmt: skip
     else:
         logger.info("%.2f %% of the pairs within a row are above max_similarity", 100 * share)
-
-
-def _units(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    units: NDArray[np.float32] = vectors / np.maximum(lengths, 1e-12)
-    return units

@@ -39,15 +39,10 @@ def fetch_range(
         OSError: other bytes came, or fewer; the file system may raise other errors too.
     """
     progress.first_fetch.begin(url)
-    protocol = split_url(url)[0]
-    method: Any = "cat_file"
-    if protocol in _HTTP:
-        method = _http_range
-    elif protocol in _S3 and hasattr(filesystem, "_call_s3"):
-        method = _s3_range
-    elif protocol == "hf":
+    if split_url(url)[0] == "hf":
         return _hub_range(filesystem, url, start, stop, size, pace)
-    if method != "cat_file":
+    method = _own_request(filesystem, url, _http_range, _s3_range)
+    if method is not None:
         part: Part | None = pace.call(
             filesystem, method, filesystem, url, start, stop, size, num_bytes=stop - start
         )
@@ -56,7 +51,7 @@ def fetch_range(
     options = {} if filesystem.async_impl else {"cache_type": "none"}
     try:
         data = pace.call(
-            filesystem, method, url, start=start, end=stop, num_bytes=stop - start, **options
+            filesystem, "cat_file", url, start=start, end=stop, num_bytes=stop - start, **options
         )
     except (NotImplementedError, io.UnsupportedOperation):
         return None
@@ -73,14 +68,9 @@ def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part
         OSError: fewer bytes came than the answer told; the file system may raise other errors too.
     """
     progress.first_fetch.begin(url)
-    protocol = split_url(url)[0]
-    method: Any = None
-    if protocol in _HTTP:
-        method = _http_start
-    elif protocol in _S3 and hasattr(filesystem, "_call_s3"):
-        method = _s3_start
-    elif protocol == "hf":
+    if split_url(url)[0] == "hf":
         return _hub_start(filesystem, url, most, pace)
+    method = _own_request(filesystem, url, _http_start, _s3_start)
     if method is not None:
         part: Part = pace.call(filesystem, method, filesystem, url, most, pace, num_bytes=None)
         return part
@@ -93,6 +83,14 @@ def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part
         data = b"".join(_file_chunks(filesystem, url, pace))[:most]
     progress.first_fetch.add(len(data))
     return Part(data, "")
+
+
+def _own_request(filesystem: Any, url: str, over_http: Any, to_s3: Any) -> Any:
+    """Return the request with a version in its answer, or None if the protocol has none here."""
+    protocol = split_url(url)[0]
+    if protocol in _HTTP:
+        return over_http
+    return to_s3 if protocol in _S3 and hasattr(filesystem, "_call_s3") else None
 
 
 def whole_file(filesystem: Any, url: str, size: int, pace: Pace) -> Iterator[bytes]:

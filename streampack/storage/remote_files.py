@@ -18,7 +18,7 @@ from streampack.storage.fetching import Fetcher
 from streampack.storage.file_info import FileInfo, replaced, split_url
 from streampack.storage.growing import BlockWriter
 from streampack.storage.ranged_file import RangedFile
-from streampack.storage.ranges import fetch_range, whole_file
+from streampack.storage.ranges import fetch_range, fetch_start, whole_file
 from streampack.storage.remote import Pace, info_from, info_of, is_another_version, look_up
 from streampack.storage.remote_listing import list_remote
 from streampack.storage.retries import with_retries
@@ -39,7 +39,6 @@ class RemoteFiles:
         cache: cache of blocks.
 
     Attributes:
-        looked_up: sizes and versions of the last files that were looked up, by URL.
         fetcher: fetcher of blocks.
     """
 
@@ -47,7 +46,8 @@ class RemoteFiles:
         self._storage = storage
         self._filesystems: dict[str, Any] = {}
         self._whole: set[str] = set()  # servers that do not support ranges
-        self.looked_up: OrderedDict[str, FileInfo] = OrderedDict()
+        # Sizes and versions of the last files that were looked up, by URL.
+        self._looked_up: OrderedDict[str, FileInfo] = OrderedDict()
         self.pace = Pace(storage.timeout_s, storage.min_bytes_per_s)
         ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2)
         self.fetcher = Fetcher(cache, self._get, self._get_whole, ahead)
@@ -61,7 +61,7 @@ class RemoteFiles:
             self.filesystem(protocol), names, endings, pace=self.pace, retries=retries
         )
         for info in chain.from_iterable(files):
-            self.looked_up.pop(info.path, None)  # the entry is older than the listing
+            self._looked_up.pop(info.path, None)  # the entry is older than the listing
         return files
 
     def open(self, file: str | FileInfo) -> RangedFile:
@@ -97,6 +97,37 @@ class RemoteFiles:
         finally:
             opened.close()
 
+    def read_start(self, url: str, most_bytes: int | None = None) -> bytes:
+        """Read the first bytes of a file, or all of it; fewer at its end.
+
+        It takes one request, also if the size is unknown, and caches nothing.
+
+        Raises:
+            StateError: the file was replaced since this process read it.
+            StorageError: the bytes could not be read, after all retries.
+        """
+        if url not in self._looked_up:
+            filesystem, retries = self._filesystem_of(url), self._storage.retries
+            try:
+                part = with_retries(
+                    lambda: fetch_start(filesystem, url, most_bytes, self.pace),
+                    doing="Reading",
+                    url=url,
+                    retries=retries,
+                )
+            except StorageError as error:
+                if error.failure != "other":  # as for a range of an empty file
+                    raise
+            else:
+                if part.size is not None:
+                    self._remember(FileInfo(url, part.size, part.version))
+                fetched.append(len(part.data))
+                return part.data
+        size = self.look_up(url).num_bytes
+        return self._storage.read_range(
+            url, 0, size if most_bytes is None else min(most_bytes, size)
+        )
+
     def _get(
         self, listed: FileInfo, start: int, stop: int, retries: int | None = None
     ) -> bytes | None:
@@ -105,14 +136,13 @@ class RemoteFiles:
         Return None if the server sends whole files only.
         """
         url, pace = listed.path, self.pace
-        filesystem = self.filesystem(split_url(url)[0] or "")
+        filesystem = self._filesystem_of(url)
 
         def read() -> bytes | None:
             part = fetch_range(filesystem, url, start, stop, listed.num_bytes, pace)
             if part is None:
                 return None
-            if listed.version and is_another_version(part.version, listed.version):
-                raise replaced(url, listed.version, part.version)
+            _require_version(listed, part.version)
             return part.data
 
         data, server = None, _server(url)
@@ -137,16 +167,14 @@ class RemoteFiles:
     def _get_whole(self, listed: FileInfo, begin: Callable[[], BlockWriter]) -> BlockWriter:
         """Write a whole file, and check its size and version."""
         url, pace = listed.path, self.pace
-        filesystem = self.filesystem(split_url(url)[0] or "")
+        filesystem = self._filesystem_of(url)
 
         def download() -> BlockWriter:
             writer = begin()
             for data in whole_file(filesystem, url, listed.num_bytes, pace):
                 writer.write(data)
             writer.finish()
-            now = info_from(url, info_of(filesystem, url, pace))
-            if listed.version and is_another_version(now.version, listed.version):
-                raise replaced(url, listed.version, now.version)
+            _require_version(listed, info_from(url, info_of(filesystem, url, pace)).version)
             return writer
 
         writer = with_retries(download, doing="Downloading", url=url, retries=self._storage.retries)
@@ -157,8 +185,7 @@ class RemoteFiles:
         """Raise `StateError` from an error if a file changed since it was listed."""
         url = listed.path
         with suppress(StorageError):
-            filesystem = self.filesystem(split_url(url)[0] or "")
-            now = info_from(url, look_up(filesystem, url, pace=self.pace, retries=0))
+            now = self._ask(url, retries=0)
             if now.num_bytes != listed.num_bytes:
                 raise replaced(url, f"{listed.num_bytes} bytes", f"{now.num_bytes}") from error
             if is_another_version(now.version, listed.version):
@@ -170,7 +197,11 @@ class RemoteFiles:
             return self.look_up(file)
         return file if file.version else self.look_up(file.path)
 
+    def _filesystem_of(self, url: str) -> Any:
+        return self.filesystem(split_url(url)[0] or "")
+
     def filesystem(self, protocol: str) -> Any:
+        """Return the fsspec file system of a protocol, opened once."""
         filesystems = self._filesystems
         if protocol not in filesystems:
             from streampack.storage.filesystems import open_once
@@ -180,22 +211,27 @@ class RemoteFiles:
 
     def look_up(self, url: str) -> FileInfo:
         """Look up size and version of a remote file; a process remembers the last ones."""
-        looked_up = self.looked_up
-        known = looked_up.get(url)
-        if known is None:
-            protocol, _ = split_url(url)
-            filesystem = self.filesystem(protocol or "")
-            info = look_up(filesystem, url, pace=self.pace, retries=self._storage.retries)
-            known = self.remember(info_from(url, info))
-        return known
+        known = self._looked_up.get(url)
+        return self._remember(self._ask(url, self._storage.retries)) if known is None else known
 
-    def remember(self, info: FileInfo) -> FileInfo:
-        looked_up = self.looked_up
+    def _ask(self, url: str, retries: int) -> FileInfo:
+        return info_from(
+            url, look_up(self._filesystem_of(url), url, pace=self.pace, retries=retries)
+        )
+
+    def _remember(self, info: FileInfo) -> FileInfo:
+        looked_up = self._looked_up
         known = looked_up.setdefault(info.path, info)
         if len(looked_up) > _MOST_LOOKED_UP:
             with suppress(KeyError):  # another thread removed it
                 looked_up.popitem(last=False)
         return known
+
+
+def _require_version(listed: FileInfo, version: str) -> None:
+    """Raise `StateError` if a file has another version than it had when it was listed."""
+    if listed.version and is_another_version(version, listed.version):
+        raise replaced(listed.path, listed.version, version)
 
 
 def _server(url: str) -> str:

@@ -1,4 +1,4 @@
-"""Starts of files, or small files whole, read with one request each and not cached."""
+"""Starts of files, or small files whole, that a thread reads ahead."""
 
 from __future__ import annotations
 
@@ -6,37 +6,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from streampack.errors import StorageError
-from streampack.metrics import fetched
 from streampack.storage.ahead import Hint
-from streampack.storage.file_info import FileInfo, split_url
-from streampack.storage.ranges import fetch_start
+from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
-
-
-def read_start(storage: Storage, url: str, most_bytes: int | None = None) -> bytes:
-    """Read the first bytes of a remote file, or all of it; fewer at its end.
-
-    Raises:
-        StateError: the file was replaced since this process read it.
-        StorageError: the bytes could not be read, after all retries.
-    """
-    if url not in storage.remote.looked_up:
-        filesystem, pace = storage.remote.filesystem(split_url(url)[0] or ""), storage.remote.pace
-        try:
-            part = storage._attempt(
-                "Reading", url, lambda: fetch_start(filesystem, url, most_bytes, pace)
-            )
-        except StorageError as error:
-            if error.failure != "other":  # as for a range of an empty file
-                raise
-        else:
-            if part.size is not None:
-                storage.remote.remember(FileInfo(url, part.size, part.version))
-            fetched.append(len(part.data))
-            return part.data
-    size = storage.size(url)
-    return storage.read_range(url, 0, size if most_bytes is None else min(most_bytes, size))
 
 
 class Pending:
@@ -53,8 +25,8 @@ class Pending:
 
     @classmethod
     def start(cls, storage: Storage, url: str, most_bytes: int | None = None) -> Pending:
-        """Let a thread begin with `read_start`."""
-        pending = cls(lambda: read_start(storage, url, most_bytes))
+        """Let a thread begin with `RemoteFiles.read_start`."""
+        pending = cls(lambda: storage.remote.read_start(url, most_bytes))
         if storage.read_ahead_bytes:
             hint = Hint(lambda *_: pending.fetch(), FileInfo(url, 0), 0, 0)
             storage.remote.fetcher.ahead.add_hint(hint)

@@ -24,7 +24,6 @@ from streampack.storage.file_info import FileInfo
 from streampack.storage.files import LocalFile
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import expand_braces
-from streampack.storage.starts import read_start
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer, S3Server
 
@@ -213,7 +212,7 @@ def test_the_first_requests_of_a_process_share_a_client(
 
     def read(_: int) -> bytes:
         together.wait(WAIT_S)
-        return read_start(storage, url)
+        return storage.remote.read_start(url)
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(read, range(8))) == [b"abc"] * 8

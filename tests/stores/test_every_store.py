@@ -13,7 +13,6 @@ import pytest
 
 from streampack import PackedDataset, PackedLoader, sources
 from streampack.errors import ConfigError, StateError, StorageError
-from streampack.storage.starts import read_start
 from streampack.storage.storage import Storage
 from tests.support.stores import Store
 
@@ -66,8 +65,8 @@ def test_the_start_of_a_file_and_all_of_it_are_read_without_its_size(
         url = f"{store.root}/starts/{name}.bin"
         for most in (1, 65_536, None, 400_000):
             storage = Storage(cache_dir=tmp_path, storage_options=store.options)
-            assert read_start(storage, url, most) == content[:most]
-            assert read_start(storage, url) == content
+            assert storage.remote.read_start(url, most) == content[:most]
+            assert storage.remote.read_start(url) == content
 
 
 def batches(source: Any) -> list[list[int]]:

@@ -15,14 +15,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.deleted_leaves import ROOT
+
 _BEGIN = """
 import json, sys
 folder, *without = sys.argv[1:]
-class Deleted:
-    def find_spec(self, name, path=None, target=None):
-        if any(name == leaf or name.startswith(leaf + ".") for leaf in without):
-            raise ModuleNotFoundError(f"the leaf {name} is deleted")
-sys.meta_path.insert(0, Deleted())
+from tests.support.deleted_leaves import delete
+delete(without)
 import numpy as np, pyarrow as pa, pyarrow.parquet as pq
 from streampack import PackedDataset, PackedLoader, TokenRules
 """
@@ -62,7 +61,7 @@ def loaded_modules(kind: str, *, without: Sequence[str] = ()) -> dict[str, Path]
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", _BEGIN + RUNS[kind] + _END, folder, *without]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert not done.returncode, done.stderr
     return {name: Path(file) for name, file in json.loads(done.stdout.splitlines()[-1]).items()}
 
