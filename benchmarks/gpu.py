@@ -386,6 +386,7 @@ def waiting(trainer: Trainer, steps: int, folder: Path, kernel: str) -> dict[str
             tokenizer=str(folder / "tokenizer.json"),
             token_rules=TokenRules(eos="as-is", pad_id=0),
             epochs=None,
+            lanes=2,
             topology=Topology(),
         )
         loader = PackedLoader(lines, num_workers=workers, device=device)
