@@ -21,16 +21,16 @@ def usable_cores() -> int:
     return cores if quota is None else max(min(cores, math.ceil(quota)), 1)
 
 
-def _quota(own: Path, root: Path) -> float | None:
+def _quota(cgroup: Path, root: Path) -> float | None:
     """Return the smallest quota of the process's control groups in cores; None without one.
 
     Args:
-        own: file that lists the groups of the process, ``id:controllers:path`` a line.
+        cgroup: file that lists the groups of the process, ``id:controllers:path`` a line.
         root: folder where the hierarchies are mounted.
     """
     quotas = []
     with suppress(OSError):
-        for line in own.read_text().splitlines():
+        for line in cgroup.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and "cpu" not in controllers.split(","):
                 continue

@@ -103,7 +103,7 @@ class SourceTotals(dict[str, SourceCounts]):
         tokens = sum(counts.tokens for counts in self.values())
         if not tokens:
             return None
-        return max(abs(own.tokens - own.expected_tokens) for own in self.values()) / tokens
+        return max(abs(counts.tokens - counts.expected_tokens) for counts in self.values()) / tokens
 
 
 @dataclass(slots=True, repr=False)

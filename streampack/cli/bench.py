@@ -202,16 +202,16 @@ def _say(console: Console, rates: list[Rate], step_ms: float, layout: str) -> No
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
     for name in ("workers", "first batch", "batches/s", "tokens/s", *["loop waits"][: step_ms > 0]):
         table.add_column(name, justify="right", no_wrap=True)
-    for own in rates:
+    for measured in rates:
         table.add_row(
-            str(own.workers),
-            f"{own.first_batch_s:.2f} s",
-            f"{own.batches_per_s:,.1f}",
-            f"{own.tokens_per_s:,.0f}",
-            *[f"{own.waiting:.1%}"][: step_ms > 0],
+            str(measured.workers),
+            f"{measured.first_batch_s:.2f} s",
+            f"{measured.batches_per_s:,.1f}",
+            f"{measured.tokens_per_s:,.0f}",
+            *[f"{measured.waiting:.1%}"][: step_ms > 0],
         )
     console.print(table)
-    best = max(rates, key=lambda own: own.tokens_per_s)
+    best = max(rates, key=lambda rate: rate.tokens_per_s)
     size = best.tokens / max(best.batches, 1)
     with_them = f"{best.workers} worker{'s' if best.workers != 1 else ''}"
     if not step_ms:
@@ -220,7 +220,7 @@ def _say(console: Console, rates: list[Rate], step_ms: float, layout: str) -> No
             f"With {with_them} a loop that takes {1000 * ROOM / best.batches_per_s:.3g} ms or more "
             f"for a batch of {size:,.0f} tokens does not wait; --step-ms measures it with yours.",
         )
-    shares = sorted(best.shares.items(), key=lambda own: -own[1])
+    shares = sorted(best.shares.items(), key=lambda item: -item[1])
     named = ", ".join(f"{name} {share:.0%}" for name, share in shares if share >= 0.005)
     say(console, f"Of the time in which batches are made: {named}.")
     limit = shares[0][0]

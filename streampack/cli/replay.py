@@ -167,15 +167,17 @@ def _batch(
     def ranks_own(batch: streampack.PackedBatch) -> int:
         """Return the number of the rank's batch in the step of a given batch."""
         if groups is not None:
-            own = groups.step_of(batch)
-            return own.step * lanes + own.lane
+            step = groups.step_of(batch)
+            return step.step * lanes + step.lane
         return number(batch) - (number(batch) - first) % ranks + rank
 
     for wanted, batches in groupby(loader, ranks_own):
         steps += 1
         if steps == step:
-            own = (batch for batch in batches if number(batch) == wanted and batch.num_documents)
-            return wanted, next(own, None)
+            wanted_batches = (
+                batch for batch in batches if number(batch) == wanted and batch.num_documents
+            )
+            return wanted, next(wanted_batches, None)
     raise ConfigError(
         f"--step must be at most {steps:,}, the run's steps after the state, got {step:,}.",
         f"Pass --step {steps}, the last one, or less." if steps else "Name an earlier state.",

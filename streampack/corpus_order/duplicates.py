@@ -39,8 +39,8 @@ def find_pairs(job: CorpusOrder, shards: int, part: int) -> None:
     if job.duplicate_threshold >= 1:
         over[:] = False
     row, column = np.nonzero(over)
-    own, other = row + first, ids[row, column].astype(np.int64)
-    pairs = np.stack([np.maximum(own, other), np.minimum(own, other)], axis=1)
+    document, other = row + first, ids[row, column].astype(np.int64)
+    pairs = np.stack([np.maximum(document, other), np.minimum(document, other)], axis=1)
     job.files.save(f"duplicates/{part:05}.pairs.npy", np.unique(pairs, axis=0).astype(np.int32))
 
 

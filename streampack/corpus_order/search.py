@@ -197,10 +197,10 @@ def _search(
             candidates = _look_up(job, corpus, shard, vectors, width + 1, stays)
         candidates[~vectors.any(axis=1)] = -1  # a document without tokens has no candidates
         for low in range(0, len(queries), REFINED):
-            own, near = queries[low : low + REFINED], candidates[low : low + REFINED]
-            cosines = cosines_of(corpus, own, near)
+            refined, near = queries[low : low + REFINED], candidates[low : low + REFINED]
+            cosines = cosines_of(corpus, refined, near)
             near, cosines = _first(np.where(cosines == NONE, -1, near), cosines, width)
-            rows = slice(start + low, start + low + len(own))
+            rows = slice(start + low, start + low + len(refined))
             ids[rows, : near.shape[1]] = near
             similarity[rows, : near.shape[1]] = cosines
     return ids, similarity
@@ -265,16 +265,16 @@ def _opened(file: str, written_ns: int) -> Any:
 
 
 def cosines_of(
-    corpus: Corpus, own: NDArray[np.int64], others: NDArray[np.int64]
+    corpus: Corpus, documents: NDArray[np.int64], others: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return the cosines (M, C) of M documents with C others each, multiples of 2**-40.
 
     Entries are NONE where `others` is -1 or the document itself.
     """
     wanted = np.unique(others[others >= 0])
-    vectors = corpus.vectors(np.concatenate([own, wanted]))
-    mapped = len(own) + np.searchsorted(wanted, others)
-    mapped[(others < 0) | (others == own[:, None])] = -1
+    vectors = corpus.vectors(np.concatenate([documents, wanted]))
+    mapped = len(documents) + np.searchsorted(wanted, others)
+    mapped[(others < 0) | (others == documents[:, None])] = -1
     cosines = np.full(others.shape, NONE, dtype=np.float64)
     compute_cosines(vectors, squared_norms(vectors), mapped, cosines)
     return cosines

@@ -61,7 +61,7 @@ class ReportExchange(ABC):
     def put_lines(self, deal: int, lane: int, reports: Sequence[Report]) -> None:
         """Store a lane's reports of all lines for a deal."""
         if reports:
-            short = [[_short(number + 1) for number in own] for own in reports]
+            short = [[_short(number + 1) for number in lane_reports] for lane_reports in reports]
             self.entries(deal)[lane, : len(short)] = short
 
     def end(self, lane: int, deal: int) -> None:

@@ -132,9 +132,9 @@ def columns_of(
         for name, dtype in types.document.items()
         if name != GROUP
     }
-    _, first, own = np.unique(number, return_index=True, return_inverse=True)
+    _, first, place = np.unique(number, return_index=True, return_inverse=True)
     in_order = np.argsort(np.argsort(first)).astype(np.int32)  # groups by their first pieces
-    fields[GROUP] = np.repeat(in_order[own], [len(group) for group in groups])
+    fields[GROUP] = np.repeat(in_order[place], [len(group) for group in groups])
     return {
         "source_ids": origin["source"].astype(np.int32),
         "provenance": provenance,

@@ -42,7 +42,7 @@ class Given:
     def of(
         cls,
         count: int,
-        own: NDArray[np.int64],
+        documents: NDArray[np.int64],
         ids: Any,
         loss_mask: Any,
         token_fields: Mapping[str, Any] | None,
@@ -52,7 +52,7 @@ class Given:
 
         Args:
             count: number of documents in the plan.
-            own: (D,) indices of the rank's documents.
+            documents: (D,) indices of the rank's documents.
 
         Raises:
             ConfigError: fields are not a mapping, a field has a reserved name, or a column has more
@@ -67,8 +67,14 @@ class Given:
                 )
         columns = {**(token_fields or {}), **(document_fields or {})}
         types = declared_fields(
-            {name: _declared(name, values, own) for name, values in (token_fields or {}).items()},
-            {name: _dtype(name, values, own) for name, values in (document_fields or {}).items()},
+            {
+                name: _declared(name, values, documents)
+                for name, values in (token_fields or {}).items()
+            },
+            {
+                name: _dtype(name, values, documents)
+                for name, values in (document_fields or {}).items()
+            },
         )
         for taken in {_IDS, _MASK} & {*columns}:
             raise ConfigError(
@@ -306,8 +312,10 @@ class MicrobatchPlan:
                 setting="rank",
             )
         rank = rank or 0
-        own = self.documents(rank)
-        columns = Given.of(len(self.lengths), own, ids, loss_mask, token_fields, document_fields)
+        documents = self.documents(rank)
+        columns = Given.of(
+            len(self.lengths), documents, ids, loss_mask, token_fields, document_fields
+        )
         pad_id = whole_number("pad_id", pad_id, least=0, most=(1 << 32) - 1)
         if pad_to is not None:
             pad_to = whole_number("pad_to", pad_to)

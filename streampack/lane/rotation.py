@@ -41,9 +41,9 @@ def rotate(
     waited_for = set(states)  # lanes that have not given their last item
     ready: dict[int, LaneBatch | LaneEnd] = {}
     following = start  # index of the next batch to make
-    own = topology.batch(start, 0)
+    number_of_rank = topology.batch(start, 0)
     while waited_for:
-        for number in range(following, own + 1):
+        for number in range(following, number_of_rank + 1):
             step, lane = divmod(number, config.lanes)
             if lane in running:
                 others.report_for(step + 1)  # because a lane makes a round one batch ahead
@@ -53,13 +53,13 @@ def rotate(
                     item = started.next()  # the loop stopped after another rank's batch
                 if not item.has_next:
                     del running[lane]
-                if number == own and (item.step == step or isinstance(item, LaneEnd)):
+                if number == number_of_rank and (item.step == step or isinstance(item, LaneEnd)):
                     ready[lane] = item
                 elif not item.has_next:
                     ready[lane] = _end(item)
-        following = own + 1
-        lane = own % config.lanes
-        own += topology.world_size
+        following = number_of_rank + 1
+        lane = number_of_rank % config.lanes
+        number_of_rank += topology.world_size
         if made := ready.pop(lane, None):
             if lane not in running:
                 waited_for.discard(lane)

@@ -139,8 +139,8 @@ def report_deals(fill: Fill, step: int, batches: list[PackedRows], *, final: boo
             reports.put(
                 number,
                 [
-                    Report(until, (ahead + own * waiting // total) * slots // places, found)
-                    for own, until, ahead, found in lines
+                    Report(until, (ahead + tokens * waiting // total) * slots // places, found)
+                    for tokens, until, ahead, found in lines
                 ],
             )
     if final:

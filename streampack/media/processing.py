@@ -104,17 +104,17 @@ class MediaProcessing:
         is_place = np.zeros(len(documents.tokens), dtype=np.bool_)
         good: list[int] = []
         for i, attached in enumerate(media):
-            own = places[first[i] : first[i + 1]]
+            slots = places[first[i] : first[i + 1]]
             try:
                 if is_strange[i]:
                     raise ValueError("has a video token or an image feature token in its text")
-                made, ids = self._planned(attached, own - offsets[i], heads)
+                made, ids = self._planned(attached, slots - offsets[i], heads)
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))
                 skips.handle(source.broken_document(shard, index, str(reason)))
                 continue
             if made.tokens is not None:
-                repeats[own], is_place[own] = made.tokens, True
+                repeats[slots], is_place[slots] = made.tokens, True
                 written += ids
             planned.append(made)
             good.append(i)
@@ -147,7 +147,7 @@ class MediaProcessing:
             raise ValueError(f"has an image that cannot be read ({error})") from error
         except ValueError as error:
             raise ValueError(f"has an image that the processor refuses ({error})") from error
-        tokens = np.array([len(own) for own in ids], dtype=np.int64)
+        tokens = np.array([len(image_ids) for image_ids in ids], dtype=np.int64)
         starts = places if count == 1 else places + offsets_of(tokens - 1)[:-1]
         storage = attached.storage
         return Attachments(attached.references, sizes, starts, tokens, patches, storage), ids

@@ -128,7 +128,9 @@ class ImageReader:
         kind = Conversations if self.text is None else Texts
         block, problems = record_block(enumerate(items), read, kind, origin, types)
         assert not isinstance(block, Documents)
-        media = objects([own for number, own in attachments.items() if number not in problems])
+        media = objects(
+            [attached for number, attached in attachments.items() if number not in problems]
+        )
         return replace(block, document_fields={**block.document_fields, MEDIA: media}), problems
 
     def _marked(self, record: Any, text: str) -> Read:

@@ -31,7 +31,7 @@ class Images:
         """See `RowStage`."""
         media = enumerate(held.objects(MEDIA, pieces.serial))
         slots = pieces.slot.tolist()
-        own = HeldBatch(
+        held_batch = HeldBatch(
             tuple(
                 HeldMedia(i, slots[i], pieces.origin[i], each)
                 for i, each in media
@@ -39,9 +39,9 @@ class Images:
             )
         )
         if (last := _last.get(held)) is not None and (before := last()) is not None:
-            before.following = own
-        _last[held] = weakref.ref(own)
-        return rows._replace(media=own)
+            before.following = held_batch
+        _last[held] = weakref.ref(held_batch)
+        return rows._replace(media=held_batch)
 
     def empty(self, rows: PackedRows) -> PackedRows:
         """See `RowStage`."""

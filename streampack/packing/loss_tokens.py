@@ -75,8 +75,11 @@ def count_loss_tokens(recipe: Recipe) -> None:
 def recounted(preparation: Preparation, seq_len: int, attention: str) -> Preparation:
     """Return the stages with the count of a run with these settings, whatever they count now."""
     stages = [
-        (*(each for each in own if not isinstance(each, CountedLoss)), _stage(seq_len, attention))
-        for own in preparation.stages
+        (
+            *(each for each in stages if not isinstance(each, CountedLoss)),
+            _stage(seq_len, attention),
+        )
+        for stages in preparation.stages
     ]
     return replace(preparation, stages=tuple(stages))
 

@@ -91,15 +91,15 @@ def source_report(
     return SourceReport(
         SourceFigures(
             name,
-            own.expected_tokens / whole,
-            own.tokens / whole,
-            own.tokens,
-            own.documents,
-            own.loss_tokens,
+            counts.expected_tokens / whole,
+            counts.tokens / whole,
+            counts.tokens,
+            counts.documents,
+            counts.loss_tokens,
             finished,
         )
         for name, finished in zip(source.sources, epochs.tolist(), strict=True)
-        for own in (totals.get(name, SourceCounts()),)
+        for counts in (totals.get(name, SourceCounts()),)
     )
 
 

@@ -60,13 +60,13 @@ class Step(NamedTuple):
 
     Attributes:
         before, after: batches of other ranks of the group.
-        own: batch of this rank; None if its lane has none.
-        lane, step: lane of `own`, and its index in that lane.
+        batch: batch of this rank; None if its lane has none.
+        lane, step: lane of `batch`, and its index in that lane.
         end: index of the first batch of the following step.
     """
 
     before: list[PackedBatch]
-    own: PackedBatch | None
+    batch: PackedBatch | None
     after: list[PackedBatch]
     lane: int
     step: int
@@ -131,7 +131,7 @@ class CpGroups:
                 step = None
             step = step or self.step_of(batch)
             if batch.lane == step.lane:
-                step = step._replace(own=batch)
+                step = step._replace(batch=batch)
             else:
                 (step.before if batch.lane < step.lane else step.after).append(batch)
             if number + self.lanes.world_size >= step.end:

@@ -108,12 +108,12 @@ class GroupedRun(RankRun):
         groups, lanes = self.plan.groups, super().batches(*arguments, **settings)
         with closing(lanes):
             for step in groups.steps(lanes):
-                own = step.own
-                if own is None:
-                    own = self.empty_batch(step.lane, step.step)
-                own.cp_size, own.cp_rank = groups.place(step.step)
-                self._steps[self._number(own)] = step
-                yield own
+                batch = step.batch
+                if batch is None:
+                    batch = self.empty_batch(step.lane, step.step)
+                batch.cp_size, batch.cp_rank = groups.place(step.step)
+                self._steps[self._number(batch)] = step
+                yield batch
 
     def _commit_step(self, batch: PackedBatch) -> None:
         step = self._steps.pop(self._number(batch), None)

@@ -94,11 +94,11 @@ def _fill(
         if serial == len(lengths):
             return serial, True
         block = lengths[serial : serial + BLOCK]
-        own = {name: values[serial : serial + BLOCK] for name, values in weights.items()}
+        fields = {name: values[serial : serial + BLOCK] for name, values in weights.items()}
         offsets = offsets_of(block)
         tokens = np.zeros(int(offsets[-1]), dtype=np.uint16)
         origin = make_origin(0, np.arange(serial, serial + len(block), dtype=np.int64))
-        documents = Documents(tokens, offsets, origin, document_fields=own)
+        documents = Documents(tokens, offsets, origin, document_fields=fields)
         taken, full = window.admit(documents, serial)
         serial += taken
         if full:

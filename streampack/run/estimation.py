@@ -249,8 +249,8 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     if source.once:
         return None
     preparation = config.preparation
-    own = replace(preparation, stages=preparation.stages[number : number + 1])
-    alone = replace(config, source=source, preparation=own, epochs=1, order=None)
+    of_source = replace(preparation, stages=preparation.stages[number : number + 1])
+    alone = replace(config, source=source, preparation=of_source, epochs=1, order=None)
     finer = FINER if isinstance(source.inner, InMemory) else 1
     places = finer * min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
     alone = replace(alone, lanes=places)
@@ -263,7 +263,7 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     if not isinstance(source.inner, ShardedSource):
         return None
     read = np.array([units for units, _, _ in samples], dtype=np.float64)
-    held = np.array([own.lengths.sum() for _, _, own in samples], dtype=np.float64)
+    held = np.array([sample.lengths.sum() for _, _, sample in samples], dtype=np.float64)
     if not read.all():
         rough = source.estimate_tokens()
         return None if rough is None else _Size(float(rough), rough / 2, 0.0, sample_of)

@@ -140,11 +140,11 @@ def explain(
     tokens = sum(batch.num_tokens for batch in first)
     sources = [part.inner for part in sources_of(config.source)]
     files = [s for s in sources if isinstance(s, ShardedSource) and not isinstance(s, InMemory)]
-    remote = [own for own in files if "://" in own.manifest.paths[0]]
+    remote = [source for source in files if "://" in source.manifest.paths[0]]
     return Explanation(
         source=repr(config.source),
-        files=sum(len(own.manifest) for own in files),
-        remote_bytes=sum(int(own.manifest.num_bytes.sum()) for own in remote),
+        files=sum(len(source.manifest) for source in files),
+        remote_bytes=sum(int(source.manifest.num_bytes.sum()) for source in remote),
         fetched_bytes=_fetched_bytes() if remote else 0,
         sample=sampled,
         packer=packer,
@@ -173,12 +173,14 @@ def _others(packer: Packer, lengths: NDArray[np.int64]) -> list[Packer]:
     if lengths.max() > size:
         ways |= {"truncate": None, "drop": None}
     ways.pop("error", None)
-    own = next(iter(ways))
+    overflow = next(iter(ways))
     packers: list[Packer] = [BestFitDecreasing(seq_len=size, overflow=way) for way in ways]
-    packers += [Seamless(seq_len=size), Concat(seq_len=size), Pad(seq_len=size, overflow=own)]
+    packers += [Seamless(seq_len=size), Concat(seq_len=size), Pad(seq_len=size, overflow=overflow)]
     if size >= 8:
         packers.append(Buckets(seq_lens=(size // 4, size // 2, size)).with_sample(lengths))
-    packers += [BestFitDecreasing(seq_len=n, overflow=own) for n in (size // 2, 2 * size) if n > 1]
+    packers += [
+        BestFitDecreasing(seq_len=n, overflow=overflow) for n in (size // 2, 2 * size) if n > 1
+    ]
     return [other for other in packers if repr(other) != repr(packer)]
 
 

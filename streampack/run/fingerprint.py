@@ -79,8 +79,8 @@ def changed_fields(
     for name, field in differing.items():
         if field not in allowed:
             saved_value, value = (
-                _in_words(name, own, described)
-                for own, described in ((before, saved), (now, current))
+                _in_words(name, weights, described)
+                for weights, described in ((before, saved), (now, current))
             )
             raise StateError(
                 f"`{name}` was {saved_value} when the state was saved and is {value} now.",
@@ -97,7 +97,13 @@ def _in_words(name: str, flat: Mapping[str, Any], described: Mapping[str, Any]) 
         return f"{flat.get(name, 'absent')!r:.200}"
     names = list(described["source"]["sources"])
     phases = [
-        (at, {name: round(own / sum(shares), 4) for name, own in zip(names, shares, strict=True)})
+        (
+            at,
+            {
+                name: round(share / sum(shares), 4)
+                for name, share in zip(names, shares, strict=True)
+            },
+        )
         for at, shares in flat[name]
     ]
     return repr(phases[0][1] if len(phases) == 1 else phases)

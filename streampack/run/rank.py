@@ -138,13 +138,13 @@ class RankRun:
         check_same_start(self.ranks, start, {**plan.fingerprint, **self.state.beside})
         states = self.state.states()
         connected = sharing is None and self._is_connected()
-        own = sharing or self.state.sharing(connected=connected, name=source.name, kept=True)
+        channel = sharing or self.state.sharing(connected=connected, name=source.name, kept=True)
         rule = plan.config.dealing
-        exchange = own.exchange(rule)
-        dealer = own.dealer(rule, exchange, states) if connected else None
+        exchange = channel.exchange(rule)
+        dealer = channel.dealer(rule, exchange, states) if connected else None
         with_ranks = None if dealer is None else RankExchange(dealer, self.ranks)
         share = LaneShare(config, plan.topology, start, states)
-        feed = source.open(share, own, exchange, self)
+        feed = source.open(share, channel, exchange, self)
         items = self._real(feed)
         # A DataLoader takes its workers' batches in turn, so each worker must give one.
         leaves_out, alone = sharing is None and not self._is_apart(), plan.topology.world_size == 1
@@ -286,8 +286,8 @@ class RankRun:
         """Record that the run is past a batch, this rank's or one beside it."""
         if batch.spent is not None:
             self.metrics += batch.spent
-        own = batch.num_documents or batch.has_next
-        lane_state = batch.lane_state if own else None
+        has_state = batch.num_documents or batch.has_next
+        lane_state = batch.lane_state if has_state else None
         if self._untaken:
             self._record_untaken(self.plan.topology.step_after(self._number(batch)))
         self.state.commit(batch.lane, batch.step, lane_state)

@@ -100,10 +100,10 @@ class RunState:
                 "Load the state that this rank saved, or the state of all ranks, which "
                 "`merge_states` makes.",
             )
-        lanes = {int(lane): own for lane, own in state["lanes"].items()}
-        own = {lane: lanes.pop(lane) for lane in owned}
+        lanes = {int(lane): state_of_lane for lane, state_of_lane in state["lanes"].items()}
+        owned_lanes = {lane: lanes.pop(lane) for lane in owned}
         values = {name: value for name, value in state.items() if name not in _FIELDS}
-        return cls(fingerprint, topology, start, own, state["stepped_over"], lanes, values)
+        return cls(fingerprint, topology, start, owned_lanes, state["stepped_over"], lanes, values)
 
     def copy(self) -> RunState:
         """Return an independent copy."""
@@ -160,7 +160,10 @@ class RunState:
         total = self.fingerprint["lanes"]
         unknown = set(range(total)).difference(self.lanes)
         others = {lane: self.others[lane] for lane in unknown if lane in self.others}
-        known = {lane: own() if callable(own) else own for lane, own in others.items()}
+        known = {
+            lane: lane_state() if callable(lane_state) else lane_state
+            for lane, lane_state in others.items()
+        }
         return ReportChannel(name, known, sorted(unknown.difference(known)), kept)
 
     def lane(self, lane: int) -> LaneState:
@@ -331,12 +334,12 @@ class DistributedState:
     def of_all(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the merged state of all ranks, given another state of this rank's loader."""
         topology: Topology = self._loader.dataset.topology
-        own = (topology.rank, state)
+        numbered = (topology.rank, state)
         if dist.is_available() and dist.is_initialized():
             gathered: list[Any] = [None] * dist.get_world_size(self._group)
-            dist.all_gather_object(gathered, own, group=self._group)
+            dist.all_gather_object(gathered, numbered, group=self._group)
         else:
-            gathered = [own]
+            gathered = [numbered]
         by_rank = dict(reversed(gathered))
         return {_KEY: json.dumps(merge_states([by_rank[rank] for rank in sorted(by_rank)]))}
 

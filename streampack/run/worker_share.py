@@ -43,8 +43,8 @@ class WorkerShare(Iterator[PackedBatch]):
     def __init__(
         self, plan: RunPlan, start: RunState, sharing: ReportChannel, *, worker: int, workers: int
     ) -> None:
-        own = plan.topology.lanes(start.next_batch, plan.config.lanes)
-        used = max(n for n in range(1, workers + 1) if len(own) % n == 0)
+        lanes = plan.topology.lanes(start.next_batch, plan.config.lanes)
+        used = max(n for n in range(1, workers + 1) if len(lanes) % n == 0)
         used = min(used, plan.most_workers or used)
         if worker == 0 and used < workers:
             logger.warning(
@@ -52,7 +52,7 @@ class WorkerShare(Iterator[PackedBatch]):
                 "lanes (%d) as the others: %d get some, the rest none. Pass "
                 "num_workers=%d, or use PackedLoader(num_workers=), which need not divide them.",
                 workers,
-                len(own),
+                len(lanes),
                 used,
                 used,
             )
@@ -131,7 +131,10 @@ class WorkerShare(Iterator[PackedBatch]):
                 )
         if self._place["worker"] < self._place["workers"]:
             (head,) = state["head"]
-            saved = {**head, "lanes": {lane: own for lane, (own,) in state["lanes"].items()}}
+            saved = {
+                **head,
+                "lanes": {lane: lane_state for lane, (lane_state,) in state["lanes"].items()},
+            }
             check_state(saved)
             changed_fields(saved["fingerprint"], self._plan.fingerprint)
             start = RunState.of_rank(saved, self._plan.fingerprint, self._plan.topology)

@@ -220,7 +220,10 @@ class MegatronIndexed(FlatSource):
     def describe(self) -> dict[str, Any]:
         described, details = super().describe(), self.manifest.details
         if not self.opens_all:
-            return {**described, "index_bytes": sum(own.num_bytes for own in details["indexes"])}
+            return {
+                **described,
+                "index_bytes": sum(index.num_bytes for index in details["indexes"]),
+            }
         headers: list[Header] = details["headers"]
         kinds = sorted({INTEGER_DTYPES[header.kind].name for header in headers})
         documents = sum(header.documents for header in headers)

@@ -198,8 +198,8 @@ def shared_batches(
     """
 
     def write(file: StoredFile, out: IO[bytes]) -> None:
-        with open_file(file) as own:
-            batches = decode(own)
+        with open_file(file) as opened:
+            batches = decode(opened)
             batch = next(batches)
             _write_batch(out, batch)
             for following in batches:

@@ -95,14 +95,16 @@ def planted(documents: Documents) -> tuple[Documents, dict[int, str]]:
         ends - begin,
         sequences.origin,
         None if sequences.loss_mask is None else sequences.loss_mask[held],
-        {name: own[held] for name, own in sequences.token_fields.items()},
+        {name: values[held] for name, values in sequences.token_fields.items()},
         sequences.document_fields,
     )
     in_group = np.diff(sequences.offsets[groups - low])
     slot = trees.slot + np.repeat(trees.offsets[:-1], in_group)
     by_slot, faults = slot_fields(sequences, slot, len(trees.tokens))
-    own = {name: values for name, values in sequences.token_fields.items() if name not in by_slot}
-    sequences = replace(sequences, token_fields={**own, SLOT: trees.slot})
+    by_token = {
+        name: values for name, values in sequences.token_fields.items() if name not in by_slot
+    }
+    sequences = replace(sequences, token_fields={**by_token, SLOT: trees.slot})
     block = Documents(
         trees.tokens,
         trees.offsets,
@@ -171,10 +173,10 @@ def _walk(
             else:
                 runs[before, _NEXT] = count
             return count, depth, count + 1
-        own = tokens[begin + depth : begin + min(length, runs[child, _STOP])]
-        existing = tokens[runs[child, _AT] : runs[child, _AT] + len(own)]
+        branch = tokens[begin + depth : begin + min(length, runs[child, _STOP])]
+        existing = tokens[runs[child, _AT] : runs[child, _AT] + len(branch)]
         same = 1
-        while same < len(own) and own[same] == existing[same]:
+        while same < len(branch) and branch[same] == existing[same]:
             same += 1
         depth += same
         if depth < length and depth < runs[child, _STOP]:  # divide: a new run takes the upper part

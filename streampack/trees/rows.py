@@ -60,14 +60,18 @@ def tree_rows(
     held = [slice(int(tree.offsets[0]), int(tree.offsets[-1])) for tree in trees]
     start = packed.boundaries[:-1][packed.piece >= 0].astype(np.int64)
     slot = concatenated(
-        [tree.token_fields[SLOT][own] for tree, own in zip(trees, held, strict=True)], np.int32
+        [
+            tree.token_fields[SLOT][tokens_of_tree]
+            for tree, tokens_of_tree in zip(trees, held, strict=True)
+        ],
+        np.int32,
     )
     slot += np.repeat(start, np.diff(ends[offsets_of(count)])).astype(np.int32)
     counted = concatenated(
         [
-            np.ones(own.stop - own.start, np.bool_) if tree.loss_mask is None
-            else tree.loss_mask[own]
-            for tree, own in zip(trees, held, strict=True)
+            np.ones(tokens_of_tree.stop - tokens_of_tree.start, np.bool_) if tree.loss_mask is None
+            else tree.loss_mask[tokens_of_tree]
+            for tree, tokens_of_tree in zip(trees, held, strict=True)
         ],
         np.bool_,
     )  # fmt: skip
@@ -106,7 +110,10 @@ def tree_rows(
             **packed.token_fields,
             **{
                 name: concatenated(
-                    [tree.token_fields[name][own] for tree, own in zip(trees, held, strict=True)],
+                    [
+                        tree.token_fields[name][tokens_of_tree]
+                        for tree, tokens_of_tree in zip(trees, held, strict=True)
+                    ],
                     dtype,
                 )
                 for name, dtype in types.token.items()

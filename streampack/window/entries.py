@@ -218,7 +218,9 @@ class HeldBlocks:
             self._places = {serial: held[serial] for serial in serials.tolist() if serial in held}
         if self._objects:
             objects = self._objects
-            self._objects = {own: objects[own] for own in serials.tolist() if own in objects}
+            self._objects = {
+                serial: objects[serial] for serial in serials.tolist() if serial in objects
+            }
 
     def places(self, serials: NDArray[np.int64]) -> list[tuple[Documents, int]]:
         """Return the block of each document (D,) and the document's index in the block."""
