@@ -153,7 +153,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         fields = FieldSpec()
         if token_fields is not None or document_fields is not None:
             fields = load(FIELDS)(token_fields, document_fields)
-        source = prepared(as_source(source), replace(fields, optional=map is not None))
+        source = prepared(as_source(source), replace(fields, optional=bool(map or stages)))
         source.check_epochs(epochs)
         if packer is not None:
             warn_if_cut(source, packer)

@@ -23,7 +23,7 @@ class FieldSpec:
             subarray dtype, ``np.dtype((dtype, shape))``, which numpy makes an array (T, *shape) of.
         document: dtype by name of the fields with one value per document.
         keys: conversion to integers, by name of the document fields that are texts (`text_keys`).
-        optional: True if records may lack the fields, because a map adds them.
+        optional: True if records may lack the fields, because a map or a stage adds them.
     """
 
     token: Types = field(default_factory=dict)

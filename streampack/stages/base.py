@@ -42,6 +42,9 @@ class BlockStage(Protocol):
 
     The result for a document must not depend on the other documents of the block, because a resumed
     run may cut blocks differently.
+
+    A user's stage may declare columns of documents: ``reads`` and ``writes``, tuples of names of
+    fields or "loss_mask". They are checked when the dataset is built.
     """
 
     def __call__(self, block: Any, place: Place, /) -> Any:

@@ -92,3 +92,59 @@ def test_what_is_no_stage_is_refused_when_the_dataset_is_built(wrong: Any) -> No
 def test_ids_that_a_stage_makes_are_in_the_vocabulary() -> None:
     with pytest.raises(ContentError):
         list(dataset(Shift(500), token_rules=TokenRules(vocab_size=600)))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Writes the column `writes`: the length, or one more than the column `reads`."""
+
+    writes: Any = ("length",)
+    reads: Any = ()
+    keeps: bool = True
+
+    def __call__(self, documents: Documents, place: Place) -> Documents:
+        fields = dict(documents.document_fields)
+        for name in self.writes if self.keeps else ():
+            fields[name] = fields[self.reads[0]] + 1 if self.reads else documents.lengths
+        return replace(documents, document_fields=fields)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {}
+
+
+def test_a_column_that_a_stage_writes_and_a_later_one_changes_is_in_the_batch() -> None:
+    both = (Counts(), Counts(reads=("length",)))
+    for batch in dataset(*both, document_fields={"length": "int32"}):
+        assert (batch.document_fields["length"] == 11).all()
+
+
+def test_a_column_for_a_later_stage_alone_need_not_be_declared() -> None:
+    made = dataset(Counts(("n",)), Counts(("m",), reads=("n",)), document_fields={"m": "int32"})
+    for batch in made:
+        assert list(batch.document_fields) == ["m"]
+        assert (batch.document_fields["m"] == 11).all()
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        (Counts(("other",)),),  # no batch would have it
+        (Counts(("length",), reads=("other",)),),  # nobody writes it
+        (Counts(("length",), reads=("other",)), Counts(("other",))),  # it is written later
+        (Counts(), Counts()),  # both write it
+        (Counts("length"),),
+        (Counts((1,)),),
+    ],
+)
+def test_columns_that_contradict_each_other_are_refused_when_the_dataset_is_built(
+    stages: tuple[Any, ...],
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dataset(*stages, document_fields={"length": "int32"})
+    assert caught.value.setting == "stages"
+
+
+def test_a_stage_that_does_not_write_what_it_declares_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        list(dataset(Counts(keeps=False), document_fields={"length": "int32"}))
+    assert caught.value.setting == "stages"
