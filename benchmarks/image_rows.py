@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import print_table
-from streampack.documents.blocks import PATCHES
+from streampack.media.attachments import PATCHES
 from streampack.packing import BestFitDecreasing
 from streampack.packing.limits import row_weights
 from streampack.run.dry_run import stream_plan

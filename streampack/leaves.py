@@ -82,7 +82,7 @@ METHODS = {
 }
 #: Opens the documents of a lane in the order of `LaneConfig.order`.
 ORDERED = "streams.ordered_stream:open_ordered"
-#: Classes of batches, by the column of `PackedRows` that they hold.
+#: Classes of batches, by the part that a leaf attached to their rows.
 BATCHES = {"tree": "batch.tree_batch:TreeBatch"}
 #: Feeds of a loader's batches, by its setting.
 FEEDS = {"num_workers": "run.worker_feed:WorkerFeed"}

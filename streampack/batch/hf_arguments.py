@@ -34,9 +34,9 @@ from streampack.batch.hf_attention import (
     usual_ids,
     with_longer_ones,
 )
+from streampack.batch.images import images_of
 from streampack.batch.isolation import (
     check_isolation,
-    has_images,
     restored_module,
     without_loss,
 )
@@ -113,7 +113,7 @@ def hf(
         "max_length_k": longest,
         "use_cache": False,
     }
-    if batch._places is None:
+    if images_of(batch) is None:
         return arguments
     from streampack.batch.media_arguments import with_media
 
@@ -178,7 +178,7 @@ def explain_mismatch(
             setting="model",
         )
     implementation = getattr(config_of(model), "_attn_implementation", None)
-    shape = batch.rows, batch.seq_len, getattr(batch, "_places", None) is not None
+    shape = batch.rows, batch.seq_len, images_of(batch) is not None
     key = (tried, way, model.training, device, implementation, *shape)
     reasons = _found.setdefault(model, {})
     if key not in reasons:
@@ -197,12 +197,12 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
     seq_len, slots = batch.seq_len, batch.rows * batch.seq_len
     if way in ("positions", "seq_idx") and chunk and slots > chunk and chunk % seq_len:
         return f"chunks of {chunk} tokens are counted through the batch, not in each document"
-    ids = usual_ids(model)
+    ids, images = usual_ids(model), images_of(batch)
 
     def of_rows(lengths: Sequence[Lengths]) -> Any:
         rows = rows_of(lengths, seq_len, ids)
-        places = getattr(batch, "_places", None)
-        return type(batch)(rows._replace(media=places and places.emptied())).to(device)
+        attached = {} if images is None else {"media": images.emptied()}
+        return type(batch)(rows._replace(attached=attached)).to(device)
 
     def call(batch: Any) -> Any:
         return model(**without_loss(arguments_by(model, batch, way), model))
@@ -233,7 +233,8 @@ def _of_images(model: Any, batch: Any, way: str) -> str | None:
     Tried on the first batch with such documents, once per model and mode. Skipped on connected
     ranks: all would have to call the model equally often, and some may have no images.
     """
-    if not has_images(batch) or not len(batch._places.pieces):
+    images = images_of(batch)
+    if images is None or not len(images.pieces):
         return None
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         return None

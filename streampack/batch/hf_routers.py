@@ -17,6 +17,7 @@ from torch import Tensor
 
 from streampack.batch.attention import are_padding
 from streampack.batch.hf_attention import unwrapped
+from streampack.batch.images import images_of
 from streampack.documents.blocks import ranges_of
 from streampack.errors import ConfigError
 
@@ -51,7 +52,7 @@ def without_padding(
     if way == "mask":
         reason = "takes the mask that keeps documents apart for one of padding"
         raise refused(model, reason, f" and compute its loss by RouterLoss{_PAD}")
-    if getattr(batch, "_places", None) is not None:
+    if images_of(batch) is not None:
         raise refused(model, "would count padding, in which small images may stand")
     if segments is not None and way != "rows":
         raise refused(model, "needs padding to be left out, which segments= does not allow")

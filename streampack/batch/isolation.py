@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from streampack.batch.attention import segment_ids
 from streampack.batch.hf_attention import adds_router_loss, arguments_by
+from streampack.batch.images import images_of
 from streampack.batch.leaking_layer import first_to_move
 from streampack.batch.router_isolation import padding_in_router_loss, router_loss
 from streampack.batch.slot_outputs import largest_movement, of_slots
@@ -137,7 +138,7 @@ def check_isolation(
         torch.manual_seed(0)
         other = torch.where(where, changed_ids, ids).view(batch.input_ids.shape)
         changed = batch._with_input_ids(other)
-        if has_images(batch):
+        if images_of(batch) is not None:
             from streampack.batch.media_arguments import with_changed_images
 
             changed = with_changed_images(changed, where)
@@ -239,17 +240,12 @@ def _segments(batch: Any) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     return numbers, below
 
 
-def has_images(batch: Any) -> bool:
-    """Return True for a batch of a dataset with images, even if this batch has no image."""
-    return getattr(batch, "_places", None) is not None
-
-
 def _exchanged(batch: Any, ids: Tensor) -> Tensor:
     """Return the batch's ids, (T,), each replaced by the next id that occurs in the batch.
 
     Image tokens are unchanged, because the pixels of images are changed instead.
     """
-    if has_images(batch) and len(batch._places.spans):
+    if (images := images_of(batch)) is not None and len(images.spans):
         from streampack.batch.media_arguments import in_images
 
         text = ~in_images(batch)

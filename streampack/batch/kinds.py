@@ -8,9 +8,9 @@ from streampack.window.packed_rows import PackedRows
 
 
 def kind_of(rows: PackedRows) -> type[PackedBatch]:
-    """Return `PackedBatch`, or the class of a leaf for rows with one of its columns."""
+    """Return `PackedBatch`, or the class of a leaf for rows with its part."""
     for name, kind in BATCHES.items():
-        if getattr(rows, name) is not None:
+        if name in rows.attached:
             batch_class: type[PackedBatch] = load(kind)
             return batch_class
     return PackedBatch

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from streampack.batch.images import images_of
 from streampack.batch.tensors import OF_MEDIA
 from streampack.media.families import axes_of
 
@@ -20,7 +21,7 @@ def with_media(arguments: dict[str, Any], batch: Any) -> dict[str, Any]:
         arguments: flat arguments with `position_ids` (1, T).
         batch: a batch with images.
     """
-    places, ids = batch._places, arguments["input_ids"]
+    places, ids = images_of(batch), arguments["input_ids"]
     if len(places.blank):
         ids = ids.clone()
         ids[0, torch.from_numpy(places.blank).to(ids.device)] = places.image_id
@@ -43,7 +44,7 @@ def of_images(media: dict[str, Tensor], ids: Tensor, places: Any) -> dict[str, T
 def _with_axes(positions: Tensor, batch: Any) -> Tensor:
     """Return (4, 1, T) int64: the text's positions, which separate documents, and three axes."""
     _, boundaries, _ = batch._runs
-    spans = batch._places.spans
+    spans = images_of(batch).spans
     grids = batch.media["image_grid_thw"].tolist() if len(spans) else []
     axes = np.empty((3, int(boundaries[-1])), dtype=np.int64)
     first = np.searchsorted(spans[:, 0], boundaries)
@@ -57,14 +58,14 @@ def _with_axes(positions: Tensor, batch: Any) -> Tensor:
 def in_images(batch: Any) -> Tensor:
     """Return a (T,) bool mask, True on image slots."""
     where = np.zeros(batch.rows * batch.seq_len, dtype=np.bool_)
-    for start, stop in batch._places.spans:
+    for start, stop in images_of(batch).spans:
         where[start:stop] = True
     return torch.from_numpy(where).to(batch.device)
 
 
 def with_changed_images(batch: Any, where: Tensor) -> Any:
     """Return the batch with negated pixels in the images that begin at a slot of `where`, (T,)."""
-    places = batch._places
+    places = images_of(batch)
     if not len(places.spans):
         return batch
     changed = where[torch.from_numpy(places.spans[:, 0]).to(where.device)]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from streampack.batch.hf_attention import takes
+from streampack.batch.images import images_of
 from streampack.batch.isolation import without_loss
 from streampack.batch.media_arguments import of_images, with_changed_images
 from streampack.batch.slot_outputs import largest_movement, of_slots
@@ -28,7 +29,7 @@ def documents_moved(
     """
     outputs = of_slots(model(**without_loss(call(batch))), batch.rows * batch.seq_len)
     document = batch.document_ids.view(-1)
-    pieces = batch._places.pieces
+    pieces = images_of(batch).pieces
     pieces = pieces[pieces >= 0]
     for number in dict.fromkeys((int(pieces[0]), int(pieces[-1]))):
         at = document == number
@@ -44,7 +45,7 @@ def documents_moved(
 
 def _alone(model: Any, batch: Any, number: int) -> dict[str, Any]:
     """Return a model's arguments for one document alone, without positions."""
-    places = batch._places
+    places = images_of(batch)
     is_own = torch.from_numpy(places.pieces == number).to(batch.device)
     rows = is_own.repeat_interleave(torch.from_numpy(places.entries).to(batch.device))
     ids = batch.input_ids.view(-1)[batch.document_ids.view(-1) == number][None]

@@ -170,7 +170,7 @@ class PackedBatch:
         self._on_fields = on_fields
         self._host_fields = packed.document_fields
         self._runs = (packed.cu_seqlens, packed.boundaries, packed.piece)
-        self._places = packed.media and packed.media._replace(arrays={})
+        self._attached = {name: part.on_host() for name, part in packed.attached.items()}
         self._packed: PackedRows | None = packed
         self._staged: Staged | None = None
         self._compact: dict[str, Tensor] | None = None

@@ -37,8 +37,6 @@ def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:
     }
     if packed.uncut is not None:
         tensors["uncut"] = torch.from_numpy(packed.uncut)
-    if packed.tree is not None:
-        tensors |= {name: torch.from_numpy(data) for name, data in packed.tree._asdict().items()}
     if packed.loss_mask is not None:
         tensors["loss_mask"] = torch.from_numpy(packed.loss_mask)
     for kind, fields in (
@@ -47,9 +45,9 @@ def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:
     ):
         for name, values in fields.items():
             tensors[kind + name] = torch.from_numpy(values)
-    if packed.media is not None:
-        for name, values in packed.media.arrays.items():
-            tensors[OF_MEDIA + name] = torch.from_numpy(values)
+    for kind, part in packed.attached.items():
+        for name, values in part.tensors().items():
+            tensors[f"{kind} {name}"] = torch.from_numpy(values)
     return tensors
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.batch.images import images_of
 from streampack.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _shown(batch: PackedBatch, tokenizer: Any, *, color: bool, pieces: Sequence[
 def _images(batch: PackedBatch) -> NDArray[np.int64]:
     """Return the index of each slot's image, (T,); -1 for text and padding."""
     out = np.full(batch.rows * batch.seq_len, -1, dtype=np.int64)
-    places = getattr(batch, "_places", None)
+    places = images_of(batch)
     for number, (start, stop) in enumerate(() if places is None else places.spans):
         out[start:stop] = number
     return out

@@ -198,7 +198,7 @@ class TreeBatch(PackedBatch):
     @property
     def slot(self) -> Tensor:
         """(N,) int64, the slot of each sequence token in the flattened rows."""
-        return self._tensors["slot"].long()
+        return self._tensors["tree slot"].long()
 
     @property
     def source(self) -> Tensor:
@@ -208,14 +208,14 @@ class TreeBatch(PackedBatch):
     @property
     def sequence_ids(self) -> Tensor:
         """(N,) int64, the index of each token's sequence in the batch."""
-        ends = self._tensors["ends"]
+        ends = self._tensors["tree ends"]
         number = torch.arange(len(ends) - 1, device=self.device)
-        return number.repeat_interleave(ends.diff(), output_size=len(self._tensors["slot"]))
+        return number.repeat_interleave(ends.diff(), output_size=len(self._tensors["tree slot"]))
 
     @property
     def loss_mask(self) -> Tensor:
         """(N,) bool, True where a token counts in the loss; False for the first of a sequence."""
-        return self._tensors["counted"]
+        return self._tensors["tree counted"]
 
     @property
     def fields(self) -> dict[str, Tensor]:
@@ -338,7 +338,7 @@ class TreeBatch(PackedBatch):
         if self._fields is not None:
             return
         compact, slots = self._tensors, self.rows * self.seq_len
-        tokens, slot, ends = compact["tokens"], self.slot, compact["ends"]
+        tokens, slot, ends = compact["tokens"], self.slot, compact["tree ends"]
         depth = positions_in(ends, len(slot))
         last = slot[ends[1:].long() - 1]  # last slot of each sequence
         number = torch.arange(slots, device=self.device)

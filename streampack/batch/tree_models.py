@@ -33,7 +33,8 @@ from streampack.batch.hf_attention import (
 from streampack.batch.isolation import check_isolation, without_loss
 from streampack.batch.slot_outputs import largest_movement, of_slots
 from streampack.errors import ConfigError
-from streampack.window.packed_rows import PackedRows, TreeColumns
+from streampack.trees.columns import TreeColumns
+from streampack.window.packed_rows import PackedRows
 
 if TYPE_CHECKING:
     from streampack.batch.tree_batch import TreeBatch
@@ -106,4 +107,5 @@ def _trees(seq_len: int, ids: Any, rows: int) -> PackedRows:
     counted[ends[:-1]] = False
     tree = TreeColumns(np.concatenate(sequences).astype(np.int32), ends, counted)
     packed = rows_of([[int(starts[-1])]] * rows, seq_len, ids)
-    return packed._replace(tree=tree, source_ids=np.zeros(len(sequences), dtype=np.int32))
+    source_ids = np.zeros(len(sequences), dtype=np.int32)
+    return packed._replace(attached={"tree": tree}, source_ids=source_ids)

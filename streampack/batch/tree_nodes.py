@@ -48,7 +48,7 @@ def nodes_of(batch: TreeBatch) -> TreeNodes:
     followers = torch.bincount(before + 1, minlength=len(number) + 1)[1:]
     begins[1:] |= followers[:-1] != 1
     ended = torch.zeros(len(number) + 1, dtype=torch.bool, device=slot.device)
-    ended[slot[batch._tensors["ends"][1:].long() - 1] + 1] = True
+    ended[slot[batch._tensors["tree ends"][1:].long() - 1] + 1] = True
     begins |= ended[:-1]
     begins[edge] = True
     start = begins.nonzero().flatten()

@@ -73,10 +73,6 @@ NO_FIELDS: Fields = {}  # never written to
 #: Document field with the index of a document's group in its block or batch.
 GROUP = "group_ids"
 
-#: Document fields of runs with images: each document's `Attachments` (objects, which batches hold
-#: apart from other fields), and their total number of patches.
-MEDIA, PATCHES = "media", "patches"
-
 TOKEN_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.int32))
 
 
@@ -187,7 +183,7 @@ class Documents:
     def take(self, order: NDArray[np.int64]) -> Documents:
         """Copy the documents `order` (M,), in that order, into a compact block."""
         order = np.asarray(order, dtype=np.int64)
-        if self.members is not None and not self.members.planted:
+        if self.members is not None and not self.members.in_slots:
             return self.members.take(order)
         offsets = offsets_of(self.lengths[order])
         starts = self.offsets[order]
@@ -268,23 +264,23 @@ class Members:
     Attributes:
         documents: documents of all groups, group by group.
         offsets: (N + 1,) int64 offsets of the groups into `documents`.
-        planted: True if the block's tokens are the slots of trees (`trees.build`); otherwise they
-            are the tokens of `documents` end to end.
+        in_slots: True if the block's tokens are slots that a leaf made of `documents`; otherwise
+            they are the tokens of `documents` end to end.
     """
 
     documents: Documents
     offsets: NDArray[np.int64]
-    planted: bool = False
+    in_slots: bool = False
 
     def part(self, start: int, stop: int) -> Members:
         """Return the members of the groups [start, stop)."""
-        return Members(self.documents, self.offsets[start : stop + 1], self.planted)
+        return Members(self.documents, self.offsets[start : stop + 1], self.in_slots)
 
     def picked(self, order: NDArray[np.int64]) -> Members:
         """Copy the members of the groups `order` (M,)."""
         sizes = np.diff(self.offsets)[order]
         documents = self.documents.take(ranges_of(self.offsets[order], sizes))
-        return Members(documents, offsets_of(sizes), self.planted)
+        return Members(documents, offsets_of(sizes), self.in_slots)
 
     def take(self, order: NDArray[np.int64]) -> Documents:
         """Copy the groups `order` (M,) into a block."""

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 #: Document field of runs with images: each document's `Attachments`, dtype object.
 MEDIA = "media"
+#: Document field of runs with images: each document's number of patches.
+PATCHES = "patches"
 
 #: An image: the bytes, path or URL of its file; in lists also a Pillow image.
 Reference = Any
@@ -98,6 +100,14 @@ class BatchMedia(NamedTuple):
     blank: NDArray[np.int64]
     form: MediaForm
     image_id: int
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """See `Attached`."""
+        return self.arrays
+
+    def on_host(self) -> BatchMedia:
+        """See `Attached`."""
+        return self._replace(arrays={})
 
     def emptied(self) -> BatchMedia:
         """Return a copy without images."""

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streampack.documents.blocks import PATCHES
 from streampack.errors import ConfigError
 from streampack.leaves import ASKED
+from streampack.media.attachments import PATCHES
 from streampack.media.families import with_margins
 from streampack.media.processing import MediaProcessing
 from streampack.media.row_stage import Images

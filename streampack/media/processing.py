@@ -19,10 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.cores import usable_cores
-from streampack.documents.blocks import MEDIA, PATCHES, Documents, Texts, offsets_of
+from streampack.documents.blocks import Documents, Texts, offsets_of
 from streampack.documents.conversations import IMAGE_PART
 from streampack.errors import ContentError, StorageError
-from streampack.media.attachments import Attachments, BatchMedia, HeldMedia, Size, objects
+from streampack.media.attachments import (
+    MEDIA,
+    PATCHES,
+    Attachments,
+    BatchMedia,
+    HeldMedia,
+    Size,
+    objects,
+)
 from streampack.media.families import joined, with_margins
 from streampack.media.fetching import Heads, HeldBatch
 from streampack.media.images import BrokenImageError, named_failures
@@ -183,7 +191,7 @@ class MediaProcessing:
             ContentError: an image cannot be decoded, or differs from its plan.
             StorageError: an image could not be read; a retry may succeed.
         """
-        batch: HeldBatch = rows.media or HeldBatch(())
+        batch: HeldBatch = rows.attached.get(MEDIA) or HeldBatch(())
         held = batch.media
         batch.fetch()
         batch.fetch_following()
@@ -232,7 +240,7 @@ class MediaProcessing:
             self.planner.family.form,
             self.planner.image_id,
         )
-        return rows._replace(media=media)
+        return rows._replace(attached={**rows.attached, MEDIA: media})
 
     def _arrays(self, job: tuple[Any, Size, int, Any]) -> Any:
         """Return the model's arrays for an image, or a `BrokenImageError`."""

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import type_in_words
-from streampack.documents.blocks import MEDIA, Documents, Texts
+from streampack.documents.blocks import Documents, Texts
 from streampack.documents.conversations import IMAGE_PART, Conversations
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
-from streampack.media.attachments import Attachments, Reference, Size, objects
+from streampack.media.attachments import MEDIA, Attachments, Reference, Size, objects
 from streampack.media.chats import USUAL, references_of, with_marks
 from streampack.media.images import references_in
 from streampack.sources.base import Block

@@ -41,7 +41,7 @@ class Images:
         if (last := _last.get(held)) is not None and (before := last()) is not None:
             before.following = held_batch
         _last[held] = weakref.ref(held_batch)
-        return rows._replace(media=held_batch)
+        return rows._replace(attached={**rows.attached, MEDIA: held_batch})
 
     def empty(self, rows: PackedRows) -> PackedRows:
         """See `RowStage`."""

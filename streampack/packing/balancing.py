@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.arguments import one_of
-from streampack.documents.blocks import PATCHES, Fields
+from streampack.documents.blocks import Fields
 from streampack.errors import ConfigError
 from streampack.packing.choice import RowChoice
 from streampack.packing.limits import require_whole, row_weights
@@ -60,7 +60,7 @@ _BEARABLE = 1152  # mean cost of the rows to choose from, over the schedule's me
 _BITS = 32  # precision of an element of the van der Corput sequence
 
 #: Document field that a row's cost sums, by kind of balance.
-_FIELDS = {"patches": PATCHES, "loss": LOSS_TOKENS}
+_FIELDS = {"patches": "patches", "loss": LOSS_TOKENS}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from streampack._jit import kernel
 from streampack.arguments import is_whole
-from streampack.documents.blocks import PATCHES, Fields, offsets_of
+from streampack.documents.blocks import Fields, offsets_of
 from streampack.errors import ConfigError, PlanError
 from streampack.packing.loss_tokens import LOSS_TOKENS
 from streampack.packing.overflow import checked_lengths
@@ -272,7 +272,7 @@ def add(recipe: Recipe, names: Sequence[str]) -> None:
             continue
         if name not in fields.document or fields.document[name].kind not in "iu":
             remedy = f'Declare it: document_fields={{"{name}": "int64"}}.'
-            if name == PATCHES:
+            if name == "patches":
                 remedy = "Pass processor= for documents with images, or leave it out."
             raise ConfigError(
                 f'The packer uses the document field "{name}", which is not declared as an integer '

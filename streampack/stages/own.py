@@ -53,8 +53,8 @@ class Own:
         missing = [name for name in self.writes if not has_column(result, name)]
         if missing:
             raise ConfigError(
-                f"The stage {type(self.stage).__name__} declares that it writes {missing[0]!r}, and "
-                "returned documents without it.",
+                f"The stage {type(self.stage).__name__} must write {missing[0]!r}, and returned "
+                "documents without it.",
                 "Return it in token_fields, document_fields or loss_mask, or leave it out of "
                 "`writes`.",
                 setting="stages",

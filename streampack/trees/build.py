@@ -110,7 +110,7 @@ def planted(documents: Documents) -> tuple[Documents, dict[int, str]]:
         trees.offsets,
         documents.origin,
         token_fields=by_slot,
-        members=Members(sequences, groups - low, planted=True),
+        members=Members(sequences, groups - low, in_slots=True),
     )
     return block, faults
 

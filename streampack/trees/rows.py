@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from streampack.documents.blocks import Documents, offsets_of
 from streampack.documents.fields import FieldSpec
 from streampack.groups.rows import columns_of, concatenated, groups_of
 from streampack.trees.build import SLOT
+from streampack.trees.columns import TreeColumns
 from streampack.window.entries import HeldBlocks
 from streampack.window.gather import Pieces
-from streampack.window.packed_rows import PackedRows, TreeColumns
+from streampack.window.packed_rows import PackedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,10 @@ class TreeRows:
                 **{n: np.zeros(0, dtype=t) for n, t in self.types.token.items()},
             },
             document_fields={n: np.zeros(0, dtype=t) for n, t in self.types.document.items()},
-            tree=TreeColumns(nothing, np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.bool_)),
+            attached=with_tree(
+                rows,
+                TreeColumns(nothing, np.zeros(1, dtype=np.int32), np.zeros(0, dtype=np.bool_)),
+            ),
         )
 
 
@@ -120,5 +125,14 @@ def tree_rows(
             },
         },
         by_source=by_source,
-        tree=TreeColumns(slot, ends.astype(np.int32), counted),
+        attached=with_tree(packed, TreeColumns(slot, ends.astype(np.int32), counted)),
     )
+
+
+def with_tree(rows: PackedRows, tree: TreeColumns) -> dict[str, Any]:
+    """Return the attached parts of the rows and those of the tree.
+
+    The runs of such rows are trees, `token_fields` with one number per token have the sequences'
+    tokens (N,), and other (D,) columns have one entry per sequence.
+    """
+    return {**rows.attached, "tree": tree}

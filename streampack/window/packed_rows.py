@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +18,14 @@ PROVENANCE = np.dtype(
 )
 
 
-class TreeColumns(NamedTuple):
-    """The S sequences of a batch of trees, with N tokens in all.
+class Attached(Protocol):
+    """Part of a batch that a leaf attaches to its rows."""
 
-    Attributes:
-        slot: (N,) int32, slot of each token of the sequences.
-        ends: (S + 1,) int32, offsets of the sequences into `slot`.
-        counted: (N,) bool, True where a token counts in the loss.
-    """
+    def tensors(self) -> Mapping[str, NDArray[Any]]:
+        """Return the arrays that move to the device of the batch, by name."""
 
-    slot: NDArray[np.int32]
-    ends: NDArray[np.int32]
-    counted: NDArray[np.bool_]
+    def on_host(self) -> Any:
+        """Return the rest, which stays in host memory with the batch; None without one."""
 
 
 class PackedRows(NamedTuple):
@@ -77,11 +74,7 @@ class PackedRows(NamedTuple):
             that the lane has read completely; otherwise None.
         uncut: int32 `cu_seqlens` from before `limit_context` cut segments; only the first token of
             these segments has no label. None if nothing was cut.
-        tree: sequences of rows of trees, or None. With trees the runs are trees, `token_fields`
-            with one number per token have the sequences' tokens (N,), and other (D,) columns have
-            one entry per sequence.
-        media: in runs with images the index, first slot, origin and `Attachments` of each piece
-            with images; after decoding, `BatchMedia`.
+        attached: parts that leaves add, by name; each is `Attached` once a batch is handed out.
     """
 
     seq_len: int
@@ -100,8 +93,7 @@ class PackedRows(NamedTuple):
     document_fields: Fields = NO_FIELDS
     by_source: NDArray[np.int64] | None = None
     uncut: NDArray[np.int32] | None = None
-    tree: TreeColumns | None = None
-    media: Any = None
+    attached: Mapping[str, Any] = NO_FIELDS
 
 
 _NO_MASK = np.zeros(0, dtype=np.bool_)

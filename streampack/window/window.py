@@ -264,7 +264,7 @@ class Window:
             i = int(np.argmax(np.where(over, sizes.lengths, 0)))
             name = self._name(documents.origin[i])
             name = f"the group that begins with {name}" if documents.members else name
-            slots = documents.members is not None and documents.members.planted
+            slots = documents.members is not None and documents.members.in_slots
             raise PlanError(
                 f"{name[0].upper()}{name[1:]} {self.excess(sizes, i, slots=slots)}.",
                 'Filter them out, or use overflow="drop".'
@@ -275,7 +275,7 @@ class Window:
             )
 
     def excess(self, sizes: DocumentSizes, i: int, *, slots: bool) -> str:
-        """Describe why document i does not fit: "has 9 tokens, a row has 5"; `slots` for trees."""
+        """Describe why document i does not fit: "has 9 tokens, a row has 5", or `slots`."""
         packer, longest = self._packer, self._longest
         fault = packer.limits.excess(sizes.weights, i)
         if fault is not None:

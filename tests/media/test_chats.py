@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from streampack import sources
+from streampack.batch.images import images_of
 from streampack.errors import ConfigError, ContentError
 from streampack.media import Images
 from streampack.media.images import decoded, size_of
@@ -179,4 +180,4 @@ def test_ids_without_images_are_mixed_in() -> None:
     assert {int(kind) for batch in batches for kind in batch.source_ids} == {0, 1}
     for batch in batches:
         of_images = batch.document_fields["patches"] > 0
-        assert set(np.flatnonzero(of_images).tolist()) == set(batch._places.pieces.tolist())
+        assert set(np.flatnonzero(of_images).tolist()) == set(images_of(batch).pieces.tolist())

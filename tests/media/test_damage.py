@@ -15,11 +15,11 @@ import pytest
 from PIL import Image
 
 from streampack import PackedLoader
-from streampack.documents.blocks import MEDIA, Documents, make_origin
+from streampack.documents.blocks import Documents, make_origin
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ContentError, StorageError
 from streampack.media import Images
-from streampack.media.attachments import Attachments, objects
+from streampack.media.attachments import MEDIA, Attachments, objects
 from streampack.media.images import (
     BrokenImageError,
     decoded,

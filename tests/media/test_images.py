@@ -24,6 +24,7 @@ from streampack import (
     Topology,
     WindowConfig,
 )
+from streampack.batch.images import images_of
 from streampack.errors import ConfigError, ContentError, WorkerError
 from streampack.media import Images
 from streampack.media.families import axes_of
@@ -42,7 +43,7 @@ def test_ids_and_pixels_are_those_of_the_processor() -> None:
 def test_patches_are_a_document_field() -> None:
     (batch,) = dataset(Images(records(6), text="text"))
     rows = np.zeros(batch.num_documents, dtype=np.int64)
-    np.add.at(rows, batch._places.pieces, batch._places.entries)
+    np.add.at(rows, images_of(batch).pieces, images_of(batch).entries)
     assert batch.document_fields["patches"].tolist() == rows.tolist()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology
+from streampack.batch.images import images_of
 from streampack.errors import ContentError
 from streampack.media import Images
 from tests.support.runs import identity
@@ -78,10 +79,10 @@ def features_of(batches: Any) -> dict[str, bytes]:
     """By the first words of the documents."""
     model, found = Loudness(), {}
     for batch in batches:
-        rows = np.append(0, np.cumsum(batch._places.entries))
+        rows = np.append(0, np.cumsum(images_of(batch).entries))
         for number in range(batch.num_documents):
             ids = batch.input_ids[batch.document_ids == number].tolist()
-            own = np.flatnonzero(batch._places.pieces == number)
+            own = np.flatnonzero(images_of(batch).pieces == number)
             values = [batch.media["pixel_values"][rows[i] : rows[i + 1]].numpy() for i in own]
             places = ids.count(model.tokenizer.convert_tokens_to_ids("<sound>"))
             assert sum(map(len, values)) == places
@@ -160,4 +161,4 @@ def test_batch_without_sounds_gets_the_smallest() -> None:
     given = [{"text": f"{i}: words", "sounds": [], "samples": []} for i in range(6)]
     (batch,) = dataset(source(given), Loudness())
     assert batch.media["pixel_values"].shape == (1, 1)
-    assert len(batch._places.blank) == 1
+    assert len(images_of(batch).blank) == 1

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from streampack import PackedDataset, TokenRules, Topology
+from streampack.batch.images import images_of
 from streampack.media.images import decoded, size_of
 from tests.support.vision import qwen_processor
 
@@ -22,11 +23,11 @@ def documents_of(batches: Any) -> dict[str, tuple[list[int], list[int], bytes]]:
     processor = qwen_processor()
     found = {}
     for batch in batches:
-        rows = np.append(0, np.cumsum(batch._places.entries))
+        rows = np.append(0, np.cumsum(images_of(batch).entries))
         for number in range(batch.num_documents):
             at = batch.document_ids == number
             ids = batch.input_ids[at].tolist()
-            own = np.flatnonzero(batch._places.pieces == number)
+            own = np.flatnonzero(images_of(batch).pieces == number)
             pixels = [batch.media["pixel_values"][rows[i] : rows[i + 1]].numpy() for i in own]
             name = processor.tokenizer.decode(ids).partition(":")[0]
             learnt = (batch.labels[at] != -100).tolist()
