@@ -102,11 +102,11 @@ class BatchMedia(NamedTuple):
     image_id: int
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """See `Attached`."""
+        """See `PackedRows.attached`."""
         return self.arrays
 
     def on_host(self) -> BatchMedia:
-        """See `Attached`."""
+        """See `PackedRows.attached`."""
         return self._replace(arrays={})
 
     def emptied(self) -> BatchMedia:

@@ -28,9 +28,8 @@ from streampack.sources.parquet.places import Places, kept
 from streampack.sources.parquet.source import Parquet, RowReader
 from streampack.sources.records import DamagedFileError
 from streampack.storage.decoded import shared_batches
-from streampack.storage.decompression import LEAST_BYTES
 from streampack.storage.file_info import FileInfo, shown
-from streampack.storage.files import StoredFile
+from streampack.storage.files import LEAST_BYTES, StoredFile
 from streampack.storage.listing import has_ending
 from streampack.storage.threads import in_threads
 

@@ -27,7 +27,6 @@ import numpy as np
 import pyarrow as pa
 
 from streampack.storage.decompression import (
-    LEAST_BYTES,
     Chunk,
     Content,
     DamagedError,
@@ -35,7 +34,7 @@ from streampack.storage.decompression import (
     placed_chunks,
     unpack,
 )
-from streampack.storage.files import MemoryFile, StoredFile
+from streampack.storage.files import LEAST_BYTES, MemoryFile, StoredFile
 from streampack.storage.growing import GrowingFile, NotMadeError
 from streampack.storage.storage import Storage
 

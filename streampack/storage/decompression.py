@@ -1,22 +1,16 @@
-"""Decompress files as streams, and map files."""
+"""Decompress files as streams."""
 
 from __future__ import annotations
 
 import bz2
 import io
-import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from streampack.storage.failures import is_of_system
-from streampack.storage.mapping import mapped
 
 if TYPE_CHECKING:
     from streampack.storage.files import StoredFile
@@ -24,8 +18,6 @@ if TYPE_CHECKING:
 #: Codec by the ending of a file name.
 CODEC_OF_ENDING = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 
-#: Smaller files and row groups are decompressed each time, because they are rarely cut.
-LEAST_BYTES = 1 << 20
 _CHUNK = 1 << 20
 _FEED = 16 << 10  # bytes of compressed data at a time: the granularity of cuts in the content
 _PART = 64 << 10  # bytes of content at a time, if the library reads the source itself
@@ -43,12 +35,6 @@ class _CutShortError(DamagedError):
 
     def __init__(self) -> None:
         super().__init__("its compressed data breaks off")
-
-
-def map_file(path: Path) -> NDArray[np.uint8]:
-    """Map the bytes of a file as (B,) uint8, read-only and paged in on access."""
-    with open(path, "rb") as file:
-        return mapped(file.fileno(), os.fstat(file.fileno()).st_size)
 
 
 def codec_of(head: bytes) -> str | None:

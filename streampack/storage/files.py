@@ -15,14 +15,15 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.storage.decompression import map_file
 from streampack.storage.file_info import replaced
+from streampack.storage.mapping import map_file
 
 if TYPE_CHECKING:
     from streampack.storage.file_info import FileInfo
 
+#: Smaller files and row groups are decompressed each time, because they are rarely cut.
+LEAST_BYTES = 1 << 20
 _BUFFER = 1 << 20
-
 
 #: Called with a byte offset: the reader at this offset, among several readers of the file, and the
 #: sorted indices of the blocks that it reads, as far as they are known.

@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,3 +55,9 @@ def mapped(fd: int, size: int) -> NDArray[np.uint8]:
         OSError: the file cannot be mapped.
     """
     return np.asarray(_Map(fd, size)) if size else np.zeros(0, dtype=np.uint8)
+
+
+def map_file(path: Path) -> NDArray[np.uint8]:
+    """Map the bytes of a file as (B,) uint8, read-only and paged in on access."""
+    with open(path, "rb") as file:
+        return mapped(file.fileno(), os.fstat(file.fileno()).st_size)

@@ -23,8 +23,8 @@ class TreeColumns(NamedTuple):
     counted: NDArray[np.bool_]
 
     def tensors(self) -> Mapping[str, NDArray[Any]]:
-        """See `Attached`."""
+        """See `PackedRows.attached`."""
         return self._asdict()
 
     def on_host(self) -> None:
-        """See `Attached`."""
+        """See `PackedRows.attached`."""

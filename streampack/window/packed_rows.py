@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,6 @@ from streampack.packing.plan import PackingStats
 PROVENANCE = np.dtype(
     [("source", "<i4"), ("shard", "<i4"), ("index", "<i8"), ("start", "<i8"), ("stop", "<i8")]
 )
-
-
-class Attached(Protocol):
-    """Part of a batch that a leaf attaches to its rows."""
-
-    def tensors(self) -> Mapping[str, NDArray[Any]]:
-        """Return the arrays that move to the device of the batch, by name."""
-
-    def on_host(self) -> Any:
-        """Return the rest, which stays in host memory with the batch; None without one."""
 
 
 class PackedRows(NamedTuple):
@@ -74,7 +64,9 @@ class PackedRows(NamedTuple):
             that the lane has read completely; otherwise None.
         uncut: int32 `cu_seqlens` from before `limit_context` cut segments; only the first token of
             these segments has no label. None if nothing was cut.
-        attached: parts that leaves add, by name; each is `Attached` once a batch is handed out.
+        attached: parts that leaves add, by name. When a batch is handed out, a part has two
+            methods: ``tensors()`` returns arrays by name, which move to the batch's device, and
+            ``on_host()`` the rest, which stays with the batch, or None.
     """
 
     seq_len: int

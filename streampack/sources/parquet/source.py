@@ -49,10 +49,9 @@ from streampack.sources.parquet.footer import (
 from streampack.sources.parquet.places import Places, chunks_of, footer_of, open_file, order_of
 from streampack.sources.record_files import RecordFiles
 from streampack.sources.records import DamagedFileError, block_of
-from streampack.storage.decompression import LEAST_BYTES
 from streampack.storage.failures import is_of_system
 from streampack.storage.file_info import shown
-from streampack.storage.files import StoredFile
+from streampack.storage.files import LEAST_BYTES, StoredFile
 from streampack.storage.threads import in_threads
 
 if TYPE_CHECKING:
