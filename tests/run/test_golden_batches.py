@@ -361,7 +361,15 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "text, lines": (*LINES, *TOKENIZER),
     "text, compressed lines": (*LINES, *TOKENIZER),
     "groups": (*LINES, "groups", "packing.whole_groups"),
-    "trees": (*LINES, "groups", "trees", "batch.loss", "batch.text", "batch.tree_batch"),
+    "trees": (
+        *LINES,
+        "groups",
+        "trees",
+        "batch.images",
+        "batch.loss",
+        "batch.text",
+        "batch.tree_batch",
+    ),
     "mixture": (
         *(*PARQUET, *ARRAYS, "sources.tar", "sources.json_records"),
         *(
