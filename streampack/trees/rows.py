@@ -130,7 +130,7 @@ def tree_rows(
 
 
 def with_tree(rows: PackedRows, tree: TreeColumns) -> dict[str, Any]:
-    """Return the attached parts of the rows and those of the tree.
+    """Return the attached parts of the rows, with the tree.
 
     The runs of such rows are trees, `token_fields` with one number per token have the sequences'
     tokens (N,), and other (D,) columns have one entry per sequence.
