@@ -19,11 +19,11 @@ import sys
 for package in ("faiss", "ray", "PIL", "jinja2", "webdataset", "kitoken", "s3fs", "aiohttp"):
     sys.modules[package] = None
 from streampack.conversion.shards import Destination
-from streampack.corpus_order.engine import opened
 from streampack.errors import ConfigError
 from streampack.ordering import SimilarityOrder
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import run_pipe
+from streampack.tasks.on_ray import on_ray
 from streampack.tokenization.template import ChatTemplate
 
 def images():
@@ -31,7 +31,7 @@ def images():
 
 for extra, use in {
     "ordering": lambda: SimilarityOrder(search="faiss"),
-    "order": lambda: opened(None, 2).__enter__(),
+    "order": lambda: on_ray(None, 2).__enter__(),
     "vision": images,
     "chat": lambda: ChatTemplate("{{ messages }}", {}, []),
     "webdataset": lambda: run_pipe("pipe:cat x", None),

@@ -55,6 +55,14 @@ def convert(
         int | None,
         typer.Option(min=1, metavar="N", help="Processes; default: one per core."),
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            envvar="RAY_ADDRESS",
+            metavar="ADDRESS",
+            help="Ray cluster with machines that see the same files; default: this machine.",
+        ),
+    ] = None,
 ) -> None:
     """Rewrite a corpus as Parquet shards, tokenized or not; loss masks stay with their ids.
 
@@ -92,6 +100,7 @@ def convert(
         task = bar.add_task("", total=conversion.num_parts)
         figures = convert_source(
             conversion,
+            address=ray,
             workers=workers,
             report=lambda now: bar.update(task, completed=now.parts, description=_words(now)),
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 
 from streampack.arguments import whole_number
@@ -23,6 +23,7 @@ from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import HIDDEN, Destination, no_documents
 from streampack.cores import usable_cores
 from streampack.errors import ConfigError, StateError
+from streampack.tasks.engine import Engine
 from streampack.tasks.processes import in_processes
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Progress:
 def convert_source(
     conversion: Conversion,
     *,
+    address: str | None = None,
     workers: int | None = None,
     report: Callable[[Progress], None] = lambda _: None,
 ) -> Progress:
@@ -66,31 +68,36 @@ def convert_source(
 
     Args:
         conversion: the conversion.
-        workers: processes on this machine, by default one per core that this process may use. The
-            result does not depend on it.
+        address: address of a Ray cluster with machines that see the same files; None uses
+            processes of this machine.
+        workers: processes on this machine, by default one per core that this process may use; on a
+            cluster, parts at a time. The result does not depend on it.
         report: called with the progress after the start and after each part.
 
     Returns:
         The final progress.
 
     Raises:
-        ConfigError: the destination is not empty, or has another conversion.
+        ConfigError: the destination is not empty, or has another conversion; Ray is not installed,
+            or there is no cluster at the address.
         ContentError: a document is broken, with on_error="raise".
         StateError: shards disappeared, or others appeared, during the conversion.
         StorageError: reading or writing failed; repeat the call to continue.
         WorkerError: workers repeatedly died in the same parts.
     """
-    workers = usable_cores() if workers is None else whole_number("workers", workers)
+    if workers is not None:
+        whole_number("workers", workers)
     conversion.source.prepare()
     conversion = replace(conversion, dtype=conversion.common_dtype())
     destination = conversion.destination
     local = destination.local
-    with nullcontext() if local is None else alone(local / HIDDEN, destination.url):
+    locked = nullcontext() if local is None else alone(local / HIDDEN, destination.url)
+    with locked, _engine(address, workers) as engine:
         notes = _begin(conversion)
         report(progress := Progress.of(notes.values(), conversion.num_parts))
         left = [(part,) for part in range(conversion.num_parts) if part not in notes]
         try:
-            with closing(in_processes(workers)(convert_part, conversion, left)) as finished:
+            with closing(engine(convert_part, conversion, left)) as finished:
                 for note in finished:
                     _name_skipped(note)
                     notes[note.part] = note
@@ -99,6 +106,14 @@ def convert_source(
             destination.clear_scratch()
         _finish(destination, notes)
     return progress
+
+
+def _engine(address: str | None, workers: int | None) -> AbstractContextManager[Engine]:
+    if address is None:
+        return nullcontext(in_processes(workers or usable_cores()))
+    from streampack.tasks.on_ray import on_ray
+
+    return on_ray(address, workers)
 
 
 def _begin(conversion: Conversion) -> dict[int, PartNote]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,14 @@ from streampack.conversion.folders import alone, writing_to
 from streampack.conversion.shards import HIDDEN, Destination, no_documents
 from streampack.corpus_order import duplicates, embed, search, write
 from streampack.corpus_order.corpus import Corpus
-from streampack.corpus_order.engine import Engine, opened
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
 from streampack.ordering.bm25 import BM25
 from streampack.sources.base import Source
 from streampack.sources.reading import ReadOptions
 from streampack.sources.resolve import open as open_source
+from streampack.tasks.engine import Engine, run_here
+from streampack.tasks.on_ray import on_ray
 
 STAGES = ("copy", "embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"
@@ -84,7 +86,9 @@ def run_job(
     """Run a job, or continue it; see `order_corpus`."""
     job.source.prepare()
     folder = job.files.folder.parent
-    with alone(folder, job.destination.url), opened(address, workers) as engine:
+    here = workers == 0 and address is None
+    opened = nullcontext(run_here) if here else on_ray(address, workers)
+    with alone(folder, job.destination.url), opened as engine:
         _begin(job)
         shards = _Run(job, engine, report).run()
         return _finish(job, shards)
@@ -156,7 +160,10 @@ class _Run:
         left = [task for task in tasks if not self.files.has(result.format(*task))]
         done = len(tasks) - len(left)
         self.report(stage, done, len(tasks))
-        self.engine(function, self.job, left, lambda n: self.report(stage, done + n, len(tasks)))
+        with closing(self.engine(function, self.job, left)) as finished:
+            for _ in finished:
+                done += 1
+                self.report(stage, done, len(tasks))
 
     def _here(self, stage: str, function: Callable[[CorpusOrder], Any], result: str) -> None:
         """Call `function` in this process, unless `result` exists."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,47 +17,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streampack.conversion.convert import Progress, convert_source
-from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError, ContentError, StateError, WorkerError
-from streampack.sources.reading import ReadOptions
-from streampack.sources.resolve import open as open_source
+from tests.support.conversions import (
+    OPTIONS,
+    Dying,
+    content,
+    conversion,
+    documents_in,
+    documents_of,
+    write_lines,
+    written,
+)  # fmt: skip
 from tests.support.program import output_of
-
-COUNT = 400
 
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lines")
-    rng = np.random.default_rng(3)
-    for file in range(3):
-        rows = [
-            json.dumps({"ids": [file, n, *rng.integers(0, 60_000, rng.integers(0, 60)).tolist()]})
-            for n in range(COUNT // 4 * file, COUNT // 4 * (file + 1) + 30)
-        ]
-        (folder / f"{file}.jsonl").write_text("\n".join(rows) + "\n")
-    return folder
-
-
-def documents_in(folder: Path, field: str = "ids") -> list[list[int]]:
-    texts = [path.read_text() for path in sorted(folder.glob("*.jsonl"))]
-    return [json.loads(line)[field] for text in texts for line in text.splitlines()]
-
-
-def conversion(source: Path, out: Any, **options: Any) -> Conversion:
-    return Conversion(
-        source=open_source(
-            source, tokens="ids", reading=ReadOptions(open_shards=1, block_documents=13)
-        ),
-        destination=out if isinstance(out, Destination) else Destination(str(out)),
-        **{"shard_bytes": 3_000, "part_bytes": 9_000, **options},
-    )
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    return write_lines(tmp_path_factory.mktemp("lines"))
 
 
 @pytest.fixture(scope="module")
@@ -120,25 +94,8 @@ def test_all_parts_have_the_dtype_of_the_first_block(tmp_path: Path) -> None:
     assert [str(schema.field("tokens").type.value_type) for schema in schemas] == ["uint16"]
 
 
-class Dying(Destination):
-    """Ends a worker at one of its files, unless a marker shows that one has died."""
-
-    def __init__(self, url: Path, marker: Path, at: int, times: int = 1) -> None:
-        super().__init__(str(url))
-        self.marker, self.left, self.times = marker, at, times
-
-    def put(self, file: Path, name: str) -> None:
-        in_worker = multiprocessing.parent_process() is not None
-        self.left -= in_worker
-        if in_worker and self.left < 0 and len([*self.marker.iterdir()]) < self.times:
-            (self.marker / str(os.getpid())).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().put(file, name)
-
-
 def worker_killed(lines: Path, folder: Path, at: int) -> dict[str, bytes]:
     out, marker = folder / f"out-{at}", folder / f"marker-{at}"
-    marker.mkdir()
     job = conversion(lines, Dying(out, marker, at))
     convert_source(job, workers=2)
     assert len([*marker.iterdir()]) == 1
@@ -162,7 +119,6 @@ def test_workers_that_die_again_and_again_are_an_error_and_finished_parts_stay(
     lines: Path, whole: Path, tmp_path: Path
 ) -> None:
     out, marker = tmp_path / "out", tmp_path / "marker"
-    marker.mkdir()
     with pytest.raises(WorkerError):
         convert_source(conversion(lines, Dying(out, marker, 0, times=100)), workers=2)
     assert len([*marker.iterdir()]) >= 4
@@ -170,14 +126,9 @@ def test_workers_that_die_again_and_again_are_an_error_and_finished_parts_stay(
     assert content(out) == content(whole)
 
 
-def written(out: Path) -> int:
-    return len([*out.glob("part-*"), *out.glob(".streampack/part-*")])
-
-
 def driver_killed(lines: Path, out: Path, files: int) -> None:
     """Kill the command once there are this many shards and notes, and run it to its end."""
-    options = ["--tokens", "ids", "--part-size", "9kB", "--shard-size", "3kB"]
-    command = [sys.executable, "-m", "streampack", "convert", str(lines), str(out), *options]
+    command = [sys.executable, "-m", "streampack", "convert", str(lines), str(out), *OPTIONS]
     with subprocess.Popen([*command, "--workers", "2"], stderr=subprocess.PIPE) as process:
         while process.poll() is None and written(out) < files:
             time.sleep(0.001)
@@ -206,11 +157,6 @@ def test_a_command_that_is_killed_at_any_of_ten_places_goes_on(
 ) -> None:
     driver_killed(lines, tmp_path / "out", files)
     assert documents_of(tmp_path / "out") == documents_of(whole)
-
-
-def documents_of(folder: Path) -> list[list[int]]:
-    shards = sorted(folder.glob("part-*.parquet"))
-    return [row for shard in shards for row in pq.read_table(shard)["tokens"].to_pylist()]
 
 
 def stopped(lines: Path, out: Path, **options: Any) -> None:

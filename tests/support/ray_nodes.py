@@ -17,10 +17,10 @@ from fsspec.asyn import sync
 
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import search
-from streampack.corpus_order.engine import OnRay
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.work import Work
 from streampack.storage.file_info import split_url
+from streampack.tasks.on_ray import OnRay
 
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"  # addresses of the loopback, as of two machines
 INDEX_SHARD = 100  # documents, so that a small corpus has several shards of its index
@@ -80,7 +80,7 @@ def kill_in_every_stage(nodes: Nodes, markers: Path, patch: pytest.MonkeyPatch) 
     """
     original = OnRay.run
 
-    def run(self: OnRay, function: Any, job: CorpusOrder, tasks: Any, report: Any) -> None:
+    def run(self: OnRay, function: Any, job: CorpusOrder, tasks: Any) -> Iterator[Any]:
         nodes.join()
         marker = markers / function.__name__
         over = threading.Event()
@@ -96,7 +96,7 @@ def kill_in_every_stage(nodes: Nodes, markers: Path, patch: pytest.MonkeyPatch) 
         watching.start()
         try:
             name = f"{function.__module__}:{function.__name__}"
-            original(self, stopping, job, [(name, str(marker), *task) for task in tasks], report)
+            yield from original(self, stopping, job, [(name, str(marker), *task) for task in tasks])
         finally:
             over.set()
             watching.join()

@@ -1,86 +1,59 @@
-"""Engines that run the tasks of a stage: Ray's workers, here or on a cluster, or this process.
-
-A task is a function of the job and its indices, and its results are in the work folder. So a task
-that is lost with its worker is repeated.
-"""
+"""The engine of Ray's workers, on this machine or on a cluster."""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from streampack.corpus_order.settings import CorpusOrder
 from streampack.errors import ConfigError, StreampackError, WorkerError, first_line
 from streampack.extras import missing_package
+from streampack.tasks.engine import RETRIES, Engine, Task
 
 ANSWER_S = 10.0
-RETRIES = 3  # attempts for a task that lost its worker
 KEEPALIVE_MS = 10_000  # detects a lost machine in about one minute, instead of seven
 OBJECT_STORE_BYTES = 128 << 20  # small, because it holds jobs and task indices, no data
 
-Report = Callable[[int], None]
-
-
-#: Calls ``function(job, *task)`` for each task, in any order, and reports the number finished.
-Engine = Callable[
-    [Callable[..., None], CorpusOrder, Sequence[tuple[int, ...]], Report],
-    None,
-]
-
-
-def run_here(
-    function: Callable[..., None],
-    job: CorpusOrder,
-    tasks: Sequence[tuple[int, ...]],
-    report: Report,
-) -> None:
-    """Run the tasks one after the other in this process; see `Engine`."""
-    for number, task in enumerate(tasks, start=1):
-        function(job, *task)
-        report(number)
-
 
 class OnRay:
-    """Engine that runs tasks on Ray, up to two per core at a time."""
+    """Engine that runs tasks on Ray.
 
-    def __init__(self, ray: Any) -> None:
+    Args:
+        ray: the module, initialized.
+        width: tasks at a time, by default two per core of the cluster.
+    """
+
+    def __init__(self, ray: Any, width: int | None = None) -> None:
         self._ray = ray
-        self._width = 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        self._width = width or 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
 
     def run(
-        self,
-        function: Callable[..., None],
-        job: CorpusOrder,
-        tasks: Sequence[tuple[int, ...]],
-        report: Report,
-    ) -> None:
+        self, function: Callable[..., Any], job: Any, tasks: Sequence[Task]
+    ) -> Generator[Any, None, None]:
         """See `Engine`."""
         ray = self._ray
         remote = ray.remote(max_retries=RETRIES)(function)
         shared = ray.put(job)
-        waiting, done = deque(tasks), 0
-        running: dict[Any, tuple[int, ...]] = {}
+        waiting = deque(tasks)
+        running: dict[Any, Task] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < self._width:
                     task = waiting.popleft()
                     running[remote.remote(shared, *task)] = task
                 (ready,), _ = ray.wait(list(running), num_returns=1)
-                self._finish(ready, function.__name__, running.pop(ready))
-                done += 1
-                report(done)
+                yield self._result(ready, function.__name__, running.pop(ready))
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
 
-    def _finish(self, reference: Any, name: str, task: tuple[int, ...]) -> None:
+    def _result(self, reference: Any, name: str, task: Task) -> Any:
         exceptions = self._ray.exceptions
         try:
-            self._ray.get(reference)
+            return self._ray.get(reference)
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, StreampackError):
                 raise error.cause from None
@@ -94,33 +67,32 @@ class OnRay:
 
 
 @contextmanager
-def opened(address: str | None, workers: int | None) -> Iterator[Engine]:
-    """Open the engine of a job.
+def on_ray(address: str | None, workers: int | None) -> Iterator[Engine]:
+    """Open the engine of Ray's workers.
 
     Args:
         address: address of a Ray cluster; None starts Ray on this machine, unless this process has.
-        workers: Ray workers on this machine, by default one per core; 0 uses no Ray.
+        workers: Ray workers on this machine, by default one per core; on a cluster, tasks at a
+            time.
 
     Raises:
         ConfigError: Ray is not installed, or there is no cluster at the address.
         WorkerError: Ray does not start.
     """
-    if workers == 0 and address is None:
-        yield run_here
-        return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     for name in ("time_ms", "timeout_ms"):
         os.environ.setdefault(f"RAY_grpc_client_keepalive_{name}", str(KEEPALIVE_MS))
     try:
         import ray
     except ImportError:
-        instead = ", or use this process alone (--workers 0)"
-        raise missing_package("Ray", "order", instead, setting="workers") from None
+        instead = "use this process alone (--workers 0)" if address is None else "omit the address"
+        setting = "workers" if address is None else "address"
+        raise missing_package("Ray", "order", f", or {instead}", setting=setting) from None
     ours = not ray.is_initialized()
     if ours:
         _start(ray, address, workers)
     try:
-        yield OnRay(ray).run
+        yield OnRay(ray, None if address is None else workers).run
     finally:
         if ours:
             ray.shutdown()
@@ -142,8 +114,7 @@ def _start(ray: Any, address: str | None, workers: int | None) -> None:
                 "If it wants a token (~/.ray/auth_token of its head), set RAY_AUTH_MODE=token and "
                 "RAY_AUTH_TOKEN here too; else start it with the same versions of Ray and Python."
                 if answers
-                else "Check the address (ray start prints it), or leave --address out to use this "
-                "machine.",
+                else "Check the address (ray start prints it), or omit it to use this machine.",
                 setting="address",
             ) from error
         return
