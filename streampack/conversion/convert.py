@@ -2,7 +2,7 @@
 
 The source's listing and the size of a part alone determine the parts. Each is read in order,
 tokenized if requested, and cut into shards by size. A shard is written locally and moved into
-place; after the last one the part's note is. The notes are removed at the end.
+place; after the last one the part's note is. At the end a manifest takes the place of the notes.
 
 So the result has the same bytes for any number of workers, and a killed run continues after the
 parts with notes. A part without a note is repeated.
@@ -14,15 +14,17 @@ import json
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from streampack.arguments import whole_number
 from streampack.conversion.folders import alone, writing_to
+from streampack.conversion.manifest import manifest_of
 from streampack.conversion.parts import PartNote, convert_part, note_name
 from streampack.conversion.settings import Conversion
-from streampack.conversion.shards import HIDDEN, Destination, no_documents
+from streampack.conversion.shards import HIDDEN, no_documents
 from streampack.cores import usable_cores
 from streampack.errors import ConfigError, StateError
+from streampack.sources.converted import MANIFEST
 from streampack.tasks.engine import Engine
 from streampack.tasks.processes import in_processes
 
@@ -39,7 +41,8 @@ class Progress:
     Attributes:
         parts: number of finished parts.
         num_parts: number of all parts.
-        shards, documents, tokens: their shards, documents and token ids; no ids for text.
+        shards, documents, tokens, loss_tokens: their shards, documents, token ids (0 for text),
+            and ids that carry loss.
         skipped: broken documents or shards left out of them.
     """
 
@@ -48,13 +51,17 @@ class Progress:
     shards: int
     documents: int
     tokens: int
+    loss_tokens: int
     skipped: int
 
     @classmethod
     def of(cls, notes: Iterable[PartNote], num_parts: int) -> Progress:
         """Add up the notes of finished parts."""
-        sums = [(n.shards, n.documents, n.tokens, n.skipped) for n in notes]
-        return cls(len(sums), num_parts, *map(sum, zip((0, 0, 0, 0), *sums, strict=True)))
+        notes = list(notes)
+        shards = [shard[2:] for note in notes for shard in note.shards]
+        documents, tokens, loss_tokens = map(sum, zip((0, 0, 0), *shards, strict=True))
+        skipped = sum(note.skipped for note in notes)
+        return cls(len(notes), num_parts, len(shards), documents, tokens, loss_tokens, skipped)
 
 
 def convert_source(
@@ -104,7 +111,7 @@ def convert_source(
                     report(progress := Progress.of(notes.values(), conversion.num_parts))
         finally:
             destination.clear_scratch()
-        _finish(destination, notes)
+        _finish(conversion, progress, [notes[part] for part in sorted(notes)])
     return progress
 
 
@@ -133,9 +140,17 @@ def _begin(conversion: Conversion) -> dict[int, PartNote]:
     if shards and _SETTINGS in names:
         saved = json.loads(destination.read(_SETTINGS))
         destination.refuse_other("conversion", saved, conversion.settings())
-        finished = [note_name(p) for p in range(conversion.num_parts) if note_name(p) in names]
-        notes = map(PartNote.loaded, destination.read_all(finished))
-        return {note.part: note for note in notes if names.issuperset(note.names())}
+        if MANIFEST in names:  # all parts are finished
+            contents = json.loads(destination.read(MANIFEST))["parts"]
+        else:
+            finished = [n for p in range(conversion.num_parts) if (n := note_name(p)) in names]
+            contents = [json.loads(data) for data in destination.read_all(finished)]
+        notes = {content["part"]: PartNote.of(content) for content in contents}
+        return {
+            part: note
+            for part, note in notes.items()
+            if names.issuperset(shard.name for shard in note.shards)
+        }
     destination.begin("conversion")
     with destination.scratch() as scratch, writing_to(scratch):
         content = json.dumps(conversion.settings(), sort_keys=True)
@@ -150,11 +165,16 @@ def _name_skipped(note: PartNote) -> None:
         logger.warning("skipped: %d in all in part %d", note.skipped, note.part)
 
 
-def _finish(destination: Destination, notes: dict[int, PartNote]) -> None:
-    """Check that the shards of all parts, and no others, are in place; remove the notes."""
-    names = destination.names()
-    shards = {name for name in names if not name.startswith(f"{HIDDEN}/")}
-    expected = {name for note in notes.values() for name in note.names()}
+def _finish(conversion: Conversion, progress: Progress, notes: list[PartNote]) -> None:
+    """Check that the shards of all parts, and no others, are in place; replace their notes.
+
+    The manifest holds the notes of all parts. The settings are removed last, so a repeated command
+    ends what a killed one has left.
+    """
+    destination = conversion.destination
+    names = {*destination.names()}
+    shards = {name for name in names if not name.startswith(f"{HIDDEN}/")} - {MANIFEST}
+    expected = {shard.name for note in notes for shard in note.shards}
     if shards != expected:
         name = min(shards ^ expected)
         raise StateError(
@@ -164,7 +184,12 @@ def _finish(destination: Destination, notes: dict[int, PartNote]) -> None:
             "the conversion.",
             path=f"{destination.url}/{name}",
         )
-    destination.remove(*(note_name(part) for part in notes))
+    if expected:
+        content = json.dumps(manifest_of(conversion, asdict(progress), notes), indent=1)
+        with destination.scratch() as scratch, writing_to(scratch):
+            destination.write(MANIFEST, content.encode(), scratch)
+        destination.clear_scratch()
+    destination.remove(*(name for note in notes if (name := note_name(note.part)) in names))
     destination.remove(_SETTINGS)
     if not expected:
         raise no_documents()

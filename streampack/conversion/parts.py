@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from streampack.conversion.folders import writing_to
 from streampack.conversion.settings import Conversion
@@ -21,35 +23,37 @@ from streampack.errors import ContentError
 from streampack.sources.error_policy import NAMED, ErrorPolicy
 
 
+class ShardCounts(NamedTuple):
+    """A shard: name, bytes of its file, documents, token ids (0 for text), and those with loss."""
+
+    name: str
+    num_bytes: int
+    documents: int
+    tokens: int
+    loss_tokens: int
+
+
 @dataclass(frozen=True)
 class PartNote:
     """Note of a finished part, kept in the destination until all parts are finished.
 
     Attributes:
         part: index of the part.
-        shards: number of its shards.
-        documents: number of documents in them.
-        tokens: number of token ids; 0 for text.
+        shards: its shards.
         skipped: number of broken documents or shards left out.
         named: facts about the first of these.
     """
 
     part: int
-    shards: int
-    documents: int
-    tokens: int
+    shards: tuple[ShardCounts, ...]
     skipped: int
     named: tuple[str, ...]
 
     @classmethod
-    def loaded(cls, data: bytes) -> PartNote:
-        """Return the note with this content of a file."""
-        content: dict[str, Any] = json.loads(data)
-        return cls(**{**content, "named": tuple(content["named"])})
-
-    def names(self) -> list[str]:
-        """Return the names of the part's shards."""
-        return [part_shard_name(self.part, shard) for shard in range(self.shards)]
+    def of(cls, content: dict[str, Any]) -> PartNote:
+        """Return the note with these contents of a JSON file."""
+        shards = tuple(ShardCounts(*shard) for shard in content["shards"])
+        return cls(content["part"], shards, content["skipped"], tuple(content["named"]))
 
 
 def note_name(part: int) -> str:
@@ -77,19 +81,24 @@ def convert_part(conversion: Conversion, part: int) -> PartNote:
     """
     destination = conversion.destination
     skips = _NamedSkips(conversion.on_error)
-    shards = documents = tokens = 0
+    shards: list[ShardCounts] = []
     with destination.scratch() as scratch:
         for payloads in _shards(conversion, part, skips):
+            name = part_shard_name(part, len(shards))
             with writing_to(scratch):
                 file = write_shard(scratch / "shard", payloads, conversion.compression)
-                destination.put(file, part_shard_name(part, shards))
-            shards += 1
-            documents += len(payloads)
-            tokens += sum(len(p) for p in payloads if not isinstance(p, str))
-        note = PartNote(part, shards, documents, tokens, skips.counts.skipped, skips.facts)
+                shards.append(_counts(name, file.stat().st_size, payloads))
+                destination.put(file, name)
+        note = PartNote(part, tuple(shards), skips.counts.skipped, skips.facts)
         with writing_to(scratch):
             destination.write(note_name(part), json.dumps(asdict(note)).encode(), scratch)
     return note
+
+
+def _counts(name: str, num_bytes: int, payloads: list[Payload]) -> ShardCounts:
+    ids: list[NDArray[Any]] = [p for p in payloads if not isinstance(p, str)]
+    learnt = [p["loss_mask"].sum() if p.dtype.names else len(p) for p in ids]
+    return ShardCounts(name, num_bytes, len(payloads), sum(map(len, ids)), int(sum(learnt)))
 
 
 def _shards(conversion: Conversion, part: int, skips: ErrorPolicy) -> Iterator[list[Payload]]:

@@ -7,6 +7,8 @@ Before a run, from a sample:
   3. Pack the sample as a lane packs it. This gives the slots per token.
   4. Allow for unequal lanes: a run lasts as long as its longest lane.
 
+Shards of `streampack convert` have a manifest with their tokens, which replaces step 2.
+
 Cost: some thousand documents, read and tokenized. A small source is read whole; the estimate is
 then exact, except for how the last rows are packed.
 
@@ -40,9 +42,11 @@ from streampack.run.sampling import (
     joined_sizes,
 )
 from streampack.sources.base import Source
+from streampack.sources.converted import converted_tokens
 from streampack.sources.iterable.indexed import InMemory
 from streampack.sources.mixture import Mixture, sources_of
 from streampack.sources.sharded import ShardedSource
+from streampack.stages.ids import IDS_AS_THEY_ARE
 
 if TYPE_CHECKING:
     from streampack.run.rank import RankRun
@@ -51,6 +55,7 @@ FINER = 4  # factor of positions, with fewer documents each, if seeking costs no
 STEPS = 2000  # resolution of a simulated mixture
 ENOUGH = 0.02  # fraction of an epoch read before an estimate uses lane reports
 NOTABLE = 0.1  # fraction of a source's due tokens; sources may end a few steps apart by chance
+_AS_THEY_ARE = [type(stage) for stage in IDS_AS_THEY_ARE]  # stages that keep all tokens
 LAST_BATCH = 0.5  # expected empty fraction of a lane's last batch
 
 
@@ -272,6 +277,9 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     units = float(source.inner.weight)
     spread = math.sqrt(places / max(places - 1, 1) * residual) / read.sum() * units
     tokens = per_unit * units
+    if all(type(stage) in _AS_THEY_ARE for stage in preparation.of(number)):
+        exact = converted_tokens(source)
+        tokens, spread = (tokens, spread) if exact is None else (float(exact), 0.0)
     documents = tokens / max(float(lengths.mean()), 1e-9)
     return _Size(tokens, spread, _chance(config, lengths, documents), sample_of)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from streampack.errors import ConfigError
-from streampack.leaves import ASKED
+from streampack.leaves import ASKED, load
 from streampack.sources.base import Source
 from streampack.stages.base import BlockStage
 from streampack.tokenization.rules import checked_id
@@ -55,6 +55,7 @@ def _stages(
     recipe: Recipe, source: Source, of_texts: Tokenizer, of_chats: Tokenizer
 ) -> list[BlockStage]:
     if source.tokenized:
+        load("tokenization.converted:check_vocabulary")(source, of_texts)
         return []
     if getattr(source, "renders", False):
         from streampack.tokenization.chat_stages import stages_of
