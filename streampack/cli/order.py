@@ -30,6 +30,7 @@ from streampack.cli.options import (
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.corpus_order.job import STAGES
+from streampack.ordering.by_field import ByField
 from streampack.sources.reading import ReadOptions
 from streampack.sources.resolve import open as open_source
 
@@ -54,6 +55,22 @@ def order(
             "vectors); default: n-grams of tokens.",
         ),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Order by this field of numbers instead, or by compression_ratio, "
+            "lexical_diversity or flesch_reading_ease of the texts.",
+        ),
+    ] = None,
+    pace: Annotated[
+        Literal["ascending", "interleaved", "quantiles"],
+        typer.Option(help="For --by: small values first; in --groups passes; by quantiles."),
+    ] = "ascending",
+    groups: Annotated[int, typer.Option(min=1, help="Passes or quantiles, for --pace.")] = 10,
+    descending: Annotated[
+        bool, typer.Option("--descending", help="For --by: large values first.")
+    ] = False,
     k: Annotated[int, typer.Option(min=1, help="Neighbours of each document in the graph.")] = 10,
     duplicate_threshold: Annotated[
         float, typer.Option(help="Cosine above which the later document is dropped; 1 drops none.")
@@ -91,7 +108,7 @@ def order(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite a corpus so that related documents are next to each other.
+    """Rewrite a corpus so that related documents are next to each other, or by a field.
 
     If it is stopped, repeat the command to continue; the result has the same shards.
     Near-duplicates are left out and listed in DEST/_order.
@@ -116,6 +133,7 @@ def order(
         row_tokens=row_tokens,
         first_tokens=first_tokens,
         search=search,
+        by=None if by is None else ByField(by, pace=pace, groups=groups, descending=descending),
         parts=parts,
         shard_bytes=parse_bytes(shard_size),
         compression=compression,
@@ -154,9 +172,15 @@ def _words(summary: Summary, destination: str) -> list[str]:
         if summary.above_limit
         else ""
     )
-    return [
+    counts = (
         f"{summary.documents:,} documents = {summary.written:,} in {summary.shards:,} shards + "
-        f"{summary.duplicates:,} near-duplicates{skipped}, in {destination}",
+        f"{summary.duplicates:,} near-duplicates{skipped}, in {destination}"
+    )
+    if summary.quartiles is not None:
+        quartiles = ", ".join(f"{value:.4g}" for value in summary.quartiles)
+        return [counts, f"Quartiles of the value: {quartiles}."]
+    return [
+        counts,
         f"Mean cosine: {summary.neighbours:.3f} of documents side by side, "
         f"{summary.within_rows:.3f} within rows, {summary.random_pairs:.3f} in random "
         f"order{above}. {summary.runs:,} runs; "

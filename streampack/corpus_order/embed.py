@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.conversion.shards import payloads_of
+from streampack.corpus_order.by_value import VALUE, of_kept, with_values
 from streampack.corpus_order.corpus import Part, batches
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.documents.blocks import ORIGIN, offsets_of
@@ -93,13 +94,21 @@ def _copy(job: CorpusOrder, part: int) -> tuple[str, NDArray[np.int64], NDArray[
     dtype = job.dtype or ""
     lengths: list[int] = []
     origins = [np.zeros(0, dtype=ORIGIN)]
+    values = [np.zeros(0, dtype=VALUE)]
     with job.files.writing(f"embed/{part:05}.bin") as path, path.open("wb") as file:
         for block, _ in reader.read(None, skips):
+            if job.by is not None:
+                block, of_block = with_values(job, job.by, block, skips)
+            before = block.origin
             dtype, payloads, origin = payloads_of(block, job.source, job.tokenizer, dtype, skips)
+            if job.by is not None:
+                values.append(of_kept(of_block, before, origin))
             data = [p.encode() if isinstance(p, str) else p for p in payloads]
             lengths += map(len, data)
             origins.append(origin)
             file.writelines(d if isinstance(d, bytes) else d.tobytes() for d in data)
+    if job.by is not None:
+        job.files.save(f"embed/{part:05}.values.npy", np.concatenate(values))
     dtype = dtype or ("uint32" if job.source.tokenized or job.tokenizer else "str")
     return dtype, np.array(lengths, dtype=np.int64), np.concatenate(origins), skips.counts.skipped
 

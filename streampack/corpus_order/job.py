@@ -16,7 +16,7 @@ import numpy as np
 
 from streampack.conversion.folders import alone, writing_to
 from streampack.conversion.shards import HIDDEN, Destination, no_documents
-from streampack.corpus_order import duplicates, embed, search, write
+from streampack.corpus_order import by_value, duplicates, embed, search, write
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
@@ -45,7 +45,7 @@ def order_corpus(
     report: Report = lambda stage, done, total: None,
     **settings: Any,
 ) -> Summary:
-    """Write a corpus in an order that puts related documents next to each other.
+    """Write a corpus in an order that puts related documents next to each other, or by a field.
 
     A repeated call continues a stopped job and gives the same shards, with any number of workers on
     one machine. On another machine faiss may find other neighbours.
@@ -62,7 +62,7 @@ def order_corpus(
         workers: Ray workers on this machine, by default one per core; 0 runs all tasks in this
             process, without Ray.
         report: function called with a stage, the number of its finished tasks, and of all tasks.
-        settings: settings of `CorpusOrder`.
+        settings: settings of `CorpusOrder`, such as ``by=ByField("score", pace="quantiles")``.
 
     Raises:
         ConfigError: the destination is not empty, or holds another job; a setting is invalid; an
@@ -118,14 +118,16 @@ class _Run:
         job, parts = self.job, range(self.job.num_parts)
         each_part = [(p,) for p in parts]
         self._tasks("copy", embed.copy_part, each_part, "embed/{0:05}.copied.json")
+        if job.by is not None:
+            for part in parts:
+                by_value.note_part(job, part)
+            self._gathered()
+            self._here("path", by_value.sort_path, "path/note.json")
+            return self._written()
         if isinstance(job.similarity.embedding, BM25):
             self._here("copy", embed.add_counts, embed.TERMS)
         self._tasks("embed", embed.embed_part, each_part, "embed/{0:05}.json")
-        corpus = Corpus.gather_notes(job.files, job.num_parts)
-        if not len(corpus):
-            job.destination.remove(NOTE)
-            self.files.clear()
-            raise no_documents()
+        corpus = self._gathered()
         shards = 1
         if not job.exact(len(corpus)):
             shards = len(search.index_shards(corpus))
@@ -143,9 +145,26 @@ class _Run:
         self._here(stage, duplicates.choose_duplicates, "duplicates/duplicate_of.npy")
         self._tasks("path", search.search_again, with_shards, "path/{1:05}.again.npy")
         self._here("path", lambda job: write.find_path(job, shards), "path/note.json")
+        return self._written()
+
+    def _gathered(self) -> Corpus:
+        """Return the corpus of all parts.
+
+        Raises:
+            ContentError: it has no document.
+        """
+        corpus = Corpus.gather_notes(self.files, self.job.num_parts)
+        if not len(corpus):
+            self.job.destination.remove(NOTE)
+            self.files.clear()
+            raise no_documents()
+        return corpus
+
+    def _written(self) -> int:
+        """Write the shards along the path; return their number."""
         self._here("write", write.plan_shards, "write/starts.npy")
         count = len(self.files.load("write/starts.npy")) - 1
-        write.forget_missing(job, count)
+        write.forget_missing(self.job, count)
         self._tasks("write", write.write_part, [(s,) for s in range(count)], "write/{0:05}.json")
         return count
 

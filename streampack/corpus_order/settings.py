@@ -15,7 +15,10 @@ from streampack.conversion.settings import ShardSettings
 from streampack.conversion.shards import HIDDEN
 from streampack.corpus_order.embedders import named_embedder
 from streampack.corpus_order.work import Work
+from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
+from streampack.ordering import signals
+from streampack.ordering.by_field import ByField
 from streampack.ordering.embedding import Embedder
 from streampack.ordering.order import EXACT_DOCUMENTS, Search, SimilarityOrder
 from streampack.tokenization import Tokenizer
@@ -43,6 +46,8 @@ class CorpusOrder(ShardSettings):
         first_tokens: tokens (words of a text without tokenizer) that the embedder sees.
         search: "exact" compares every pair, "faiss" searches an inverted file, "auto" is exact up
             to 65,536 documents.
+        by: order by a field of numbers, or by a function of `streampack.ordering.signals`, in place
+            of similarity; no document is left out. The whole corpus is one ordering window.
         parts: number of pieces in which the source is read, the unit of work repeated after a kill;
             by default one per million tokens, up to 16,384.
         destination, shard_bytes, compression, dtype, on_error: as for `ShardSettings`.
@@ -59,6 +64,7 @@ class CorpusOrder(ShardSettings):
     row_tokens: int = 8192
     first_tokens: int = 512
     search: Search = "auto"
+    by: ByField | None = None
     parts: int | None = None
 
     #: Rules of similarity, as for one ordering window that holds the corpus.
@@ -82,6 +88,7 @@ class CorpusOrder(ShardSettings):
         object.__setattr__(self, "similarity", similarity)
         object.__setattr__(self, "files", Work(self._folder()))
         super().__post_init__()
+        self._check_by()
         most = self.source.max_lanes()
         most = MOST_PARTS if most is None else min(most, MOST_PARTS)
         if self.parts is None:
@@ -89,6 +96,32 @@ class CorpusOrder(ShardSettings):
             wanted = UNKNOWN_PARTS if tokens is None else -(-tokens // PART_TOKENS)
             object.__setattr__(self, "parts", min(max(wanted, 1), most))
         object.__setattr__(self, "parts", whole_number("parts", self.parts, most=most))
+
+    def _check_by(self) -> None:
+        """Let the source read the field, and refuse settings of similarity beside it."""
+        if self.by is None:
+            return
+        if self.embedder is not None or self.max_similarity < 1:
+            name = "embedder" if self.embedder is not None else "max_similarity"
+            raise ConfigError(
+                f"Only one order is possible, got by= and {name}=.",
+                f"Leave {name} out, or by.",
+                setting=name,
+            )
+        if not self.by_signal:
+            fields = FieldSpec(document={self.by.name: np.dtype(np.float64)})
+            object.__setattr__(self, "source", self.source.with_fields(fields))
+        elif self.source.tokenized:
+            raise ConfigError(
+                f"{self.by.name} is computed from texts, and these documents are token ids.",
+                "Name a field of numbers, or the column of texts with --text.",
+                setting="by",
+            )
+
+    @property
+    def by_signal(self) -> bool:
+        """True if the value to order by is computed from texts, not read from a field."""
+        return self.by is not None and self.by.name in signals.__all__
 
     def _folder(self) -> Path:
         local = self.destination.local
@@ -126,6 +159,9 @@ class CorpusOrder(ShardSettings):
         limited = ("max_similarity", "row_tokens")
         result = {name: described[name] for name in (*names, *limited) if name in described}
         result.update(search=self.search, parts=self.num_parts)
+        if self.by is not None:
+            by = self.by.describe()
+            result["by"] = {name: by[name] for name in by if name != "order_window_documents"}
         if self.work is not None:  # otherwise the folder is in the destination
             result["destination"] = self.destination.url
         return {**super().settings(), **result}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.corpus_order.by_value import all_values
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.search import cosines_of_pairs
 from streampack.corpus_order.settings import CorpusOrder
@@ -34,6 +35,8 @@ class Summary:
         shards, runs: their numbers; a shard begins with a run, unless the run is larger.
         neighbours: mean cosine of consecutive documents; within_rows: of all pairs in rows of 8,192
             tokens; random_pairs: of any two documents. All are sampled, by the embedder's vectors.
+        quartiles: of the value by which the documents are in order; None for similarity, and the
+            cosines are 0 otherwise.
         above_limit: share of the pairs in such rows with a cosine above `max_similarity`.
     """
 
@@ -51,6 +54,7 @@ class Summary:
     within_rows: float
     above_limit: float
     random_pairs: float
+    quartiles: tuple[float, float, float] | None = None
 
     def as_json(self) -> bytes:
         """Return the summary as JSON for a file."""
@@ -78,8 +82,14 @@ def summarise(job: CorpusOrder, shards: int) -> Summary:
         )
     lengths = corpus.lengths()
     note = job.files.read("path/note.json")
-    along, random = sampled_cosines(job)
-    within, above = _within_rows(corpus, order, lengths, job.max_similarity)
+    along = random = np.zeros(0)
+    within, above, quartiles = 0.0, 0.0, None
+    if job.by is None:
+        along, random = sampled_cosines(job)
+        within, above = _within_rows(corpus, order, lengths, job.max_similarity)
+    else:
+        values = all_values(job.files, job.num_parts)
+        quartiles = tuple(np.quantile(values, (0.25, 0.5, 0.75)).tolist())
     return Summary(
         documents=len(corpus),
         skipped=sum(int(part["skipped"]) for part in corpus.notes),
@@ -95,6 +105,7 @@ def summarise(job: CorpusOrder, shards: int) -> Summary:
         within_rows=within,
         above_limit=above,
         random_pairs=float(random.mean()) if len(random) else 0.0,
+        quartiles=quartiles,
     )
 
 

@@ -85,13 +85,27 @@ class ByField:
             documents: N documents, in order of arrival.
             seed: orders the documents inside a quantile.
         """
-        values = self._values(documents)
+        order = np.concatenate(self.order_values(self._values(documents), seed=seed))
+        return order, np.zeros(0, dtype=np.int64)
+
+    def order_values(self, values: NDArray[Any], *, seed: int) -> list[NDArray[np.int64]]:
+        """Return the documents of each pass or quantile, in order.
+
+        Args:
+            values: (N,) values of the documents, in order of arrival.
+            seed: orders the documents inside a quantile.
+        """
         ranks = np.unique(values, return_inverse=True)[1].astype(np.int64)
         if self.descending:
             ranks = -ranks
         ranks[np.isnan(values)] = len(ranks)
         ranked = np.argsort(ranks, kind="stable")
-        return self._paced(ranked, seed), np.zeros(0, dtype=np.int64)
+        if self.pace == "interleaved":
+            return [ranked[i :: self.groups] for i in range(self.groups)]
+        if self.pace == "quantiles":
+            parts = np.array_split(ranked, self.groups)
+            return [part[permutation(len(part), seed + i)] for i, part in enumerate(parts)]
+        return [ranked]
 
     def describe(self) -> dict[str, Any]:
         """Return kind, parameters and algorithm revision."""
@@ -117,13 +131,3 @@ class ByField:
                 setting="document_fields",
             )
         return values
-
-    def _paced(self, ranked: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-        if self.pace == "interleaved":
-            return np.concatenate([ranked[i :: self.groups] for i in range(self.groups)])
-        if self.pace == "quantiles":
-            parts = np.array_split(ranked, self.groups)
-            return np.concatenate(
-                [part[permutation(len(part), seed + i)] for i, part in enumerate(parts)]
-            )
-        return ranked

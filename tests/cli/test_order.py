@@ -34,3 +34,15 @@ def test_bm25_and_a_limit_of_similarity_change_the_order_alone(tmp_path: Path) -
         found.append(documents_of(out))
     assert sorted(found[0]) == sorted(found[1]) == sorted(found[2])
     assert len({tuple(order) for order in found}) == 3
+
+
+def test_a_field_orders_in_place_of_similarity(tmp_path: Path) -> None:
+    source, out = tmp_path / "in.jsonl", tmp_path / "out"
+    rows = [f'{{"text": "document {i}", "score": {i * 7 % 20}}}\n' for i in range(20)]
+    source.write_text("".join(rows))
+    options = ("--by", "score", "--pace", "interleaved", "--groups", 2, "--descending")
+    said = output_of("order", source, out, "--workers", 0, *options)
+    assert "20 documents = 20 in 1 shards + 0 near-duplicates" in said
+    ranked = sorted(range(20), key=lambda i: -(i * 7 % 20))
+    expected = [f"document {i}" for i in (*ranked[::2], *ranked[1::2])]
+    assert documents_of(out) == expected
