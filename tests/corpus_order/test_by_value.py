@@ -105,8 +105,8 @@ def test_stopped_in_any_stage_it_continues_to_the_same_shards(
             raise KeyboardInterrupt
 
     run_job(make_job(corpus, tmp_path / "whole", by=by, shard_bytes=1000), workers=0)
+    job = make_job(corpus, tmp_path / "out", by=by, shard_bytes=1000)
     with pytest.raises(KeyboardInterrupt):
-        job = make_job(corpus, tmp_path / "out", by=by, shard_bytes=1000)
         run_job(job, workers=0, report=stop)
     other = make_job(corpus, tmp_path / "out", by=ByField("score"), shard_bytes=1000)
     with pytest.raises(StreampackError):
