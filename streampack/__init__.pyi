@@ -8,6 +8,7 @@ from .batch.isolation import check_isolation as check_isolation
 from .checking.check import check as check
 from .checking.marked import marked_documents as marked_documents
 from .checking.report import CheckReport as CheckReport
+from .conversion.api import convert as convert
 from .dataset import PackedDataset as PackedDataset
 from .errors import StreampackError as StreampackError
 from .in_memory.pack import pack as pack

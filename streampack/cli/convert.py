@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+import time
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from streampack.cli.options import (
     AddedEnd,
     Compression,
+    Conversations,
     LossMask,
     OnError,
     ShardFolder,
@@ -20,28 +24,27 @@ from streampack.cli.options import (
     ShardTokenizer,
     TextField,
     TokensField,
-    say,
 )
+from streampack.conversion.api import convert as convert_corpus
+from streampack.conversion.api import open_in_order
 from streampack.conversion.convert import Progress as Figures
-from streampack.conversion.convert import convert_source
-from streampack.conversion.settings import Conversion
-from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
-from streampack.sources.formats import DOCUMENT_FORMATS
-from streampack.sources.paths import open_files
-from streampack.sources.reading import ReadOptions
 from streampack.tokenization import Tokenizer, load_tokenizer
 
 
 def convert(
-    source: Annotated[
-        str,
-        typer.Argument(help="JSON lines, Parquet or .txt files: a file, folder, glob or URL."),
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SRC...",
+            help="Files of any format: a file, folder, glob or URL; several in this order.",
+        ),
     ],
     destination: ShardFolder,
     text: TextField = None,
     tokens: TokensField = None,
     loss_mask: LossMask = None,
+    chat: Conversations = False,
     tokenizer: ShardTokenizer = None,
     eos_id: AddedEnd = None,
     shard_size: ShardSize = "64MiB",
@@ -69,24 +72,8 @@ def convert(
     If it is stopped, repeat the command to continue after the finished parts; the result has the
     same bytes, with any number of workers.
     """
-    opened = open_files(
-        source,
-        text=text,
-        tokens=tokens,
-        loss_mask=loss_mask,
-        reading=ReadOptions(open_shards=1),
-        formats=DOCUMENT_FORMATS,
-    )
-    conversion = Conversion(
-        source=opened,
-        destination=Destination(destination),
-        tokenizer=named_tokenizer(tokenizer, eos_id),
-        shard_bytes=parse_bytes(shard_size),
-        compression=compression,
-        dtype=dtype,
-        on_error=on_error,
-        part_bytes=parse_bytes(part_size, "part_bytes"),
-    )
+    named = {"text": text, "tokens": tokens, "loss_mask": loss_mask}
+    fields = {name: value for name, value in named.items() if value is not None}
     console = Console(stderr=True)
     with Progress(
         TextColumn("parts"),
@@ -97,14 +84,75 @@ def convert(
         console=console,
         disable=not console.is_terminal,
     ) as bar:
-        task = bar.add_task("", total=conversion.num_parts)
-        figures = convert_source(
-            conversion,
+        run = _Run()
+        task = bar.add_task("", total=None)
+
+        def report(now: Figures) -> None:
+            run.update(now)
+            bar.update(task, completed=now.parts, total=now.num_parts, description=run.words())
+
+        figures = convert_corpus(
+            [open_in_order(source, chat=chat, **fields) for source in sources],
+            destination,
+            tokenizer=named_tokenizer(tokenizer, eos_id),
+            part_bytes=parse_bytes(part_size, "part_bytes"),
+            shard_bytes=parse_bytes(shard_size),
+            compression=compression,
+            dtype=dtype,
+            on_error=on_error,
             address=ray,
             workers=workers,
-            report=lambda now: bar.update(task, completed=now.parts, description=_words(now)),
+            report=report,
         )
-    say(console, f"{_words(figures)} in {destination}")
+    console.print(_table(figures, run))
+    of_text = "" if figures.tokens else ', tokenizer="tokenizer.json"'
+    print("from streampack import PackedDataset")
+    print(f"dataset = PackedDataset({destination!r}, seq_len=2048{of_text})")
+
+
+@dataclass
+class _Run:
+    """This run of the command; the parts finished in earlier ones do not count in its rate."""
+
+    began: float = field(default_factory=time.monotonic)
+    first: Figures | None = None
+    now: Figures | None = None
+
+    def update(self, now: Figures) -> None:
+        self.first, self.now = self.first or now, now
+
+    def rate(self) -> tuple[str, float]:
+        """Return a unit and its number per second."""
+        if self.now is None or self.first is None:
+            return "documents", 0.0
+        unit = "tokens" if self.now.tokens else "documents"
+        done = getattr(self.now, unit) - getattr(self.first, unit)
+        return unit, done / max(time.monotonic() - self.began, 1e-9)
+
+    def words(self) -> str:
+        unit, rate = self.rate()
+        return f"{rate:,.0f} {unit}/s"
+
+
+def _table(figures: Figures, run: _Run) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(justify="right")
+    table.add_column()
+    shown = {
+        "parts": figures.parts,
+        "shards": figures.shards,
+        "documents": figures.documents,
+        "tokens": figures.tokens,
+        "tokens with loss": figures.loss_tokens if figures.loss_tokens < figures.tokens else 0,
+        "broken documents or shards skipped": figures.skipped,
+    }
+    for name, count in shown.items():
+        if count or name == "documents":
+            table.add_row(f"{count:,}", name)
+    unit, rate = run.rate()
+    if rate:
+        table.add_row(f"{rate:,.0f}", f"{unit} per second")
+    return table
 
 
 def named_tokenizer(tokenizer: str | None, eos_id: int | None) -> Tokenizer | None:
@@ -122,16 +170,6 @@ def named_tokenizer(tokenizer: str | None, eos_id: int | None) -> Tokenizer | No
             setting="eos_id",
         )
     return None
-
-
-def _words(figures: Figures) -> str:
-    parts = [f"{figures.documents:,} documents"]
-    if figures.tokens:
-        parts.append(f"{figures.tokens:,} tokens")
-    parts.append(f"{figures.shards} shards")
-    if figures.skipped:
-        parts.append(f"broken documents or shards skipped: {figures.skipped:,}")
-    return ", ".join(parts)
 
 
 def parse_bytes(size: str, setting: str = "shard_bytes") -> int:

@@ -94,7 +94,8 @@ def convert_source(
     """
     if workers is not None:
         whole_number("workers", workers)
-    conversion.source.prepare()
+    for source in conversion.sources:
+        source.prepare()
     conversion = replace(conversion, dtype=conversion.common_dtype())
     destination = conversion.destination
     local = destination.local

