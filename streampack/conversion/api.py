@@ -56,8 +56,18 @@ def convert(
         eos_id: id of the end of a document, if the tokenizer declares none.
         chat: the records are conversations. They are rendered by the tokenizer's template; for
             other settings pass a `sources.Chat`.
-        text, tokens, loss_mask: fields or columns of the documents, as for `sources.open`.
-        part_bytes, shard_bytes, compression, dtype, on_error: see `Conversion`.
+        text: field or column with the documents as texts.
+        tokens: field or column with the documents as token ids.
+        loss_mask: field or column with loss masks or labels, as for `sources.open`.
+        part_bytes: approximate bytes of the source, as stored, in a part, the unit of work of a
+            process. A part should give several shards.
+        shard_bytes: most content of a shard, in bytes. Larger shards mean fewer requests; smaller
+            ones shuffle better.
+        compression: Parquet compression: "zstd", "gzip", "brotli", "snappy" or "lz4". None does
+            not compress, which suits token ids.
+        dtype: dtype of the ids in the shards; None uses the tokenizer's or the source's.
+        on_error: policy for broken documents: "raise" stops, "skip" leaves them out and counts and
+            names them.
         address: address of a Ray cluster with machines that see the same files; None uses
             processes of this machine.
         workers: processes on this machine, by default one per core that this process may use; on a
