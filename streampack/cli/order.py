@@ -30,6 +30,7 @@ from streampack.cli.options import (
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.corpus_order.job import STAGES
+from streampack.errors import ConfigError
 from streampack.ordering.by_field import ByField
 from streampack.sources.reading import ReadOptions
 from streampack.sources.resolve import open as open_source
@@ -113,6 +114,12 @@ def order(
     If it is stopped, repeat the command to continue; the result has the same shards.
     Near-duplicates are left out and listed in DEST/_order.
     """
+    if by is None and (pace != "ascending" or groups != 10 or descending):
+        raise ConfigError(
+            "--pace, --groups and --descending require --by.",
+            "Name the field with --by, or leave them out.",
+            setting="by",
+        )
     job = CorpusOrder(
         source=open_source(
             source,

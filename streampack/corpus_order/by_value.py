@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.work import Work
+from streampack.documents.blocks import Texts
 from streampack.documents.casting import cast_values, misfit
 from streampack.errors import ConfigError
 from streampack.ordering import signals
@@ -36,13 +37,13 @@ def with_values(
     Raises:
         ContentError: the value of a document is missing or not a number, with on_error="raise".
     """
-    if job.by_signal:
+    if job.by_signal and isinstance(block, Texts):
         texts = job.source.short_texts(block, skips)
         rate = getattr(signals, by.name)
         return texts, np.array([rate(text) for text in texts.texts], dtype=VALUE)
-    given = block.document_fields.get(by.name)
+    given = None if job.by_signal else block.document_fields.get(by.name)
     if given is None:
-        if not len(block):
+        if not len(block) or job.by_signal:  # conversations, which shards do not hold
             return block, np.zeros(0, dtype=VALUE)
         raise ConfigError(
             f'The records must have the field "{by.name}", by which they are ordered; it is '

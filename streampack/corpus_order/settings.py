@@ -46,8 +46,9 @@ class CorpusOrder(ShardSettings):
         first_tokens: tokens (words of a text without tokenizer) that the embedder sees.
         search: "exact" compares every pair, "faiss" searches an inverted file, "auto" is exact up
             to 65,536 documents.
-        by: order by a field of numbers, or by a function of `streampack.ordering.signals`, in place
-            of similarity; no document is left out. The whole corpus is one ordering window.
+        by: order by a field of numbers, or, if documents are texts, by a function of
+            `streampack.ordering.signals`, in place of similarity; no document is left out. The
+            whole corpus is one ordering window.
         parts: number of pieces in which the source is read, the unit of work repeated after a kill;
             by default one per million tokens, up to 16,384.
         destination, shard_bytes, compression, dtype, on_error: as for `ShardSettings`.
@@ -108,20 +109,28 @@ class CorpusOrder(ShardSettings):
                 f"Leave {name} out, or by.",
                 setting=name,
             )
-        if not self.by_signal:
-            fields = FieldSpec(document={self.by.name: np.dtype(np.float64)})
-            object.__setattr__(self, "source", self.source.with_fields(fields))
-        elif self.source.tokenized:
+        if self.by_signal:
+            return
+        fields = FieldSpec(document={self.by.name: np.dtype(np.float64)})
+        object.__setattr__(self, "source", self.source.with_fields(fields))
+        try:
+            self.source.prepare()
+        except ConfigError as error:
+            if error.setting != "document_fields":
+                raise
             raise ConfigError(
-                f"{self.by.name} is computed from texts, and these documents are token ids.",
-                "Name a field of numbers, or the column of texts with --text.",
+                error.fact,
+                "Name a field of numbers; signals are computed from texts, for which --text names "
+                "the column.",
                 setting="by",
-            )
+                path=error.path,
+            ) from error
 
     @property
     def by_signal(self) -> bool:
         """True if the value to order by is computed from texts, not read from a field."""
-        return self.by is not None and self.by.name in signals.__all__
+        signal = self.by is not None and self.by.name in signals.__all__
+        return signal and not self.source.tokenized
 
     def _folder(self) -> Path:
         local = self.destination.local

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from streampack.errors import ConfigError
 from tests.support.ordered_corpora import COPIES, documents_of, write_topics
 from tests.support.program import output_of
 
@@ -46,3 +49,14 @@ def test_a_field_orders_in_place_of_similarity(tmp_path: Path) -> None:
     ranked = sorted(range(20), key=lambda i: -(i * 7 % 20))
     expected = [f"document {i}" for i in (*ranked[::2], *ranked[1::2])]
     assert documents_of(out) == expected
+
+
+@pytest.mark.parametrize(
+    "options", [("--pace", "quantiles"), ("--groups", 3), ("--descending",)], ids=str
+)
+def test_a_pace_without_a_field_is_refused(tmp_path: Path, options: tuple[object, ...]) -> None:
+    source = write_topics(tmp_path / "in", count=40)
+    with pytest.raises(ConfigError) as caught:
+        output_of("order", source, tmp_path / "out", "--workers", 0, *options)
+    assert caught.value.setting == "by"
+    assert not (tmp_path / "out").exists()

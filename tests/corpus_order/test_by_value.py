@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, sources
 from streampack.corpus_order import order_corpus, run_job
 from streampack.errors import ConfigError, ContentError, StreampackError
 from streampack.ordering import ByField
@@ -138,6 +139,83 @@ def test_a_field_that_no_record_has_is_named(corpus: Path, tmp_path: Path) -> No
     with pytest.raises(ConfigError) as caught:
         run_job(make_job(corpus, tmp_path / "out", by=ByField("difficulty")), workers=0)
     assert "difficulty" in str(caught.value)
+    assert caught.value.setting == "by"
+
+
+def test_nan_is_no_number(tmp_path: Path) -> None:
+    table = pa.table({"tokens": [[0, 0], [1, 1], [2, 2]], "score": [2.0, np.nan, 1.0]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    by = ByField("score")
+    with pytest.raises(ContentError) as caught:
+        order_corpus(tmp_path / "in.parquet", str(tmp_path / "out"), by=by, workers=0)
+    assert str(caught.value.document).startswith("row 1 of")
+    settings: dict[str, Any] = {"by": by, "workers": 0, "on_error": "skip"}
+    order_corpus(tmp_path / "in.parquet", str(tmp_path / "skip"), **settings)
+    assert documents_of(tmp_path / "skip") == [(2, 2), (0, 0)]
+
+
+def test_a_stored_signal_orders_token_ids(tmp_path: Path) -> None:
+    table = pa.table({"tokens": [[0, 0], [1, 1]], "compression_ratio": [0.5, 0.25]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    by = ByField("compression_ratio")
+    order_corpus(tmp_path / "in.parquet", str(tmp_path / "out"), by=by, workers=0)
+    assert documents_of(tmp_path / "out") == [(1, 1), (0, 0)]
+
+
+def test_conversations_have_no_signal(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    (tmp_path / "in.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    source = sources.Chat(str(tmp_path / "in.jsonl"))
+    with pytest.raises(ConfigError) as caught:
+        order_corpus(source, str(tmp_path / "out"), by=ByField("lexical_diversity"), workers=0)
+    assert caught.value.setting == "source"
+
+
+EASY = "The cat sat on the mat. The dog sat on the mat. The cat saw the dog. " * 6
+MIDDLE = (
+    "The rain fell on the harbour while the boats came in, and the people on the quay watched the "
+    "water. Nobody wanted to leave, because the road to the village was under water too. "
+) * 2
+HARD = (
+    "Notwithstanding considerable heterogeneity, epidemiological surveillance demonstrates that "
+    "socioeconomic deprivation systematically exacerbates cardiovascular morbidity; interventions "
+    "targeting modifiable determinants necessitate interdisciplinary collaboration. Randomised "
+    "controlled trials, observational cohorts plus qualitative ethnographies illuminate mechanisms "
+    "otherwise obscured by aggregate statistics, although methodological pluralism complicates "
+    "quantitative synthesis."
+)
+
+
+@pytest.mark.parametrize(
+    ("signal", "descending"),
+    [("compression_ratio", False), ("lexical_diversity", False), ("flesch_reading_ease", True)],
+)
+def test_each_signal_puts_texts_from_easy_to_difficult(
+    tmp_path: Path, signal: str, descending: bool
+) -> None:
+    by = ByField(signal, descending=descending)
+    lines = [json.dumps({"text": text}) for text in (HARD, EASY, MIDDLE)]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    order_corpus(tmp_path / "in.jsonl", str(tmp_path / "out"), by=by, workers=0)
+    assert documents_of(tmp_path / "out") == [EASY, MIDDLE, HARD]
+
+
+def test_one_lane_trains_from_small_values_to_large_ones(corpus: Path, tmp_path: Path) -> None:
+    run_job(make_job(corpus, tmp_path / "out", by=ByField("score"), shard_bytes=1000), workers=0)
+    dataset = PackedDataset(
+        sources.open(tmp_path / "out", reading=sources.ReadOptions(open_shards=1)),
+        seq_len=16, batch_size=1, lanes=1, shuffle=False, topology=Topology(),
+        window=WindowConfig(rows=3), token_rules=TokenRules(eos="as-is", eos_id=0, pad_id=0),
+        provenance=True,
+    )  # fmt: skip
+    found = []
+    for batch in PackedLoader(dataset):
+        for place in dataset.locate(batch):
+            shard = sorted((tmp_path / "out").glob("*.parquet")).index(Path(place.shard))
+            found.append((shard, place.index))
+    assert len(found) >= COUNT
+    at = [shard * 1000 + document for shard, document in found]
+    assert np.corrcoef(at, np.sort(at))[0, 1] > 0.95
 
 
 @pytest.mark.parametrize(
