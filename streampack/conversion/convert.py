@@ -161,9 +161,9 @@ def _begin(conversion: Conversion) -> dict[int, PartNote]:
 
 def _name_skipped(note: PartNote) -> None:
     for fact in note.named:
-        logger.warning("skipped: %s", fact)
+        logger.warning("skipped in part %d: %s", note.part, fact)
     if note.skipped > len(note.named):
-        logger.warning("skipped: %d in all in part %d", note.skipped, note.part)
+        logger.warning("skipped in part %d: %d in all", note.part, note.skipped)
 
 
 def _finish(conversion: Conversion, progress: Progress, notes: list[PartNote]) -> None:

@@ -76,9 +76,22 @@ def convert_part(conversion: Conversion, part: int) -> PartNote:
     """Write the shards of a part, and then its note.
 
     Raises:
-        ContentError: a document is broken, with on_error="raise".
+        ContentError: a document is broken, with on_error="raise"; it names the part too.
         StorageError: reading or writing failed.
     """
+    try:
+        return _converted(conversion, part)
+    except ContentError as error:
+        raise ContentError(
+            f"In part {part}: {error.fact}",
+            *error.args[1:],
+            setting=error.setting,
+            path=error.path,
+            document=error.document,
+        ) from error
+
+
+def _converted(conversion: Conversion, part: int) -> PartNote:
     destination = conversion.destination
     skips = _NamedSkips(conversion.on_error)
     shards: list[ShardCounts] = []
