@@ -52,10 +52,13 @@ FIELDS = "documents.declared_fields:declared_fields"
 RECORD_FIELDS = "sources.record_fields:fields_in"
 #: Limits of rows (`RowLimits`) by the attribute of a packer that sets them.
 LIMITS = {"separate_by": "packing.separation:of", "capacity": "packing.limits:Capacity.of"}
+#: Limits of rows for batches of one key.
+KEY_BATCHES = "packing.key_batches:KeyBatches"
 #: Checks of settings of `BestFitDecreasing`, which return the document fields that they need.
 NEEDS = {
     "capacity": "packing.limits:needs",
     "separate_by": "packing.separation:needs",
+    "separate_batches": "packing.key_batches:needs",
     "balance": "packing.balancing:needs",
 }
 #: Functions that make sources of objects in memory, by the kind of object.

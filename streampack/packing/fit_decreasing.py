@@ -87,6 +87,9 @@ class Decreasing(Packer):
         separate_by: document field of integers or texts, such as an adapter or a licence: documents
             with different values never share a row (`packing.separation`). Rows that do
             not become full wait at most `WindowConfig.max_carries` rounds. None ignores values.
+        separate_batches: True to give all rows of a batch one value of `separate_by`, as for
+            adapters of which a step trains one (`packing.key_batches`). A batch that does not
+            become full waits likewise; its missing rows are padding. Without `balance`.
     """
 
     seq_len: int
@@ -97,14 +100,14 @@ class Decreasing(Packer):
     balance: Literal["attention", "loss", "patches"] | None = None
     capacity: Mapping[str, int] = field(default_factory=dict, hash=False)
     separate_by: str | None = None
+    separate_batches: bool = False
 
     keeps_whole = True
     best: ClassVar[bool]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
-        most = self.seq_len - 1
-        extra = whole_number("extra_capacity", self.extra_capacity, least=0, most=most)
+        extra = whole_number("extra_capacity", self.extra_capacity, least=0, most=self.seq_len - 1)
         object.__setattr__(self, "extra_capacity", extra)
         object.__setattr__(self, "align", require_align(self.align, self.seq_len, extra))
         object.__setattr__(self, "seq_lens", (self.seq_len,))
@@ -162,9 +165,10 @@ class Decreasing(Packer):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return class, parameters and revision; the last three only if they are set."""
+        """Return class, parameters and revision; `align` and later ones only if they are set."""
         names = ("seq_len", "overflow", "extra_capacity", "protect_short")
-        return self._described(*names, if_set=("align", "capacity", "separate_by"))
+        changed = ("align", "capacity", "separate_by", "separate_batches")
+        return self._described(*names, if_set=changed)
 
 
 class FirstFitDecreasing(Decreasing):

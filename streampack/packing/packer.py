@@ -42,6 +42,7 @@ class Packer(ABC):
             the functions of `packing.selection` do; None to ignore costs.
         capacity: limits of a row by document field, which `limits` applies.
         separate_by: document field with a key; documents with different keys never share a row.
+        separate_batches: True if all rows of a batch have one key.
         weights: document fields that rows are filled or balanced by. If there are any, `plan`
             receives their values as ``weights=``, a mapping from name to (N,) int64.
         batch_tokens: tokens per batch, a multiple of the longest row; None leaves it to the run.
@@ -60,6 +61,7 @@ class Packer(ABC):
     balance: Literal["attention", "loss", "patches"] | None = None
     capacity: Mapping[str, int] = MappingProxyType({})
     separate_by: str | None = None
+    separate_batches: bool = False
     weights: tuple[str, ...] = ()
     batch_tokens: int | None = None
     shares_batches: bool = False
@@ -103,7 +105,7 @@ class Packer(ABC):
         """Plan the documents of a lane's window, and select the rows to deliver this round.
 
         It must be a pure function of the request, as `plan` is of its arguments. By default it
-        plans everything and selects with `fullest_rows`.
+        plans everything and selects with `fullest_rows`, unless the `limits` of rows select.
         """
         request = request.choice.adapted(request)
         weights = {"weights": request.weights} if self.weights else {}
@@ -113,7 +115,7 @@ class Packer(ABC):
                 f"{type(self).__name__}.plan must return a Plan, got {plan!r:.80}.",
                 remedy="Return a streampack.packing.Plan.",
             )
-        return fullest_rows(plan, request)
+        return request.limits.selected(plan, request) or fullest_rows(plan, request)
 
     def fits(self, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.bool_]:
         """Return (N,) bool: documents that fit a row whole."""

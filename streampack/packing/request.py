@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import NO_FIELDS, Fields, joined_fields, part_of
+from streampack.documents.blocks import NO_FIELDS, Fields, joined_fields
 from streampack.packing.choice import RowChoice
 from streampack.packing.plan import Plan
 from streampack.packing.row_limits import RowLimits
@@ -44,14 +44,6 @@ class DocumentSizes(NamedTuple):
     lengths: NDArray[np.int64]
     weights: Fields = NO_FIELDS
     members: MemberLengths | None = None
-
-    def first(self, count: int) -> DocumentSizes:
-        """Return the sizes of the first `count` documents, or of all if there are fewer."""
-        members = self.members
-        if members is not None:
-            offsets = members.offsets[: count + 1]
-            members = MemberLengths(members.lengths[: offsets[-1]], offsets)
-        return DocumentSizes(self.lengths[:count], part_of(self.weights, slice(count)), members)
 
     @classmethod
     def joined(cls, parts: Sequence[DocumentSizes]) -> DocumentSizes:

@@ -1,4 +1,4 @@
-"""RowLimits: the documents that fit a row together.
+"""RowLimits: the documents that fit a row together, and the rows that fit a batch.
 
 A row is limited by its tokens. A leaf derives further limits, by fields of the documents.
 """
@@ -15,7 +15,7 @@ from streampack.documents.blocks import Fields
 if TYPE_CHECKING:
     from streampack.packing.fit_decreasing import Decreasing
     from streampack.packing.plan import Plan
-    from streampack.packing.request import DocumentSizes
+    from streampack.packing.request import DocumentSizes, Selection, WindowRequest
 
 _TOKENS = np.zeros(0, dtype=np.int64)
 
@@ -41,6 +41,10 @@ class RowLimits:
         (0,) stands for the tokens of the rows.
         """
         return _TOKENS
+
+    def selected(self, plan: Plan, request: WindowRequest) -> Selection | None:
+        """Return the rows of a plan to deliver this round, by batch; None for the fullest rows."""
+        return None
 
     def check(self, plan: Plan, weights: Fields) -> None:
         """Raise `PlanError` if a row of the plan exceeds a limit beside tokens."""

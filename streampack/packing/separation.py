@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, Fields, offsets_of, part_of
 from streampack.errors import ConfigError, PlanError
+from streampack.leaves import KEY_BATCHES, load
 from streampack.packing.limits import Capacity
 from streampack.packing.overflow import limit_lengths
 from streampack.packing.plan import Plan
@@ -115,7 +116,9 @@ class Separation(RowLimits):
 def of(packer: Packer) -> Separation:
     """Return the limits of the packer's `separate_by` and `capacity`."""
     within = Capacity.of(packer) if packer.capacity else RowLimits()
-    return Separation(packer.separate_by or "", within)
+    field = packer.separate_by or ""
+    limits: type[Separation] = load(KEY_BATCHES) if packer.separate_batches else Separation
+    return limits(field, within)
 
 
 def _one_row_each(

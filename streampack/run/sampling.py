@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Fields
+from streampack.documents.blocks import Fields, part_of
 from streampack.errors import ConfigError
 from streampack.lane.config import LaneConfig
 from streampack.metrics import LaneTimes
-from streampack.packing.request import DocumentSizes
+from streampack.packing.request import DocumentSizes, MemberLengths
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.streams.base import LaneStream
 from streampack.streams.lane_stream import open_stream
@@ -100,9 +100,13 @@ def begun(
 def first_documents(blocks: list[DocumentSizes], count: int) -> list[DocumentSizes]:
     """Return the first `count` documents of the blocks."""
     sizes = []
-    for block in blocks:
-        sizes.append(block.first(count))
-        count = max(count - len(block.lengths), 0)
+    for lengths, weights, members in blocks:
+        if members is not None:
+            offsets = members.offsets[: count + 1]
+            members = MemberLengths(members.lengths[: offsets[-1]], offsets)
+        first = DocumentSizes(lengths[:count], part_of(weights, slice(count)), members)
+        sizes.append(first)
+        count = max(count - len(lengths), 0)
     return sizes
 
 
