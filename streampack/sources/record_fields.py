@@ -43,12 +43,12 @@ def fields_in(
 
 
 def _number(value: Any, name: str, key: Callable[[str], int] | None) -> Any:
+    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
+        value = value.item()
     if key is not None:
         if not isinstance(value, str):
             raise BrokenDocumentError(f'has {type_in_words(value)} in "{name}", not a text')
         return key(value)
-    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
-        value = value.item()
     if isinstance(value, str):
         raise BrokenDocumentError(f'has a text in "{name}", not a number; {TEXT_REMEDY}')
     if not isinstance(value, Real):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import BestFitDecreasing, Hook, PackedDataset, PackedLoader
+from streampack import BestFitDecreasing, Hook, PackedDataset, PackedLoader, sources
 from streampack.documents import text_keys
 from streampack.documents.text_keys import TEXT_KEYS, text_key
 from streampack.errors import ConfigError, StateError, StreampackError
 from streampack.ordering import GroupBy
-from tests.support.corpora import byte_tokenizer
+from tests.support.corpora import byte_tokenizer, npy_bytes, write_samples
+from tests.support.mosaic import streaming_module
 
 NAMES = ["org/a", "org/b", "größe/π", "org/a", "", "org/b", "org/a"]
 RECORDS: list[dict[str, Any]] = [
@@ -46,6 +48,78 @@ def test_records_in_memory_and_json_lines_have_the_keys_of_their_texts(tmp_path:
     path.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     for source in (RECORDS, str(path)):
         assert keys_by_token(PackedDataset(source, seq_len=16, **FIELDS)) == EXPECTED
+
+
+def tar_of_json(folder: Path) -> Any:
+    samples = [{"json": json.dumps(record).encode()} for record in RECORDS]
+    return sources.WebDataset(write_samples(folder / "a.tar", samples), tokens="json:tokens")
+
+
+def tar_of_arrays(folder: Path) -> Any:
+    samples = [
+        {"npy": npy_bytes(record["tokens"]), "repo.npy": npy_bytes(record["repo"])}
+        for record in RECORDS
+    ]
+    return sources.WebDataset(write_samples(folder / "a.tar", samples), tokens="npy")
+
+
+def tar_of_npz(folder: Path) -> Any:
+    samples = []
+    for record in RECORDS:
+        stream = io.BytesIO()
+        np.savez(stream, **record)
+        samples.append({"npz": stream.getvalue()})
+    return sources.WebDataset(write_samples(folder / "a.tar", samples), tokens="npz:tokens")
+
+
+def arrow(folder: Path, new: Any = pa.ipc.new_file) -> Any:
+    table = pa.Table.from_pylist(RECORDS)
+    with new(str(folder / "a.arrow"), table.schema) as file:
+        file.write_table(table, max_chunksize=3)
+    return sources.Arrow(folder / "a.arrow", tokens="tokens")
+
+
+def mds(folder: Path) -> Any:
+    columns = {"tokens": "ndarray:int32", "repo": "str"}
+    with (
+        streaming_module("base.format.mds") as module,
+        module.MDSWriter(out=str(folder / "mds"), columns=columns) as writer,
+    ):
+        for record in RECORDS:
+            writer.write({**record, "tokens": np.array(record["tokens"], np.int32)})
+    return sources.MDS(folder / "mds", tokens="tokens")
+
+
+FILES = {
+    "tar of JSON": tar_of_json,
+    "tar of .npy": tar_of_arrays,
+    "tar of .npz": tar_of_npz,
+    "Arrow file": arrow,
+    "Arrow stream": lambda folder: arrow(folder, pa.ipc.new_stream),
+    "MDS": mds,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_other_formats_have_the_keys_of_their_texts(tmp_path: Path, name: str) -> None:
+    assert keys_by_token(PackedDataset(FILES[name](tmp_path), seq_len=16, **FIELDS)) == EXPECTED
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_datasets_of_hugging_face_have_the_keys_of_their_texts(streamed: bool) -> None:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list(RECORDS)
+    data = data.to_iterable_dataset(num_shards=2) if streamed else data
+    assert keys_by_token(PackedDataset(data, seq_len=16, lanes=2, **FIELDS)) == EXPECTED
+
+
+def test_a_column_of_numbers_in_mds_is_no_column_of_names(tmp_path: Path) -> None:
+    mds(tmp_path)
+    source = sources.MDS(tmp_path / "mds", tokens="tokens")
+    for fields in ({"tokens": "text"}, {"repo": "int64"}):
+        with pytest.raises(ConfigError) as caught:
+            list(PackedLoader(PackedDataset(source, seq_len=16, document_fields=fields)))
+        assert caught.value.setting == "document_fields"
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string", "dictionary"])

@@ -70,7 +70,8 @@ class Column:
     Attributes:
         name: name of the column; number: its index among the shard's columns.
         setting: use of the column: "text", "image" (the bytes of a file), "tokens", "loss_mask",
-            "token_fields" (arrays of numbers) or "document_fields" (a number per sample).
+            "token_fields" (arrays of numbers), "document_fields" (a number per sample) or "names"
+            (a text per sample, read as a key).
         dtype: dtype of its numbers; None if each sample stores its own.
         has_shape: True if each sample stores its shape.
         shape: shape of the values of a token.
@@ -210,7 +211,7 @@ def column_of(
     )
     value_dtype = np.dtype(parameters[0]) if array and parameters else None
     has_shape = len(parameters) < 2
-    if setting == "text":
+    if setting in TEXTS:
         fits = encoding == "str" and dtype is None
     elif setting == "image":
         fits = encoding in ("bytes", "jpeg", "png")
@@ -233,7 +234,9 @@ def column_of(
             f"it is to be read as {setting}{f' of {dtype}' if dtype else ''}.",
             remedy="Name another; dtype= is for ids in `bytes`. The columns are "
             f"{', '.join(f'{column} ({kind})' for column, kind in columns)}.",
-            setting=setting if dtype is None or setting != "tokens" else "dtype",
+            setting={"names": "document_fields"}.get(setting, setting)
+            if dtype is None or setting != "tokens"
+            else "dtype",
             path=where,
         )
     return Column(name, number, setting, value_dtype, has_shape, shape)
@@ -252,6 +255,8 @@ def kinds_of(layout: Layout) -> dict[str, str]:
     return dict(zip(layout.names, kinds, strict=True))
 
 
+#: Uses of columns of texts.
+TEXTS = ("text", "names")
 #: Encodings of numbers in a column.
 _NUMBERS = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack._jit import kernel
-from streampack.sources.mds.index import Column
+from streampack.sources.mds.index import TEXTS, Column
 
 #: Reasons for broken samples by status; each ends a sentence that begins with a sample's name.
 STATUS = {
@@ -183,7 +183,7 @@ def array_headers(
     counts = np.zeros_like(starts)
     kinds = np.zeros(counts.shape, dtype=np.uint8)
     for row, column in enumerate(columns):
-        if column.setting not in ("text", "image"):
+        if column.setting not in (*TEXTS, "image"):
             header = (counts[row], kinds[row])
             shape = np.array(column.shape, dtype=np.int64)
             array_values(

@@ -250,7 +250,8 @@ class MDS(RecordFiles):
             columns += [column_of(layout, name, "loss_mask", where, "uint8") for name in masks]
         types = self.field_types
         named = [(name, "token_fields") for name in types.token if self.fields.tokenized]
-        named += [(name, "document_fields") for name in types.document]
+        kinds = dict.fromkeys(types.keys, "names")
+        named += [(name, kinds.get(name, "document_fields")) for name in types.document]
         present = [field for field in named if not types.optional or field[0] in layout.names]
         return columns + [
             column_of(layout, name, setting, where, shape=types.token[name].shape)
@@ -408,7 +409,12 @@ class MDS(RecordFiles):
             block = block.gathered() if isinstance(block, UngatheredDocuments) else block
             found: dict[str, dict[str, NDArray[Any]]] = {}
             for i, column in enumerate(columns):
-                if i and column.setting != "image":
+                if column.setting == "names":
+                    places = zip(starts[i, kept].tolist(), sizes[i, kept].tolist(), strict=True)
+                    names = [data[start : start + size].tobytes() for start, size in places]
+                    keys = self.field_types.keys[column.name].of_texts(names)
+                    found.setdefault("document_fields", {})[column.name] = keys
+                elif i and column.setting != "image":
                     numbers = counts[i, kept] * math.prod(column.shape)
                     values = integers_at(data, starts[i, kept], numbers, kinds[i, kept])
                     fields = found.setdefault(column.setting, {})
@@ -425,8 +431,8 @@ class MDS(RecordFiles):
                     block = block.take(np.setdiff1d(np.arange(len(kept)), list(reasons)))
             elif self.beside is not None:
                 images = {c.name: i for i, c in enumerate(columns) if c.setting == "image"}
-                places = {name: (starts[i, kept], sizes[i, kept]) for name, i in images.items()}
-                block, reasons = self._with_files(self.beside, block, data, places)
+                files = {name: (starts[i, kept], sizes[i, kept]) for name, i in images.items()}
+                block, reasons = self._with_files(self.beside, block, data, files)
                 problems |= {int(kept[i]): reason for i, reason in reasons.items()}
         self.report_broken(origin, problems, skips)
         return block, start + n
