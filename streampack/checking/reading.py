@@ -18,8 +18,23 @@ NO_TARGET = -100
 #: Names of the entries of a batch, the first that is there.
 TOKENS = ("input_ids", "tokens", "inputs", "input", "idx")
 LABELS = ("shift_labels", "labels", "targets", "target", "label")
-POSITIONS = ("position_ids", "input_pos", "positions", "inputs_position", "position")
-SEGMENTS = ("seq_idx", "inputs_segmentation", "segment_ids", "document_ids", "doc_ids", "seq_ids")
+POSITIONS = (
+    "position_ids",
+    "input_pos",
+    "positions",
+    "inputs_position",
+    "inputs_positions",
+    "position",
+)
+SEGMENTS = (
+    "seq_idx",
+    "inputs_segmentation",
+    "inputs_segment_ids",
+    "segment_ids",
+    "document_ids",
+    "doc_ids",
+    "seq_ids",
+)
 BOUNDARIES = (
     "cu_seqlens_q_padded",
     "cu_seq_lens_q",
@@ -72,12 +87,15 @@ class View:
 
 
 def array_of(value: Any) -> NDArray[Any] | None:
-    """Return tensors of torch, JAX or numpy and lists of numbers as arrays, else None."""
+    """Return tensors of torch, JAX or numpy and lists of numbers as arrays, else None.
+
+    The result is a copy, because loaders may fill one buffer with every batch.
+    """
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        value = value.float() if value.is_floating_point() else value
+        value = (value.float() if value.is_floating_point() else value.clone()).numpy()
     try:
-        array = np.asarray(value)
+        array = np.array(value)
     except (ValueError, TypeError):
         return None
     return None if array.dtype.kind not in "biuf" else array
@@ -185,7 +203,7 @@ def _read_boundaries(
         view.claimed_by = cu_name
     elif segment_name is not None:
         view.segments = _shaped(arrays[segment_name], shape, segment_name).astype(np.int64)
-        if segment_name == "inputs_segmentation":
+        if segment_name in ("inputs_segmentation", "inputs_segment_ids"):
             view.padding, view.has_padding_mask = view.segments == 0, True
         view.claimed_by = segment_name
     elif view.mask is not None:
@@ -206,8 +224,8 @@ def _entries(batch: Any) -> Mapping[str, Any] | None:
         return _of_packed_batch(batch)
     if hasattr(batch, "_asdict"):
         batch = batch._asdict()
-    if isinstance(batch, (tuple, list)) and len(batch) == 2 and not isinstance(batch[0], list):
-        inputs, labels = batch
+    if isinstance(batch, (tuple, list)) and len(batch) > 1 and not isinstance(batch[0], list):
+        inputs, labels = batch[:2]
         if not isinstance(inputs, Mapping):
             inputs = {"inputs": inputs}
         if isinstance(labels, Mapping) or array_of(labels) is None:

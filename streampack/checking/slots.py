@@ -132,7 +132,7 @@ def _check_positions(view: View, truth: Truth, log: FaultLog) -> None:
     inside[:, 1:] = truth.continues[:, :-1]
     first = real & ~inside
     # A later piece of a document may count on from the piece before.
-    known = (truth.offset != UNKNOWN) & (truth.offset > 0)
+    known = (truth.offset != UNKNOWN) & (truth.offset >= 0)
     right = (positions == 0) | (known & np.isin(positions - truth.offset, (0, 1)))
     if view.claimed_by == "positions":  # then the borders that do not restart are not there at all
         first[:, 1:] &= step[:, 1:] != 1
@@ -159,12 +159,13 @@ def _check_labels(view: View, truth: Truth, targets: NDArray[np.int64], log: Fau
                 log.add_slots(kind, where)
                 return
     log.add_slots("labels-wrong", wrong)
-    log.add_slots("labels-across-borders", learns & truth.crosses)
+    # Documents shifted before they are packed: the last slot learns the last token, which is right.
+    log.add_slots("labels-across-borders", follows & truth.crosses)
     padding = truth.document < 0
-    behind = (truth.document >= 0) & (truth.next_document < 0)
-    behind[:, -1] = False  # the next token is in another row
+    behind = (truth.document >= 0) & (truth.next_document < 0) & follows
+    behind[:, -1] = False  # the next token is in another row, and may be special
     in_padding = padding & (truth.next_document < 0)
-    log.add_slots("padding-in-loss", learns & (behind | in_padding))
+    log.add_slots("padding-in-loss", behind | (learns & in_padding))
     if truth.by != "documents":
         return
     log.add_slots("prompts-in-loss", follows & inner & ~truth.loss)

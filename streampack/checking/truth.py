@@ -72,6 +72,11 @@ def by_documents(
         document[rows, slots] = document[rows, slots - 1]
         offset[rows, slots] = length[rows, slots] = length[rows, slots - 1]
         loss[rows, slots] = True
+        # The end of a document in another row.
+        alone = ~marked[:, 0] & marked[:, 1] & (extended[:, 0] == eos_id)
+        if view.padding is not None:
+            alone &= ~view.padding[:, 0]
+        document[alone, 0] = len(documents)
     if bos_id is not None:
         begins = np.zeros_like(marked)
         begins[:, :-1] = marked[:, 1:] & (offset[:, 1:] == 0)

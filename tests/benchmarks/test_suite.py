@@ -129,6 +129,7 @@ def test_the_suite_runs_keeps_other_jobs_and_names_what_is_missing(
 COMMANDS = {
     "cp_degrees": "--medians 665 --tokens 6000000",
     "balance": "--seq-lens 2048 --steps 3 --skip 1 --only lognormal",
+    "checked_loaders": "--only transformers datasets",
     "dealing": "--ranks 1 --batches 2 --only shards_alike",
     "fields": "--documents 200 --repeats 1",
     "images": "--count 2 --passes 1",

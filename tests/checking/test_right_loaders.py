@@ -23,7 +23,7 @@ from streampack import (
     marked_documents,
 )
 from streampack.checking.marked import MarkedDocuments
-from tests.support.hand_packed import FORMS, packed
+from tests.support.hand_packed import FORMS, flat, packed
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
@@ -117,3 +117,42 @@ def test_flattened_batches_of_transformers_have_no_fault() -> None:
         return DataLoader(records, batch_size=8, collate_fn=collate)
 
     assert streampack.check(make, documents=marked_documents(answers=True)).kinds == ()
+
+
+def test_documents_that_are_shifted_before_they_are_packed_have_no_fault() -> None:
+    documents = marked_documents(100)
+    slots = [
+        (token, target, place)
+        for ids in documents
+        for place, (token, target) in enumerate(zip([1, *ids], [*ids, 2], strict=True))
+    ]
+    rows = torch.tensor(slots[: len(slots) // 128 * 128]).view(-1, 128, 3).unbind(2)
+    batches = [
+        ({"input": inputs[None], "positions": places[None]}, targets[None])
+        for inputs, targets, places in zip(*rows, strict=True)
+    ]
+    report = streampack.check(batches, documents=documents, ignore=["documents-missing"])
+    assert report.kinds == ()
+
+
+def test_an_end_token_that_begins_a_row_is_no_padding() -> None:
+    documents = marked_documents(lengths=[64] * 20, eos_id=2)
+    ids = torch.tensor([token for document in documents for token in document])[: 64 * 20]
+    batches = [{"input_ids": row, "labels": row} for row in ids.view(-1, 1, 64)]
+    report = streampack.check(batches, documents=documents)
+    assert "padding-seen" not in report.kinds
+    assert report.padding == 0
+
+
+def test_a_loader_may_fill_one_buffer_with_every_batch() -> None:
+    documents = marked_documents(100)
+    buffer: dict[str, torch.Tensor] = {}
+
+    def batches() -> Any:
+        for batch in packed(documents):
+            for name, values in {**flat(batch), "cu_seq_lens_q": None}.items():
+                if isinstance(values, torch.Tensor) and name != "cu_seq_lens_k":
+                    buffer.setdefault(name, torch.zeros_like(values)).copy_(values)
+            yield dict(buffer)
+
+    assert streampack.check(batches(), documents=documents).kinds == ()
