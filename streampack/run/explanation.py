@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ from streampack.sources.iterable.indexed import InMemory
 from streampack.sources.mixture import sources_of
 from streampack.sources.sharded import ShardedSource
 from streampack.window.config import WindowConfig
+
+if TYPE_CHECKING:
+    from streampack.run.long_chat_losses import LongChatLosses
 
 BATCHES = 8  # batches packed to count loss tokens
 WIDTH = 160  # columns of the example row
@@ -65,6 +68,8 @@ class Explanation:
             each source; None if the source does not know its size.
         loss_share: fraction of tokens with loss in the first batches, 0 to 1.
         choices: packing statistics of the sample under other packers, overflows and row lengths.
+        chats: shares of the loss tokens of conversations that each overflow loses; None without
+            conversations.
         row: the first row as text; empty if no document fits a row.
     """
 
@@ -82,6 +87,7 @@ class Explanation:
     forecast: Forecast | None
     loss_share: float
     choices: tuple[tuple[Packer, PackingStats], ...]
+    chats: LongChatLosses | None
     row: str
 
     def __str__(self) -> str:
@@ -113,6 +119,7 @@ class Explanation:
                 str(draw.name): draw._asdict() for draw in (forecast.draws if forecast else ())
             },
             "choices": [_figures(*choice) for choice in self.choices],
+            "chats": None if self.chats is None else self.chats._asdict(),
         }
 
 
@@ -156,8 +163,17 @@ def explain(
         forecast=forecast(config, plan.topology),
         loss_share=sum(batch.num_loss_tokens for batch in first) / max(tokens, 1),
         choices=tuple((other, _made(other, config, lengths)) for other in _others(packer, lengths)),
+        chats=_chats(config),
         row="".join(_row(batch.show(names, color=False)) for batch in first[:1]),
     )
+
+
+def _chats(config: LaneConfig) -> LongChatLosses | None:
+    if not any(hasattr(source, "renders") for source in sources_of(config.source)):
+        return None
+    from streampack.run.long_chat_losses import long_chat_losses
+
+    return long_chat_losses(config)
 
 
 def _fetched_bytes() -> int:
@@ -237,6 +253,8 @@ def _lines(report: Explanation) -> Iterator[str]:
         f"{stats.truncation_ratio:.1%} of the documents cut into pieces"
     )
     yield f"loss       on {report.loss_share:.1%} of the tokens; in the row below between « and »"
+    if report.chats is not None:
+        yield f"chats      {report.chats}"
     draws = report.forecast.draws if report.forecast else ()
     total = sum(draw.drawn for draw in draws)
     for draw in draws if len(draws) > 1 and total else ():
