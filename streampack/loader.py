@@ -344,9 +344,11 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         the loop, after every step: a call takes less than a millisecond, and no batch that workers
         have made is dropped. The change belongs to a batch of the run, which follows from the step
         of the call alone: ten turns of all lanes after the next batch, which no lane has begun.
-        Each lane draws by the new weights from its first round that begins at that batch or later;
-        documents in its window come first. So the batches are the same for any number of ranks and
-        workers, and the state records the changes that are still ahead, and the last one before.
+        Each lane draws by the new weights from its first round that begins at that batch or later,
+        or by the mean of several changes since its last round; documents in its window come first.
+        So shares follow weights that change at every step, and the batches are the same for any
+        number of ranks and workers. The state records the changes that are still ahead, and those
+        of the last 32 turns of all lanes.
 
         Args:
             weights: one weight for every source by name, as for `Mixture`. They stay constant until

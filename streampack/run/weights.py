@@ -8,7 +8,8 @@ of the loop's groups and the numbers of lanes and ranks, so all ranks do the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from streampack.arguments import whole_number
@@ -16,10 +17,10 @@ from streampack.errors import ConfigError
 from streampack.run.rank import RankRun
 from streampack.sources.mixture import Mixture
 from streampack.sources.token_shares import (
+    MEAN_TURNS,
     WEIGHTS,
     WeightChange,
     Weights,
-    changes_of,
     checked_weights,
 )
 from streampack.sources.weight_channel import AHEAD_TURNS, WeightChannel
@@ -68,11 +69,9 @@ def set_weights(loader: PackedLoader[Any], weights: Weights, from_step: int | No
     ((_, exact),) = checked_weights(weights, list(mixture.sources))
     first = _first_batch(run, from_step)
     change = WeightChange(first, dict(zip(mixture.sources, map(float, exact), strict=True)))
-    changes = [one for one in changes_of(state.beside) if one.batch != first]
-    changes.append(change)
-    changes.sort(key=lambda one: one.batch)
-    changes = _needed(changes, run.oldest)
-    values = {**state.beside, WEIGHTS: [[batch, by_name] for batch, by_name in changes]}
+    oldest = run.oldest - MEAN_TURNS * plan.config.lanes
+    changes = _with(state.beside.get(WEIGHTS, ()), change, oldest)
+    values = {**state.beside, WEIGHTS: changes}
     run.change(values, change)
     if live is None:
         return
@@ -112,7 +111,19 @@ def _reach(run: RankRun, ahead: int) -> int:
     return plan.batch_after(run.state.next_batch, max(ahead, 1) + 2) + (AHEAD_TURNS + 2) * turn
 
 
-def _needed(changes: list[WeightChange], oldest: int) -> list[WeightChange]:
-    """Return the changes after batch `oldest`, and the one in force there."""
-    past = sum(change.batch <= oldest for change in changes)
-    return changes[max(past - 1, 0) :]
+def _with(saved: Sequence[list[Any]], change: WeightChange, oldest: int) -> list[list[Any]]:
+    """Return the changes of a state with one more, which replaces one at the same batch.
+
+    Those after batch `oldest` are kept, and the one in force there.
+    """
+    at = bisect_left(saved, change.batch, key=_batch_of)
+    later = saved[at:]
+    if later and later[0][0] == change.batch:
+        later = later[1:]
+    changes = [*saved[:at], [*change], *later]
+    return changes[max(bisect_right(changes, oldest, key=_batch_of) - 1, 0) :]
+
+
+def _batch_of(change: Sequence[Any]) -> int:
+    batch: int = change[0]
+    return batch

@@ -263,6 +263,8 @@ def _weights(at: int, weights: Weights, names: list[str]) -> list[Fraction]:
     return [Fraction(value) for value in values]
 
 
+#: Turns of all lanes for which changes are kept, so that a round can draw by their mean.
+MEAN_TURNS = 32
 #: Key of the changes in the state of a run: pairs of a batch and weights by name.
 WEIGHTS = "weights"
 
@@ -272,7 +274,7 @@ class WeightChange(NamedTuple):
 
     Attributes:
         batch: index of a batch of the run: the first round of a lane that begins with it or with
-            a later one draws by these weights.
+            a later one draws by these weights, or by the mean of several changes.
         weights: weights by name of the source.
     """
 
@@ -294,6 +296,38 @@ def change_at(changes: Sequence[WeightChange], batch: int) -> WeightChange | Non
     """Return the change in force from `batch` on; None keeps the mixture's own weights."""
     before = bisect_right(changes, batch, key=lambda change: change.batch)
     return changes[before - 1] if before else None
+
+
+def mean_change(
+    changes: Sequence[WeightChange], last: int | None, batch: int, lanes: int
+) -> WeightChange | None:
+    """Return the change by which a lane draws in a round that begins with `batch`.
+
+    It is the mean of the changes after `last`, each weighted by the batches for which it held, so
+    that weights that change faster than rounds begin are followed on average. Changes are kept for
+    `MEAN_TURNS` turns of all lanes.
+
+    Args:
+        changes: changes of the run, in the order of their batches.
+        last: batch of the change by which the lane has drawn so far; None if there was none.
+        batch: index of the round's first batch in the run.
+        lanes: number of lanes.
+    """
+    after = max(batch - MEAN_TURNS * lanes, -1 if last is None else last)
+    low, high = (bisect_right(changes, at, key=lambda each: each.batch) for at in (after, batch))
+    if high - low < 2:
+        return change_at(changes, batch)
+    within = changes[low:high]
+    ends = [*(each.batch for each in within[1:]), batch + 1]
+    parts = [  # fsum gives the same sums in every version of Python
+        (end - each.batch) / math.fsum(each.weights.values())
+        for each, end in zip(within, ends, strict=True)
+    ]
+    mean = {
+        name: math.fsum(part * each.weights[name] for part, each in zip(parts, within, strict=True))
+        for name in within[-1].weights
+    }
+    return WeightChange(within[-1].batch, mean)
 
 
 def tempered(sizes: list[int], temperature: float) -> list[Fraction]:

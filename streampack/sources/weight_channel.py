@@ -47,8 +47,9 @@ class WeightChannel(Mapping[str, Any]):
         self._values = dict(values)
         self._file: IO[bytes] = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
         self._head = b""  # of the changes in `_values`
+        self._texts: dict[int, tuple[Any, str]] = {}  # changes and their JSON, by identity
         self._set_limit(_NO_LIMIT)
-        self._write(changes_of(values))
+        self._write(values.get(WEIGHTS, ()))
 
     def __del__(self) -> None:
         self._file.close()
@@ -70,9 +71,13 @@ class WeightChannel(Mapping[str, Any]):
 
     # ------------------------------------------------------------------ the loop
 
-    def announce(self, changes: Sequence[WeightChange]) -> None:
-        """Replace the changes, of which no lane may have missed a new one."""
-        self._values[WEIGHTS] = [[batch, weights] for batch, weights in changes]
+    def announce(self, changes: Sequence[Any]) -> None:
+        """Replace the changes, of which no lane may have missed a new one.
+
+        Args:
+            changes: the changes as a state has them.
+        """
+        self._values[WEIGHTS] = changes
         self._write(changes)
 
     def follow(self, number: int, turn: int) -> None:
@@ -90,8 +95,10 @@ class WeightChannel(Mapping[str, Any]):
         self.limit = limit
         os.pwrite(self._file.fileno(), _LIMIT.pack(limit, limit), 0)
 
-    def _write(self, changes: Sequence[WeightChange]) -> None:
-        text = json.dumps(changes).encode()
+    def _write(self, changes: Sequence[Any]) -> None:
+        known = self._texts  # a call adds one change to many
+        self._texts = {id(c): known.get(id(c)) or (c, json.dumps(c)) for c in changes}
+        text = f"[{','.join(text for _, text in self._texts.values())}]".encode()
         self._head = _HEAD.pack(len(text), zlib.crc32(text))
         os.pwrite(self._file.fileno(), self._head + text, _LIMIT.size)
 

@@ -31,7 +31,13 @@ from streampack.errors import StateError
 from streampack.metrics import LaneTimes
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.mixture import Mixture, named_in_errors, source_seed
-from streampack.sources.token_shares import Credits, WeightChange, change_at, changes_of
+from streampack.sources.token_shares import (
+    Credits,
+    WeightChange,
+    change_at,
+    changes_of,
+    mean_change,
+)
 from streampack.sources.weight_channel import WeightChannel
 from streampack.streams.base import LaneStream, Remaining, StreamPosition
 from streampack.streams.mixed_place import MixtureCursor, Rules, SourceCursor
@@ -182,8 +188,8 @@ class MixedStream(LaneStream):
             asked, found = self._asked
             if (change_at(changes, asked) or found) != found:
                 raise AssertionError("A change of weights came late, which must not happen.")
-        change = change_at(changes, batch)
-        self._asked = batch, change
+        self._asked = batch, change_at(changes, batch)
+        change = mean_change(changes, last.batch, batch, self._lanes)
         if change is None or change.batch == last.batch:
             return
         until = self.serial + (step > 0)

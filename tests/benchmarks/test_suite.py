@@ -152,6 +152,7 @@ COMMANDS = {
     "picture": "--out /dev/null",
     "pipelines": "--median 2000",
     "state": "--documents 500 --lanes 2 --samples 1",
+    "weights": "--steps 20 --lanes 2",
     "tokenizers": "--only GPT-2 --texts 100 --megabytes 0.1",
     "trees": "--scale 0.05 --passes 1",
     "papers.buckets": "--documents 1000",

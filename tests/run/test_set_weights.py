@@ -27,6 +27,7 @@ from streampack import (
 )
 from streampack.errors import ConfigError, RankError, StateError, WorkerError
 from streampack.packing import BestFitDecreasing, Buckets
+from streampack.sources.token_shares import WeightChange, change_at, mean_change
 from streampack.testing import SimulatedRanks
 from tests.support.dealt_runs import dealt_mixture
 from tests.support.memory_source import MemorySource, numbered_documents
@@ -194,9 +195,69 @@ def test_shares_of_an_interval_are_those_asked_for_within_half_a_percent() -> No
         assert np.abs(shares - list(weights.values())).max() < 0.005
 
 
+@pytest.mark.parametrize(("kind", "workers"), [("random", 2), ("in cycles", 0)])
+def test_shares_are_those_asked_for_on_average_if_weights_change_at_every_step(
+    kind: str, workers: int
+) -> None:
+    """Weights change many times while a lane draws for one round."""
+    rng, cycle = np.random.default_rng(8), 200
+    packer = BestFitDecreasing(seq_len=128)
+    loader = PackedLoader(endless(packer=packer), num_workers=workers)
+    batches, asked, given = iter(loader), [], []
+    for step in range(6 * cycle):
+        phase = 2 * np.pi * (step / cycle + np.arange(3) / 3)
+        weights = rng.dirichlet((1, 1, 1)) if kind == "random" else 1.2 + np.sin(phase)
+        loader.set_weights(dict(zip(NAMES, weights.tolist(), strict=True)))
+        asked.append(weights / weights.sum())
+        given.append(next(batches).by_source[:, 0])  # type: ignore[index]
+    first = loader._run.state.beside["weights"][-1][0] - len(asked) + 1
+    wanted = np.mean(asked[cycle - first : -first], axis=0)
+    tokens = np.sum(given[cycle:], axis=0)
+    assert np.abs(tokens / tokens.sum() - wanted).max() < 0.005
+
+
+def test_weights_of_every_step_give_the_same_batches_on_any_ranks_after_any_stops() -> None:
+    rng = np.random.default_rng(5)
+    changes: Changes = {
+        at: [(dict(zip(NAMES, rng.dirichlet((1, 1, 1)).tolist(), strict=True)), None)]
+        for at in range(0, 360, 6)
+    }
+    expected = with_changes(endless, changes, [(1, 0, 420)], total=420)
+    legs = [(1, 0, 66), (2, 0, 30), (6, 0, 9), (1, 2, 90), (3, 0, 100)]
+    assert with_changes(endless, changes, legs, total=420) == expected
+
+
+@given(st.lists(some_weights, min_size=1, max_size=6), st.data())
+def test_a_lane_follows_changes_between_its_rounds_on_average(
+    weights: list[dict[str, float]], data: st.DataObject
+) -> None:
+    places = data.draw(
+        st.lists(st.integers(0, 40), min_size=len(weights), max_size=len(weights), unique=True)
+    )
+    changes = [WeightChange(at, each) for at, each in zip(sorted(places), weights, strict=True)]
+    last = data.draw(st.none() | st.sampled_from([change.batch for change in changes]))
+    batch = data.draw(st.integers(0, 50))
+    found = mean_change(changes, last, batch, 6)
+    shares = []
+    for at in range(batch + 1):
+        change = change_at(changes, at)
+        if change is not None and (last is None or change.batch > last):
+            total = sum(change.weights.values())
+            shares.append([change.weights[name] / total for name in NAMES])
+    if not shares:
+        assert found == change_at(changes, batch)
+        return
+    assert found is not None
+    total = sum(found.weights.values())
+    assert [found.weights[name] / total for name in NAMES] == pytest.approx(
+        np.mean(shares, axis=0).tolist()
+    )
+    assert found.batch == change_at(changes, batch).batch  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_weights_of_every_step_drop_no_batch(workers: int) -> None:
-    """The state stays as small as after a hundred calls, and a loop resumes from it to the bit."""
+    """The state stays as small as after four hundred calls, and resumes to the bit."""
     rng = np.random.default_rng(8)
     loader = PackedLoader(endless(window=WindowConfig(rows=8)), num_workers=workers)
     batches, sizes = iter(loader), []
@@ -209,7 +270,7 @@ def test_weights_of_every_step_drop_no_batch(workers: int) -> None:
         live = live or given
         assert given is live  # never reopened
         sizes.append(len(loader._run.state.beside["weights"]))
-    assert max(sizes) == sizes[200] <= 100
+    assert max(sizes) == sizes[400] <= 300
     resumed = PackedLoader(endless(window=WindowConfig(rows=8)))
     resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
     expected = [identity(batch) for batch in islice(batches, 120)]
