@@ -27,8 +27,9 @@ from streampack.checking.truth import (
 from streampack.checking.with_model import check_model, has_routers
 from streampack.errors import ConfigError
 
-#: Epochs of an endless loader that are read.
-EPOCHS = 2
+#: Epochs of an endless loader that are read. Up to eight workers that each read a whole stream come
+#: to their end before.
+EPOCHS = 9
 #: Batches in which tokens between documents are looked for before any is checked.
 LOOKED_AT = 4
 
@@ -91,7 +92,7 @@ def check(
             batch: `input_ids` with `labels` are not shifted.
         routers: the model has routers of experts, which must know padding. None looks at `model`.
         ranks: number of ranks, for a function with the argument `rank`.
-        max_batches: batches to read of each rank, at most. Endless loaders are read for two epochs
+        max_batches: batches to read of each rank, at most. Endless loaders are read for nine epochs
             of marked documents.
         resume_after: batches before the state that is loaded again; 0 tries no resume. Needs
             loaders with `state_dict` and `load_state_dict`.

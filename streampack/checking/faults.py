@@ -156,7 +156,8 @@ KINDS = {
     ),
     "model-mixes-documents": Kind(
         "A change of one document changes the model's outputs for another one.",
-        "Pass boundaries in the form that this model reads; see check_isolation for the layer.",
+        "Pass boundaries in the form that this model reads, and use_cache=False; see "
+        "check_isolation for the layer.",
     ),
     "model-differs-from-alone": Kind(
         "The model's outputs for a document differ from its outputs for the document alone.",

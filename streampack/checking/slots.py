@@ -110,7 +110,7 @@ def _check_mask(view: View, truth: Truth, log: FaultLog) -> None:
             ("padding-seen", sees & real[:, None] & ~real[None, :] & earlier),
         ):
             queries = wrong.any(axis=1)
-            if queries.any():
+            if queries.any() and (kind != "borders-inside-documents" or truth.by == "documents"):
                 slot = int(queries.argmax())
                 log.add(kind, row=row, slot=slot, count=int(queries.sum()), detail=_claim(view))
         if not causal.all():

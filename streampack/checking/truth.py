@@ -103,9 +103,12 @@ def by_end_tokens(
 
 def by_claims(view: View, padding: NDArray[np.bool_]) -> Truth:
     """Return the segments that the batch claims as documents."""
-    segments = np.zeros_like(view.tokens) if view.segments is None else view.segments
-    starts = np.zeros(segments.shape, dtype=bool)
-    starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    starts = np.zeros(view.tokens.shape, dtype=bool)
+    if view.segments is not None:
+        starts[:, 1:] = view.segments[:, 1:] != view.segments[:, :-1]
+    elif view.mask is not None:  # a border is where a slot does not see the one before it
+        rows = range(len(view.tokens))
+        starts[:, 1:] = [~np.diagonal(view.mask(row), -1) for row in rows]
     return _of_rows(starts.cumsum(axis=1), padding, "claims")
 
 

@@ -14,6 +14,7 @@ from streampack.batch.slot_outputs import largest_movement, of_slots
 from streampack.checking.faults import FaultLog
 from streampack.checking.reading import TOKENS, View
 from streampack.checking.truth import Truth
+from streampack.errors import ConfigError
 
 #: Largest movement that counts as rounding, as a share of a token's effect on later tokens.
 MIXED = 1e-3
@@ -59,6 +60,7 @@ def check_model(
     if len(pieces) < 2 or entries is None or name is None:
         return False
     ids: Tensor = entries[name]
+    _require_vocabulary(model, int(view.tokens.max()))
     flat = view.tokens.reshape(-1)
     run = call or (lambda changed: model(**changed))
     kept = {key: value for key, value in entries.items() if key not in _LOSS}
@@ -96,6 +98,17 @@ def check_model(
             if module is not None:
                 module.train(training)
     return True
+
+
+def _require_vocabulary(model: Any, largest: int) -> None:
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    if size is not None and size <= largest:
+        raise ConfigError(
+            f"model must have a vocabulary of at least {largest + 1:,} ids, got {size:,}.",
+            "Make the model with vocab_size=documents.vocab_size and random weights, or pass "
+            "fewer or shorter marked documents.",
+            setting="model",
+        )
 
 
 def _add(log: FaultLog, kind: str, view: View, slot: int, moved: float) -> None:

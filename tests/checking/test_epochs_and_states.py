@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import streampack
@@ -136,6 +136,34 @@ def test_ranks_that_are_not_divided_are_named() -> None:
     assert check(False).kinds == ("documents-on-two-ranks",)
 
 
+def test_a_sampler_that_fills_up_the_last_step_is_named() -> None:
+    documents = marked_documents(lengths=[32] * 41)
+    loaders = [sampled(documents, rank, sampler=True) for rank in range(2)]
+    report = streampack.check(loaders, documents=documents)
+    assert report.kinds == ("documents-on-two-ranks",)
+    assert report.faults[0].count == 1
+
+
+class Stream(IterableDataset[dict[str, Any]]):
+    """Documents, all of them in every worker."""
+
+    def __init__(self, documents: MarkedDocuments) -> None:
+        self.batches = [positions(batch) for batch in packed(documents)]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize(("workers", "kinds"), [(1, ()), (2, ("documents-twice",))])
+def test_a_stream_that_every_worker_reads_is_named(workers: int, kinds: tuple[str, ...]) -> None:
+    report = streampack.check(
+        lambda documents: DataLoader(Stream(documents), batch_size=None, num_workers=workers),
+        documents=marked_documents(60),
+    )
+    assert report.kinds == kinds
+    assert report.ended
+
+
 def test_ranks_with_other_shapes_or_numbers_of_batches_are_named() -> None:
     documents = marked_documents(100)
     halves = [[*range(50)], [*range(50, 100)]]
@@ -184,30 +212,39 @@ def test_a_model_that_ignores_boundaries_is_named() -> None:
     assert llama.training
 
 
-class Absolute(nn.Module):
-    """Keeps documents apart, but looks at the place in the row."""
+def test_a_cache_beside_which_a_model_does_not_look_at_positions_is_named() -> None:
+    documents = marked_documents(30)
+    batches = [positions(batch) for batch in packed(documents)]
+    llama = model(documents)
+    assert llama.config.use_cache  # the default
+    report = streampack.check(batches, documents=documents, model=llama)
+    assert report.kinds == ("model-mixes-documents",)
+    llama.config.use_cache = False
+    assert streampack.check(batches, documents=documents, model=llama).kinds == ()
+
+
+class AtPlaces(nn.Module):
+    """Sees the token before in the same document, and adds its place in the row."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.table = nn.Embedding(size, 8)
 
-    def forward(self, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
-        place = torch.arange(input_ids.shape[1])[:, None] / 10
-        outputs = self.table(input_ids) + place
+    def forward(self, input_ids: torch.Tensor, **batch: Any) -> torch.Tensor:
+        shape = input_ids.shape
+        place = torch.arange(shape[1]).expand(shape)
         before = nn.functional.pad(self.table(input_ids)[:, :-1], (0, 0, 1, 0))
-        return outputs + before * 0.5
+        inside = batch.get("position_ids", place) > 0
+        return self.table(input_ids) + before * inside[..., None] + place[..., None]
 
 
 def test_a_model_with_other_outputs_than_alone_is_named() -> None:
     documents = marked_documents(30)
-    batches = []
-    for batch in packed(documents):
-        entries = flat(batch)
-        batches.append(entries)
-    report = streampack.check(batches, documents=documents, model=Absolute(documents.vocab_size))
-    assert set(report.kinds) <= {"model-mixes-documents", "model-differs-from-alone"}
-    assert report.kinds
+    batches = [flat(batch) for batch in packed(documents)]
+    places = AtPlaces(documents.vocab_size)
+    report = streampack.check(batches, documents=documents, model=places)
+    assert report.kinds == ("model-differs-from-alone",)
 
 
 def test_padding_in_routers_is_named_if_the_model_has_any() -> None:
@@ -265,6 +302,13 @@ import torch
 def right(documents):
     return [positions(batch) for batch in packed(documents)]
 
+def model():
+    from transformers import LlamaConfig, LlamaForCausalLM
+    config = LlamaConfig(vocab_size=20_000, hidden_size=16, intermediate_size=16,
+                         num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+                         use_cache=False)
+    return LlamaForCausalLM(config)
+
 def wrong(documents):
     batches = right(documents)
     for batch in batches:
@@ -276,6 +320,9 @@ def wrong(documents):
 def test_the_command_prints_a_page_and_exits_with_the_result(tmp_path: Path) -> None:
     (tmp_path / "loaders.py").write_text(LOADERS)
     assert "No fault." in output_of("check", f"{tmp_path}/loaders.py:right")
+    path = f"{tmp_path}/loaders.py"
+    with_model = output_of("check", f"{path}:right", "--model", f"{path}:model", "--json")
+    assert json.loads(with_model)["model_checked"]
     page = output_of("check", f"{tmp_path}/loaders.py:wrong", code=1)
     assert "documents-see-each-other" in page
     named = json.loads(output_of("check", f"{tmp_path}/loaders.py:wrong", "--json", code=1))
@@ -293,6 +340,13 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ConfigError) as text:
         streampack.check([{"text": "a"}])
     assert text.value.setting == "loader"
+    documents = marked_documents(20)
+    with pytest.raises(ConfigError) as vocabulary:
+        streampack.check(batches, documents=documents, model=model(marked_documents(2)))
+    assert vocabulary.value.setting == "model"
+    with pytest.raises(ConfigError) as arguments:
+        streampack.check(lambda corpus: batches)
+    assert arguments.value.setting == "loader"
     with pytest.raises(ConfigError) as small:
         marked_documents(100, vocab_size=300)
     assert small.value.setting == "vocab_size"

@@ -36,6 +36,22 @@ def test_batches_packed_by_hand_have_no_fault(form: Callable[..., Any], answers:
     assert report.loss.learnt == report.loss.learnable
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_batches_of_an_unknown_corpus_have_no_fault(form: Callable[..., Any]) -> None:
+    batches = [form(batch) for batch in packed(marked_documents(60, answers=True))]
+    report = streampack.check(batches, pad_id=0)
+    assert report.kinds == ()
+    assert report.truth == "claims"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_our_loader_over_an_unknown_corpus_has_no_fault(workers: int) -> None:
+    dataset = PackedDataset([[7, 8, 9, 7, 7] * (1 + n % 9) for n in range(300)], seq_len=64)
+    report = streampack.check(PackedLoader(dataset, num_workers=workers))
+    assert report.kinds == ()
+    assert report.resumed
+
+
 def ours(documents: MarkedDocuments, **options: Any) -> PackedLoader[Any]:
     transform = options.pop("transform", None)
     options = {"packer": BestFitDecreasing(seq_len=128), **options}
