@@ -2,7 +2,8 @@
 
 Files weighed their rows then, or what their headers declared. The folder `states_of_before` has a
 corpus, and for each run the state after some batches with a hash of the batches that followed;
-`python -m tests.run.test_states_of_before FOLDER` wrote it, with the streampack of then.
+`python -m tests.run.test_states_of_before FOLDER` wrote it, with the streampack of then. The state
+of "weights" is younger: a change of weights reopened the lanes then, and held from the next batch.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ from tests.support.flat_files import write_megatron
 
 FOLDER = Path(__file__).parent / "states_of_before"
 GIVEN = 17  # batches before the state
+#: Changes of weights by the number of the batch after which they were asked for, with their step.
+CHANGES: dict[str, dict[int, tuple[dict[str, float], int]]] = {
+    "weights": {4: ({"ids": 1, "megatron": 4}, 5), 12: ({"ids": 5, "megatron": 1}, 30)}
+}
 WEIGHTS = {"ids": 2, "megatron": 1, "arrow": 1}  # once a source has joined
 
 
@@ -91,6 +96,7 @@ KINDS: dict[str, Callable[..., PackedDataset]] = {
     "megatron": lambda c: run(c / "megatron"),
     "arrow": lambda c: run(sources.Arrow(c / "arrow")),
     "mixture": lambda c, **options: run(mixture(c, "ids", "megatron"), **options),
+    "weights": lambda c: run(mixture(c, "ids", "megatron")),
 }
 
 
@@ -122,18 +128,23 @@ def test_a_state_of_before_continues_with_the_batches_of_before(kind: str) -> No
     assert {"following": hashed([*batches, *rest]), **changed(corpus, kind, state)} == expected
 
 
-def main(folder: Path) -> None:
-    """Write the corpus and the states."""
+def main(folder: Path, *kinds: str) -> None:
+    """Write the states of some runs, or the corpus and the states of all."""
     corpus = folder / "corpus"
-    write_corpus(corpus)
-    for kind, make in KINDS.items():
-        loader = PackedLoader(make(corpus))
+    if not kinds:
+        write_corpus(corpus)
+    for kind in kinds or KINDS:
+        loader = PackedLoader(KINDS[kind](corpus))
         iterator = iter(loader)
-        _ = list(islice(iterator, GIVEN))
+        for number in range(GIVEN):
+            next(iterator)
+            if number in CHANGES.get(kind, ()):
+                weights, step = CHANGES[kind][number]
+                loader.set_weights(weights, from_step=step)
         state = loader.state_dict()
         found = {"state": state, "following": hashed(iterator), **changed(corpus, kind, state)}
         (folder / f"{kind}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
