@@ -303,7 +303,8 @@ loader("tokenizing_..._bos_bestfit", "nanochat")(Nanochat)
 
 def report_of(name: str) -> CheckReport:
     """Check a loader by name."""
-    _, make, options = LOADERS[name]
+    _, make, table = LOADERS[name]
+    options = dict(table)
     documents = marked_documents(
         400, pad_id=options.pop("pad_id", PAD), reserved=[BOS, EOS], **options
     )

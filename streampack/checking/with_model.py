@@ -16,10 +16,11 @@ from streampack.checking.reading import TOKENS, View
 from streampack.checking.truth import Truth
 from streampack.errors import ConfigError
 
-#: Largest movement that counts as rounding, as a share of a token's effect on later tokens.
-MIXED = 1e-3
+#: Largest movement that counts as rounding, as a share of a token's effect on later tokens: for
+#: outputs in single or double precision, and in half precision.
+MIXED, MIXED_HALF = 1e-3, 1e-1
 #: The same for outputs of a document alone, which kernels compute in other shapes.
-ALONE = 0.05
+ALONE, ALONE_HALF = 0.05, 0.5
 #: Pieces of documents that are changed and run alone.
 PIECES = 4
 _LOSS = ("labels", "num_items_in_batch", "loss_mask", "shift_labels")
@@ -76,11 +77,13 @@ def check_model(
             module.eval()
         try:
             base = outputs(flat)
+            half = base.element_size() == 2
+            most_mixed, most_alone = (MIXED_HALF, ALONE_HALF) if half else (MIXED, ALONE)
             scale = _context(outputs, base, flat, max(pieces, key=len))
             for piece in pieces[:PIECES]:
                 others = np.concatenate([other for other in pieces if other is not piece])
                 moved = largest_movement(base, outputs(_changed(flat, piece)))[others].cpu()
-                if float(moved.max()) > MIXED * scale:
+                if float(moved.max()) > most_mixed * scale:
                     slot = int(others[int(moved.argmax())])
                     _add(log, "model-mixes-documents", view, slot, float(moved.max()) / scale)
                     return True
@@ -90,7 +93,7 @@ def check_model(
                 document = torch.as_tensor(flat[piece]).to(ids)[None]
                 alone = of_slots(module(input_ids=document), len(piece))
                 moved = largest_movement(base[torch.as_tensor(piece)], alone).cpu()
-                if float(moved.max()) > ALONE * scale:
+                if float(moved.max()) > most_alone * scale:
                     slot = int(piece[int(moved.argmax())])
                     _add(log, "model-differs-from-alone", view, slot, float(moved.max()) / scale)
                     return True

@@ -193,10 +193,11 @@ def model(documents: MarkedDocuments) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def test_a_model_that_ignores_boundaries_is_named() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_ignores_boundaries_is_named(dtype: torch.dtype) -> None:
     documents = marked_documents(30)
     right = [four_dimensions(batch) for batch in packed(documents)]
-    llama = model(documents)
+    llama = model(documents).to(dtype)
     report = streampack.check(right, documents=documents, model=llama)
     assert report.kinds == ()
     assert report.model_checked

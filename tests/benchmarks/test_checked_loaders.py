@@ -1,0 +1,54 @@
+"""The loaders of other libraries have the faults that docs/check.md lists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import checked_loaders
+
+PAGE = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
+
+
+def check(name: str, row: str) -> None:
+    """The kinds that are found are in the row of the page's table that begins with a name."""
+    pytest.importorskip(checked_loaders.LOADERS[name][0])
+    (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {row} |"))
+    listed = set(re.findall(r"`([a-z-]+)`", line.split("|")[2]))
+    assert set(checked_loaders.report_of(name).kinds) == listed
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("DataCollatorWithFlattening", "transformers, `DataCollatorWithFlattening`"),
+        (
+            "DataCollatorForLanguageModeling, pad = eos",
+            "transformers, `DataCollatorForLanguageModeling`, pad = eos",
+        ),
+        ("group_texts of run_clm", "datasets, `group_texts` of `run_clm`"),
+        (
+            "streaming with a shuffle buffer",
+            "datasets, a shuffled stream under `StatefulDataLoader`",
+        ),
+    ],
+)
+def test_a_loader_has_the_faults_of_the_page(name: str, row: str) -> None:
+    check(name, row)
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("packing bfd, padding_free", "TRL, packing `bfd`, `padding_free`"),
+        ("packing bfd, no padding_free", "TRL, packing `bfd` without `padding_free`"),
+        ("packing wrapped", "TRL, packing `wrapped`"),
+        ("HuggingFaceTextDataset", "torchtitan, `HuggingFaceTextDataset`"),
+        ("SFT collate", "litgpt, SFT collate"),
+    ],
+)
+def test_a_loader_of_a_framework_has_the_faults_of_the_page(name: str, row: str) -> None:
+    check(name, row)
