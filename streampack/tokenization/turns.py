@@ -159,7 +159,10 @@ def _as_generated(script: Script, messages: Messages, text: str) -> str:
         return text
     header = _Turns(script, messages, text).after_header(len(messages) - 1, 0) or 0
     begin = text.rfind(prompt, 0, header)
-    return text if begin < 0 else before + text[begin + len(prompt) :]
+    stop = begin + len(prompt)
+    answers = messages[-2:-1] and messages[-2]["role"] == "assistant"
+    continues = answers and text[stop:header].strip()  # the turn begins with another answer
+    return text if begin < 0 or continues else before + text[stop:]
 
 
 def _with_spans(

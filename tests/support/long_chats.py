@@ -30,11 +30,12 @@ CALL = re.compile(r"\bm(\d+)call\d")
 
 
 class Template(NamedTuple):
-    """A template, the texts of its special tokens, and its variables."""
+    """A template, the texts of its special tokens, its variables, and if contents are lists."""
 
     source: str
     special: tuple[str, ...]
     variables: tuple[tuple[str, str], ...]
+    lists: bool = False
 
 
 def _refuse(words: str) -> None:
@@ -49,14 +50,17 @@ def _compiled(source: str) -> Any:
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = datetime.fromisoformat(DATE).strftime
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    return environment.from_string(source)
+    return environment.from_string(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source))
 
 
 def rendered(template: Template, messages: Sequence[Any], prompt: bool = False) -> str:
     """A conversation as transformers renders it: plain Jinja with its names."""
+    written = [{**m, "content": m["content"] or ""} for m in messages]
+    if template.lists:
+        written = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in written]
     return str(
         _compiled(template.source).render(
-            messages=[{**m, "content": m["content"] or ""} for m in messages],
+            messages=written,
             add_generation_prompt=prompt,
             **dict(template.variables),
         )

@@ -339,3 +339,24 @@ def test_whatever_is_said_is_learnt_whole_or_refused(name: str, contents: list[s
         runs = learnt(documents)
         for answer in answers:
             assert any(answer in run for run in runs)
+
+
+#: Gemma 4: answers in a row are one turn of the model.
+MERGED = """{%- for m in messages %}
+{%- set begins = not loop.index0 or messages[loop.index0 - 1].role != m.role %}
+{%- set ends = loop.last or messages[loop.index].role != m.role %}
+{%- if begins %}{{- '<|im_start|>' + m.role + '\\n' }}{% endif %}
+{{- m.content }}
+{%- if ends %}{{- '<|im_end|>\\n' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def test_an_answer_without_loss_is_not_learnt_with_the_answer_that_continues_its_turn() -> None:
+    chat = [asked("Q"), {**said("FIRST"), "train": False}, said("SECOND")]
+    tokenizer = chat_tokenizer(MERGED, turns="each")
+    with pytest.raises(ContentError):
+        encode(tokenizer, chat)
+    (alone,) = found(encode(tokenizer, [asked("Q"), said("SECOND")]))
+    learnt = [token for token, on in zip(*alone, strict=True) if on]
+    assert BPE.decode(learnt, skip_special_tokens=False) == "SECOND<|im_end|>"
