@@ -46,11 +46,6 @@ class Loaders:
         """True if the function takes the marked documents."""
         return "documents" in self._names
 
-    @property
-    def fresh(self) -> bool:
-        """True if each pass has new loaders."""
-        return self._make is not None
-
     def with_documents(self, documents: MarkedDocuments) -> Loaders:
         """Return the same loaders over these documents."""
         return Loaders(self._loader, documents, self._ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,6 @@ class View:
         claimed_by: name of the entry that tells the boundaries; "" if there is none.
         cu_seqlens: boundaries in the flattened rows, as they are.
         longest: declared length of the longest segment.
-        shapes: shape of each array of the batch, by name.
         has_padding_mask: True if the batch tells which slots are padding.
     """
 
@@ -82,7 +81,6 @@ class View:
     claimed_by: str = ""
     cu_seqlens: NDArray[Any] | None = None
     longest: int | None = None
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     has_padding_mask: bool = False
 
 
@@ -161,7 +159,6 @@ def read(batch: Any, *, shifted: bool | None = None) -> View:
     positions = rows(POSITIONS)
     if positions is not None:
         view.positions = positions.astype(np.int64)
-    view.shapes = {key: array.shape for key, array in arrays.items() if array is not None}
     _read_boundaries(view, entries, arrays, hides_true="loss_mask" in entries)
     return view
 
