@@ -192,7 +192,8 @@ class Metrics:
             whole: scope of the counts, such as "of the run".
         """
         stats = self.composition
-        way, remedy = f'overflow="{packer.overflow}"', ' Longer rows or overflow="split" keep them.'
+        way = f'overflow="{packer.overflow}"'
+        remedy = ' Longer rows, overflow="split" or, for chats, Chat(overflow="turns") keep them.'
         if packer.overflow == "split":
             way, remedy = type(packer).__name__, ""
         elif packer.weights:  # documents are whole
