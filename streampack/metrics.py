@@ -198,13 +198,12 @@ class Metrics:
             way, remedy = type(packer).__name__, ""
         elif packer.weights:  # documents are whole
             remedy = " Longer rows or higher limits of a row keep them."
-        documents = stats.documents + stats.documents_lost
         return (
             f"{stats.dropped_ratio:.1%} of the tokens {whole} and {self.loss_dropped_ratio:.1%} of "
             f"the loss tokens are in no row ({way}, rows of {packer.seq_lens[-1]}): "
-            f"{stats.documents_cropped:,} of {documents:,} documents lost some, "
-            f"{stats.documents_lost:,} of these all, and {stats.documents_unlearnt:,} keep no loss "
-            f"token.{remedy}"
+            f"{stats.documents_cropped:,} of {stats.documents + stats.documents_lost:,} documents "
+            f"lost some, {stats.documents_lost:,} of these all, and {stats.documents_unlearnt:,} "
+            f"keep no loss token.{remedy}"
         )
 
     def as_dict(self) -> dict[str, Any]:
