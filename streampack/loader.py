@@ -345,10 +345,10 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         have made is dropped. The change belongs to a batch of the run, which follows from the step
         of the call alone: ten turns of all lanes after the next batch, which no lane has begun.
         Each lane draws by the new weights from its first round that begins at that batch or later,
-        or by the mean of several changes since its last round; documents in its window come first.
-        So shares follow weights that change at every step, and the batches are the same for any
-        number of ranks and workers. The state records the changes that are still ahead, and those
-        of the last 32 turns of all lanes.
+        or by the mean of several changes since its last round; documents in its window come first,
+        with an order its ordering window. So shares follow weights that change at every step, and
+        the batches are the same for any number of ranks and workers. The state records the changes
+        that are still ahead, and of the last 32 turns of all lanes.
 
         Args:
             weights: one weight for every source by name, as for `Mixture`. They stay constant until
@@ -362,8 +362,8 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
                 lanes.
 
         Raises:
-            ConfigError: the source is not a mixture, the run has an order, the weights name other
-                sources or cannot be shares, or the step is past.
+            ConfigError: the source is not a mixture, the weights name other sources or cannot be
+                shares, or the step is past.
 
         Raises (in the next step):
             RankError: the ranks passed different weights, or only this rank called the method. In

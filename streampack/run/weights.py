@@ -54,12 +54,6 @@ def set_weights(loader: PackedLoader[Any], weights: Weights, from_step: int | No
             "Begin the run with a sources.Mixture of the sources that need weights.",
             setting="source",
         )
-    if plan.config.order is not None:
-        raise ConfigError(
-            "Weights cannot change in a run with an order, which reads far ahead of its batches.",
-            "Leave out order=, or give the Mixture its phases as weights.",
-            setting="order",
-        )
     if not isinstance(weights, Mapping):
         raise ConfigError(
             f"weights must be a dict of numbers by name, got {weights!r:.80}.",

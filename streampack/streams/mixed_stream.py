@@ -181,7 +181,12 @@ class MixedStream(LaneStream):
             member.stream.allow(step)
 
     def reweigh(self, step: int) -> None:
-        batch, values, last = step * self._lanes + self._lane, self._values, self._rules[-1]
+        if (change := self.change_for(step)) is not None:
+            self.draw_by(change, self.serial + (step > 0))
+
+    def change_for(self, step: int) -> WeightChange | None:
+        """Return the change of weights for documents that are read from batch `step` on."""
+        batch, values = step * self._lanes + self._lane, self._values
         channel = values if isinstance(values, WeightChannel) else None
         changes = changes_of(values) if channel is None else channel.changes(batch)
         if self._asked is not None:
@@ -189,11 +194,14 @@ class MixedStream(LaneStream):
             if (change_at(changes, asked) or found) != found:
                 raise AssertionError("A change of weights came late, which must not happen.")
         self._asked = batch, change_at(changes, batch)
-        change = mean_change(changes, last.batch, batch, self._lanes)
-        if change is None or change.batch == last.batch:
+        return mean_change(changes, self._rules[-1].batch, batch, self._lanes)
+
+    def draw_by(self, change: tuple[int, dict[str, float]], until: int) -> None:
+        """Draw by a `WeightChange` from the quantum of document `until` on, if it is a new one."""
+        last, new = self._rules[-1], WeightChange(*change)
+        if new.batch == last.batch:
             return
-        until = self.serial + (step > 0)
-        changed = (replace(last, until=until), Rules.of(self._mixture, change))
+        changed = (replace(last, until=until), Rules.of(self._mixture, new))
         self._rules = (*self._rules[:-1], *changed)
         for number, place in enumerate(self._starts):
             before = place.before[:-1] if last.batch is not None else place.before

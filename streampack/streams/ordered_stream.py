@@ -90,6 +90,9 @@ class _Place:
         offset: documents between `position` and the window.
         count: documents in the window.
         order: (M,) order of M of the `count` documents; None before they are read.
+        change: batch and weights of the change by which a mixture draws it, and 1 if they hold
+            after its first document, or 0; None if none was new.
+        begun: True once its documents were asked for.
     """
 
     number: int
@@ -98,6 +101,8 @@ class _Place:
     offset: int
     count: int = 0
     order: NDArray[np.int64] | None = None
+    change: list[Any] | None = None
+    begun: bool = False
 
 
 class OrderedStream(LaneStream):
@@ -139,6 +144,10 @@ class OrderedStream(LaneStream):
         # Counted and named before the state was saved:
         self._known: int = saved["windows"]
         self._orders: deque[list[Any]] = deque(saved["orders"])
+        self._changes: deque[Any] = deque(
+            saved.get("changes", ())
+        )  # of windows that the state knew
+        self._step = 0
         self._unread: int = saved["offset"]
         number = saved["number"]
         self._places = deque([_Place(number, self.serial, stream.position_before(0), self._unread)])
@@ -155,6 +164,7 @@ class OrderedStream(LaneStream):
         first = self._places[0]
         read = [place for place in self._places if place.order is not None]
         orders = [] if self._order.exact else [_encode(place) for place in read]
+        changes = [place.change for place in self._places]
         return StreamPosition(
             first.serial,
             {
@@ -163,8 +173,27 @@ class OrderedStream(LaneStream):
                 "number": first.number,
                 "windows": len(read),
                 "orders": orders,
+                **({"changes": changes} if any(changes) else {}),
             },
         )
+
+    def reweigh(self, step: int) -> None:
+        self._step = step
+
+    def _draw_window_by(self, place: _Place) -> None:
+        """Draw a new window by the weights in force, or a reread one as before."""
+        stream: Any = self._stream
+        if not hasattr(stream, "draw_by"):
+            return
+        if self._changes and not place.begun:
+            place.change = self._changes.popleft()
+        place.begun = True
+        if place.change is None and not self._known:
+            change = stream.change_for(self._step)
+            place.change = None if change is None else [*change, int(self._step > 0)]
+        if place.change is not None:
+            batch, weights, after = place.change
+            stream.draw_by((batch, weights), stream.serial + after)
 
     def completed(self, batches: list[PackedRows]) -> list[PackedRows]:
         return self._stream.completed(batches)
@@ -179,6 +208,7 @@ class OrderedStream(LaneStream):
             self._places.append(
                 _Place(number, self.serial, position, stream.serial - position.serial)
             )
+        self._draw_window_by(self._places[-1])
         parts: list[Documents] = []
         wanted = self._window_documents(self._places[-1].number)
         epoch: int | None = None

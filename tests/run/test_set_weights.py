@@ -26,7 +26,7 @@ from streampack import (
     sources,
 )
 from streampack.errors import ConfigError, RankError, StateError, WorkerError
-from streampack.packing import BestFitDecreasing, Buckets
+from streampack.packing import BestFitDecreasing, Buckets, Concat
 from streampack.sources.token_shares import WeightChange, change_at, mean_change
 from streampack.testing import SimulatedRanks
 from tests.support.dealt_runs import dealt_mixture
@@ -453,14 +453,90 @@ def test_what_cannot_be_weights_is_refused_and_the_run_goes_on(
     assert left == [identity(batch) for batch in islice(other, 25)][5:]
 
 
-def test_runs_without_a_mixture_or_with_an_order_are_refused() -> None:
+def test_runs_without_a_mixture_are_refused() -> None:
     alone = PackedDataset([[1, 2, 3]] * 50, seq_len=8, topology=Topology())
     with pytest.raises(ConfigError) as error:
         PackedLoader(alone).set_weights({"a": 1})
     assert error.value.setting == "source"
-    with pytest.raises(ConfigError) as error:
-        PackedLoader(endless(order=SimilarityOrder())).set_weights({"a": 1, "b": 1, "c": 1})
-    assert error.value.setting == "order"
+
+
+class Backwards:
+    """The documents of each ordering window, the last first."""
+
+    order_window_documents = 40
+    exact = False
+    related = False
+
+    def order(self, documents: Any, *, seed: int = 0) -> Any:
+        return np.arange(len(documents))[::-1].copy(), np.zeros(0, dtype=np.int64)
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "Backwards"}
+
+
+@pytest.mark.parametrize("order", [Backwards(), SimilarityOrder(order_window_documents=64)])
+def test_ordering_windows_are_drawn_by_the_weights_of_the_round_that_reads_them(order: Any) -> None:
+    rng = np.random.default_rng(5)
+    changes: Changes = {
+        at: [(dict(zip(NAMES, rng.dirichlet((1, 1, 1)).tolist(), strict=True)), None)]
+        for at in range(0, 360, 6)
+    }
+
+    def make(topology: Topology) -> PackedDataset:
+        return endless(topology, order=order, packer=Concat(seq_len=32), attention="row")
+
+    expected = with_changes(make, changes, [(1, 0, 480)], total=480)
+    assert expected != with_changes(make, {}, [(1, 0, 480)], total=480)
+    legs = [(1, 0, 66), (2, 0, 33), (1, 2, 84), (6, 0, 9), (1, 0, 6), (3, 0, 100)]
+    assert with_changes(make, changes, legs, total=480) == expected
+
+
+@pytest.mark.parametrize("name", ["by weights", "several epochs of one"])
+def test_a_finite_run_with_an_order_gives_every_document_once(name: str) -> None:
+    changes: Changes = {
+        24: [({"web": 1, "code": 8, "books": 0}, None)],
+        72: [({"web": 8, "code": 1, "books": 3}, 100)],
+    }
+
+    def make(topology: Topology | None = None) -> PackedDataset:
+        return dealt_mixture(name, topology, order=Backwards())
+
+    def run(legs: list[tuple[int, int, int]]) -> list[Any]:
+        found = with_changes(make, changes, legs, total=100_000)
+        return [one for one in found if set(one[2]) != {PAD}]
+
+    expected = run([(1, 0, 10_000)])
+    assert run([(2, 0, 20), (1, 2, 50), (1, 0, 3), (4, 0, 10_000)]) == expected
+    tokens = np.concatenate([one[2] for one in expected])
+    unchanged = np.concatenate([np.ravel(batch.input_ids) for batch in PackedLoader(make())])
+    assert sorted(tokens[tokens < PAD]) == sorted(unchanged[unchanged < PAD])
+
+
+@settings(max_examples=5, deadline=None)
+@given(data=st.data())
+def test_changes_kills_and_ranks_give_the_batches_of_an_uninterrupted_run_with_an_order(
+    data: st.DataObject,
+) -> None:
+    def make(topology: Topology) -> PackedDataset:
+        return endless(topology, order=Backwards(), packer=Concat(seq_len=32))
+
+    at = data.draw(st.lists(st.integers(0, 25), min_size=1, max_size=8, unique=True))
+    changes = {6 * each: [(data.draw(some_weights), None)] for each in at}
+    ranks = st.sampled_from([1, 2, 3, 6])
+    leg = st.tuples(ranks, st.integers(1, 9)).map(lambda pair: (pair[0], 0, pair[1] * 6 // pair[0]))
+    legs = data.draw(st.lists(leg, max_size=8))
+    expected = with_changes(make, changes, [(1, 0, 210)], total=210)
+    assert with_changes(make, changes, [*legs, (2, 0, 105)], total=210) == expected
+
+
+def test_shares_of_a_run_with_an_order_become_the_ones_asked_for() -> None:
+    loader = PackedLoader(endless(order=Backwards(), packer=Concat(seq_len=32)))
+    batches = iter(loader)
+    loader.set_weights({"a": 0.6, "b": 0.3, "c": 0.1})
+    for _ in islice(batches, 600):
+        pass
+    tokens = sum(next(batches).by_source[:, 0] for _ in range(3000))  # type: ignore[index]
+    assert np.abs(tokens / tokens.sum() - (0.6, 0.3, 0.1)).max() < 0.005
 
 
 def test_states_of_ranks_with_different_weights_do_not_merge() -> None:
