@@ -97,6 +97,11 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         "from streampack import PackedDataset\n\n\ndef make_dataset():\n"
         "    return PackedDataset('texts.jsonl', seq_len=64, tokenizer='tokenizer.json')\n"
     )
+    (tmp_path / "my_loader.py").write_text(
+        "import torch\n\n\ndef make_loader(documents):\n"
+        "    rows = [torch.tensor([document]) for document in documents]\n"
+        "    return [{'input_ids': row, 'labels': row} for row in rows]\n"
+    )
     (tmp_path / "data" / "0.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     rng = np.random.default_rng(2)
     for number in range(4):
