@@ -107,7 +107,12 @@ def deals(lanes: int) -> None:
     weight = 2 * TOKENS
     line = Line(weight=weight, epochs=1, rate=ONE // 2)
     rule = DealRule.of(
-        {"": line}, lanes=lanes, batch_tokens=SEQ_LEN, window_tokens=0, run_tokens=TOKENS
+        {"": line},
+        lanes=lanes,
+        batch_tokens=SEQ_LEN,
+        window_tokens=0,
+        window_share=128,
+        run_tokens=TOKENS,
     )
     exchange = MemoryExchange(lanes, 1)
     dealer = Dealer(rule, exchange)

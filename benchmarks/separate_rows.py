@@ -4,7 +4,8 @@ On lengths alone: web-like documents (lognormal, median 400 tokens) in rows of 2
 of 1, 4 or 64 keys; the shares of the keys fall as 1 / rank. Beside `separate_by=` in windows of two
 sizes, the same documents of each key in an offline plan, which has the whole key at once. Then with
 `separate_batches=True`, in whole runs with batches of 8 rows: offline, and in windows of two
-sizes. "Fill" is the share of slots that are not padding, with the missing rows of a batch.
+sizes, in one lane, and in eight lanes. "Fill" is the share of slots that are not padding, with the
+missing rows of a batch.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from streampack.window.config import WindowConfig
 
 SEQ_LEN = 2048
 BATCH_ROWS = 8
-#: Rows of windows for batches of one key.
-WINDOWS = (320, 2048)
+#: Rows of the window, and lanes, of runs with batches of one key.
+RUNS = ((320, 1), (2048, 1), (2048, 8))
 
 
 def main() -> None:
@@ -48,15 +49,15 @@ def main() -> None:
         ]  # fmt: skip
         table.append([str(keys), *(f"{fill(plan, lengths):.2f}" for plan in plans)])
         by_batch.append([str(keys), f"{offline_batches(plans[0], key, lengths):.2f}"])
-        for rows in WINDOWS:
-            by_batch[-1].append(f"{fill_of_run(lengths, key, WindowConfig(rows=rows)):.2f}")
+        for rows, lanes in RUNS:
+            by_batch[-1].append(f"{fill_of_run(lengths, key, WindowConfig(rows=rows), lanes):.2f}")
     print_table(
         "Fill of rows with one key each, in %",
         ["keys", "offline, each key", "default window", "window of 2,048 rows"], table,
     )  # fmt: skip
     print_table(
         "Fill of batches with one key each, in %",
-        ["keys", "offline, each key", "default window", "window of 2,048 rows"],
+        ["keys", "offline, each key", *(f"{rows:,} rows, lanes: {lanes}" for rows, lanes in RUNS)],
         by_batch,
     )  # fmt: skip
 
@@ -67,7 +68,9 @@ def offline_batches(plan: Plan, key: NDArray[np.int64], lengths: NDArray[np.int6
     return float(100 * lengths.sum() / (-(-rows // BATCH_ROWS).sum() * BATCH_ROWS * SEQ_LEN))
 
 
-def fill_of_run(lengths: NDArray[np.int64], key: NDArray[np.int64], window: WindowConfig) -> float:
+def fill_of_run(
+    lengths: NDArray[np.int64], key: NDArray[np.int64], window: WindowConfig, lanes: int
+) -> float:
     """Return the share of slots with tokens, in %, in a run with batches of one key."""
     zeros = np.zeros(int(lengths.max()), dtype=np.uint16)
     records = [
@@ -79,7 +82,7 @@ def fill_of_run(lengths: NDArray[np.int64], key: NDArray[np.int64], window: Wind
             records,
             packer=packer,
             batch_size=BATCH_ROWS,
-            lanes=1,
+            lanes=lanes,
             window=window,
             document_fields={"key": "int32"},
         )

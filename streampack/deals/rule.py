@@ -150,6 +150,7 @@ class DealRule:
         lanes: int,
         batch_tokens: int,
         window_tokens: int,
+        window_share: int,
         run_tokens: int,
     ) -> DealRule:
         """Choose the rule for a run.
@@ -157,6 +158,7 @@ class DealRule:
         Args:
             lines, lanes, batch_tokens: see the class.
             window_tokens: tokens of a lane's window.
+            window_share: the reserve has a window, but at most 1 / `window_share` of a lane.
             run_tokens: estimated tokens of an epoch.
         """
         lane_tokens = run_tokens // lanes
@@ -167,7 +169,8 @@ class DealRule:
             every=every,
             # It must last until the deal after the next one is known. A round also reads ahead of
             # its batches by a window, or by less if the window is a large share of the lane.
-            reserve=(2 * every + LAG) * batch_tokens + min(window_tokens, lane_tokens // 128),
+            reserve=(2 * every + LAG) * batch_tokens
+            + min(window_tokens, lane_tokens // window_share),
             lines=lines,
         )
 

@@ -32,6 +32,7 @@ class DealSettings:
         source: prepared source; epochs: epochs of the run.
         lanes: number of lanes.
         batch_tokens, window_tokens: tokens of a lane's batch and of its window.
+        window_share: see `DealRule.of`.
         ordered: True if documents are ordered by similarity.
     """
 
@@ -40,6 +41,7 @@ class DealSettings:
     lanes: int
     batch_tokens: int
     window_tokens: int
+    window_share: int
     ordered: bool
 
     def rule(self) -> DealRule | None:
@@ -122,6 +124,7 @@ class DealSettings:
             lanes=self.lanes,
             batch_tokens=self.batch_tokens,
             window_tokens=self.window_tokens,
+            window_share=self.window_share,
             run_tokens=run_tokens * ONE // max(run_share, 1),
         )
 

@@ -56,6 +56,8 @@ class LaneConfig(StreamConfig):
             lanes=self.lanes,
             batch_tokens=self.batch_tokens,
             window_tokens=self.window.tokens(self.packer),
+            # Batches of one key are full only if the window is.
+            window_share=4 if self.packer.separate_batches else 128,
             ordered=self.order is not None,
         )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import NO_FIELDS, Fields, joined_fields
+from streampack.documents.blocks import NO_FIELDS, Fields
 from streampack.packing.choice import RowChoice
 from streampack.packing.plan import Plan
 from streampack.packing.row_limits import RowLimits
@@ -44,14 +43,6 @@ class DocumentSizes(NamedTuple):
     lengths: NDArray[np.int64]
     weights: Fields = NO_FIELDS
     members: MemberLengths | None = None
-
-    @classmethod
-    def joined(cls, parts: Sequence[DocumentSizes]) -> DocumentSizes:
-        """Concatenate the sizes of one or more blocks; members count as documents."""
-        return cls(
-            np.concatenate([(part.members or part).lengths for part in parts]),
-            joined_fields([part.weights for part in parts]),
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

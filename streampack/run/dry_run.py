@@ -6,6 +6,8 @@ zeros, so a dry run costs planning and one copy; it needs no source, no tokenize
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,7 +29,33 @@ from streampack.window.window import Window
 BLOCK = 256  # documents admitted at once, about as many as in a source's block
 
 
+class DryRun(NamedTuple):
+    """The rows of a lane, and slots of the missing rows of its batches.
+
+    Attributes:
+        plan: the rows in order of delivery; `dropped` counts the tokens outside every row.
+        missing: slots of missing rows in the rounds before the last one.
+        missing_at_end: slots of missing rows in the last round.
+        before_end: used slots of the rows before the last round.
+    """
+
+    plan: Plan
+    missing: int
+    missing_at_end: int
+    before_end: int
+
+
 def stream_plan(
+    lengths: NDArray[np.int64], packer: Packer, config: WindowConfig, **how: Any
+) -> Plan:
+    """Return the rows that a lane gives for documents of `lengths` (N,), as one plan.
+
+    See `dry_run`.
+    """
+    return dry_run(lengths, packer, config, **how).plan
+
+
+def dry_run(
     lengths: NDArray[np.int64],
     packer: Packer,
     config: WindowConfig,
@@ -36,11 +64,10 @@ def stream_plan(
     seed: int = 0,
     balance: Balance | None = None,
     weights: Fields = NO_FIELDS,
-) -> Plan:
-    """Return the rows that a lane gives for documents of `lengths` (N,), as one plan.
+) -> DryRun:
+    """Run a lane on documents of `lengths` (N,).
 
-    `weights` maps each further document field that the packer uses to its values (N,). Rows are in
-    the order of delivery; `dropped` counts the tokens outside every row.
+    `weights` maps each further document field that the packer uses to its values (N,).
 
     Raises:
         ConfigError: the window is too small for a batch.
@@ -56,11 +83,14 @@ def stream_plan(
         choice=balance,
     )
     emitted: list[_Emitted] = []
+    missing = [0]
     serial, step, final = 0, 0, False
     while not final:
         serial, final = _fill(window, lengths, weights, serial)
         planned = window.plan(final=final, step=step)
         emitted.append(_emitted(planned, window.entries))
+        widths = planned.plan.seq_len[planned.rows[planned.batches[:-1]]]
+        missing.append(int(((planned.rows_per_batch - np.diff(planned.batches)) * widths).sum()))
         step += len(planned.batches) - 1
         if not final:
             window.advance(planned)
@@ -69,7 +99,7 @@ def stream_plan(
     )
     covered = np.zeros(len(lengths), dtype=np.int64)
     np.add.at(covered, document, stop - start - overlap)
-    return Plan(
+    plan = Plan(
         row_offsets=offsets_of(sizes),
         seq_len=seq_len,
         document=document,
@@ -80,6 +110,9 @@ def stream_plan(
         pad_after=pad,
         dropped=np.asarray(lengths - covered, dtype=np.int64),
     )
+    rows_before_end = sum(len(part[0]) for part in emitted[:-1])
+    before_end = int(plan.row_fill()[:rows_before_end].sum())
+    return DryRun(plan, sum(missing[:-1]), missing[-1], before_end)
 
 
 #: Row sizes, row lengths, and the segments' document, start, stop, overlap, EOS and padding.

@@ -32,13 +32,14 @@ from streampack.deals.report_channel import decode_reports
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.packing.request import DocumentSizes
-from streampack.run.dry_run import stream_plan
+from streampack.run.dry_run import dry_run
 from streampack.run.sampling import (
     SAMPLE_DOCUMENTS,
     SAMPLE_LANES,
     SAMPLE_TOKENS,
     begun,
     first_documents,
+    joined,
     joined_sizes,
 )
 from streampack.sources.base import Source
@@ -124,8 +125,8 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     epochs = [n / size.tokens if size.tokens else 0.0 for n, size in zip(drawn, sizes, strict=True)]
     error = math.hypot(*(n * size.error for n, size in zip(epochs, sizes, strict=True)))
     chance = math.hypot(*(share * size.chance for share, size in zip(shares, sizes, strict=True)))
-    documents = DocumentSizes.joined([size.sample for size in sizes])
-    plan = stream_plan(
+    documents = joined([size.sample for size in sizes])
+    plan, missing, missing_at_end, before_end = dry_run(
         documents.lengths,
         config.packer,
         config.window,
@@ -133,14 +134,17 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
         weights=documents.weights,
     )
     sampled = max(int(documents.lengths.sum()), 1)
-    slots_per_token = int(plan.seq_len.sum()) / sampled
+    slots_per_token = int(plan.seq_len.sum()) / sampled + missing / max(before_end, 1)
+    # Batches of one key each: the last one of every key is not full.
+    last = missing_at_end / config.batch_tokens
+    last = last if last > 1 else LAST_BATCH
     of_lane = total * (1 + chance / 2) * slots_per_token / config.batch_tokens / config.lanes
     turns = config.lanes / topology.world_size
     relative = error / total if total else 0.0
     steps = Estimate(
-        math.ceil((of_lane + LAST_BATCH) * turns) if total else 0,
+        math.ceil((of_lane + last) * turns) if total else 0,
         # The last rows of a lane, and of a sample, may pack better or worse than the mean.
-        math.ceil((2 * relative + chance + 0.01) * of_lane * turns + turns),
+        math.ceil((2 * relative + chance + 0.01) * of_lane * turns + max(last, 1) * turns),
     )
     names: list[str | None] = [None]
     weights = [1]
@@ -260,7 +264,7 @@ def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
     places = finer * min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
     alone = replace(alone, lanes=places)
     samples = [_place(alone, place, finer) for place in range(places)]
-    sample_of = DocumentSizes.joined([sizes for _, _, sizes in samples])
+    sample_of = joined([sizes for _, _, sizes in samples])
     lengths = sample_of.lengths
     if all(whole for _, whole, _ in samples):
         tokens = float(lengths.sum())

@@ -23,7 +23,7 @@ from streampack.packing import (
     Seamless,
 )
 from streampack.packing.overflow import Overflow
-from streampack.run.dry_run import stream_plan
+from streampack.run.dry_run import dry_run, stream_plan
 from streampack.run.estimation import Forecast, forecast
 from streampack.run.plan import RunPlan
 from streampack.run.sampling import Sample, sample
@@ -139,9 +139,10 @@ def explain(
             "Check the path and the name of the column that is read.",
             setting="source",
         )
-    planned = stream_plan(
+    planned = dry_run(
         lengths, packer, config.window, batch_tokens=config.batch_tokens, weights=sampled.weights
     )
+    missing = PackingStats(rows=planned.missing // packer.seq_lens[-1], slots=planned.missing)
     first = list(islice(batches, BATCHES))
     names = tokenizer or config.preparation.find("tokenizer")
     tokens = sum(batch.num_tokens for batch in first)
@@ -159,7 +160,7 @@ def explain(
         lanes=config.lanes,
         ranks=plan.ranks.world_size,
         epochs=config.epochs,
-        composition=planned.metrics(lengths),
+        composition=planned.plan.metrics(lengths) + missing,
         forecast=forecast(config, plan.topology),
         loss_share=sum(batch.num_loss_tokens for batch in first) / max(tokens, 1),
         choices=tuple((other, _made(other, config, lengths)) for other in _others(packer, lengths)),

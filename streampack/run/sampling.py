@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Fields, part_of
+from streampack.documents.blocks import Fields, joined_fields, part_of
 from streampack.errors import ConfigError
 from streampack.lane.config import LaneConfig
 from streampack.metrics import LaneTimes
@@ -114,4 +115,12 @@ def joined_sizes(parts: list[DocumentSizes], config: LaneConfig) -> DocumentSize
     """Return the sizes of all parts as one; there may be no part."""
     none = np.zeros(0, dtype=np.int64)
     nothing = DocumentSizes(none, dict.fromkeys(config.packer.weights, none))
-    return DocumentSizes.joined([nothing, *parts])
+    return joined([nothing, *parts])
+
+
+def joined(parts: Sequence[DocumentSizes]) -> DocumentSizes:
+    """Return the sizes of one or more parts as one; members count as documents."""
+    return DocumentSizes(
+        np.concatenate([(part.members or part).lengths for part in parts]),
+        joined_fields([part.weights for part in parts]),
+    )

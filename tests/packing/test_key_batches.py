@@ -135,6 +135,35 @@ def test_a_run_that_goes_on_with_batches_of_one_key_loses_no_token() -> None:
     assert sorted(ids.tolist()) == sorted(n for record in RECORDS for n in record["tokens"])
 
 
+WIDE = {"batch_size": 8, "window": WindowConfig(rows=64)}
+
+
+@pytest.mark.parametrize("keys", [1, 16])
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_steps_are_estimated_with_batches_that_are_not_full(keys: int, lanes: int) -> None:
+    made = dataset(data=records(8000, keys, 7), lanes=lanes, **WIDE)
+    estimate = made.estimate_steps()
+    assert estimate is not None
+    steps = sum(1 for _ in PackedLoader(made))
+    assert abs(estimate.steps - steps) <= estimate.error < steps / 5
+
+
+def test_the_share_of_used_slots_counts_missing_rows() -> None:
+    made = dataset(data=records(8000, 16, 7), **WIDE)
+    loader = PackedLoader(made)
+    list(loader)
+    told = made.explain().composition.utilisation
+    assert told == pytest.approx(loader.metrics().composition.utilisation, abs=0.02)
+    assert told < 0.99
+
+
+def test_lanes_do_not_empty_their_windows_before_each_deal() -> None:
+    data = [{**record, "lora": i % 32} for i, record in enumerate(records(8000, 1, 7))]
+    loader = PackedLoader(dataset(data=data, lanes=4, batch_size=4))
+    list(loader)
+    assert loader.metrics().utilisation > 0.9  # each lane ends with a batch of each key
+
+
 def test_a_packer_is_rebuilt_with_its_batches() -> None:
     packer = BestFitDecreasing(seq_len=ROW, separate_by="lora", separate_batches=True)
     assert rebuild_packer(plain(packer.describe())) == packer
