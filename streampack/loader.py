@@ -341,7 +341,7 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         """Mix the sources of the run's `Mixture` by other weights from a step on.
 
         All ranks must call it after the same step with the same weights. It may be called inside
-        the loop, after every step: a call takes less than a millisecond, and no batch that workers
+        the loop, after every step: a call mostly takes below 0.5 ms, and no batch that workers
         have made is dropped. The change belongs to a batch of the run, which follows from the step
         of the call alone: ten turns of all lanes after the next batch, which no lane has begun.
         Each lane draws by the new weights from its first round that begins at that batch or later,
