@@ -5,5 +5,5 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" frameworks
 exec pytest -m "not gpu" tests/frameworks tests/batch/test_batch.py \
     tests/batch/test_consumers.py tests/batch/test_equal_losses.py \
     tests/media/test_images.py tests/media/test_losses.py \
-    tests/benchmarks/test_checked_loaders.py::test_a_loader_of_a_framework_has_the_faults_of_the_page \
+    tests/benchmarks/test_checked_loaders.py \
     tests/sources/test_{hf,iterable,table,arrow,chat_in_memory}.py "$@"
