@@ -47,7 +47,7 @@ def iterate_through_deaths(
 
 
 def job(folder: Path, size: int, **options: Any) -> list[tuple[list[Any], int]]:
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("spawn")  # the process of pytest has threads
     results = context.Queue()
     processes = [
         context.Process(
