@@ -1,0 +1,235 @@
+"""Tokenizing a corpus to files, beside datatrove and Megatron-LM.
+
+    python -m benchmarks.conversion [--only NAME ...] [--megabytes 60] [--rounds 1] [--docs]
+
+Converts the same JSON lines, of source code, with GPT-2's vocabulary and an end after every
+document, in one process and in two. Every command runs on the corpus and on a sixtieth of it; the
+difference gives the rate, and the rest is the start with its imports. Rounds go over all commands
+in turn, and a figure is the median of its rounds. All must write as many tokens as we do. We encode
+by kitoken, and once by "tokenizers", the library of the others.
+
+datatrove runs in the environment of `benchmarks.environments`, or in that of ``--datatrove
+PYTHON``; Megatron-LM with its preprocess_data, in the checkout ``--megatron FOLDER`` and with this
+interpreter. Those that are not there are left out. ``--docs`` keeps figures in docs/benchmarks/,
+beside those of commands that are not measured now, and puts the table into docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.environments import python_of
+from benchmarks.report import load_before, machine, markdown_table, put_between
+from demo.corpus import gather
+from tests.support.vocabularies import gpt2
+
+DOCS = Path(__file__).parent.parent / "docs"
+EOS = "<|endoftext|>"
+FILES = 4  # because datatrove divides a corpus by files
+OURS = """
+import sys
+from streampack import Tokenizer
+from streampack.conversion.api import convert
+
+if __name__ == "__main__":
+    source, out, tokenizer, engine, workers, part_bytes = sys.argv[1:]
+    tokenizer = Tokenizer(tokenizer, eos="append", engine=engine)
+    convert(source, out, tokenizer=tokenizer, workers=int(workers), part_bytes=int(part_bytes))
+"""
+DATATROVE = """
+import sys
+from datatrove.executor import LocalPipelineExecutor
+from datatrove.pipeline.readers import JsonlReader
+from datatrove.pipeline.tokens import DocumentTokenizer
+
+if __name__ == "__main__":
+    source, out, tokenizer, workers, eos = sys.argv[1:]
+    steps = [
+        JsonlReader(source),
+        DocumentTokenizer(out, tokenizer, eos_token=eos, shuffle_documents=False),
+    ]
+    LocalPipelineExecutor(
+        steps, tasks=4, workers=int(workers), logging_dir=out + ".log"
+    ).run()
+"""
+
+
+class Corpus:
+    """The texts in files, and the tokenizer."""
+
+    def __init__(self, folder: Path, megabytes: float) -> None:
+        self.folder, self.tokens = folder, 0
+        folder.mkdir()
+        self.source, self.tokenizer = folder / "in", folder / "tokenizer"
+        self.source.mkdir()
+        self.tokenizer.mkdir()
+        texts = gather(int(megabytes * 1e6))
+        for number in range(FILES):
+            rows = (json.dumps({"text": text}) + "\n" for text in texts[number::FILES])
+            (self.source / f"{number}.jsonl").write_text("".join(rows))
+        self.one_file = folder / "all.jsonl"
+        files = sorted(self.source.iterdir())
+        self.one_file.write_text("".join(file.read_text() for file in files))
+        self.documents = len(texts)
+        engine = gpt2()
+        engine.add_special_tokens([EOS])
+        engine.save(str(self.tokenizer / "tokenizer.json"))
+        special = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EOS}
+        (self.tokenizer / "tokenizer_config.json").write_text(json.dumps(special))
+
+    def script(self, name: str, text: str) -> Path:
+        """Write a script, which processes can import."""
+        path = self.folder / f"{name}.py"
+        path.write_text(text)
+        return path
+
+
+#: Returns the command that converts the corpus to a folder with a number of processes.
+Command = Callable[[Corpus, Path, int], Sequence[str]]
+
+
+def ours(engine: str) -> Command:
+    """Return the command of streampack with an engine."""
+
+    def command(corpus: Corpus, out: Path, workers: int) -> Sequence[str]:
+        size = sum(path.stat().st_size for path in corpus.source.iterdir())
+        return [
+            sys.executable, str(corpus.script("ours", OURS)), str(corpus.source), str(out),
+            str(corpus.tokenizer), engine, str(workers), str(-(-size // 16)),
+        ]  # fmt: skip
+
+    return command
+
+
+def datatrove(python: str) -> Command:
+    """Return the command of datatrove."""
+
+    def command(corpus: Corpus, out: Path, workers: int) -> Sequence[str]:
+        tokenizer = str(corpus.tokenizer / "tokenizer.json")
+        script = str(corpus.script("by_datatrove", DATATROVE))
+        return [python, script, str(corpus.source), str(out), tokenizer, str(workers), EOS]
+
+    return command
+
+
+def megatron(checkout: Path) -> Command:
+    """Return the command of Megatron-LM, which has a process for reading and writing besides."""
+
+    def command(corpus: Corpus, out: Path, workers: int) -> Sequence[str]:
+        out.mkdir()
+        return [
+            sys.executable, "-W", "ignore", str(checkout / "tools" / "preprocess_data.py"),
+            "--input", str(corpus.one_file), "--output-prefix", str(out / "out"),
+            "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(corpus.tokenizer),
+            "--append-eod", "--workers", str(workers), "--log-interval", "1000000",
+        ]  # fmt: skip
+
+    return command
+
+
+def tokens_in(out: Path) -> int:
+    """Count the tokens that a command has written."""
+    manifest = out / "_conversion.json"
+    if manifest.exists():
+        return int(json.loads(manifest.read_text())["tokens"])
+    files = [*out.glob("*.ds"), *out.glob("*.bin")]
+    return sum(file.stat().st_size for file in files) // 2
+
+
+def timed(
+    corpus: Corpus, name: str, command: Command, workers: int, options: argparse.Namespace
+) -> float:
+    """Return the seconds that a command takes; its tokens must be as many as those of others."""
+    out = corpus.folder / name.replace(" ", "-")
+    paths = [DOCS.parent, options.megatron, os.environ.get("PYTHONPATH")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(p) for p in paths if p)}
+    run = command(corpus, out, workers)
+    began = time.monotonic()
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
+    took = time.monotonic() - began
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    tokens = tokens_in(out)
+    corpus.tokens = corpus.tokens or tokens
+    if tokens != corpus.tokens:
+        raise RuntimeError(f"{name} wrote {tokens} tokens, not {corpus.tokens}")
+    return took
+
+
+def main() -> None:
+    """Measure, print and keep."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])  # type: ignore[union-attr]
+    parser.add_argument("--megabytes", type=float, default=60)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", nargs="*", help="names of commands")
+    parser.add_argument("--datatrove", default=python_of("datatrove"), help="its interpreter")
+    parser.add_argument("--megatron", type=Path, help="a checkout of Megatron-LM")
+    parser.add_argument("--docs", action="store_true", help="keep figures and table in docs/")
+    options = parser.parse_args()
+    commands = {"streampack": ours("auto"), "streampack, by tokenizers": ours("tokenizers")}
+    if options.datatrove is not None:
+        commands["datatrove"] = datatrove(str(options.datatrove))
+    if options.megatron is not None:
+        commands["Megatron-LM"] = megatron(options.megatron)
+    if options.only:
+        commands = {name: commands[name] for name in options.only}
+    kept = DOCS / "benchmarks" / "conversion.json"
+    results: dict[str, Any] = json.loads(kept.read_text()) if options.docs and kept.exists() else {}
+    load = load_before()
+    with TemporaryDirectory() as folder:
+        sizes = (options.megabytes / 60, options.megabytes)
+        corpora = [Corpus(Path(folder) / str(n), size) for n, size in enumerate(sizes)]
+        for name in commands:
+            results[name] = {"1": [], "2": [], "machine": machine(), "load": load}
+        for number in range(options.rounds):
+            for name, command in commands.items():
+                for workers in (1, 2):
+                    times = [
+                        timed(corpus, f"{name}-{workers}-{number}", command, workers, options)
+                        for corpus in corpora
+                    ]
+                    print(f"{name}, {workers}: {times[0]:.1f} s and {times[1]:.1f} s", flush=True)
+                    results[name][str(workers)].append(times)
+        for name in commands:
+            results[name]["tokens"] = [corpus.tokens for corpus in corpora]
+            results[name]["documents"] = corpora[1].documents
+    if options.docs:
+        kept.write_text(json.dumps(results, indent=1) + "\n")
+    text = table(results)
+    print(text)
+    if options.docs:
+        put_between(DOCS / "benchmarks.md", "conversion", text)
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the table, and what it was measured on."""
+    rows = []
+    for name, of_name in results.items():
+        tokens = of_name["tokens"][1] - of_name["tokens"][0]
+        small, large = (
+            {w: statistics.median(times[n] for times in of_name[w]) for w in "12"} for n in (0, 1)
+        )
+        one, two = (tokens / max(large[w] - small[w], 1e-9) for w in "12")
+        starts = f"{small['1']:.1f}, {small['2']:.1f}"
+        rows.append([name, f"{one / 1e6:.2f}", f"{two / 1e6:.2f}", f"{two / one:.2f}", starts])
+    head = ["", "one process, M tokens/s", "two processes, M tokens/s", "ratio", "start, s"]
+    first = next(iter(results.values()))
+    about = (
+        f"{first['tokens'][1] / 1e6:.1f} M tokens in {first['documents']:,} documents; "
+        f"{first['machine']}; {first['load']}."
+    )
+    return f"{markdown_table(head, rows)}\n\n{about}"
+
+
+if __name__ == "__main__":
+    main()
