@@ -29,7 +29,6 @@ from streampack.conversion.api import convert as convert_corpus
 from streampack.conversion.api import open_in_order
 from streampack.conversion.convert import Progress as Figures
 from streampack.errors import ConfigError
-from streampack.tokenization import Tokenizer, load_tokenizer
 
 
 def convert(
@@ -94,7 +93,8 @@ def convert(
         figures = convert_corpus(
             [open_in_order(source, chat=chat, **fields) for source in sources],
             destination,
-            tokenizer=named_tokenizer(tokenizer, eos_id),
+            tokenizer=tokenizer,
+            eos_id=eos_id,
             part_bytes=parse_bytes(part_size, "part_bytes"),
             shard_bytes=parse_bytes(shard_size),
             compression=compression,
@@ -153,23 +153,6 @@ def _table(figures: Figures, run: _Run) -> Table:
     if rate:
         table.add_row(f"{rate:,.0f}", f"{unit} per second")
     return table
-
-
-def named_tokenizer(tokenizer: str | None, eos_id: int | None) -> Tokenizer | None:
-    """Return the tokenizer of shards, or None.
-
-    Raises:
-        ConfigError: `eos_id` is given without a tokenizer.
-    """
-    if tokenizer is not None:
-        return load_tokenizer(tokenizer, eos_id=eos_id)
-    if eos_id is not None:
-        raise ConfigError(
-            f"--eos-id needs --tokenizer, got --eos-id {eos_id} alone.",
-            "Omit --eos-id, or pass --tokenizer.",
-            setting="eos_id",
-        )
-    return None
 
 
 def parse_bytes(size: str, setting: str = "shard_bytes") -> int:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from streampack.cli.convert import named_tokenizer, parse_bytes
+from streampack.cli.convert import parse_bytes
 from streampack.cli.options import (
     AddedEnd,
     AsJson,
@@ -27,12 +27,12 @@ from streampack.cli.options import (
     TokensField,
     say,
 )
+from streampack.conversion.api import IN_ORDER, tokenizer_of
 from streampack.conversion.shards import Destination
 from streampack.corpus_order import CorpusOrder, Summary, run_job
 from streampack.corpus_order.job import STAGES
 from streampack.errors import ConfigError
 from streampack.ordering.by_field import ByField
-from streampack.sources.reading import ReadOptions
 from streampack.sources.resolve import open as open_source
 
 
@@ -128,10 +128,10 @@ def order(
             loss_mask=loss_mask,
             dtype=dtype_in,
             eos_id=end_token,
-            reading=ReadOptions(open_shards=1),
+            reading=IN_ORDER,
         ),
         destination=Destination(destination),
-        tokenizer=named_tokenizer(tokenizer, eos_id),
+        tokenizer=tokenizer_of(tokenizer, eos_id),
         work=work,
         embedder=embedder,
         k=k,

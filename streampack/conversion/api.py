@@ -16,7 +16,7 @@ from streampack.sources.base import Source
 from streampack.sources.reading import ReadOptions
 from streampack.sources.resolve import open as open_source
 from streampack.sources.sharded import ShardedSource
-from streampack.tokenization import load_tokenizer
+from streampack.tokenization import Tokenizer, load_tokenizer
 
 IN_ORDER = ReadOptions(open_shards=1)
 
@@ -91,18 +91,11 @@ def convert(
     fields = {"text": text, "tokens": tokens, "loss_mask": loss_mask}
     given = {name: value for name, value in fields.items() if value is not None}
     opened = [open_in_order(each, chat=chat, **given) for each in several]
-    if eos_id is not None and tokenizer is None:
-        raise ConfigError(
-            f"eos_id needs a tokenizer, got eos_id={eos_id} alone.",
-            "Omit eos_id, or pass a tokenizer (--tokenizer).",
-            setting="eos_id",
-        )
-    ids = {} if eos_id is None else {"eos_id": eos_id}
     conversion = Conversion(
         source=opened[0],
         more=tuple(opened[1:]),
         destination=Destination(destination),
-        tokenizer=None if tokenizer is None else load_tokenizer(tokenizer, **ids),
+        tokenizer=tokenizer_of(tokenizer, eos_id),
         shard_bytes=shard_bytes,
         compression=compression,
         dtype=dtype,
@@ -110,6 +103,24 @@ def convert(
         part_bytes=part_bytes,
     )
     return convert_source(conversion, address=address, workers=workers, report=report)
+
+
+def tokenizer_of(tokenizer: Any, eos_id: int | None) -> Tokenizer | None:
+    """Return the tokenizer of shards, or None.
+
+    Raises:
+        ConfigError: `eos_id` is given without a tokenizer.
+    """
+    if tokenizer is not None:
+        ids = {} if eos_id is None else {"eos_id": eos_id}
+        return load_tokenizer(tokenizer, **ids)
+    if eos_id is not None:
+        raise ConfigError(
+            f"eos_id (--eos-id) needs a tokenizer, got eos_id={eos_id} alone.",
+            "Omit eos_id, or pass a tokenizer (--tokenizer).",
+            setting="eos_id",
+        )
+    return None
 
 
 def open_in_order(data: Any, *, chat: bool = False, **fields: Any) -> Source:

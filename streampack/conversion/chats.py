@@ -7,7 +7,7 @@ from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError
 from streampack.sources.chat.source import Chat
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.tokenization.chat import ChatTokenizer
+from streampack.tokenization.chat_stages import chat_tokenizer
 from streampack.tokenization.tokenizer import Tokenizer
 
 
@@ -33,14 +33,7 @@ class Chats:
                 "Leave out overflow=, and cut them in training.",
                 setting="overflow",
             )
-        self._chats = ChatTokenizer(
-            tokenizer,
-            source.template,
-            source.document_name,
-            source.rules,
-            source.template_kwargs,
-            source.reading.most_text_bytes,
-        )
+        self._chats = chat_tokenizer(source, tokenizer, source.template)
         self._name = source.document_name
         self.fingerprint = self._chats.fingerprint
 

@@ -14,7 +14,8 @@ import json
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
+from operator import add
 
 from streampack.arguments import whole_number
 from streampack.conversion.folders import alone, writing_to
@@ -63,6 +64,11 @@ class Progress:
         skipped = sum(note.skipped for note in notes)
         return cls(len(notes), num_parts, len(shards), documents, tokens, loss_tokens, skipped)
 
+    def plus(self, note: PartNote) -> Progress:
+        """Return the progress after one more part."""
+        total, part = astuple(self), astuple(Progress.of([note], 0))
+        return Progress(*map(add, total, part))
+
 
 def convert_source(
     conversion: Conversion,
@@ -109,7 +115,7 @@ def convert_source(
                 for note in finished:
                     _name_skipped(note)
                     notes[note.part] = note
-                    report(progress := Progress.of(notes.values(), conversion.num_parts))
+                    report(progress := progress.plus(note))
         finally:
             destination.clear_scratch()
         _finish(conversion, progress, [notes[part] for part in sorted(notes)])

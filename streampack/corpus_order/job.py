@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack.conversion.api import IN_ORDER
 from streampack.conversion.folders import alone, writing_to
 from streampack.conversion.shards import HIDDEN, Destination, no_documents
 from streampack.corpus_order import by_value, duplicates, embed, search, write
@@ -22,7 +23,6 @@ from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.summary import Summary, duplicates_listed, summarise
 from streampack.ordering.bm25 import BM25
 from streampack.sources.base import Source
-from streampack.sources.reading import ReadOptions
 from streampack.sources.resolve import open as open_source
 from streampack.tasks.engine import Engine, run_here
 from streampack.tasks.on_ray import on_ray
@@ -31,7 +31,6 @@ STAGES = ("copy", "embed", "index", "search", "duplicates", "path", "write")
 SETTINGS = "settings.json"
 RESULTS = "_order"
 NOTE = f"{HIDDEN}/order.json"  # kept in the destination, because the work folder may be elsewhere
-IN_ORDER = ReadOptions(open_shards=1)
 
 Report = Callable[[str, int, int], None]
 

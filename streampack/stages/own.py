@@ -43,21 +43,19 @@ class Own:
             return documents
         result = self.stage(documents, place)
         if not isinstance(result, Documents):
-            raise ConfigError(
+            raise _refused(
                 f"The stage {type(self.stage).__name__} must return Documents, got "
                 f"{type(result).__name__}.",
                 "Return Documents, such as dataclasses.replace(documents, tokens=...) or "
                 "documents.take(indices).",
-                setting="stages",
             )
         missing = [name for name in self.writes if not has_column(result, name)]
         if missing:
-            raise ConfigError(
+            raise _refused(
                 f"The stage {type(self.stage).__name__} must write {missing[0]!r}, and returned "
                 "documents without it.",
                 "Return it in token_fields, document_fields or loss_mask, or leave it out of "
                 "`writes`.",
-                setting="stages",
             )
         return result
 
@@ -131,11 +129,10 @@ def add(recipe: Recipe, stages: Sequence[BlockStage]) -> None:
     for stage in stages:
         described = callable(getattr(stage, "describe", None))
         if isinstance(stage, type) or not callable(stage) or not described:
-            raise ConfigError(
+            raise _refused(
                 f"stages must hold block stages, got {stage!r:.80}.",
                 "Pass objects with __call__(documents, place) and describe(); see "
                 "streampack.stages.base.BlockStage.",
-                setting="stages",
             )
         recipe.add("chosen", Own(stage, columns_of(stage, "writes")))
         recipe.add("chosen", CheckedIds(recipe.vocab_size))

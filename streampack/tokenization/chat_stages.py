@@ -54,17 +54,28 @@ class Rendered:
         return self.tokenizer.encode(block, place.skips)
 
 
-def stages_of(recipe: Recipe, source: Source, tokenizer: Tokenizer) -> list[BlockStage]:
-    """Return the stages for a source of conversations."""
-    assert isinstance(source, Chat)
-    chats = ChatTokenizer(
+def chat_tokenizer(source: Chat, tokenizer: Tokenizer, template: Any) -> ChatTokenizer:
+    """Return the tokenizer of a source's conversations, which a template renders.
+
+    Args:
+        source: source of conversations, with its rules.
+        tokenizer: tokenizer of texts.
+        template: template of the source, or a form of it; None is the tokenizer's own.
+    """
+    return ChatTokenizer(
         tokenizer,
-        recipe.with_margins(source.template),
+        template,
         source.document_name,
         source.rules,
         source.template_kwargs,
         source.reading.most_text_bytes,
     )
+
+
+def stages_of(recipe: Recipe, source: Source, tokenizer: Tokenizer) -> list[BlockStage]:
+    """Return the stages for a source of conversations."""
+    assert isinstance(source, Chat)
+    chats = chat_tokenizer(source, tokenizer, recipe.with_margins(source.template))
     rendered: BlockStage = Rendered(chats)
     if source.by_turns:
         from streampack.tokenization.long_chats import LongChats, RenderedInParts

@@ -20,14 +20,8 @@ from tests.support.conversions import (
     conversion,
     documents_in,
     documents_of,
-    write_lines,
 )  # fmt: skip
 from tests.support.servers import s3_server
-
-
-@pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_lines(tmp_path_factory.mktemp("lines"))
 
 
 def test_a_broken_file_is_named_with_its_part_and_skipping_costs_its_documents_alone(

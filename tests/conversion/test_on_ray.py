@@ -20,7 +20,6 @@ from tests.support.conversions import (
     content,
     conversion,
     documents_of,
-    write_lines,
     written,
 )  # fmt: skip
 from tests.support.program import output_of
@@ -32,11 +31,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="nodes have addresses of their own"),
 ]
-
-
-@pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_lines(tmp_path_factory.mktemp("lines"))
 
 
 @pytest.fixture(scope="module")

@@ -26,15 +26,9 @@ from tests.support.conversions import (
     conversion,
     documents_in,
     documents_of,
-    write_lines,
     written,
 )  # fmt: skip
 from tests.support.program import output_of
-
-
-@pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_lines(tmp_path_factory.mktemp("lines"))
 
 
 @pytest.fixture(scope="module")
