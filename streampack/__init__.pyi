@@ -24,6 +24,8 @@ from .run.state import merge_states as merge_states
 from .streams.hooks import Hook as Hook
 from .tokenization import Tokenizer as Tokenizer
 from .tokenization import TokenRules as TokenRules
+from .watching.headspace import Headspace as Headspace
+from .watching.waits import Waits as Waits
 from .window.config import WindowConfig as WindowConfig
 
 __version__: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import add, attrgetter, sub
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: Bytes that this process fetched from remote stores, in any thread, and that no lane has counted.
 fetched: deque[int] = deque()
 os.register_at_fork(after_in_child=fetched.clear)
+#: Clock of the seconds in which a thread is not blocked; `watching.clock` has a finer one.
+thread_clock: Callable[[], float] = time.thread_time
 
 
 @dataclass(slots=True)
@@ -32,6 +34,9 @@ class LaneTimes:
         order_s: ordering windows of documents by similarity.
         pack_s: filling and planning the window.
         gather_s: copying rows out of the window.
+        finish_s: completing batches when they are handed out: decoding images.
+        send_s: pickling batches in worker processes.
+        receive_s: unpickling them in the loop's process, and making their fields.
         fetched_bytes: bytes from remote stores, including those read ahead for other lanes of the
             process.
     """
@@ -42,6 +47,9 @@ class LaneTimes:
     order_s: float = 0.0
     pack_s: float = 0.0
     gather_s: float = 0.0
+    finish_s: float = 0.0
+    send_s: float = 0.0
+    receive_s: float = 0.0
     fetched_bytes: int = 0
 
     def __add__(self, other: LaneTimes) -> LaneTimes:
@@ -62,10 +70,10 @@ class LaneTimes:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Add the block's processor time to `decode_s` and its remaining time to `read_s`."""
-        began = time.thread_time()
+        began = thread_clock()
         with self.measure("read_s"):
             yield
-        spent = time.thread_time() - began
+        spent = thread_clock() - began
         self.read_s -= spent
         self.decode_s += spent
         while fetched:

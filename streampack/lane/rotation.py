@@ -13,7 +13,7 @@ from streampack.lane.config import LaneConfig, LaneShare
 from streampack.lane.lane import Lane
 from streampack.lane.state import LaneBatch, LaneEnd
 from streampack.leaves import load
-from streampack.metrics import Metrics
+from streampack.metrics import LaneTimes, Metrics
 from streampack.sources.error_policy import ErrorPolicy
 
 logger = logging.getLogger(__name__)
@@ -74,14 +74,14 @@ def _finished(
     """Return the item; a batch is first finished by the row stages that run at hand-out."""
     if not config.finishes or isinstance(item, LaneEnd):
         return item
-    before = skips.counts.skipped
-    item = item._replace(rows=config.finished(item.rows, config.source.document_name, skips))
+    before, times = skips.counts.skipped, LaneTimes()
+    with times.measure("finish_s"):
+        rows = config.finished(item.rows, config.source.document_name, skips)
     skipped = skips.counts.skipped - before
     if not skipped:
         skips.in_a_row = 0
-        return item
-    metrics = (item.metrics or Metrics()) + Metrics(skipped=skipped)
-    return item._replace(metrics=metrics)
+    metrics = (item.metrics or Metrics()) + Metrics(skipped=skipped, times=times)
+    return item._replace(rows=rows, metrics=metrics)
 
 
 def _end(item: LaneBatch | LaneEnd) -> LaneEnd:

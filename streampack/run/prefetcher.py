@@ -73,9 +73,8 @@ class Prefetcher:
         self._copies = copies
         self._pin_memory = pin_memory
         self._got: deque[PackedBatch] = deque()
-        self._asked: PackedBatch | None = (
-            None  # first batch of the step with its sum of loss tokens under way
-        )
+        # First batch of the step with its sum of loss tokens under way.
+        self._asked: PackedBatch | None = None
         self._total: Callable[[], int] | None = None
         self._ended = False
         self.is_interrupted = False  # a later iteration continues at the same batch

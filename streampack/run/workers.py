@@ -23,7 +23,7 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import reduction, resource_tracker
@@ -34,6 +34,7 @@ from typing import IO, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from streampack import metrics
 from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
 from streampack.deals.report_channel import ReportChannel
@@ -42,6 +43,7 @@ from streampack.errors import ConfigError, StreampackError, WorkerError
 from streampack.lane.config import LaneShare, warm_up
 from streampack.lane.rotation import rotate
 from streampack.lane.state import LaneBatch, LaneEnd, SavedStart
+from streampack.metrics import LaneTimes
 
 logger = logging.getLogger(__name__)
 
@@ -122,19 +124,23 @@ def feed_from_workers(
 class _Lanes(IterableDataset[bytes]):
     """The dataset of a worker: messages of its lanes, or empty ones up to the common length."""
 
-    def __init__(self, share: LaneShare, sharing: ReportChannel) -> None:
+    def __init__(
+        self, share: LaneShare, sharing: ReportChannel, clock: Callable[[], float]
+    ) -> None:
         self._share = share
         self._sharing = sharing
+        self._clock = clock
         self._exchange: ReportExchange  # set in a worker only
         self._files: list[IO[bytes]] = []  # open until the workers are started
 
     def __reduce__(self) -> Any:
         """Pickle through a file: a full pipe of a dead worker would block forever."""
         if get_spawning_popen() is None:
-            return type(self), (self._share, self._sharing)
+            return type(self), (self._share, self._sharing, self._clock)
         file = _unnamed_file()
         self._files.append(file)
-        reduction.ForkingPickler(file, pickle.HIGHEST_PROTOCOL).dump((self._share, self._sharing))
+        sent = (self._share, self._sharing, self._clock)
+        reduction.ForkingPickler(file, pickle.HIGHEST_PROTOCOL).dump(sent)
         file.flush()
         return _lanes_from, (reduction.DupFd(file.fileno()),)
 
@@ -145,6 +151,7 @@ class _Lanes(IterableDataset[bytes]):
 
     def begin(self, worker: int) -> None:
         """Set up a worker's handlers before it calls torch, which may wait."""
+        metrics.thread_clock = self._clock
         self._exchange = self._sharing.exchange(self._share.config.dealing)
         _end_with_loop(self._exchange)
 
@@ -178,9 +185,12 @@ def _lanes_from(sent: Any) -> _Lanes:
 def _messages(
     items: Iterable[LaneBatch | LaneEnd], lanes: list[int], turns: int
 ) -> Iterator[bytes]:
-    """Yield items as bytes, `turns` per rotation; lanes that have ended use no turn."""
+    """Yield items as bytes, `turns` per rotation; lanes that have ended use no turn.
+
+    A message holds an item, its start if that is new, and the seconds that the one before it took.
+    """
     starts: dict[int, Any] = {}
-    turn = 0
+    turn, send_s = 0, 0.0
     for item in items:
         while turn % turns != lanes.index(item.lane):
             yield b""
@@ -188,8 +198,11 @@ def _messages(
         new = item.start is not starts.get(item.lane)
         starts[item.lane] = item.start
         state = item.start.state(0) if new else None
+        began = time.perf_counter()
         # Protocol 5 copies arrays once, and its arrays are writable in the loop.
-        yield pickle.dumps((item._replace(start=_SENT), state), protocol=5)
+        message = pickle.dumps((item._replace(start=_SENT), state, send_s), protocol=5)
+        send_s = time.perf_counter() - began
+        yield message
         turn += 1
 
 
@@ -217,7 +230,7 @@ class _Receiver:
     def __init__(self, share: LaneShare, sharing: ReportChannel, settings: WorkerSettings) -> None:
         self._settings = settings
         self._context = settings.context or multiprocessing.get_context()
-        self._lanes = lanes = _Lanes(share, sharing)
+        self._lanes = lanes = _Lanes(share, sharing, metrics.thread_clock)
         self._loader = DataLoader(
             lanes,
             batch_size=None,
@@ -325,24 +338,31 @@ class _Receiver:
 
     def _receive(self) -> None:
         starts: dict[int, SavedStart] = {}
+        times = LaneTimes()  # since the last item with metrics
         for sent in self._batches:
             if self._stopped:
                 return
             self._gave = True
             if not sent:
                 continue
+            began = time.perf_counter()
             message = pickle.loads(sent)  # noqa: S301
             if isinstance(message, _Failed):
                 self._received.put(_as_raised(message))
                 return
-            item, state = message
+            item, state, send_s = message
             if state is not None:
                 starts[item.lane] = SavedStart(state)
             item = item._replace(start=starts[item.lane])
+            carried = item.metrics
             if not isinstance(item, LaneEnd):
                 item = kind_of(item.rows).of_lane(item, on_fields=self._wants_fields.set)
                 if self._wants_fields.is_set() and self._all_its_own:
                     item.make_fields()
+            times.send_s += send_s
+            times.receive_s += time.perf_counter() - began
+            if carried is not None:
+                carried.times, times = carried.times + times, LaneTimes()
             self._room.acquire()
             self._received.put(item)
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from streampack.errors import ConfigError
 from tests.support.corpora import byte_tokenizer
 from tests.support.program import output_of
 
@@ -30,16 +31,15 @@ def test_rates_belong_together(corpus: list[str]) -> None:
     assert found["lanes"] == 1  # so one worker is the most
     assert [own["workers"] for own in found["runs"]] == [0, 1]
     for own in found["runs"]:
-        assert own["batches"] >= 1
-        assert 0 < own["tokens"] <= own["batches"] * 256
+        assert own["steps"] >= 1
+        assert 0 < own["tokens"] <= own["steps"] * 256
         assert own["seconds"] >= 0.05
         assert own["tokens_per_s"] == pytest.approx(own["tokens"] / own["seconds"])
-        assert own["batches_per_s"] == pytest.approx(own["batches"] / own["seconds"])
+        assert own["batches_per_s"] == pytest.approx(own["steps"] / own["seconds"])
         assert 0 <= own["waiting"] <= 1
         assert own["first_batch_s"] > 0
-        stages = {"read_s", "decode_s", "prepare_s", "order_s", "pack_s", "gather_s"}
-        assert set(own["stage_s"]) == stages
-        assert sum(own["shares"].values()) == pytest.approx(1)
+        stages = {"storage", "decoding", "tokenizing", "packing", "sending"}
+        assert {f"occupancy/{stage}" for stage in stages} <= set(own)
 
 
 @pytest.mark.parametrize(("rows", "is_slow"), [(10, True), (4096, False)])
@@ -59,7 +59,7 @@ def test_with_a_step_the_loop_waits_less_than_without(corpus: list[str]) -> None
     found = json.loads(output_of(*corpus, "--workers", 0, "--step-ms", 20, "--json"))
     assert found["step_s"] == 0.02
     assert "loop waits" in output_of(*corpus, "--workers", 0, "--step-ms", 20)
-    assert found["runs"][0]["batches"] <= 4
+    assert found["runs"][0]["steps"] <= 4
 
 
 def test_a_dataset_is_loaded_in_its_own_rows_and_batches(corpus: list[str], tmp_path: Path) -> None:
@@ -74,8 +74,35 @@ def test_a_dataset_is_loaded_in_its_own_rows_and_batches(corpus: list[str], tmp_
     def tokens_of_a_batch(*options: object) -> float:
         given = ("--seconds", 0.01, "--workers", 0, "--json", *options)
         run = json.loads(output_of("bench", f"{made}:dataset", *given))["runs"][0]
-        return float(run["tokens"] / run["batches"])
+        return float(run["tokens"] / run["steps"])
 
     assert 0 < tokens_of_a_batch() <= 64
     assert 64 < tokens_of_a_batch("--batch-size", 4) <= 256
     assert 64 < tokens_of_a_batch("--seq-len", 512) <= 512
+
+
+def test_a_step_of_the_user_gets_the_batches(corpus: list[str], tmp_path: Path) -> None:
+    made = tmp_path / "made.py"
+    made.write_text(
+        "import time\n\n\ndef step(batch):\n"
+        "    assert batch.input_ids.shape == (2, 128)\n    time.sleep(0.02)\n"
+    )
+    found = json.loads(output_of(*corpus, "--workers", 0, "--step", f"{made}:step", "--json"))
+    assert found["runs"][0]["steps"] <= 4
+    assert "loop waits" in output_of(*corpus, "--workers", 0, "--step", f"{made}:step")
+
+
+def test_headspace_says_what_a_perfect_loader_gains(corpus: list[str]) -> None:
+    asked = ("--headspace", "--steps", 20, "--step-ms", 2, "--workers", 0, "--workers", 1)
+    runs = json.loads(output_of(*corpus, *asked, "--json"))["runs"]
+    assert [run["workers"] for run in runs] == [0, 1]
+    for run in runs:
+        assert run["ready_s"] >= 0.002
+        assert run["gain"] == pytest.approx(run["loader_s"] / run["ready_s"])
+    assert "possible gain" in output_of(*corpus, *asked)
+
+
+def test_headspace_without_a_step_is_refused(corpus: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        output_of(*corpus, "--headspace")
+    assert raised.value.setting == "step_ms"

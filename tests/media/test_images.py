@@ -97,6 +97,7 @@ def test_image_that_cannot_be_decoded_takes_the_loss_from_its_document_and_is_na
         batches = list(loader)
     assert f"tem {hurt} of the list" in caplog.text
     assert loader.metrics().skipped == 1
+    assert loader.metrics().times.finish_s > 0  # images are decoded at the end
     for batch in batches:
         assert int((batch.labels != -100).sum()) == batch.num_loss_tokens
     found = documents_of(batches)

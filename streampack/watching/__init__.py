@@ -1,0 +1,1 @@
+"""Watching a loop: how long it waits for batches, for which stage, and on which rank."""
