@@ -44,6 +44,13 @@ def convert(
     tokens: TokensField = None,
     loss_mask: LossMask = None,
     chat: Conversations = False,
+    keep: Annotated[
+        str,
+        typer.Option(
+            metavar="FIELD,...",
+            help="Fields with a text or number per document, kept beside the documents.",
+        ),
+    ] = "",
     tokenizer: ShardTokenizer = None,
     eos_id: AddedEnd = None,
     shard_size: ShardSize = "64MiB",
@@ -93,6 +100,7 @@ def convert(
         figures = convert_corpus(
             [open_in_order(source, chat=chat, **fields) for source in sources],
             destination,
+            keep=[name for name in keep.split(",") if name],
             tokenizer=tokenizer,
             eos_id=eos_id,
             part_bytes=parse_bytes(part_size, "part_bytes"),

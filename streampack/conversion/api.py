@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from streampack.arguments import explained
 from streampack.conversion.convert import Progress, convert_source
+from streampack.conversion.kept import parsed
 from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
@@ -32,6 +33,7 @@ def convert(
     text: str | None = None,
     tokens: str | None = None,
     loss_mask: str | Sequence[str] | None = None,
+    keep: Sequence[str] = (),
     part_bytes: int = 256 << 20,
     shard_bytes: int = 64 << 20,
     compression: str | None = None,
@@ -59,6 +61,9 @@ def convert(
         text: field or column with the documents as texts.
         tokens: field or column with the documents as token ids.
         loss_mask: field or column with loss masks or labels, as for `sources.open`.
+        keep: fields that the shards hold beside the documents, each with a text or a number for
+            every document, such as "url". The type of numbers is that of the first documents;
+            "score:float64" names another one. Training reads them as `document_fields`.
         part_bytes: approximate bytes of the source, as stored, in a part, the unit of work of a
             process. A part should give several shards.
         shard_bytes: most content of a shard, in bytes. Larger shards mean fewer requests; smaller
@@ -101,6 +106,7 @@ def convert(
         dtype=dtype,
         on_error=on_error,
         part_bytes=part_bytes,
+        keep=parsed(keep),
     )
     return convert_source(conversion, address=address, workers=workers, report=report)
 

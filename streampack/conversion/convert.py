@@ -19,6 +19,7 @@ from operator import add
 
 from streampack.arguments import whole_number
 from streampack.conversion.folders import alone, writing_to
+from streampack.conversion.kept import keeping
 from streampack.conversion.manifest import manifest_of
 from streampack.conversion.parts import PartNote, convert_part, note_name
 from streampack.conversion.settings import Conversion
@@ -102,7 +103,7 @@ def convert_source(
         whole_number("workers", workers)
     for source in conversion.sources:
         source.prepare()
-    conversion = replace(conversion, dtype=conversion.common_dtype())
+    conversion = keeping(replace(conversion, dtype=conversion.common_dtype()))
     destination = conversion.destination
     local = destination.local
     locked = nullcontext() if local is None else alone(local / HIDDEN, destination.url)

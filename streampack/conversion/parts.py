@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, cast
 
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from streampack.conversion.folders import writing_to
+from streampack.conversion.kept import columns, with_values
 from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import (
     HIDDEN,
     OVERHEAD,
     Payload,
+    encoded,
     part_shard_name,
-    payloads_of,
     write_shard,
 )
 from streampack.errors import ContentError
@@ -96,10 +98,10 @@ def _converted(conversion: Conversion, part: int) -> PartNote:
     skips = _NamedSkips(conversion.on_error)
     shards: list[ShardCounts] = []
     with destination.scratch() as scratch:
-        for payloads in _shards(conversion, part, skips):
+        for payloads, beside in _shards(conversion, part, skips):
             name = part_shard_name(part, len(shards))
             with writing_to(scratch):
-                file = write_shard(scratch / "shard", payloads, conversion.compression)
+                file = write_shard(scratch / "shard", payloads, conversion.compression, beside)
                 shards.append(_counts(name, file.stat().st_size, payloads))
                 destination.put(file, name)
         note = PartNote(part, tuple(shards), skips.counts.skipped, skips.facts)
@@ -114,26 +116,35 @@ def _counts(name: str, num_bytes: int, payloads: list[Payload]) -> ShardCounts:
     return ShardCounts(name, num_bytes, len(payloads), sum(map(len, ids)), int(sum(learnt)))
 
 
-def _shards(conversion: Conversion, part: int, skips: ErrorPolicy) -> Iterator[list[Payload]]:
-    """Yield the documents of each shard."""
+def _shards(
+    conversion: Conversion, part: int, skips: ErrorPolicy
+) -> Iterator[tuple[list[Payload], dict[str, pa.Array]]]:
+    """Yield the documents of each shard, and the columns of kept fields."""
     source, reader = conversion.reader(part)
     chats = conversion.chats(source)
+    types = source.field_types
+    for texts in types.keys.values():
+        texts.clear()  # those of the part before
     gathered: list[Payload] = []
+    kept: list[tuple[Any, ...]] = []
     size = 0
     for block, _ in reader.read(None, skips):
         if chats is not None:
             block = chats.encode(cast(Any, block), skips)
-        _, payloads, _ = payloads_of(
+        documents = encoded(
             block, source, conversion.tokenizer, conversion.dtype or "", skips, masks=True
         )
-        for payload in payloads:
-            more = OVERHEAD + (
-                len(payload.encode()) if isinstance(payload, str) else payload.nbytes
+        for payload, values, num_bytes in with_values(documents, source, skips):
+            more = (
+                OVERHEAD
+                + num_bytes
+                + (len(payload.encode()) if isinstance(payload, str) else payload.nbytes)
             )
             if gathered and size + more > conversion.shard_bytes:
-                yield gathered
-                gathered, size = [], 0
+                yield gathered, columns(kept, types)
+                gathered, kept, size = [], [], 0
             gathered.append(payload)
+            kept.append(values)
             size += more
     if gathered:
-        yield gathered
+        yield gathered, columns(kept, types)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -98,10 +99,13 @@ class Conversion(ShardSettings):
         part_bytes: approximate bytes of the source, as stored, in a part: the unit of work of a
             process, repeated if the process dies. A part has shards of its own, so parts should
             give several shards each.
+        keep: document fields that shards hold beside the documents: "text" or a dtype by name, or
+            None until `kept.keeping` has found it.
     """
 
     more: tuple[Source, ...] = ()
     part_bytes: int = 256 << 20
+    keep: Mapping[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,7 +191,8 @@ class Conversion(ShardSettings):
         encoders = [chats for source in self.sources if (chats := self.chats(source))]
         if encoders:
             described["tokenizer"] = [chats.fingerprint for chats in encoders]
-        return {**described, "part_bytes": self.part_bytes}
+        kept = {"keep": dict(self.keep)} if self.keep else {}
+        return {**described, **kept, "part_bytes": self.part_bytes}
 
     def _parts_of(self, source: Source) -> int:
         inner = source.inner

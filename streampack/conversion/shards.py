@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import Documents, Texts
+from streampack.documents.blocks import Documents, Fields, Texts
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, StateError
 from streampack.metrics import fetched
@@ -27,6 +27,7 @@ from streampack.storage.filesystems import open_filesystem
 from streampack.storage.marks import UNFINISHED
 from streampack.storage.retries import with_retries
 from streampack.tokenization import Tokenizer
+from streampack.tokenization.stages import with_fields_of
 
 #: Content of one document: token ids, `masked_ids`, or text.
 Payload = NDArray[np.generic] | str
@@ -53,11 +54,16 @@ def part_shard_name(part: int, shard: int) -> str:
     return f"part-{part:05}-{shard:05}.parquet"
 
 
-def write_shard(file: Path, documents: Sequence[Payload], compression: str | None) -> Path:
+def write_shard(
+    file: Path,
+    documents: Sequence[Payload],
+    compression: str | None,
+    beside: Mapping[str, pa.Array] | None = None,
+) -> Path:
     """Write a shard to a file and return the file.
 
-    The columns are `text`, or `tokens` and, if there are masks, `loss_mask`. Row groups have 4,096
-    documents.
+    The columns are `text`, or `tokens` and, if there are masks, `loss_mask`; then those `beside`
+    the N documents, (N,) each. Row groups have 4,096 documents.
     """
     if isinstance(documents[0], str):
         table = pa.table({"text": pa.array(documents, pa.large_string())})
@@ -67,6 +73,8 @@ def write_shard(file: Path, documents: Sequence[Payload], compression: str | Non
         columns = {name: ids[name] for name in ids.dtype.names or ()} or {"tokens": ids}
         lists = [pa.LargeListArray.from_arrays(offsets, pa.array(c)) for c in columns.values()]
         table = pa.table(lists, names=list(columns))
+    for name, values in (beside or {}).items():
+        table = table.append_column(name, values)
     pq.write_table(
         table, file, row_group_size=ROW_GROUP_DOCUMENTS, compression=compression or "none"
     )
@@ -82,7 +90,23 @@ def no_documents() -> ConfigError:
     )
 
 
-def payloads_of(
+class Encoded(NamedTuple):
+    """The N documents of a block as content of shards.
+
+    Attributes:
+        dtype: dtype of the ids; "str" for text.
+        payloads: N payloads.
+        origin: (N,) origins of the documents.
+        fields: (N,) values of the documents by field name.
+    """
+
+    dtype: str
+    payloads: list[Payload]
+    origin: NDArray[np.void]
+    fields: Fields
+
+
+def encoded(
     block: Block,
     source: Source,
     tokenizer: Tokenizer | None,
@@ -90,8 +114,8 @@ def payloads_of(
     skips: ErrorPolicy,
     *,
     masks: bool = False,
-) -> tuple[str, list[Payload], NDArray[np.void]]:
-    """Convert a block's N documents to the content of shards.
+) -> Encoded:
+    """Convert a block's documents to the content of shards.
 
     Args:
         block: a block of texts or ids.
@@ -100,9 +124,6 @@ def payloads_of(
         dtype: dtype of the ids in earlier shards, "uint16" or "uint32"; "" uses the block's.
         skips: policy for documents that cannot be tokenized.
         masks: write loss masks too.
-
-    Returns:
-        The dtype, N payloads, and the documents' origins (N,).
 
     Raises:
         ConfigError: the block has conversations, records of several documents, or loss masks that
@@ -114,8 +135,9 @@ def payloads_of(
         skips.in_a_row = 0
     if isinstance(block, Texts):
         if tokenizer is None:
-            return "str", list(block.texts), block.origin
-        block = tokenizer.encode(source.short_texts(block, skips), skips, source.document_name)
+            return Encoded("str", list(block.texts), block.origin, block.document_fields)
+        ids = tokenizer.encode(source.short_texts(block, skips), skips, source.document_name)
+        block = with_fields_of(block, ids)
     if isinstance(block, Conversations) or block.members is not None:
         raise ConfigError(
             "Shards hold single documents, but the records are conversations or have several "
@@ -132,7 +154,7 @@ def payloads_of(
     return _ids(block, dtype)
 
 
-def _ids(block: Documents, dtype: str) -> tuple[str, list[Payload], NDArray[np.void]]:
+def _ids(block: Documents, dtype: str) -> Encoded:
     if not dtype:
         dtype = "uint16" if block.tokens.dtype == np.uint16 else "uint32"
     tokens = block.tokens[block.offsets[0] : block.offsets[-1]]
@@ -146,7 +168,8 @@ def _ids(block: Documents, dtype: str) -> tuple[str, list[Payload], NDArray[np.v
     if block.loss_mask is not None:
         ids = masked_ids(ids, block.loss_mask[block.offsets[0] : block.offsets[-1]])
     places = block.offsets - block.offsets[0]
-    return dtype, [ids[places[i] : places[i + 1]] for i in range(len(block))], block.origin
+    payloads: list[Payload] = [ids[places[i] : places[i + 1]] for i in range(len(block))]
+    return Encoded(dtype, payloads, block.origin, block.document_fields)
 
 
 T = TypeVar("T")
@@ -238,7 +261,9 @@ class Destination:
             wanted: settings of this run.
             where: folder of the unfinished run, if it is not the destination.
         """
-        for name, value in json.loads(json.dumps(wanted)).items():
+        wanted = json.loads(json.dumps(wanted))
+        for name in {**saved, **wanted}:  # what is absent was not set
+            value = wanted.get(name)
             if saved.get(name) != value:
                 raise ConfigError(
                     f"{where or self.url} holds an unfinished {run} with {name} "

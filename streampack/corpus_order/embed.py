@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversion.shards import payloads_of
+from streampack.conversion.shards import encoded
 from streampack.corpus_order.by_value import VALUE, of_kept, with_values
 from streampack.corpus_order.corpus import Part, batches
 from streampack.corpus_order.settings import CorpusOrder
@@ -100,7 +100,7 @@ def _copy(job: CorpusOrder, part: int) -> tuple[str, NDArray[np.int64], NDArray[
             if job.by is not None:
                 block, of_block = with_values(job, job.by, block, skips)
             before = block.origin
-            dtype, payloads, origin = payloads_of(block, job.source, job.tokenizer, dtype, skips)
+            dtype, payloads, origin, _ = encoded(block, job.source, job.tokenizer, dtype, skips)
             if job.by is not None:
                 values.append(of_kept(of_block, before, origin))
             data = [p.encode() if isinstance(p, str) else p for p in payloads]

@@ -16,6 +16,15 @@ from streampack.tokenization.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 
+def with_fields_of(texts: Texts, documents: Documents) -> Documents:
+    """Return the documents made of some of the texts, with the texts' fields."""
+    if not texts.document_fields:
+        return documents
+    kept = np.isin(texts.origin["index"], documents.origin["index"])
+    fields = {name: values[kept] for name, values in texts.document_fields.items()}
+    return replace(documents, document_fields=fields)
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
     """Encode texts to documents with the same document fields."""
@@ -29,11 +38,7 @@ class Encoded:
         texts = place.source.short_texts(block, place.skips)
         documents = self.tokenizer.encode(texts, place.skips, place.source.document_name)
         self._count_eos(documents, place)
-        if not block.document_fields:
-            return documents
-        kept = np.isin(block.origin["index"], documents.origin["index"])
-        fields = {name: values[kept] for name, values in block.document_fields.items()}
-        return replace(documents, document_fields=fields)
+        return with_fields_of(block, documents)
 
     def _count_eos(self, documents: Documents, place: Place) -> None:
         """Count EOS tokens inside texts, and log the first one."""
