@@ -35,6 +35,7 @@ PAGES = [
         README.parent / "docs" / f"{name}.md"
         for name in (
             *("index", "quickstart", "sources", "storage", "packers", "order", "loops"),
+            "converting",
             *("fields", "rollouts", "trees", "chat", "balance"),
         )
     ),
@@ -83,7 +84,8 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     write_lines(tmp_path / "pairs" / "0.jsonl", [{**pair, "margin": 0.5} for pair in sides])
     (tmp_path / "data").mkdir()
     (tmp_path / "shards").mkdir()
-    lines = "".join(json.dumps({"text": text}) + "\n" for text in prose(60, 1))
+    texts = [{"text": t, "url": f"https://a.b/{i}", "score": i} for i, t in enumerate(prose(60, 1))]
+    lines = "".join(json.dumps(text) + "\n" for text in texts)
     (tmp_path / "texts.jsonl").write_text(lines)
     loader = PackedLoader(PackedDataset("texts.jsonl", seq_len=64, tokenizer="tokenizer.json"))
     next(iter(loader))
@@ -154,7 +156,7 @@ def tiny_llama() -> Any:
 @pytest.mark.docs
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_python_snippet_runs(page: Path, corpora: None) -> None:
-    names: dict[str, Any] = {"model": tiny_llama(), "device": "cpu"}
+    names: dict[str, Any] = {"__name__": "__main__", "model": tiny_llama(), "device": "cpu"}
     found = snippets("python", page)
     assert found
     for snippet in found:

@@ -62,7 +62,7 @@ def convert(
         tokens: field or column with the documents as token ids.
         loss_mask: field or column with loss masks or labels, as for `sources.open`.
         keep: fields that the shards hold beside the documents, each with a text or a number for
-            every document, such as "url". The type of numbers is that of the first documents;
+            every document, such as "url". The first documents determine the type of numbers;
             "score:float64" names another one. Training reads them as `document_fields`.
         part_bytes: approximate bytes of the source, as stored, in a part, the unit of work of a
             process. A part should give several shards.

@@ -69,7 +69,7 @@ def parsed(keep: Collection[str]) -> dict[str, str | None]:
     {'url': None, 'score': 'float64'}
 
     Raises:
-        ConfigError: `keep` is no list of names, or a name is that of the documents or a mask.
+        ConfigError: `keep` is no list of names, or names documents or a mask.
     """
     if isinstance(keep, str) or not all(isinstance(name, str) for name in keep):
         raise ConfigError(

@@ -124,7 +124,7 @@ def _shards(
     chats = conversion.chats(source)
     types = source.field_types
     for texts in types.keys.values():
-        texts.clear()  # those of the part before
+        texts.clear()  # from the part before
     gathered: list[Payload] = []
     kept: list[tuple[Any, ...]] = []
     size = 0
