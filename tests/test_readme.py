@@ -122,7 +122,9 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     with s3_server() as server:
         for number in range(2):
             buffer = io.BytesIO()
-            table = pa.table({"text": prose(20, number), "repo": [n % 7 for n in range(20)]})
+            table = pa.table(
+                {"text": prose(20, number), "repo": [f"repository {n % 7}" for n in range(20)]}
+            )
             pq.write_table(table, buffer)
             put(server.client, f"fineweb/{number}.parquet", buffer.getvalue())
         for file in folder.iterdir():

@@ -77,18 +77,18 @@ def parsed(keep: Collection[str]) -> dict[str, str | None]:
             'Pass for example keep=["url", "score"].',
             setting="keep",
         )
-    found: dict[str, str | None] = {}
+    kinds: dict[str, str | None] = {}
     for given in keep:
         name, _, dtype = given.rpartition(":")
-        found |= {name: dtype} if name and dtype in (*DTYPES, TEXT) else {given: None}
-    for name in found:
+        kinds |= {name: dtype} if name and dtype in (*DTYPES, TEXT) else {given: None}
+    for name in kinds:
         if name in _RESERVED:
             raise ConfigError(
                 f'"{name}" cannot be kept: readers would take it for documents or a loss mask.',
                 "Omit it from keep (--keep), or rename the field.",
                 setting="keep",
             )
-    return found
+    return kinds
 
 
 def spec_of(kept: Mapping[str, str]) -> FieldSpec:
@@ -174,14 +174,14 @@ def with_values(
     types, problems = source.field_types, dict[int, str]()
     values: list[list[Any]] = []
     for name, dtype in types.document.items():
-        found, wrong = cast_values(encoded.fields[name], dtype)
+        numbers, wrong = cast_values(encoded.fields[name], dtype)
         if name in types.keys:
             texts = types.keys[name].texts
-            values.append([texts[place] for place in found.tolist()])
+            values.append([texts[place] for place in numbers.tolist()])
             wrong = np.array([i for i, t in enumerate(values[-1]) if not _is_utf8(t)], np.int64)
             reasons = dict.fromkeys(wrong.tolist(), f'has a text in "{name}" that is not UTF-8')
         else:
-            values.append(found.tolist())
+            values.append(numbers.tolist())
             reasons = {i: _misfit(encoded.fields[name][i], name, dtype) for i in wrong.tolist()}
         problems |= reasons
     source.report_broken(encoded.origin, problems, skips)
