@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from streampack.cli.options import (
-    AddedEnd,
     Compression,
     Conversations,
+    EndToken,
     LossMask,
     OnError,
     ShardFolder,
@@ -24,6 +24,7 @@ from streampack.cli.options import (
     ShardTokenizer,
     TextField,
     TokensField,
+    data_at,
 )
 from streampack.conversion.api import convert as convert_corpus
 from streampack.conversion.api import open_in_order
@@ -36,7 +37,8 @@ def convert(
         list[str],
         typer.Argument(
             metavar="SRC...",
-            help="Files of any format: a file, folder, glob or URL; several in this order.",
+            help="Files of any format: a file, folder, glob or URL; or FILE.py:NAME, a source that "
+            "your code makes; several in this order.",
         ),
     ],
     destination: ShardFolder,
@@ -52,7 +54,7 @@ def convert(
         ),
     ] = "",
     tokenizer: ShardTokenizer = None,
-    eos_id: AddedEnd = None,
+    eos_id: EndToken = None,
     shard_size: ShardSize = "64MiB",
     compression: Compression = None,
     dtype: ShardIntegers = None,
@@ -97,12 +99,14 @@ def convert(
             run.update(now)
             bar.update(task, completed=now.parts, total=now.num_parts, description=run.words())
 
+        in_files = {} if eos_id is None or tokenizer is not None else {"eos_id": eos_id}
+        read: dict[str, Any] = {"chat": chat, "dtype": dtype, **fields, **in_files}
         figures = convert_corpus(
-            [open_in_order(source, chat=chat, **fields) for source in sources],
+            [open_in_order(data_at(source), **read) for source in sources],
             destination,
             keep=[name for name in keep.split(",") if name],
             tokenizer=tokenizer,
-            eos_id=eos_id,
+            eos_id=None if in_files else eos_id,
             part_bytes=parse_bytes(part_size, "part_bytes"),
             shard_bytes=parse_bytes(shard_size),
             compression=compression,

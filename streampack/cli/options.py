@@ -128,6 +128,13 @@ def target_at(named: str) -> Any:
     return names[name]
 
 
+def data_at(source: str) -> Any:
+    """Return the object that FILE.py:NAME names; return `source` itself if it names files."""
+    if "://" in source or os.path.exists(source):
+        return source
+    return object_at(source) if re.fullmatch(r"[^:]+:[A-Za-z_]\w*", source) else source
+
+
 def dataset_of(
     source: str,
     tokenizer: str | None,
@@ -152,12 +159,12 @@ def dataset_of(
         ConfigError: the source does not exist, or is text without a tokenizer.
     """
     options["eos_id"] = None if tokenizer is not None else eos_id
-    path = "://" in source or os.path.exists(source)
-    path = path or not re.fullmatch(r"[^:]+:[A-Za-z_]\w*", source)
+    data = data_at(source)
+    path = data is source
     if chat:
-        opened: Any = _chat_of(source if path else object_at(source), options)
+        opened: Any = _chat_of(data, options)
     else:
-        opened = open_source(source, **options) if path else object_at(source)
+        opened = open_source(source, **options) if path else data
     from streampack.dataset import PackedDataset  # imported here, because it imports torch
     from streampack.job.topology import Topology
     from streampack.tokenization import TokenRules

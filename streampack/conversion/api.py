@@ -15,6 +15,7 @@ from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
 from streampack.sources.base import Source
 from streampack.sources.reading import ReadOptions
+from streampack.sources.resolve import as_source
 from streampack.sources.resolve import open as open_source
 from streampack.sources.sharded import ShardedSource
 from streampack.tokenization import Tokenizer, load_tokenizer
@@ -55,7 +56,8 @@ def convert(
             list of `Source`, which are converted one after another.
         destination: empty folder or URL for the shards.
         tokenizer: see `PackedDataset`; None writes texts, or ids that are there already.
-        eos_id: id of the end of a document, if the tokenizer declares none.
+        eos_id: id of the end of a document: if the tokenizer declares none; or, without a
+            tokenizer, in flat files of ids.
         chat: the records are conversations. They are rendered by the tokenizer's template; for
             other settings pass a `sources.Chat`.
         text: field or column with the documents as texts.
@@ -70,7 +72,8 @@ def convert(
             ones shuffle better.
         compression: Parquet compression: "zstd", "gzip", "brotli", "snappy" or "lz4". None does
             not compress, which suits token ids.
-        dtype: dtype of the ids in the shards; None uses the tokenizer's or the source's.
+        dtype: dtype of the ids in the shards, and in files that do not declare one; None uses the
+            tokenizer's or the source's.
         on_error: policy for broken documents: "raise" stops, "skip" leaves them out and counts and
             names them.
         address: address of a Ray cluster with machines that see the same files; None uses
@@ -93,14 +96,15 @@ def convert(
     several = source if isinstance(source, (list, tuple)) else [source]
     if not several or not all(isinstance(each, Source) for each in several):
         several = [source]
-    fields = {"text": text, "tokens": tokens, "loss_mask": loss_mask}
+    in_files = eos_id if tokenizer is None else None
+    fields = {"text": text, "tokens": tokens, "loss_mask": loss_mask, "eos_id": in_files}
     given = {name: value for name, value in fields.items() if value is not None}
-    opened = [open_in_order(each, chat=chat, **given) for each in several]
+    opened = [open_in_order(each, chat=chat, dtype=dtype, **given) for each in several]
     conversion = Conversion(
         source=opened[0],
         more=tuple(opened[1:]),
         destination=Destination(destination),
-        tokenizer=tokenizer_of(tokenizer, eos_id),
+        tokenizer=tokenizer if tokenizer is None else tokenizer_of(tokenizer, eos_id),
         shard_bytes=shard_bytes,
         compression=compression,
         dtype=dtype,
@@ -129,12 +133,15 @@ def tokenizer_of(tokenizer: Any, eos_id: int | None) -> Tokenizer | None:
     return None
 
 
-def open_in_order(data: Any, *, chat: bool = False, **fields: Any) -> Source:
+def open_in_order(
+    data: Any, *, chat: bool = False, dtype: str | None = None, **fields: Any
+) -> Source:
     """Open a source that reads one shard after another.
 
     Args:
         data: see `convert`.
         chat: the records are conversations.
+        dtype: dtype of the ids in files that do not declare one.
         fields: arguments of `sources.open`.
 
     Raises:
@@ -150,15 +157,18 @@ def open_in_order(data: Any, *, chat: bool = False, **fields: Any) -> Source:
                 "Omit the names of fields, and pass files or records; or omit chat (--chat).",
                 setting="chat",
             )
-        opened: Source = Chat(data, reading=IN_ORDER)
-        opened.prepare()
-        return opened
+        chats = Chat(data, reading=IN_ORDER)
+        chats.prepare()
+        return chats
     if isinstance(data, Source):
-        data.prepare()
-        return _one_by_one(data)
+        opened = as_source(data, **fields)
+        opened.prepare()
+        return _one_by_one(opened)
     try:
         return open_source(data, reading=IN_ORDER, **fields)
     except ConfigError as error:
+        if error.setting == "dtype" and dtype is not None:
+            return open_source(data, reading=IN_ORDER, dtype=dtype, **fields)
         if error.setting != "reading":  # data in memory without shards
             raise
     return open_source(data, **fields)
