@@ -34,7 +34,7 @@ class Hints:
             for number, (name, part) in enumerate(source.parts.items())
             if name in dealer.rule.lines and isinstance(part.inner, FileSource)
         ]
-        self._told = {(name, lane): 0 for name, _, _ in self._lines for lane in states}
+        self._told = {name: dict.fromkeys(states, 0) for name, _, _ in self._lines}
         self._deals = -1 if any(states.values()) else 0
 
     def __call__(self) -> None:
@@ -44,11 +44,11 @@ class Hints:
             return
         self._deals = made
         for name, source, seed in self._lines:
-            for lane in [lane for line, lane in self._told if line == name]:
+            for lane, told in self._told[name].items():
                 spans = self._dealer.spans(name, lane, made)
                 if before >= 0:
-                    for epoch, low, high in spans[self._told[name, lane] :]:
+                    for epoch, low, high in spans[told:]:
                         rules: Any = {"seed": seed, "epoch": epoch, "shuffle": self._shuffle}
                         reader = source.span(low, min(high, low + _SOON), **rules)
                         source.will_read(list(islice(reader.pieces, _MOST_PIECES)))
-                self._told[name, lane] = len(spans)
+                self._told[name][lane] = len(spans)

@@ -6,7 +6,7 @@ with a fast one as many as the storage allows. Among readers, the one read longe
 since its turn is next; each may hold a multiple of its share of all use, and about twice as much as
 it has used so far.
 
-Threads start when there is work and end when there is none, so an idle process has no thread.
+Threads start when there is work, and end half a second after there is none.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _SHARES = 4  # multiple of its share of all use that a reader may hold ahead
 _MEASURED_S = 4.0
 _MEASURED_BLOCKS = 1024
 _THREADS = 16
+_IDLE_S = 0.5  # starting a thread takes as long as reading a block that is there
 _MOST_HINTS = 256  # a later one would be called after its readers
 
 
@@ -107,6 +108,8 @@ class ReadAhead:
         self._used, self._spent_s = 0.0, 0.05  # recent blocks, and seconds without waits for them
         self._now = time.monotonic()
         self._threads = 0
+        self._idle = threading.Condition(self._lock)  # threads wait for work here
+        self._waiting = 0
 
     def reader(self, file: RangedFile, used: int) -> Reader:
         """Return a reader that has read `used` blocks of a file."""
@@ -186,7 +189,9 @@ class ReadAhead:
 
     def _start(self) -> None:
         work = bool(self._hints) or (bool(self._hungry) and self._held < self._room())
-        if work and self._threads < _THREADS:
+        if work and self._waiting:
+            self._idle.notify()
+        elif work and self._threads < _THREADS:
             self._threads += 1
             threading.Thread(target=self._work, name="streampack-read-ahead", daemon=True).start()
 
@@ -212,10 +217,19 @@ class ReadAhead:
             return lambda: file.closed or self._fetch(file, first, stop)
         return None
 
+    def _next_or_wait(self) -> Callable[[], object] | None:
+        while (task := self._next()) is None:
+            self._waiting += 1
+            was_called = self._idle.wait(_IDLE_S)
+            self._waiting -= 1
+            if not was_called:
+                return self._next()
+        return task
+
     def _work(self) -> None:
         while True:
             with self._lock:
-                task = self._next()
+                task = self._next_or_wait()
                 if task is None:
                     self._threads -= 1
                     return

@@ -241,7 +241,7 @@ class BlockCache:
     def _look(self, zone: int, *, everything: bool = False) -> None:
         """Keep a zone below its share of the limit."""
         quota = self._quota()
-        if not everything and sum(BLOCK_BYTES for _ in self._names(zone)) < quota:
+        if not everything and sum(BLOCK_BYTES for _ in self._names(zone)) < quota * 7 // 8:
             return
         total, stale_at = 0, time.time() - _STALE_S
         blocks: list[tuple[int, int, str]] = []
@@ -253,7 +253,7 @@ class BlockCache:
             size = max(status.st_size, _LEAST_BYTES)
             total += size
             blocks.append((status.st_atime_ns, size, item.path))
-        if total <= quota and not everything:
+        if total <= quota * 7 // 8 and not everything:  # processes add blocks between their looks
             return
         kept = quota // 2 if everything else quota * 3 // 4
         for _, size, path in sorted(blocks):

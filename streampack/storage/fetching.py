@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from streampack.errors import StorageError
 from streampack.storage.ahead import MOST_BLOCKS, ReadAhead
@@ -41,10 +42,23 @@ class Fetcher:
         self.cache = cache
         self.ahead = ReadAhead(self.fetch_ahead, ahead_bytes)
         self._get, self._get_whole = get, get_whole
+        # A block has one map, however many lanes read it.
+        self._mapped: WeakValueDictionary[tuple[str, int], memoryview] = WeakValueDictionary()
 
     def kept(self, file: RangedFile, number: int) -> memoryview | None:
         """Return a block if this host has it; None otherwise."""
-        return self.cache.get(file.key, number, file.block_bytes(number))
+        block = self._mapped.get((file.key, number))
+        if block is None:
+            block = self.cache.get(file.key, number, file.block_bytes(number))
+            if block is not None:
+                self._mapped[file.key, number] = block
+        return block
+
+    def forget(self, key: str, blocks: int) -> bool:
+        """Remove the `blocks` blocks of a file; return True if the cache had any."""
+        for number in range(blocks):
+            self._mapped.pop((key, number), None)
+        return self.cache.forget(key, blocks)
 
     def fetched(self, file: RangedFile, number: int, end: int) -> memoryview:
         """Fetch a block now, with missing blocks up to `end`; return it."""

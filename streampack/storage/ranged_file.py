@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from streampack.storage.ahead import Reader
     from streampack.storage.fetching import Fetcher
 
-_KEPT_BLOCKS = 8  # mapped blocks kept behind the current one
+_KEPT_BLOCKS = 4  # mapped blocks kept behind the current one
 
 
 class RangedFile(StoredFile):
@@ -96,7 +96,8 @@ class Forwards:
         file.forwards.append(self)
 
     def close(self) -> None:
-        """Fetch nothing more ahead."""
+        """Fetch nothing more ahead, and keep no block mapped."""
+        self._views = {}
         if self._reader is not None:
             self._fetcher.ahead.drop(self._reader)
             self._reader = None

@@ -72,7 +72,7 @@ class RemoteFiles:
         """Remove a file from the cache; return False if the cache has none of it."""
         listed = self.listed(file)
         blocks = -(-listed.num_bytes // BLOCK_BYTES)
-        return self.fetcher.cache.forget(listed.key, blocks)
+        return self.fetcher.forget(listed.key, blocks)
 
     def prefetch(self, file: FileInfo, start: int, stop: int) -> None:
         """See `Storage.prefetch`."""
