@@ -1,4 +1,4 @@
-"""Mixtures of many remote sources, under 1,024 descriptors: ``python -m benchmarks.remote_mixture``.
+"""Mixtures of many remote sources under 1,024 descriptors: `python -m benchmarks.remote_mixture`.
 
 A corpus of token ids, `--megabytes` large whatever the number of its sources, lies in an S3 store
 on this machine: a folder of four `.npy` files is a source. Twelve lanes of one process read an
@@ -67,6 +67,7 @@ class Watched(threading.Thread):
         self._before = _memory()
 
     def run(self) -> None:
+        """Look until it ends."""
         while not self._ends.wait(_LOOK_S):
             self.look()
 

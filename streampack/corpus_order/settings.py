@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,10 @@ from streampack.tokenization import Tokenizer
 PART_TOKENS = 1 << 20  # approximate tokens per part
 MOST_PARTS = 1 << 14  # a process maps up to three files of each, and Linux allows 65,530
 UNKNOWN_PARTS = 16  # number of parts for a source of unknown size
+_OF_SIMILARITY = (
+    *("embedder", "k", "duplicate_threshold", "max_similarity", "row_tokens"),
+    *("first_tokens", "search"),
+)
 
 
 @explained
@@ -102,8 +106,9 @@ class CorpusOrder(ShardSettings):
         """Let the source read the field, and refuse settings of similarity beside it."""
         if self.by is None:
             return
-        if self.embedder is not None or self.max_similarity < 1:
-            name = "embedder" if self.embedder is not None else "max_similarity"
+        defaults = {each.name: each.default for each in fields(self)}
+        name = next((n for n in _OF_SIMILARITY if getattr(self, n) != defaults[n]), None)
+        if name is not None:
             raise ConfigError(
                 f"Only one order is possible, got by= and {name}=.",
                 f"Leave {name} out, or by.",
@@ -111,8 +116,8 @@ class CorpusOrder(ShardSettings):
             )
         if self.by_signal:
             return
-        fields = FieldSpec(document={self.by.name: np.dtype(np.float64)})
-        object.__setattr__(self, "source", self.source.with_fields(fields))
+        types = FieldSpec(document={self.by.name: np.dtype(np.float64)})
+        object.__setattr__(self, "source", self.source.with_fields(types))
         try:
             self.source.prepare()
         except ConfigError as error:

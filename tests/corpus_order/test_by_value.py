@@ -224,6 +224,9 @@ def test_one_lane_trains_from_small_values_to_large_ones(corpus: Path, tmp_path:
         ("by", ByField("lexical_diversity"), {}),  # of token ids
         ("embedder", ByField("score"), {"embedder": "bm25"}),
         ("max_similarity", ByField("score"), {"max_similarity": 0.5}),
+        ("k", ByField("score"), {"k": 5}),
+        ("duplicate_threshold", ByField("score"), {"duplicate_threshold": 0.8}),
+        ("search", ByField("score"), {"search": "exact"}),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(
