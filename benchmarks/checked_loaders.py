@@ -229,6 +229,44 @@ def torchtitan(documents: MarkedDocuments) -> Any:
     return StatefulDataLoader(dataset, batch_size=4)
 
 
+def read_by_megatron(documents: MarkedDocuments, isolated: bool) -> Any:
+    """Return rows of the concatenated documents, without or with the resets at their ends."""
+    import numpy as np
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+    from megatron.core.datasets.utils import Split
+
+    class Tokenizer:
+        vocab_size, eod, pad = 1 << 16, EOS, PAD
+        unique_identifiers = ("marked",)
+
+    prefix = str(Path(tempfile.mkdtemp()) / "marked")
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.int32)
+    for document in documents:
+        builder.add_document(torch.tensor(document), [len(document)])
+    builder.finalize(f"{prefix}.idx")
+    config = GPTDatasetConfig(
+        random_seed=0,
+        sequence_length=ROW,
+        blend=([prefix], None),
+        split="1",
+        tokenizer=Tokenizer(),
+        reset_position_ids=isolated,
+        reset_attention_mask=isolated,
+        eod_mask_loss=isolated,
+    )
+    indexed = IndexedDataset(prefix)
+    of_all = np.arange(len(documents), dtype=np.int32)
+    dataset = GPTDataset(indexed, prefix, of_all, None, Split.train, config)
+    return DataLoader(dataset, batch_size=4)
+
+
+loader("GPTDataset", "megatron-core", eos_id=EOS)(partial(read_by_megatron, isolated=False))
+loader("GPTDataset with resets and eod_mask_loss", "megatron-core", eos_id=EOS)(
+    partial(read_by_megatron, isolated=True)
+)
+
+
 def packed_by_grain(documents: MarkedDocuments, name: str) -> Any:
     """Return rows that grain packs, with the numbers of documents and positions."""
     import grain

@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
 
 def check(name: str, row: str) -> None:
     """The kinds that are found are in the row of the page's table that begins with a name."""
-    pytest.importorskip(checked_loaders.LOADERS[name][0])
+    pytest.importorskip(checked_loaders.LOADERS[name][0].replace("-", "."))
     (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {row} |"))
     listed = set(re.findall(r"`([a-z-]+)`", line.split("|")[2]))
     assert set(checked_loaders.report_of(name).kinds) == listed
@@ -48,6 +48,11 @@ def test_a_loader_has_the_faults_of_the_page(name: str, row: str) -> None:
         ("packing wrapped", "TRL, packing `wrapped`"),
         ("HuggingFaceTextDataset", "torchtitan, `HuggingFaceTextDataset`"),
         ("SFT collate", "litgpt, SFT collate"),
+        ("GPTDataset", "Megatron-LM, `GPTDataset`"),
+        (
+            "GPTDataset with resets and eod_mask_loss",
+            "Megatron-LM, `GPTDataset` with resets and `eod_mask_loss`",
+        ),
     ],
 )
 def test_a_loader_of_a_framework_has_the_faults_of_the_page(name: str, row: str) -> None:
