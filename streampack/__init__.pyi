@@ -19,8 +19,8 @@ from .packing import BestFitDecreasing as BestFitDecreasing
 from .packing import Buckets as Buckets
 from .packing import Concat as Concat
 from .packing import Pad as Pad
-from .run.state import DistributedState as DistributedState
-from .run.state import merge_states as merge_states
+from .run.distributed_state import DistributedState as DistributedState
+from .run.merging import merge_states as merge_states
 from .streams.hooks import Hook as Hook
 from .tokenization import Tokenizer as Tokenizer
 from .tokenization import TokenRules as TokenRules

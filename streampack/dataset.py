@@ -362,17 +362,8 @@ class PackedDataset(IterableDataset[PackedBatch]):
             StateError: the state belongs to another run (the message names the field and both
                 values), is damaged, or lacks lanes of this rank.
         """
-        self._continue_from(*self._resumed(state, allow=allow))
-
-    def _resumed(
-        self, state: Mapping[str, Any], *, allow: Collection[str] = ()
-    ) -> tuple[RunPlan, RunState]:
-        """Return plan and state of a saved run, for a loader, which keeps its own state.
-
-        Raises:
-            StateError: see `load_state_dict`.
-        """
-        return resume_run(self._config, self.topology, copy.deepcopy(state), allow)
+        plan, start = resume_run(self._config, self.topology, state, allow)
+        self._continue_from(plan, start)
 
     def _continue_from(self, plan: RunPlan, start: RunState) -> None:
         """Start from this plan and state instead of the beginning."""

@@ -25,6 +25,7 @@ from streampack.job.wrong_callers import refuse_bare_checkpointing, refuse_takin
 from streampack.leaves import FEEDS, METHODS, load, of_settings
 from streampack.metrics import Metrics
 from streampack.run.feeds import InProcess
+from streampack.run.plan import resume_run
 from streampack.run.prefetcher import DeviceCopies, Prefetcher
 from streampack.run.rank import RankRun
 
@@ -214,7 +215,8 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
         Raises:
             StateError: the state belongs to another run; the message names the field.
         """
-        self._run.continue_from(*self.dataset._resumed(state, allow=allow))
+        dataset = self.dataset
+        self._run.continue_from(*resume_run(dataset._config, dataset.topology, state, allow))
         self._finished = False
         self._stop()
 

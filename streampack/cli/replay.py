@@ -17,7 +17,8 @@ from streampack.cli.options import AsJson, object_at
 from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
 from streampack.run.cp_groups import CpGroups
-from streampack.run.state import check_state, merge_states
+from streampack.run.merging import merge_states
+from streampack.run.state import check_state
 
 
 def one_state(paths: Sequence[Path]) -> dict[str, Any]:

@@ -48,13 +48,6 @@ class DealSettings:
         """Return the rule by which sources are dealt, or None if no source is."""
         return self._rule({}, ())
 
-    def saved_rule(self, fingerprint: Mapping[str, Any]) -> DealRule | None:
-        """Return the rule of a saved fingerprint, or None."""
-        saved = fingerprint["dealing"]
-        if saved is None or not self._may_be_dealt:
-            return None
-        return self._saved_rule(saved)
-
     def keep(self, rule: DealRule | None) -> bool:
         """Return True if a saved rule remains valid for these settings of batches and epochs."""
         if rule is None:
@@ -128,8 +121,10 @@ class DealSettings:
             run_tokens=run_tokens * ONE // max(run_share, 1),
         )
 
-    def _saved_rule(self, saved: Mapping[str, Any]) -> DealRule:
+    def saved_rule(self, saved: Mapping[str, Any] | None) -> DealRule | None:
         """Rebuild a rule from the output of `DealRule.describe`, with the sources' new weights."""
+        if saved is None or not self._may_be_dealt:
+            return None
         sources, before = self._sources(), saved["before"]
         weights = {
             name: each.source.weight
@@ -144,7 +139,7 @@ class DealSettings:
                 name: Line(weight=weights.get(name, weight), epochs=epochs, rate=rate, share=share)
                 for name, (weight, epochs, rate, share) in saved["lines"].items()
             },
-            before=None if before is None else self._saved_rule(before),
+            before=self.saved_rule(before),
         )
 
     @property

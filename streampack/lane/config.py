@@ -56,8 +56,7 @@ class LaneConfig(StreamConfig):
             lanes=self.lanes,
             batch_tokens=self.batch_tokens,
             window_tokens=self.window.tokens(self.packer),
-            # Batches of one key are full only if the window is.
-            window_share=4 if self.packer.separate_batches else 128,
+            window_share=self.packer.limits.window_share,
             ordered=self.order is not None,
         )
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 class KeyBatches(Separation):
     """Rows of one key each, and batches of rows of one key."""
 
+    window_share = 4  # because these batches are full only if the window is
+
     def selected(self, plan: Plan, request: WindowRequest) -> Selection:
         """Run steps 2 to 4."""
         fill = self.loads(plan, request.weights)

@@ -5,7 +5,7 @@ A row is limited by its tokens. A leaf derives further limits, by fields of the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,13 @@ _TOKENS = np.zeros(0, dtype=np.int64)
 
 
 class RowLimits:
-    """The limit of a row by tokens alone."""
+    """The limit of a row by tokens alone.
+
+    Attributes:
+        window_share: the reserve of lanes has a window, but at most 1 / `window_share` of a lane.
+    """
+
+    window_share: ClassVar[int] = 128
 
     def fits(self, sizes: DocumentSizes, seq_len: int) -> NDArray[np.bool_]:
         """Return (N,) bool: documents that fit a row of `seq_len` tokens whole."""

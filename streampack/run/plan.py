@@ -7,6 +7,7 @@ saved state.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -171,15 +172,16 @@ def resume_run(
 ) -> tuple[RunPlan, RunState]:
     """Return the plan and state of a saved run; see `PackedDataset.load_state_dict`."""
     check_state(state)
+    state = copy.deepcopy(state)
     saved = state["fingerprint"]
     config = replace(config, source=config.source.as_saved(saved["source"]))
     if not config.lanes:
         config = replace(config, lanes=saved["lanes"])
     if config.needs_sample:
         config = load(MEASURED)(config, saved)
-    config = replace(config, dealing=config.deal_settings.saved_rule(saved))
+    config = replace(config, dealing=config.deal_settings.saved_rule(saved["dealing"]))
     current = fingerprint_of(config)
-    changed = changed_fields(saved, current, allow)
+    changed = [] if saved == current and not allow else changed_fields(saved, current, allow)
     # Attention does not affect the contents of rows, so nothing is replanned.
     if set(changed) - {"attention"} or not config.deal_settings.keep(config.dealing):
         resumed: tuple[RunPlan, RunState] = load(CHANGED_SETTINGS)(

@@ -24,7 +24,7 @@ from streampack.errors import ConfigError, StateError
 from streampack.job.topology import Topology
 from streampack.leaves import METHODS, load
 from streampack.loader import PackedLoader
-from streampack.run.state import merge_states
+from streampack.run.merging import merge_states
 
 
 class Mixin:

@@ -15,7 +15,7 @@ from streampack.arguments import type_in_words
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 from streampack.loader import PackedLoader
-from streampack.run.state import DistributedState
+from streampack.run.distributed_state import DistributedState
 from streampack.trainers.hugging_face import Mixin
 
 

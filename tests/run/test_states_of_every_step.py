@@ -19,7 +19,7 @@ from streampack import (
     sources,
 )
 from streampack.packing import BestFitDecreasing
-from streampack.run.state import batches_due, batches_given
+from streampack.run.state import batches_due
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import PAD, filled, identity, in_order
 from tests.support.simulated_ranks import on_ranks
@@ -51,7 +51,7 @@ def assert_lanes_agree(state: Any) -> None:
     """Every lane has given its batches before the next one of the run, unless it has ended."""
     for name, lane in state["lanes"].items():
         due = batches_due(int(name), state["next_batch"], len(state["lanes"]))
-        given = batches_given(lane)
+        given = 0 if lane is None else lane["step"] + lane["emitted"]
         assert given == due or (given < due and lane is not None and lane["final"])
 
 
