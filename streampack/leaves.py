@@ -89,6 +89,8 @@ ORDERED = "streams.ordered_stream:open_ordered"
 BATCHES = {"tree": "batch.tree_batch:TreeBatch"}
 #: Feeds of a loader's batches, by its setting.
 FEEDS = {"num_workers": "run.worker_feed:WorkerFeed"}
+#: Copies batches to the device of a loader.
+DEVICE_COPIES = "run.device_copies:DeviceCopies"
 #: Classes of plans, by the attribute of the packer that requests them.
 PLANS = {"shares_batches": "run.cp_run:plan_of"}
 #: Measures a sample of the corpus.

@@ -22,7 +22,7 @@ from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
 from streampack.ordering import SimilarityOrder
 from streampack.storage.filesystems import open_filesystem
-from streampack.storage.listing import run_pipe
+from streampack.sources.tar.pipes import run_pipe
 from streampack.tasks.on_ray import on_ray
 from streampack.tokenization.template import ChatTemplate
 

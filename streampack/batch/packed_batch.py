@@ -1,11 +1,11 @@
-"""Batches of packed rows, `PackedBatch`, and the batches of one optimiser step, `BatchGroup`."""
+"""PackedBatch: a batch of packed rows, with its tensors and its forms for consumers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
@@ -30,12 +30,10 @@ from streampack.packing.plan import PackingStats
 from streampack.window.packed_rows import PackedRows
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, TypeVar
+    from typing_extensions import Self
 
     from streampack.batch import attention, hf_arguments, numpy_arrays, parallel, slices, text
     from streampack.batch import loss as losses
-else:
-    from typing import TypeVar
 
 _NO_DICT = (
     "A PackedBatch is not a dict: models need more than ids to keep documents apart. Write {}."
@@ -423,39 +421,3 @@ class PackedBatch:
 
 
 refuse_collating(PackedBatch)
-
-
-if TYPE_CHECKING:
-    #: Item that a loop gets for each batch: the batch, or the result of the loader's `transform`.
-    Item = TypeVar("Item", default=PackedBatch)
-else:
-    Item = TypeVar("Item")  # `typing.TypeVar` has no defaults before Python 3.13
-
-
-class BatchGroup(Generic[Item]):
-    """The batches of one optimiser step, over which gradients are added.
-
-    Attributes:
-        batches: this rank's batches in order, after the loader's `transform`; the last group of a
-            run may have fewer.
-        num_loss_tokens: labels that count in the loss, over these batches on all data-parallel
-            ranks. The losses are already divided by it (`PackedBatch.num_items_in_batch`).
-    """
-
-    def __init__(
-        self,
-        batches: Sequence[PackedBatch],
-        num_loss_tokens: int,
-        form: Callable[[PackedBatch], Item],
-    ) -> None:
-        self.num_loss_tokens = num_loss_tokens
-        self.batches: tuple[Item, ...] = tuple(form(batch) for batch in batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Item]:
-        return iter(self.batches)
-
-    def __repr__(self) -> str:
-        return f"BatchGroup(batches={len(self)}, num_loss_tokens={self.num_loss_tokens})"

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from streampack.arguments import type_in_words
-from streampack.errors import ConfigError, StorageError
-from streampack.extras import missing_package
+from streampack.errors import ConfigError
 from streampack.storage.file_info import FileInfo, shown, split_url
 from streampack.storage.folders import Folders, LocalFolders, join
 from streampack.storage.marks import refuse_marked
@@ -237,12 +235,6 @@ def pattern_files(folders: Folders, pattern: str, top: str) -> list[FileInfo]:
     return files
 
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-MANY_NAMES = 256  # number of names in a folder above which the folder is listed
-
-
 def is_pipe(path: str) -> bool:
     """Return True for a `pipe:` URL."""
     return path.startswith("pipe:")
@@ -258,23 +250,3 @@ def refuse_pipes(paths: Sequence[str]) -> None:
             setting="allow_pipe",
             path=path,
         )
-
-
-def run_pipe(url: str, target: Path) -> None:
-    """Write the output of a `pipe:` URL to a file; webdataset runs the command.
-
-    Raises:
-        ConfigError: webdataset is not installed.
-        StorageError: the command failed.
-    """
-    try:
-        from webdataset.gopen import gopen
-    except ImportError as error:
-        raise missing_package("webdataset", "webdataset", path=url) from error
-    try:
-        with gopen(url, "rb") as stream, open(target, "wb") as out:
-            shutil.copyfileobj(stream, out)
-    except OSError as error:
-        raise StorageError(
-            f"{url} failed: {error}.", "Run the command by hand to see why.", path=url
-        ) from error

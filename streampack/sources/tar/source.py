@@ -56,11 +56,12 @@ from streampack.sources.tar.headers import (
     scan_file,
 )
 from streampack.sources.tar.members import FirstMembers, Samples, TarColumn, head_of
+from streampack.sources.tar.pipes import run_pipe
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError, codec_of
 from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.files import LocalFile, MemoryFile, StoredFile
-from streampack.storage.listing import expand_braces, is_pipe, named_paths, refuse_pipes, run_pipe
+from streampack.storage.listing import expand_braces, is_pipe, named_paths, refuse_pipes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
