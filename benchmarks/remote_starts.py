@@ -73,6 +73,7 @@ FORMATS = {
     "Megatron": Format(megatron, sources.MegatronIndexed, {}),
     ".jsonl": Format(layouts.lines(None), sources.JSONL, _TOKENS),
     ".npy": Format(flat("a.npy"), sources.Tokens, {"eos_id": EOS_ID}),
+    ".bin": Format(flat("a.bin"), sources.Tokens, {"eos_id": EOS_ID, "dtype": "uint16"}),
     "tar": Format(layouts.archive(None), sources.WebDataset, {"tokens": "npy"}),
     "MDS": Format(None, sources.MDS, _TOKENS),
 }

@@ -141,6 +141,7 @@ COMMANDS = {
     "memory": "--scale 0.01 --rounds 1 --passes 1",
     "remote": "--only .npy --megabytes 1",
     "remote_epoch": "--checked-megabytes 2 --gibibytes 0.1",
+    "remote_mixture": "--sources 3 --megabytes 1",
     "remote_starts": "--only Arrow --files 4 20",
     "remote_images": "--images 40",
     "remote_peers": "--only tar --readers streampack --megabytes 1",
