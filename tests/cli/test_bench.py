@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from streampack.errors import ConfigError
 from tests.support.corpora import byte_tokenizer
 from tests.support.program import output_of
+from tests.support.servers import http_server
 
 
 @pytest.fixture
@@ -106,3 +110,28 @@ def test_headspace_without_a_step_is_refused(corpus: list[str]) -> None:
     with pytest.raises(ConfigError) as raised:
         output_of(*corpus, "--headspace")
     assert raised.value.setting == "step_ms"
+
+
+def test_a_store_that_sends_slowly_is_named_with_its_bytes(tmp_path: Path) -> None:
+    (tmp_path / "served").mkdir()
+    np.save(tmp_path / "served" / "a.npy", np.arange(16 << 20, dtype=np.uint16) % 1000)
+    line = threading.Lock()  # that carries one answer at a time
+
+    def wait(_: str) -> None:
+        with line:
+            time.sleep(0.5)
+
+    with http_server(tmp_path / "served") as http:
+        http.gate = wait
+        made = tmp_path / "made.py"
+        made.write_text(
+            "from streampack import PackedDataset, WindowConfig, sources\n"
+            f"storage = sources.Storage(cache_dir={str(tmp_path / 'cache')!r})\n"
+            f"source = sources.Tokens({http.url + '/a.npy'!r}, eos_id=999, storage=storage)\n"
+            "dataset = PackedDataset(source, seq_len=1024, lanes=1, window=WindowConfig(rows=16))\n"
+        )
+        asked = ("--seconds", 2, "--workers", 0, "--json")
+        (run,) = json.loads(output_of("bench", f"{made}:dataset", *asked))["runs"]
+        http.gate = None
+    assert run["limit"] == "storage"
+    assert 0 < run["fetched_bytes"] < 33 << 20
