@@ -214,7 +214,7 @@ HEAD = [
 ]  # fmt: skip
 
 
-def row(name: str, count: int, found: dict[str, float], epoch_cpu_s: float) -> list[str]:
+def row(name: str, count: int, found: dict[str, float], epoch_cpu_s: float | None) -> list[str]:
     """Of the table."""
 
     def beyond(what: str) -> float:  # the run lists once more
@@ -230,7 +230,7 @@ def row(name: str, count: int, found: dict[str, float], epoch_cpu_s: float) -> l
         f"{beyond('bytes') / 1e3:,.0f}",
         f"{beyond('requests'):,.0f}",
         f"{beyond('CPU'):.2f}",
-        f"{epoch_cpu_s / count * 1e3:.1f}",
+        "" if epoch_cpu_s is None else f"{epoch_cpu_s / count * 1e3:.1f}",
     ]
 
 
@@ -247,7 +247,9 @@ def compare(arguments: argparse.Namespace) -> None:
                     put(store, prefix, files_of(FORMATS[name], count, base / prefix))
                     url = f"{store.url}/{prefix}"
                     found = measured(["--start", name, url], slow)
-                    epoch = measured(["--epoch", name, url], fast)["epoch CPU"]
+                    epoch = None
+                    if not arguments.starts:
+                        epoch = measured(["--epoch", name, url], fast)["epoch CPU"]
                     rows.append(row(name, count, found, epoch))
                     print(" | ".join(rows[-1]), file=sys.stderr)
     print_table(f"From {store.name}, in {LANES} lanes", HEAD, rows)
@@ -258,6 +260,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--files", type=int, nargs="+", default=[10, 500, 8000])
     parser.add_argument("--only", default="", help="formats whose names contain this")
+    parser.add_argument("--starts", action="store_true", help="read no epochs")
     parser.add_argument("--start", nargs=2, metavar=("NAME", "URL"), help="one start")
     parser.add_argument("--epoch", nargs=2, metavar=("NAME", "URL"), help="one epoch")
     arguments = parser.parse_args()
