@@ -2,7 +2,7 @@
 # Transformers 5, datasets 5, TRL, Lightning, torchtitan and Megatron-LM as installed, in an
 # environment of their own (.venv-frameworks). Arguments go to pytest.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" frameworks
-exec pytest -m "not gpu" tests/frameworks tests/batch/test_batch.py \
+exec pytest -m "not gpu" tests/frameworks tests/watching/test_page.py tests/batch/test_batch.py \
     tests/batch/test_consumers.py tests/batch/test_equal_losses.py \
     tests/media/test_images.py tests/media/test_losses.py \
     tests/benchmarks/test_checked_loaders.py \

@@ -47,7 +47,7 @@ OTHERS = {
     "extending.md": "tests/test_readme.py",
     "migration.md": "tests/test_migration.py",
     "consumers.md": "tests/frameworks/test_consumers_page.py",
-    "monitoring.md": "tests/frameworks/test_monitoring.py",
+    "monitoring.md": "tests/watching/test_page.py",
     "media.md": "tests/media/test_page.py",
     "clusters.md": "tests/job/test_clusters_page.py",
     "families.md": "tests/frameworks/test_routers.py",

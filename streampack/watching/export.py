@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from streampack.extras import missing_package
+from opentelemetry.metrics import Observation
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
@@ -18,20 +18,12 @@ LEAST_S = 1.0  # shortest interval of a gauge
 
 
 def exported(waits: Waits[Any], meter: Meter) -> Callable[[float], None]:
-    """Add the instruments to `meter`; return a function that records the wait of a step.
-
-    Raises:
-        MissingPackageError: opentelemetry-api is not installed.
-    """
-    try:
-        from opentelemetry.metrics import Observation
-    except ImportError as error:
-        raise missing_package("opentelemetry-api", "otel", setting="meter") from error
+    """Add the instruments to `meter`; return a function that records the wait of a step."""
     last = waits.mark()
     shown: dict[str, float] = {}
     labels = {"rank": waits.topology.rank}
 
-    def occupancy(_: Any) -> Iterator[Any]:
+    def occupancy(_: Any) -> Iterator[Observation]:
         nonlocal last, shown
         now = waits.mark()
         if now.at_s - last.at_s >= LEAST_S or not shown:
@@ -39,7 +31,7 @@ def exported(waits: Waits[Any], meter: Meter) -> Callable[[float], None]:
         for stage, share in shown.items():
             yield Observation(share, {**labels, "stage": stage})
 
-    def waiting(_: Any) -> Iterator[Any]:
+    def waiting(_: Any) -> Iterator[Observation]:
         yield Observation(waits.mark().exposed_s, labels)
 
     meter.create_observable_gauge(
@@ -50,7 +42,7 @@ def exported(waits: Waits[Any], meter: Meter) -> Callable[[float], None]:
     )
     for name in ("tokens", "documents", "fetched_bytes") if waits.loader is not None else ():
 
-        def total(_: Any, name: str = name) -> Iterator[Any]:
+        def total(_: Any, name: str = name) -> Iterator[Observation]:
             assert waits.loader is not None
             yield Observation(waits.loader.metrics().as_dict()[name], labels)
 

@@ -62,9 +62,6 @@ class Waits(Generic[Item]):
         over: iterable to follow instead, for example ``loader.accumulate(4)``; None is the loader.
         meter: a Meter of OpenTelemetry. It gets a histogram of waits, gauges of occupancy, and
             counters of tokens, documents and fetched bytes, each with the attribute `rank`.
-
-    Raises:
-        MissingPackageError: there is a meter, and opentelemetry-api is not installed.
     """
 
     @overload
@@ -129,6 +126,7 @@ class Waits(Generic[Item]):
 
     def report(self) -> RankWaits:
         """Return the figures of this rank since the last report, or since the first batch."""
+        self._stalls.collect()
         report = self.between(self._last, self.mark(), self._waits)
         self._begin()
         return report
@@ -154,7 +152,6 @@ class Waits(Generic[Item]):
 
     def mark(self) -> Mark:
         """Return the totals up to now."""
-        self._stalls.collect()
         totals = Metrics() if self.loader is None else self.loader._run.metrics
         ranks_s = 0.0 if self._ranks is None else self._ranks.waited_s
         return Mark(
