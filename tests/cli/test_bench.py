@@ -112,6 +112,7 @@ def test_headspace_without_a_step_is_refused(corpus: list[str]) -> None:
     assert raised.value.setting == "step_ms"
 
 
+@pytest.mark.slow
 def test_a_store_that_sends_slowly_is_named_with_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "served").mkdir()
     np.save(tmp_path / "served" / "a.npy", np.arange(16 << 20, dtype=np.uint16) % 1000)
