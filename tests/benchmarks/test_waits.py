@@ -33,7 +33,8 @@ def names_on_ranks() -> list[bool]:
         store.close()
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 0])
 def test_the_delayed_stage_is_the_limit(workers: int) -> None:
     context = multiprocessing.get_context("spawn")  # the process of pytest has threads
     with ProcessPoolExecutor(1, mp_context=context) as pool:
