@@ -26,7 +26,8 @@ def elsewhere(argument: str) -> str | None:
     """Return a hint if an argument belongs to a setting of the dataset; None otherwise."""
     kinds = {"packer": BestFitDecreasing, "window": WindowConfig, "token_rules": TokenRules}
     for setting, kind in kinds.items():
-        if argument in inspect.signature(kind).parameters:
+        init: Any = kind.__init__  # type: ignore[misc]  # before 3.11.4, `__new__` hides it
+        if argument in inspect.signature(init).parameters:
             needed = "seq_len=..., " if setting == "packer" else ""
             return f"pass {setting}={kind.__name__}({needed}{argument}=...)"
     return None

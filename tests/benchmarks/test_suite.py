@@ -153,6 +153,7 @@ COMMANDS = {
     "picture": "--out /dev/null",
     "pipelines": "--median 2000",
     "state": "--documents 500 --lanes 2 --samples 1",
+    "waits": "--only cost --rounds 1",
     "weights": "--steps 20 --lanes 2",
     "conversion": "--only streampack --megabytes 1",
     "tokenizers": "--only GPT-2 --texts 100 --megabytes 0.1",
