@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from streampack.conversion.settings import Conversion, first_block
 from streampack.documents.casting import cast_values, misfit
 from streampack.documents.declared_fields import DTYPES, TEXT
 from streampack.documents.fields import FieldSpec
@@ -19,7 +20,6 @@ from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, IDS, LOSS_FIELDS, TEXTS
 
 if TYPE_CHECKING:
-    from streampack.conversion.settings import Conversion
     from streampack.conversion.shards import Encoded
 
 #: Names that readers of the shards would take for documents or loss masks.
@@ -131,9 +131,7 @@ def _kind_in(source: Source, name: str, on_error: Literal["raise", "skip"]) -> s
 
 def _first_values(source: Source, name: str, policy: Literal["raise", "skip"]) -> NDArray[Any]:
     source.prepare()
-    (reader,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
-    blocks: Iterator[Any] = (block for block, _ in reader.read(None, ErrorPolicy(policy)))
-    block = next(blocks, None)
+    block = first_block(source, policy)
     if block is None:
         raise ContentError("The source holds no document.", "Check the path.")
     values: NDArray[Any] = block.document_fields[name]
@@ -178,8 +176,8 @@ def with_values(
         if name in types.keys:
             texts = types.keys[name].texts
             values.append([texts[place] for place in numbers.tolist()])
-            wrong = np.array([i for i, t in enumerate(values[-1]) if not _is_utf8(t)], np.int64)
-            reasons = dict.fromkeys(wrong.tolist(), f'has a text in "{name}" that is not UTF-8')
+            broken = (i for i, text in enumerate(values[-1]) if not _is_utf8(text))
+            reasons = dict.fromkeys(broken, f'has a text in "{name}" that is not UTF-8')
         else:
             values.append(numbers.tolist())
             reasons = {i: _misfit(encoded.fields[name][i], name, dtype) for i in wrong.tolist()}

@@ -13,7 +13,7 @@ from streampack.cached import cached_property
 from streampack.conversion.shards import Destination
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
-from streampack.sources.base import LaneReader, Source
+from streampack.sources.base import Block, LaneReader, Source
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.sharded import ShardedSource
 from streampack.tokenization import Tokenizer
@@ -177,9 +177,7 @@ class Conversion(ShardSettings):
             return None
         wide = False
         for source in self.sources:
-            (reader,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
-            blocks = (block for block, _ in reader.read(None, ErrorPolicy(self.on_error)))
-            block = next(blocks, None)
+            block = first_block(source, self.on_error)
             wide |= not isinstance(block, Documents) or block.tokens.dtype != np.uint16
         return "uint32" if wide else "uint16"
 
@@ -203,6 +201,12 @@ class Conversion(ShardSettings):
         wanted = max(-(-size // self.part_bytes), 1)
         most = source.max_lanes()
         return wanted if most is None else min(wanted, most)
+
+
+def first_block(source: Source, on_error: Literal["raise", "skip"]) -> Block | None:
+    """Return the first documents of a source; None if it has none."""
+    (reader,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
+    return next((block for block, _ in reader.read(None, ErrorPolicy(on_error))), None)
 
 
 def _renders(source: Source) -> bool:
