@@ -37,9 +37,13 @@ class Hints:
         self._told = {name: dict.fromkeys(states, 0) for name, _, _ in self._lines}
         self._deals = -1 if any(states.values()) else 0
 
-    def __call__(self) -> None:
-        """Tell the parts of the deals made since the last call."""
-        made, before = self._dealer.made, self._deals
+    def __call__(self, step: int) -> None:
+        """Make the deals with reports up to batch `step` of the lanes, and tell new parts."""
+        dealer, before = self._dealer, self._deals
+        while 0 < (made := dealer.made) and dealer.rule.step(made) <= step and not dealer.is_over:
+            if dealer.exchange.needed(made):
+                break
+            dealer.make(made + 1)
         if made == before:
             return
         self._deals = made

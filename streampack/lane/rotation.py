@@ -65,7 +65,7 @@ def rotate(
                 waited_for.discard(lane)
             yield _finished(made, config, skips)
             if hints:
-                hints()
+                hints(made.step)
 
 
 def _finished(

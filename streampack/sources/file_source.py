@@ -94,11 +94,11 @@ class FileSource(ShardedSource):
         """Fetch the first bytes of parts of remote shards ahead; a hint that these are next."""
         for shard, low, high in pieces:
             listed, begin = self.listed_shard(shard), self.weight_begin(shard)
-            if begin is None or low == 0:
+            if begin is None:
                 begin = self.first_bytes
             else:
                 stop = begin + min(high, low + _PART_BYTES)
-                self.storage.prefetch(listed, begin + low - 1, stop)
+                self.storage.prefetch(listed, max(begin + low - 1, 0), stop)
             if begin:
                 self.storage.prefetch(listed, min(begin, 0), max(begin, 0))
 

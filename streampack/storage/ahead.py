@@ -64,7 +64,14 @@ class Hint(NamedTuple):
         _, file, start, stop = following
         touches = file == self.file and self.start <= start <= self.stop + BLOCK_BYTES
         both = self._replace(stop=max(stop, self.stop))
-        return both if touches and both.stop - self.start <= MOST_BLOCKS * BLOCK_BYTES else None
+        return both if touches and both.stop - self.start <= FIRST_BLOCKS * BLOCK_BYTES else None
+
+    def split(self) -> tuple[Hint, Hint | None]:
+        """Return the first blocks of this range, and the rest if there is any."""
+        cut = (self.start // BLOCK_BYTES + FIRST_BLOCKS) * BLOCK_BYTES
+        if not 0 <= self.start < cut < self.stop:
+            return self, None
+        return self._replace(stop=cut), self._replace(start=cut)
 
 
 class Reader:
@@ -201,6 +208,9 @@ class ReadAhead:
             while self._hints and (both := hint.joined(self._hints[0])):
                 hint = both
                 self._hints.popleft()
+            hint, rest = hint.split()
+            if rest is not None:  # after the first blocks of all others
+                self._hints.append(rest)
             return hint.fetch
         while self._hungry and self._held < self._room():
             reader = next(iter(self._hungry))

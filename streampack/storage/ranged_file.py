@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.storage.ahead import MOST_BLOCKS
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.file_info import FileInfo
 from streampack.storage.files import Forward, Order, StoredFile
@@ -113,10 +114,15 @@ class Forwards:
         if view is None:
             view = self._fetcher.kept(self._file, number)
             self._found += 1
-            if view is None or self._reader is not None:
+            if view is None or self._reader is not None or self._misses(number, order):
                 view = self._moved(view, number, end, order)
         self._views = {**dict([*self._views.items()][1 - _KEPT_BLOCKS :]), number: view}
         return view
+
+    def _misses(self, number: int, order: Sequence[int]) -> bool:
+        """Return True if the block is missing that is read last of the next ones."""
+        soon = order[bisect_right(order, number) :][:MOST_BLOCKS]
+        return bool(soon) and not self._fetcher.cache.has(self._file.key, soon[-1])
 
     def _moved(
         self, view: memoryview | None, number: int, end: int, order: Sequence[int]
