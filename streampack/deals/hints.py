@@ -40,7 +40,7 @@ class Hints:
     def __call__(self, step: int) -> None:
         """Make the deals with reports up to batch `step` of the lanes, and tell new parts."""
         dealer, before = self._dealer, self._deals
-        while 0 < (made := dealer.made) and dealer.rule.step(made) <= step and not dealer.is_over:
+        while dealer.rule.step(made := dealer.made) <= step and not dealer.is_over:
             if dealer.exchange.needed(made):
                 break
             dealer.make(made + 1)

@@ -4,7 +4,8 @@ Readers take turns: a lane fills its window, then every other lane does. A proce
 bytes ahead as it uses in `_AHEAD_S` seconds, waits for the store not counted: with a slow loop few,
 with a fast one as many as the storage allows. Among readers, the one read longest ago comes first,
 since its turn is next; each may hold a multiple of its share of all use, and about twice as much as
-it has used so far.
+it has used so far. Hints of ranges that are read soon come before that, the first blocks of all of
+them first.
 
 Threads start when there is work, and end half a second after there is none.
 """

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streampack.storage.ahead import FIRST_BLOCKS, MOST_BLOCKS
+from streampack.storage.ahead import FIRST_BLOCKS, MOST_BLOCKS, Hint, ReadAhead
 from streampack.storage.blocks import BLOCK_BYTES
+from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer
 
@@ -119,3 +120,40 @@ def test_ranges_hinted_side_by_side_are_fetched_whole_and_each_block_once(
     storage.prefetch(listed, -10, 0)
     settle()
     assert fetched_blocks(http) == [*range(20, 60), BLOCKS]
+
+
+def test_the_first_blocks_of_all_hints_come_before_the_others() -> None:
+    file, starts = FileInfo("memory://a", 1 << 30, ""), []
+    added, all_began = threading.Event(), threading.Barrier(16)
+    ahead = ReadAhead(lambda file, first, end: None, 0)
+
+    def begin(file: FileInfo, start: int, stop: int) -> None:
+        starts.append(start // BLOCK_BYTES)
+        all_began.wait(WAIT_S)
+
+    for _ in range(all_began.parties):  # each thread has its task
+        ahead.add_hint(Hint(lambda *range: added.wait(WAIT_S), file, 0, 1))
+    hinted = range(0, 100 * all_began.parties, 100)
+    for block in hinted:
+        stop = (block + 3 * FIRST_BLOCKS) * BLOCK_BYTES
+        ahead.add_hint(Hint(begin, file, block * BLOCK_BYTES, stop))
+    added.set()
+    settle()
+    assert sorted(starts[: len(hinted)]) == [*hinted]
+    assert sorted(starts[len(hinted) :]) == [at + n * FIRST_BLOCKS for at in hinted for n in (1, 2)]
+
+
+def test_a_reader_of_hinted_blocks_fetches_ahead_before_one_is_missing(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    (listed,) = storage.list(url)
+    storage.prefetch(listed, 0, 2 * MOST_BLOCKS * BLOCK_BYTES)
+    settle()
+    assert fetched_blocks(http) == list(range(2 * MOST_BLOCKS))
+    with storage.open(url) as file, file.stream() as stream:
+        stream.read(MOST_BLOCKS * BLOCK_BYTES)
+        settle()
+        assert len(fetched_blocks(http)) == 2 * MOST_BLOCKS
+        stream.read((MOST_BLOCKS - 1) * BLOCK_BYTES)
+        settle()
+        assert len(fetched_blocks(http)) > 2 * MOST_BLOCKS
