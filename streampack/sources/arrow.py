@@ -193,7 +193,7 @@ class Arrow(Parquet):
         ConfigError: the arguments exclude each other, or a folder has several splits.
     """
 
-    first_bytes = FileSource.first_bytes
+    will_read = FileSource.will_read
     endings = FORMATS["Arrow"].endings
 
     def list_shards(self) -> Manifest:

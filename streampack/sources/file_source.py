@@ -32,7 +32,9 @@ SAMPLED_FILES = 10
 #: The same in runs with a state from before listings sampled files.
 MOST_OPENED = 8192
 
-_PART_BYTES = 4 << 20  # bytes fetched before a part is read
+#: Bytes fetched before a part is read.
+PART_BYTES = 4 << 20
+
 _MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # for such files opening may take longer than reading
 
 
@@ -87,7 +89,7 @@ class FileSource(ShardedSource):
             parts.append(f"shards={len(self._manifest)}")
         return f"{self.kind}({', '.join(parts)})"
 
-    #: Bytes of a shard with which reading it begins, from its end if below zero.
+    #: Bytes of a shard with which reading it begins.
     first_bytes = 1 << 20
 
     def will_read(self, pieces: Sequence[Piece]) -> None:
@@ -97,10 +99,10 @@ class FileSource(ShardedSource):
             if begin is None:
                 begin = self.first_bytes
             else:
-                stop = begin + min(high, low + _PART_BYTES)
+                stop = begin + min(high, low + PART_BYTES)
                 self.storage.prefetch(listed, max(begin + low - 1, 0), stop)
             if begin:
-                self.storage.prefetch(listed, min(begin, 0), max(begin, 0))
+                self.storage.prefetch(listed, 0, begin)
 
     @property
     def hints(self) -> str:  # type: ignore[override]

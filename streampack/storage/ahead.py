@@ -4,8 +4,8 @@ Readers take turns: a lane fills its window, then every other lane does. A proce
 bytes ahead as it uses in `_AHEAD_S` seconds, waits for the store not counted: with a slow loop few,
 with a fast one as many as the storage allows. Among readers, the one read longest ago comes first,
 since its turn is next; each may hold a multiple of its share of all use, and about twice as much as
-it has used so far. Hints of ranges that are read soon come before that, the first blocks of all of
-them first.
+it has used so far. The first blocks of ranges that are read soon, by hints, come before that, and
+the other ones after it.
 
 Threads start when there is work, and end half a second after there is none.
 """
@@ -48,7 +48,7 @@ class Hint(NamedTuple):
     Attributes:
         begin: called with `file`, `start` and `stop`; fetches the range.
         file: the file.
-        start, stop: bytes [start, stop); a range that begins below zero counts from the end.
+        start, stop: bytes [start, stop).
     """
 
     begin: Callable[[FileInfo, int, int], object]
@@ -64,13 +64,14 @@ class Hint(NamedTuple):
         """Return this range with another that touches it; None for others, or if it were large."""
         _, file, start, stop = following
         touches = file == self.file and self.start <= start <= self.stop + BLOCK_BYTES
+        touches = touches and following.begin == self.begin
         both = self._replace(stop=max(stop, self.stop))
         return both if touches and both.stop - self.start <= FIRST_BLOCKS * BLOCK_BYTES else None
 
     def split(self) -> tuple[Hint, Hint | None]:
         """Return the first blocks of this range, and the rest if there is any."""
         cut = (self.start // BLOCK_BYTES + FIRST_BLOCKS) * BLOCK_BYTES
-        if not 0 <= self.start < cut < self.stop:
+        if self.stop <= cut:
             return self, None
         return self._replace(stop=cut), self._replace(start=cut)
 
@@ -109,6 +110,7 @@ class ReadAhead:
         self._most = most_bytes // BLOCK_BYTES
         self._lock = threading.Lock()
         self._hints: deque[Hint] = deque()
+        self._rests: deque[Hint] = deque()  # after the first blocks of hints
         # The reader that waited longest comes first.
         self._hungry: OrderedDict[Reader, None] = OrderedDict()
         self._held = 0  # blocks ahead of all readers
@@ -196,7 +198,8 @@ class ReadAhead:
         return room if room > 0 and (room == left or 2 * room >= min(most, MOST_BLOCKS)) else 0
 
     def _start(self) -> None:
-        work = bool(self._hints) or (bool(self._hungry) and self._held < self._room())
+        hinted = bool(self._hints or self._rests)
+        work = hinted or (bool(self._hungry) and self._held < self._room())
         if work and self._waiting:
             self._idle.notify()
         elif work and self._threads < _THREADS:
@@ -204,15 +207,21 @@ class ReadAhead:
             threading.Thread(target=self._work, name="streampack-read-ahead", daemon=True).start()
 
     def _next(self) -> Callable[[], object] | None:
-        if self._hints:
-            hint = self._hints.popleft()
-            while self._hints and (both := hint.joined(self._hints[0])):
-                hint = both
-                self._hints.popleft()
-            hint, rest = hint.split()
-            if rest is not None:  # after the first blocks of all others
-                self._hints.append(rest)
-            return hint.fetch
+        return self._hinted(self._hints) or self._hungriest() or self._hinted(self._rests)
+
+    def _hinted(self, hints: deque[Hint]) -> Callable[[], object] | None:
+        if not hints:
+            return None
+        hint = hints.popleft()
+        while hints and (both := hint.joined(hints[0])):
+            hint = both
+            hints.popleft()
+        hint, rest = hint.split()
+        if rest is not None:
+            self._rests.append(rest)
+        return hint.fetch
+
+    def _hungriest(self) -> Callable[[], object] | None:
         while self._hungry and self._held < self._room():
             reader = next(iter(self._hungry))
             wanted = min(self._wanted(reader), self.request_blocks(reader))

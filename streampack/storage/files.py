@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -28,6 +28,9 @@ _BUFFER = 1 << 20
 #: Called with a byte offset: the reader at this offset, among several readers of the file, and the
 #: sorted indices of the blocks that it reads, as far as they are known.
 Order = Callable[[int], tuple[Hashable, Sequence[int]]]
+
+#: Called with an open file; returns byte ranges [start, stop) of it.
+Ranges = Callable[["StoredFile"], Iterable[tuple[int, int]]]
 
 
 class StoredFile(ABC):

@@ -16,6 +16,7 @@ from streampack.storage.ahead import Hint
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.fetching import Fetcher
 from streampack.storage.file_info import FileInfo, replaced, split_url
+from streampack.storage.files import Ranges
 from streampack.storage.growing import BlockWriter
 from streampack.storage.ranged_file import RangedFile
 from streampack.storage.ranges import fetch_range, fetch_start, whole_file
@@ -78,10 +79,21 @@ class RemoteFiles:
         """See `Storage.prefetch`."""
         self.fetcher.ahead.add_hint(Hint(self._begin, file, start, stop))
 
+    def prefetch_ranges(self, file: FileInfo, ranges: Ranges) -> None:
+        """See `Storage.prefetch_ranges`."""
+
+        def begin(listed: FileInfo, start: int, stop: int) -> None:
+            opened = self.open(listed)
+            try:
+                for low, high in ranges(opened):
+                    self.prefetch(listed, low, high)
+            finally:
+                opened.close()
+
+        self.fetcher.ahead.add_hint(Hint(begin, file, 0, 0))
+
     def _begin(self, listed: FileInfo, start: int, stop: int) -> None:
         file = self.open(listed)
-        if start < 0:
-            start, stop = max(file.num_bytes + start, 0), file.num_bytes
         end = -(-min(stop, file.num_bytes) // BLOCK_BYTES)
         self.fetcher.fetch_ahead(file, start // BLOCK_BYTES, end)
 

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError
 from streampack.storage.file_info import FileInfo, shown, split_url
-from streampack.storage.files import LocalFile, StoredFile
+from streampack.storage.files import LocalFile, Ranges, StoredFile
 from streampack.storage.listing import (
     expand_braces,
     has_ending,
@@ -243,12 +243,14 @@ class Storage:
         return split_url(path)[0] is not None and self.remote.forget(file)
 
     def prefetch(self, file: FileInfo, start: int, stop: int) -> None:
-        """Start to fetch bytes [start, stop) of a listed file, which are read next; return at once.
-
-        A range that begins below zero counts from the end of the file.
-        """
+        """Start to fetch bytes [start, stop) of a listed file, which are read next; return at once."""
         if self.read_ahead_bytes and split_url(file.path)[0] is not None:
             self.remote.prefetch(file, start, stop)
+
+    def prefetch_ranges(self, file: FileInfo, ranges: Ranges) -> None:
+        """Start to fetch the ranges that `ranges` returns in another thread; return at once."""
+        if self.read_ahead_bytes and split_url(file.path)[0] is not None:
+            self.remote.prefetch_ranges(file, ranges)
 
     def size(self, path: str) -> int:
         """Return the size of a file in bytes."""

@@ -12,7 +12,7 @@ group is cut, its column is decoded once more, to find the row at which a part b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,8 +27,9 @@ from streampack.errors import ConfigError
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK
+from streampack.sources.file_source import PART_BYTES
 from streampack.sources.formats import FORMATS
-from streampack.sources.manifest import Manifest
+from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.parquet.columns import (
     BlockMaker,
     TextBlocks,
@@ -95,7 +96,6 @@ class Parquet(RecordFiles):
     """
 
     endings = FORMATS["Parquet"].endings
-    first_bytes = -(64 << 10)
     samples = True
 
     def list_shards(self) -> Manifest:
@@ -177,6 +177,11 @@ class Parquet(RecordFiles):
             )
         return super().slow_layout()
 
+    def will_read(self, pieces: Sequence[Piece]) -> None:
+        for shard, low, high in pieces:
+            ranges = partial(self._first_ranges, shard, low, high)
+            self.storage.prefetch_ranges(self.listed_shard(shard), ranges)
+
     def document_name(self, origin: np.void) -> str:
         return f"row {int(origin['index'])} of {shown(self.manifest.paths[int(origin['shard'])])}"
 
@@ -254,6 +259,19 @@ class Parquet(RecordFiles):
         order = order_of(file)
         with open_file(file, footer, order) as opened:
             yield opened.schema_arrow, places, partial(self._batches, file, opened, places, order)
+
+    def _first_ranges(
+        self, shard: int, low: int, high: int, file: StoredFile
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the ranges with which reading a part begins."""
+        footer, places = footer_of(file, int(self.manifest.weights[shard]))
+        groups = places.groups(places.row(low), places.row(high))
+        chunks = chunks_of(file, self._columns(footer.schema.to_arrow_schema()))
+        room = PART_BYTES
+        for start, end, group in zip(chunks.starts, chunks.ends, chunks.groups, strict=True):
+            if group in groups and room > 0:
+                yield start, min(end, start + room)
+                room -= end - start
 
     def _dtype_of(self, shard: int, schema: pa.Schema) -> str:
         """Check the schema of a file, which the listing may not have read; return its dtype."""

@@ -20,6 +20,7 @@ from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, RecordReader
+from streampack.sources.file_source import PART_BYTES
 from streampack.sources.formats import FORMATS
 from streampack.sources.integer_arrays import (
     UngatheredDocuments,
@@ -222,7 +223,12 @@ class WebDataset(RecordFiles):
         return [*self.fields.loss_masks, *padding]
 
     def will_read(self, pieces: Sequence[Piece]) -> None:
-        super().will_read([piece for piece in pieces if not is_pipe(self.manifest.paths[piece[0]])])
+        files = [piece for piece in pieces if not is_pipe(self.manifest.paths[piece[0]])]
+        super().will_read(files)
+        for shard, low, high in files:
+            listed = self.listed_shard(shard)
+            if self.manifest.weights[shard] == listed.num_bytes:  # else it is compressed
+                self.storage.prefetch(listed, low, min(high, low + PART_BYTES))
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
