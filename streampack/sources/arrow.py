@@ -193,7 +193,7 @@ class Arrow(Parquet):
         ConfigError: the arguments exclude each other, or a folder has several splits.
     """
 
-    will_read = FileSource.will_read
+    ahead = FileSource.ahead
     endings = FORMATS["Arrow"].endings
 
     def list_shards(self) -> Manifest:
@@ -267,7 +267,7 @@ class Arrow(Parquet):
         self, stored: StoredFile, batches: Batches, _begin: int, start: int, stop: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield rows [start, stop) in parts of batches, each with the index of its first row."""
-        fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]
+        fields = [batches.schema.get_field_index(name) for name in self.columns_of(batches.schema)]
         first = max(int(np.searchsorted(batches.rows, start, side="right")) - 1, 0)
         last = min(int(np.searchsorted(batches.rows, stop)), len(batches.ends))
         # The random access form gives the bytes of some columns alone; then none are fetched ahead.

@@ -17,6 +17,7 @@ import numpy as np
 from streampack.arguments import explained
 from streampack.errors import ContentError, StateError
 from streampack.job.listed_once import listed_once
+from streampack.leaves import load
 from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
@@ -31,9 +32,6 @@ logger = logging.getLogger(__name__)
 SAMPLED_FILES = 10
 #: The same in runs with a state from before listings sampled files.
 MOST_OPENED = 8192
-
-#: Bytes fetched before a part is read.
-PART_BYTES = 4 << 20
 
 _MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # for such files opening may take longer than reading
 
@@ -57,6 +55,8 @@ class FileSource(ShardedSource):
     #: of a torch.distributed job lists, and the others receive its listing.
     listing_fields: tuple[str, ...] = ()
 
+    #: Function that fetches the first bytes of parts of remote shards, given the source and pieces.
+    ahead = "sources.first_bytes:of_parts"
     #: True if the format's listing once opened all files; now it opens `SAMPLED_FILES` of them.
     samples = False
     #: True if the listing opens all files, as in runs with a state from before it sampled them.
@@ -89,20 +89,9 @@ class FileSource(ShardedSource):
             parts.append(f"shards={len(self._manifest)}")
         return f"{self.kind}({', '.join(parts)})"
 
-    #: Bytes of a shard with which reading it begins.
-    first_bytes = 1 << 20
-
     def will_read(self, pieces: Sequence[Piece]) -> None:
-        """Fetch the first bytes of parts of remote shards ahead; a hint that these are next."""
-        for shard, low, high in pieces:
-            listed, begin = self.listed_shard(shard), self.weight_begin(shard)
-            if begin is None:
-                begin = self.first_bytes
-            else:
-                stop = begin + min(high, low + PART_BYTES)
-                self.storage.prefetch(listed, max(begin + low - 1, 0), stop)
-            if begin:
-                self.storage.prefetch(listed, 0, begin)
+        if self.hints:
+            load(self.ahead)(self, pieces)
 
     @property
     def hints(self) -> str:  # type: ignore[override]

@@ -17,7 +17,6 @@ from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.file_source import FileSource
 from streampack.sources.integer_arrays import INTEGER_DTYPES, UngatheredDocuments, integer_block
-from streampack.sources.manifest import Piece
 from streampack.sources.reading import too_long
 from streampack.sources.records import DamagedFileError
 from streampack.storage.file_info import FileInfo
@@ -142,6 +141,7 @@ class FlatSource(FileSource):
 
     tokenized = True
     listing_fields: tuple[str, ...] = ("paths",)
+    ahead = "sources.first_bytes:of_indexed_parts"
 
     @abstractmethod
     def open_flat(self, shard: int) -> AbstractContextManager[FlatFile]:
@@ -151,12 +151,6 @@ class FlatSource(FileSource):
         """Return the index file of a shard, None if it has none."""
         indexes: Sequence[FileInfo | None] = self.manifest.details["indexes"]
         return indexes[shard]
-
-    def will_read(self, pieces: Sequence[Piece]) -> None:
-        for shard, _, _ in pieces:
-            if index := self.index_of(shard):
-                self.storage.prefetch(index, 0, self.first_bytes)
-        super().will_read(pieces)
 
     def weight_begin(self, shard: int) -> int | None:
         return 0

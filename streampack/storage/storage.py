@@ -243,12 +243,12 @@ class Storage:
         return split_url(path)[0] is not None and self.remote.forget(file)
 
     def prefetch(self, file: FileInfo, start: int, stop: int) -> None:
-        """Start to fetch bytes [start, stop) of a listed file, which are read next; return at once."""
+        """Start to fetch bytes [start, stop) of a listed file, which are read next."""
         if self.read_ahead_bytes and split_url(file.path)[0] is not None:
             self.remote.prefetch(file, start, stop)
 
     def prefetch_ranges(self, file: FileInfo, ranges: Ranges) -> None:
-        """Start to fetch the ranges that `ranges` returns in another thread; return at once."""
+        """Start to fetch the ranges that `ranges` returns in another thread."""
         if self.read_ahead_bytes and split_url(file.path)[0] is not None:
             self.remote.prefetch_ranges(file, ranges)
 

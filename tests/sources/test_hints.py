@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.sources.manifest import Piece
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.storage import Storage
+from tests.support.corpora import write_mds, write_tar
 from tests.support.servers import HTTPServer
 
 
@@ -28,6 +32,13 @@ def fetched_blocks(http: HTTPServer) -> list[int]:
     return sorted(found)
 
 
+def settle() -> None:
+    """Wait until nothing is fetched ahead."""
+    for thread in threading.enumerate():
+        if thread.name == "streampack-read-ahead":
+            thread.join(60.0)
+
+
 def test_an_epoch_in_many_lanes_fetches_each_block_once(http: HTTPServer, tmp_path: Path) -> None:
     ids = np.random.default_rng(2).integers(1, 60_000, (4000, 400)).tolist()
     lines = "".join(json.dumps({"tokens": row}) + "\n" for row in ids)
@@ -39,6 +50,61 @@ def test_an_epoch_in_many_lanes_fetches_each_block_once(http: HTTPServer, tmp_pa
     tokens = sum(int(batch.cu_seqlens[-1]) for batch in loader)
     assert tokens >= 4000 * 400
     assert fetched_blocks(http) == list(range(-(-len(lines) // BLOCK_BYTES)))
+
+
+DOCUMENTS = [np.full(500, n % 999 + 1, dtype=np.uint16) for n in range(6000)]
+
+
+def write_parquet(folder: Path) -> None:
+    table = pa.table({"tokens": DOCUMENTS, "others": DOCUMENTS})
+    options: dict[str, Any] = {"compression": None, "use_dictionary": False}
+    pq.write_table(table, folder / "a.parquet", row_group_size=300, **options)
+
+
+def write_jsonl(folder: Path) -> None:
+    lines = [json.dumps({"tokens": ids.tolist()}) + "\n" for ids in DOCUMENTS]
+    (folder / "a.jsonl").write_text("".join(lines))
+
+
+#: Writer, source and the place of the part on the weight: in the middle, or after its beginning.
+LAYOUTS: dict[str, tuple[Callable[[Path], object], Any, float]] = {
+    "a.parquet": (write_parquet, partial(sources.Parquet, tokens="tokens"), 0.5),
+    "a.jsonl": (write_jsonl, partial(sources.JSONL, tokens="tokens"), 0.5),
+    "a.npy": (
+        lambda folder: np.save(folder / "a.npy", np.pad(DOCUMENTS, ((0, 0), (0, 1))).ravel()),
+        partial(sources.Tokens, eos_id=0),
+        0.5,
+    ),
+    "a.tar": (
+        lambda folder: write_tar(folder / "a.tar", DOCUMENTS),
+        partial(sources.WebDataset, tokens="npy"),
+        0.1,
+    ),
+    "mds": (
+        lambda folder: write_mds(folder, DOCUMENTS, "tokens", size_limit=1 << 26),
+        partial(sources.MDS, tokens="tokens"),
+        0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_part_is_read_without_a_request_after_its_hint(
+    http: HTTPServer, tmp_path: Path, name: str
+) -> None:
+    write, kind, place = LAYOUTS[name]
+    write(http.folder)
+    source = kind(f"{http.url}/{name}", storage=Storage(cache_dir=tmp_path / "cache"))
+    source.prepare()
+    low = int(source.weight * place)
+    http.requests.clear()
+    source.will_read([(0, low, low + (1 << 20))])
+    settle()
+    size = sum(file.stat().st_size for file in http.folder.rglob("*.*"))
+    assert len(fetched_blocks(http)) * BLOCK_BYTES < min(6 << 20, size)
+    http.requests.clear()
+    assert sum(len(block) for block, *_ in source.read_shard(0, low, low + 8000, None, None)) > 0
+    assert not http.requests
 
 
 @pytest.mark.parametrize(
@@ -55,9 +121,7 @@ def test_a_hint_fetches_a_part_from_its_first_byte(
     source.prepare()  # reads the first four blocks
     http.requests.clear()
     source.will_read([(0, low, high)])
-    for thread in threading.enumerate():
-        if thread.name == "streampack-read-ahead":
-            thread.join(60.0)
+    settle()
     assert fetched_blocks(http) == blocks
 
 

@@ -12,7 +12,7 @@ group is cut, its column is decoded once more, to find the row at which a part b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,9 +27,8 @@ from streampack.errors import ConfigError
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK
-from streampack.sources.file_source import PART_BYTES
 from streampack.sources.formats import FORMATS
-from streampack.sources.manifest import Manifest, Piece
+from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.columns import (
     BlockMaker,
     TextBlocks,
@@ -97,6 +96,7 @@ class Parquet(RecordFiles):
 
     endings = FORMATS["Parquet"].endings
     samples = True
+    ahead = "sources.parquet.first_bytes:of_columns"
 
     def list_shards(self) -> Manifest:
         """List the files, which weigh their stored bytes; read the footers of a sample.
@@ -177,11 +177,6 @@ class Parquet(RecordFiles):
             )
         return super().slow_layout()
 
-    def will_read(self, pieces: Sequence[Piece]) -> None:
-        for shard, low, high in pieces:
-            ranges = partial(self._first_ranges, shard, low, high)
-            self.storage.prefetch_ranges(self.listed_shard(shard), ranges)
-
     def document_name(self, origin: np.void) -> str:
         return f"row {int(origin['index'])} of {shown(self.manifest.paths[int(origin['shard'])])}"
 
@@ -260,19 +255,6 @@ class Parquet(RecordFiles):
         with open_file(file, footer, order) as opened:
             yield opened.schema_arrow, places, partial(self._batches, file, opened, places, order)
 
-    def _first_ranges(
-        self, shard: int, low: int, high: int, file: StoredFile
-    ) -> Iterator[tuple[int, int]]:
-        """Yield the ranges with which reading a part begins."""
-        footer, places = footer_of(file, int(self.manifest.weights[shard]))
-        groups = places.groups(places.row(low), places.row(high))
-        chunks = chunks_of(file, self._columns(footer.schema.to_arrow_schema()))
-        room = PART_BYTES
-        for start, end, group in zip(chunks.starts, chunks.ends, chunks.groups, strict=True):
-            if group in groups and room > 0:
-                yield start, min(end, start + room)
-                room -= end - start
-
     def _dtype_of(self, shard: int, schema: pa.Schema) -> str:
         """Check the schema of a file, which the listing may not have read; return its dtype."""
         try:
@@ -296,7 +278,7 @@ class Parquet(RecordFiles):
         stop: int,
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield batches of the rows [start, stop) of a part, each with its first row's index."""
-        columns = self._columns(opened.schema_arrow)
+        columns = self.columns_of(opened.schema_arrow)
         groups = places.groups(start, stop)
         if order is not None:
             order.plan(chunks_of(file, columns), places.shares(groups, stop))
@@ -336,7 +318,7 @@ class Parquet(RecordFiles):
             if reached != end:
                 raise DamagedFileError(f"row group {number} is too short")
 
-    def _columns(self, schema: pa.Schema) -> list[str]:
+    def columns_of(self, schema: pa.Schema) -> list[str]:
         """Return the columns to read from a file of this schema."""
         if (reader := self.fields.records) is not None:
             more = [*reader.columns, *self.field_types.token, *self.field_types.document]

@@ -179,11 +179,13 @@ def scan_file(
     max_bytes: int,
     most: int,
     until: int = 0,
+    *,
+    few: bool = False,
 ) -> Scanned:
     """Find the next samples of an archive, `most` at most; see `scan_tar`.
 
-    A file that is not mapped is read in a window, which grows while it ends inside of a sample.
-    Read ahead up to byte `until`.
+    A file that is not mapped is read in a window, which grows until it holds all of these samples,
+    or at least one if `few` may be returned. Read ahead up to byte `until`.
     """
     size = file.num_bytes if file.mapped else _WINDOW_BYTES
     base = 0 if file.mapped else offset
@@ -195,6 +197,8 @@ def scan_file(
         n, end, outcome = scan_tar(
             data, offset - base, extension, max_bytes, starts, sizes, status, ends
         )
+        if few and outcome == _CUT and n > 1 and last < file.num_bytes:
+            n, end, outcome = n - 1, int(ends[n - 2]), MORE  # the last sample may be longer
         if outcome in (MORE, _BAD, _SPARSE) or last == file.num_bytes:
             columns = (starts[:n], sizes[:n], status[:n], ends[:n] + base)
             return Scanned(data, base, *columns, end + base, outcome)

@@ -194,7 +194,7 @@ class Samples:
         while outcome == MORE and (
             begins[-1] < least if document is None else len(begins) <= document
         ):
-            scanned = scan_file(file, end, self._extension, ALL, _STEP, least)
+            scanned = scan_file(file, end, self._extension, ALL, _STEP, least, few=True)
             begins = np.append(begins, scanned.ends)
             end, outcome = scanned.end, scanned.outcome
         self._found = dict([*self._found.items()][1 - _KEPT_SHARDS :])

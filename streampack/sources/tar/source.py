@@ -20,7 +20,6 @@ from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, RecordReader
-from streampack.sources.file_source import PART_BYTES
 from streampack.sources.formats import FORMATS
 from streampack.sources.integer_arrays import (
     UngatheredDocuments,
@@ -29,7 +28,7 @@ from streampack.sources.integer_arrays import (
     pieces,
 )
 from streampack.sources.json_records import record_of
-from streampack.sources.manifest import Manifest, Piece
+from streampack.sources.manifest import Manifest
 from streampack.sources.reading import too_long
 from streampack.sources.record_files import RecordFiles
 from streampack.sources.records import (
@@ -121,6 +120,7 @@ class WebDataset(RecordFiles):
     """
 
     endings = FORMATS["WebDataset"].endings
+    ahead = "sources.tar.first_bytes:of_archives"
     #: Reads texts together with the other files of a sample.
     beside: RecordReader | None = None
 
@@ -221,14 +221,6 @@ class WebDataset(RecordFiles):
         """Names of the arrays that mark learnt ids and padding."""
         padding = [ATTENTION_MASK] if self.manifest.details["padded"] else []
         return [*self.fields.loss_masks, *padding]
-
-    def will_read(self, pieces: Sequence[Piece]) -> None:
-        files = [piece for piece in pieces if not is_pipe(self.manifest.paths[piece[0]])]
-        super().will_read(files)
-        for shard, low, high in files:
-            listed = self.listed_shard(shard)
-            if self.manifest.weights[shard] == listed.num_bytes:  # else it is compressed
-                self.storage.prefetch(listed, low, min(high, low + PART_BYTES))
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy

@@ -1,0 +1,33 @@
+"""Fetch the first bytes of parts of remote Parquet files, before their lanes read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from streampack.sources.first_bytes import PART_BYTES
+from streampack.sources.parquet.places import chunks_of, footer_of
+
+if TYPE_CHECKING:
+    from streampack.sources.manifest import Piece
+    from streampack.sources.parquet.source import Parquet
+    from streampack.storage.files import StoredFile
+
+
+def of_columns(source: Parquet, pieces: Sequence[Piece]) -> None:
+    """Fetch the footers of shards, and the first bytes of the parts' columns."""
+
+    def ranges(shard: int, low: int, high: int, file: StoredFile) -> Iterator[tuple[int, int]]:
+        footer, places = footer_of(file, int(source.manifest.weights[shard]))
+        groups = places.groups(places.row(low), places.row(high))
+        chunks = chunks_of(file, source.columns_of(footer.schema.to_arrow_schema()))
+        room = PART_BYTES
+        for start, end, group in zip(chunks.starts, chunks.ends, chunks.groups, strict=True):
+            if group in groups and room > 0:
+                yield start, min(end, start + room)
+                room -= end - start
+
+    for piece in pieces:
+        listed = source.listed_shard(piece[0])
+        source.storage.prefetch_ranges(listed, partial(ranges, *piece))
