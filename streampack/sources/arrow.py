@@ -24,7 +24,7 @@ from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.columns import is_null
 from streampack.sources.parquet.footer import DAMAGE
-from streampack.sources.parquet.places import Places, kept
+from streampack.sources.parquet.places import Latest, Places
 from streampack.sources.parquet.source import Parquet, RowReader
 from streampack.sources.records import DamagedFileError
 from streampack.storage.decoded import shared_batches
@@ -178,6 +178,7 @@ class _Message:
 
 _HEADS = (64 << 10, 16 << 20)  # bytes of a file's beginning that are searched for its schema
 _SPLITS = "/dataset_dict.json"
+_batches = Latest(8)
 
 
 class Arrow(Parquet):
@@ -246,7 +247,7 @@ class Arrow(Parquet):
     def open_rows(
         self, file: StoredFile, shard: int
     ) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
-        batches = kept((file.version, "batches"), lambda: Batches.of(file))
+        batches = _batches.get(file.version, lambda: Batches.of(file))
         yield batches.schema, batches.places, partial(self._decoded, file, batches)
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:

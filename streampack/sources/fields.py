@@ -190,7 +190,7 @@ class Fields:
         masks_known: False until `found_in` has looked for loss masks, if no argument names any.
         unread: usual names of loss masks that `found_in` did not find; a document that has one
             would be read without it.
-        others: fields beside token ids that are not read.
+        others: fields beside token ids that are not read, except texts.
         several: True if the field has lists of ids, which are the documents of a group.
         records: reader of whole records, in place of a field.
     """
@@ -270,7 +270,9 @@ class Fields:
             loss_masks=found,
             masks_known=True,
             unread=tuple(name for name in LOSS_FIELDS if name not in beside),
-            others=tuple(n for n in beside if n not in (*found, ATTENTION_MASK)),
+            others=tuple(
+                n for n in beside if n not in (*found, ATTENTION_MASK) and kinds[n] != "text"
+            ),
         )
 
     def with_document(self, kinds: Mapping[str, str], where: str) -> Fields:

@@ -132,10 +132,11 @@ def test_labels_that_do_not_fit_their_ids_are_refused(kind: str, labels: Any) ->
         learnt(KINDS[kind]({"input_ids": IDS, "labels": labels}))
 
 
-def test_fields_that_nobody_reads_are_named_in_one_log_line(
+def test_fields_that_nobody_reads_are_named_in_one_log_line_except_texts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     columns = {"input_ids": IDS, "labels": LABELS, "response_mask": MASKS, "reward": IDS}
+    columns["url"] = ["https://a.example"] * len(IDS)
     data = rows_of(columns)
     PackedDataset(data, seq_len=8, topology=Topology(), token_fields={"reward": "int64"})
     (line,) = [record.message for record in caplog.records if "not read" in record.message]

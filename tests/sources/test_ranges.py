@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,27 @@ def test_columns_that_nobody_reads_are_not_fetched(
     # A chunk begins and ends inside of a block, and the footer is read twice.
     assert fetched(http) <= wanted + (2 * len(groups) + 4) * (256 << 10)
     assert http.count("GET") < wanted / (200 << 10)
+
+
+def test_the_columns_of_a_file_are_looked_up_once_for_all_of_its_parts(
+    http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        ids = pa.array([[number] * 9] * 200)
+        pq.write_table(pa.table({"ids": ids}), http.folder / f"{number}.parquet", row_group_size=50)
+    looked_up: list[int] = []
+    of = Chunks.of
+
+    def counted(footer: bytes, columns: Collection[str], num_bytes: int) -> Chunks:
+        looked_up.append(num_bytes)
+        return of(footer, columns, num_bytes)
+
+    monkeypatch.setattr(Chunks, "of", counted)
+    storage.read_ahead_bytes = 0  # its threads may look them up at the same time
+    source = sources.Parquet(http.url + "/{0..19}.parquet", tokens="ids", storage=storage)
+    reading = PackedDataset(source, seq_len=32, lanes=4, topology=Topology())
+    assert sum(batch.num_documents for batch in PackedLoader(reading)) == 20 * 200
+    assert len(looked_up) == 20
 
 
 def test_the_first_rows_of_a_large_row_group_take_a_small_part_of_it(

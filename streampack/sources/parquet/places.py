@@ -21,10 +21,34 @@ if TYPE_CHECKING:
     from streampack.sources.parquet.chunks import Chunks, ColumnOrder
 
 _BUFFER_BYTES = 1 << 20  # bytes of a column read at a time
-_KEPT_FOOTERS = 8
-_footers: OrderedDict[Hashable, Any] = OrderedDict()
-
 R = TypeVar("R")
+
+
+class Latest:
+    """Results by key; those used last are kept.
+
+    Args:
+        most: number of results.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._results: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, key: Hashable, read: Callable[[], R]) -> R:
+        """Return the result of `read` for this key, or call it."""
+        result = self._results.pop(key, None)
+        if result is None:
+            result = read()
+        self._results[key] = result
+        while len(self._results) > self._most:
+            with suppress(KeyError):  # another thread removed it
+                self._results.popitem(last=False)
+        return cast(R, result)
+
+
+_footers = Latest(8)  # megabytes each
+_chunks = Latest(64)
 
 
 def open_file(
@@ -57,7 +81,7 @@ def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:
         with open_file(file) as opened:
             return opened.metadata, Places.of(row_groups(opened.metadata), weight)
 
-    return kept((file.version, weight), read)
+    return _footers.get((file.version, weight), read)
 
 
 def order_of(file: StoredFile) -> ColumnOrder | None:
@@ -79,19 +103,7 @@ def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
         length = int.from_bytes(file.read(size - 8, size - 4), "little")
         return Chunks.of(file.read(max(size - 8 - length, 0), size - 8), columns, size)
 
-    return kept((file.version, *columns), read)
-
-
-def kept(key: Hashable, read: Callable[[], R]) -> R:
-    """Return the cached result of `read` for this key, or call it."""
-    value = _footers.pop(key, None)
-    if value is None:
-        value = read()
-    _footers[key] = value
-    while len(_footers) > _KEPT_FOOTERS:
-        with suppress(KeyError):  # another thread removed it
-            _footers.popitem(last=False)
-    return cast(R, value)
+    return _chunks.get((file.version, *columns), read)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
