@@ -9,7 +9,8 @@ remote file, the heads up to a part and the record batches of the part are fetch
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.columns import is_null
 from streampack.sources.parquet.footer import DAMAGE
-from streampack.sources.parquet.places import Latest, Places
+from streampack.sources.parquet.places import Places, kept
 from streampack.sources.parquet.source import Parquet, RowReader
 from streampack.sources.records import DamagedFileError
 from streampack.storage.decoded import shared_batches
@@ -178,7 +179,8 @@ class _Message:
 
 _HEADS = (64 << 10, 16 << 20)  # bytes of a file's beginning that are searched for its schema
 _SPLITS = "/dataset_dict.json"
-_batches = Latest(8)
+_batches: OrderedDict[Hashable, Any] = OrderedDict()
+_MOST_FILES = 8  # files with kept batches
 
 
 class Arrow(Parquet):
@@ -247,7 +249,7 @@ class Arrow(Parquet):
     def open_rows(
         self, file: StoredFile, shard: int
     ) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
-        batches = _batches.get(file.version, lambda: Batches.of(file))
+        batches = kept(_batches, _MOST_FILES, file.version, lambda: Batches.of(file))
         yield batches.schema, batches.places, partial(self._decoded, file, batches)
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:
@@ -268,7 +270,7 @@ class Arrow(Parquet):
         self, stored: StoredFile, batches: Batches, _begin: int, start: int, stop: int
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield rows [start, stop) in parts of batches, each with the index of its first row."""
-        fields = [batches.schema.get_field_index(name) for name in self.columns_of(batches.schema)]
+        fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]
         first = max(int(np.searchsorted(batches.rows, start, side="right")) - 1, 0)
         last = min(int(np.searchsorted(batches.rows, stop)), len(batches.ends))
         # The random access form gives the bytes of some columns alone; then none are fetched ahead.

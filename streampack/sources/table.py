@@ -113,7 +113,7 @@ class Table(InMemory, Parquet):
         low = first - first % _BATCH_ROWS
         high = min(low + _BATCH_ROWS, len(self.data))
         rows = self._rows(low, high)
-        wanted = self.columns_of(rows.schema)
+        wanted = self._columns(rows.schema)
         columns = [name for name in rows.column_names if name in wanted]
         chosen = rows.select(columns) if len(set(columns)) == len(columns) and columns else rows
         begin, end = low, high

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -152,3 +155,31 @@ def test_a_lane_learns_of_a_part_after_its_first_bytes_are_on_their_way(
         before = [*untold] if before is None else before
     assert len(told) > 4
     assert untold == before  # by the first batch, whose lane is the first
+
+
+ENDS = """
+import sys
+from streampack import PackedDataset, PackedLoader, Topology, sources
+storage = sources.Storage(cache_dir=sys.argv[2])
+source = sources.Parquet(sys.argv[1], tokens="tokens", storage=storage)
+dataset = PackedDataset(source, seq_len=256, lanes=8, topology=Topology())
+batches = iter(PackedLoader(dataset))
+for _ in range(int(sys.argv[3])):
+    next(batches)
+"""
+
+
+def test_a_process_that_ends_while_parts_are_fetched_ends_well(
+    http: HTTPServer, tmp_path: Path
+) -> None:
+    table = pa.table({"tokens": [[7] * 50] * 200})
+    for number in range(200):
+        pq.write_table(table, http.folder / f"{number}.parquet", row_group_size=20)
+    http.gate = lambda _: time.sleep(0.02)
+    urls = http.url + "/{0..199}.parquet"
+    command = [sys.executable, "-c", ENDS, urls]
+    runs = [
+        subprocess.Popen([*command, str(tmp_path / f"cache-{batches}"), str(batches)])
+        for batches in range(1, 7)
+    ]
+    assert [run.wait(60) for run in runs] == [0] * len(runs)

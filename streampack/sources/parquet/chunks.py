@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from streampack.storage.blocks import BLOCK_BYTES
 
@@ -23,7 +23,7 @@ _DEEPEST = 16  # maximum depth of structures
 #: Fields that are kept, by number: True of a value, or of the structures of a list.
 _COLUMN_META = {3: True, 7: True, 9: True, 11: True}
 _COLUMN = {3: _COLUMN_META}
-_ROW_GROUP = {1: _COLUMN}
+_ROW_GROUP = {1: _COLUMN, 2: True, 3: True}
 _FILE = {4: _ROW_GROUP}
 
 
@@ -111,6 +111,13 @@ class _Compact:
             raise ValueError("it breaks off")
 
 
+class RowGroup(NamedTuple):
+    """A row group's number of rows, and the bytes of all its columns before compression."""
+
+    num_rows: int
+    total_byte_size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Chunks:
     """The byte ranges of a file that hold the wanted columns, in the order of the file.
@@ -118,12 +125,14 @@ class Chunks:
     Attributes:
         starts, ends: first byte of each range, and the byte after it.
         columns: index of its column in the row group; groups: index of the row group.
+        row_groups: the file's row groups.
     """
 
     starts: Sequence[int]
     ends: Sequence[int]
     columns: Sequence[int]
     groups: Sequence[int]
+    row_groups: Sequence[RowGroup] = ()
 
     @classmethod
     def of(cls, footer: bytes, columns: Collection[str], num_bytes: int) -> Chunks:
@@ -136,8 +145,10 @@ class Chunks:
         """
         wanted = {name.encode() for name in columns}
         spans: list[tuple[int, int, int, int]] = []
+        row_groups: list[RowGroup] = []
         try:
             for group, row_group in enumerate(_Compact(footer).struct(_FILE).get(4, ())):
+                row_groups.append(RowGroup(row_group[3], row_group[2]))
                 for column, chunk in enumerate(row_group.get(1, ())):
                     meta = chunk.get(3, {})
                     if meta.get(3, [b""])[0] in wanted:
@@ -147,10 +158,10 @@ class Chunks:
                             raise ValueError("a column lies outside of the file")
                         spans.append((start, end, column, group))
         except (ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError):
-            spans = []
+            spans, row_groups = [], []
         spans.sort()
         starts, ends, numbers, groups = zip(*spans, strict=True) if spans else ((), (), (), ())
-        return cls(starts, ends, numbers, groups)
+        return cls(starts, ends, numbers, groups, row_groups)
 
 
 _MARGIN_BYTES = 1 << 20  # because rows have unequal sizes

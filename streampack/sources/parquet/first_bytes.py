@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streampack.sources.first_bytes import PART_BYTES
-from streampack.sources.parquet.places import chunks_of, footer_of
+from streampack.sources.parquet.places import Places, chunks_of
 
 if TYPE_CHECKING:
     from streampack.sources.manifest import Piece
@@ -19,9 +19,10 @@ def of_columns(source: Parquet, pieces: Sequence[Piece]) -> None:
     """Fetch the footers of shards, and the first bytes of the parts' columns."""
 
     def ranges(shard: int, low: int, high: int, file: StoredFile) -> Iterator[tuple[int, int]]:
-        footer, places = footer_of(file, int(source.manifest.weights[shard]))
+        # A thread that calls pyarrow while the interpreter shuts down would end the process.
+        chunks = chunks_of(file, source.wanted_columns)
+        places = Places.of(chunks.row_groups, int(source.manifest.weights[shard]))
         groups = places.groups(places.row(low), places.row(high))
-        chunks = chunks_of(file, source.columns_of(footer.schema.to_arrow_schema()))
         room = PART_BYTES
         for start, end, group in zip(chunks.starts, chunks.ends, chunks.groups, strict=True):
             if group in groups and room > 0:

@@ -18,37 +18,27 @@ from streampack.sources.parquet.footer import row_groups
 from streampack.storage.files import Order, StoredFile
 
 if TYPE_CHECKING:
-    from streampack.sources.parquet.chunks import Chunks, ColumnOrder
+    from streampack.sources.parquet.chunks import Chunks, ColumnOrder, RowGroup
 
 _BUFFER_BYTES = 1 << 20  # bytes of a column read at a time
 R = TypeVar("R")
 
 
-class Latest:
-    """Results by key; those used last are kept.
-
-    Args:
-        most: number of results.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._results: OrderedDict[Hashable, Any] = OrderedDict()
-
-    def get(self, key: Hashable, read: Callable[[], R]) -> R:
-        """Return the result of `read` for this key, or call it."""
-        result = self._results.pop(key, None)
-        if result is None:
-            result = read()
-        self._results[key] = result
-        while len(self._results) > self._most:
-            with suppress(KeyError):  # another thread removed it
-                self._results.popitem(last=False)
-        return cast(R, result)
+_footers: OrderedDict[Hashable, Any] = OrderedDict()  # megabytes each
+_chunks: OrderedDict[Hashable, Any] = OrderedDict()
+_MOST_FOOTERS, _MOST_CHUNKS = 8, 64
 
 
-_footers = Latest(8)  # megabytes each
-_chunks = Latest(64)
+def kept(results: OrderedDict[Hashable, Any], most: int, key: Hashable, read: Callable[[], R]) -> R:
+    """Return the result of `read` for this key, or call it; keep the `most` used last."""
+    result = results.pop(key, None)
+    if result is None:
+        result = read()
+    results[key] = result
+    while len(results) > most:
+        with suppress(KeyError):  # another thread removed it
+            results.popitem(last=False)
+    return cast(R, result)
 
 
 def open_file(
@@ -81,7 +71,7 @@ def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:
         with open_file(file) as opened:
             return opened.metadata, Places.of(row_groups(opened.metadata), weight)
 
-    return _footers.get((file.version, weight), read)
+    return kept(_footers, _MOST_FOOTERS, (file.version, weight), read)
 
 
 def order_of(file: StoredFile) -> ColumnOrder | None:
@@ -103,7 +93,7 @@ def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
         length = int.from_bytes(file.read(size - 8, size - 4), "little")
         return Chunks.of(file.read(max(size - 8 - length, 0), size - 8), columns, size)
 
-    return _chunks.get((file.version, *columns), read)
+    return kept(_chunks, _MOST_CHUNKS, (file.version, *columns), read)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +111,7 @@ class Places:
     sizes: NDArray[np.int64]
 
     @classmethod
-    def of(cls, groups: Sequence[pq.RowGroupMetaData], weight: int) -> Places:
+    def of(cls, groups: Sequence[pq.RowGroupMetaData | RowGroup], weight: int) -> Places:
         """Divide the file's weight among its row groups, in proportion to their bytes."""
         kept = [(group.num_rows, max(group.total_byte_size, 1)) for group in groups]
         before, total = [0], max(sum(size for _, size in kept), 1)

@@ -278,10 +278,10 @@ class Parquet(RecordFiles):
         stop: int,
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield batches of the rows [start, stop) of a part, each with its first row's index."""
-        columns = self.columns_of(opened.schema_arrow)
+        columns = self._columns(opened.schema_arrow)
         groups = places.groups(start, stop)
         if order is not None:
-            order.plan(chunks_of(file, columns), places.shares(groups, stop))
+            order.plan(chunks_of(file, self.wanted_columns), places.shares(groups, stop))
         for number in groups:
             first, end = int(places.rows[number]), int(places.rows[number + 1])
             num_bytes = int(places.sizes[number])
@@ -290,7 +290,7 @@ class Parquet(RecordFiles):
             def whole_group(file: StoredFile, number: int = number) -> pq.ParquetFile:
                 order = order_of(file)
                 if order is not None:
-                    order.plan(chunks_of(file, columns), {number: 1.0})
+                    order.plan(chunks_of(file, self.wanted_columns), {number: 1.0})
                 return open_file(file, order=order)
 
             def decode(
@@ -318,15 +318,19 @@ class Parquet(RecordFiles):
             if reached != end:
                 raise DamagedFileError(f"row group {number} is too short")
 
-    def columns_of(self, schema: pa.Schema) -> list[str]:
-        """Return the columns to read from a file of this schema."""
+    @property
+    def wanted_columns(self) -> list[str]:
+        """Names of the columns that are read from files that have them."""
+        types, read = self.field_types, [self.column]
         if (reader := self.fields.records) is not None:
-            more = [*reader.columns, *self.field_types.token, *self.field_types.document]
-            return [name for name in dict.fromkeys(more) if name in schema.names]
-        columns = [self.column, *self.fields.loss_masks]
-        more = [*(self.field_types.token if self.tokenized else ()), *self.field_types.document]
-        more += [ATTENTION_MASK] if self.tokenized else []
-        return list(dict.fromkeys([*columns, *(name for name in more if name in schema.names)]))
+            read = [*reader.columns, *types.token]
+        elif self.tokenized:
+            read += [*self.fields.loss_masks, *types.token, ATTENTION_MASK]
+        return list(dict.fromkeys([*read, *types.document]))
+
+    def _columns(self, schema: pa.Schema) -> list[str]:
+        """Return the columns to read from a file of this schema."""
+        return [name for name in self.wanted_columns if name in schema.names]
 
     def _batch_rows(self, rows: int, num_bytes: int) -> int:
         """Return the rows to decode at once: a block, several of short rows, part of a long one."""
