@@ -1,10 +1,14 @@
 """Bytes that an epoch takes from a store, by hosts: ``python -m benchmarks.remote_epoch``.
 
-Each host has a cache. The parts of lanes are those that a source makes of files of that size (empty
-ones on this disk), and a host fetches the blocks that its parts touch. The first lines check the
-counts: files of `--checked-megabytes` are read in full from an HTTP server that counts the ranges.
+Each host has a cache and fetches the blocks that the parts of its lanes touch. The first lines
+check the counts: files of `--checked-megabytes`, cut once into the parts of 12 lanes, are read in
+full from an HTTP server that counts the ranges.
 
-- "x of N": bytes of all hosts over the bytes of the files.
+The others are a corpus of `--gibibytes`, with the parts that a run over as many bytes deals. A run
+over synthetic documents finds them, whose shards are alike or differ as in `benchmarks.dealing`.
+
+- "x of N": bytes of all hosts over the bytes of the files, with a rank on each host; "x of 4 x 8":
+  with eight ranks on each of four hosts.
 """
 
 from __future__ import annotations
@@ -13,20 +17,26 @@ import argparse
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
-from benchmarks import layouts
+from benchmarks import dealing, layouts
 from benchmarks.remote import flat, parquet
 from benchmarks.report import print_table
 from streampack import sources
+from streampack.deals.spans import DealtSpans, Part
 from streampack.metrics import fetched
 from streampack.sources.error_policy import ErrorPolicy
+from streampack.sources.sharded import ShardedSource
 from streampack.storage.blocks import BLOCK_BYTES
 
 HOSTS = (1, 2, 4)
+RANKS = 8  # of a host, in the last column
+SHARDS = ("shards alike", "shards differ in length and bytes per token")
 _ROWS = 1000  # of a row group, of 3 MB
 _GROUP_BYTES = _ROWS * 740 * 4
 _HEAD_BYTES = 1 << 20  # of a file, fetched when it is opened or listed
@@ -79,6 +89,13 @@ LAYOUTS = {
         layouts.lines("gz"), sources.JSONL, {"tokens": "tokens"}, 3.2, from_start=True, whole=True
     ),
 }
+LARGE_GROUPS = {
+    f"Parquet, groups of {size} MB": LAYOUTS["Parquet"]._replace(unit_bytes=size * 1_000_000)
+    for size in (32, 128)
+}
+
+#: By lane, the parts [low, high) of the line that it reads.
+Spans = list[list[tuple[int, int]]]
 
 
 def _blocks(layout: Layout, sizes: list[int], parts: list[Any]) -> int:
@@ -105,18 +122,49 @@ def _blocks(layout: Layout, sizes: list[int], parts: list[Any]) -> int:
     )
 
 
-def simulated(layout: Layout, sizes: list[int], lanes: int, hosts: int) -> float:
-    """Bytes of all hosts over the bytes of the files."""
+def simulated(layout: Layout, sizes: list[int], spans: Spans, hosts: int, ranks: int = 1) -> float:
+    """Bytes of all hosts over the bytes of the files; `spans` are of the line, by lane."""
     with tempfile.TemporaryDirectory() as scratch:
         names = [Path(scratch) / f"{number}.bin" for number in range(len(sizes))]
         for name, size in zip(names, sizes, strict=True):
-            with open(name, "wb") as file:
+            with open(name, "wb") as file:  # empty on this disk
                 file.truncate(size)
         source = sources.Tokens(list(map(str, names)), eos_id=0, dtype="uint16")
         source.prepare()
-        parts = source.lanes(lanes, seed=0, epoch=0, shuffle=True)
-        found = [_blocks(layout, sizes, parts[host::hosts]) for host in range(hosts)]
-    return sum(found) / sum(sizes)
+        parts: list[list[Any]] = [[] for _ in range(hosts)]
+        for lane, own in enumerate(spans):
+            for low, high in own:
+                part = source.span(low, min(high, sum(sizes)), seed=0, epoch=0, shuffle=True)
+                parts[lane % (hosts * ranks) // ranks].append(part)
+    return sum(_blocks(layout, sizes, part) for part in parts) / sum(sizes)
+
+
+def cut_once(weight: int, lanes: int) -> Spans:
+    """Equal parts of a line."""
+    bounds = [weight * lane // lanes for lane in range(lanes + 1)]
+    return [[part] for part in pairwise(bounds)]
+
+
+def dealt(corpus: str, weight: int, lanes: int) -> tuple[Spans, int]:
+    """The parts that a run deals to lanes, and the weight of its line, about `weight`."""
+    shard_bytes = 4 * 600 * dealing.SHARD_DOCUMENTS
+    source = dealing.CORPORA[corpus](weight // shard_bytes)
+    spans: Spans = [[] for _ in range(lanes)]
+    parts = DealtSpans.part
+
+    def part(self: DealtSpans, number: int) -> Part | None:
+        dealt = parts(self, number)
+        if dealt is not None and dealt.span is not None:
+            span = (dealt.span.low, dealt.span.high)
+            if span not in spans[self._lane]:
+                spans[self._lane].append(span)
+        return dealt
+
+    with mock.patch.object(DealtSpans, "part", part):
+        for _ in dealing.loader_of(source, lanes, dealt=True):
+            pass
+    assert isinstance(source, ShardedSource)
+    return spans, source.weight
 
 
 @contextmanager
@@ -148,7 +196,8 @@ def measured(layout: Layout, server: Any, files: int, lanes: int, hosts: int) ->
 
 def _row(name: str, what: str, sizes: list[int], lanes: int, found: list[float]) -> list[str]:
     content = f"{len(sizes)} x {np.mean(sizes) / (1 << 20):,.0f} MiB"
-    return [name, what, content, str(lanes), *(f"{factor:.2f}" for factor in found)]
+    figures = [f"{factor:.2f}" for factor in found]
+    return [name, what, content, str(lanes), *figures, *([""] * (len(HOSTS) + 1 - len(figures)))]
 
 
 def main() -> None:
@@ -180,13 +229,19 @@ def main() -> None:
             with _served(folder) as server:
                 found = [measured(layout, server, files, lanes, hosts) for hosts in HOSTS]
             rows.append(_row(name, "read", sizes, lanes, found))
-            found = [simulated(layout, sizes, lanes, hosts) for hosts in HOSTS]
+            spans = cut_once(sum(sizes), lanes)
+            found = [simulated(layout, sizes, spans, hosts) for hosts in HOSTS]
             rows.append(_row(name, "simulated", sizes, lanes, found))
-        size = int(arguments.gibibytes * (1 << 30) / arguments.files) // 2 * 2
-        sizes, lanes = [size] * arguments.files, arguments.lanes
-        found = [simulated(layout, sizes, lanes, hosts) for hosts in HOSTS]
-        rows.append(_row(name, "simulated", sizes, lanes, found))
-    head = ["layout", "", "files", "lanes", *(f"x of {hosts}" for hosts in HOSTS)]
+    for corpus in SHARDS:
+        weight, lanes = int(arguments.gibibytes * (1 << 30)), arguments.lanes
+        spans, weight = dealt(corpus, weight, lanes)
+        sizes = [weight // arguments.files // 2 * 2] * arguments.files
+        for name, layout in (LAYOUTS | LARGE_GROUPS).items():
+            found = [simulated(layout, sizes, spans, hosts) for hosts in HOSTS]
+            found.append(simulated(layout, sizes, spans, HOSTS[-1], RANKS))
+            rows.append(_row(name, corpus, sizes, lanes, found))
+    factors = [f"x of {hosts}" for hosts in HOSTS]
+    head = ["layout", "", "files", "lanes", *factors, f"x of {HOSTS[-1]} x {RANKS}"]
     print_table("Bytes fetched for an epoch, over the bytes of the files", head, rows)
 
 
