@@ -62,9 +62,9 @@ class Hint(NamedTuple):
 
     def joined(self, following: Hint) -> Hint | None:
         """Return this range with another that touches it; None for others, or if it were large."""
-        _, file, start, stop = following
-        touches = file == self.file and self.start <= start <= self.stop + BLOCK_BYTES
-        touches = touches and following.begin == self.begin
+        begin, file, start, stop = following
+        is_same = (begin, file) == (self.begin, self.file)
+        touches = is_same and self.start <= start <= self.stop + BLOCK_BYTES
         both = self._replace(stop=max(stop, self.stop))
         return both if touches and both.stop - self.start <= FIRST_BLOCKS * BLOCK_BYTES else None
 
@@ -110,7 +110,8 @@ class ReadAhead:
         self._most = most_bytes // BLOCK_BYTES
         self._lock = threading.Lock()
         self._hints: deque[Hint] = deque()
-        self._rests: deque[Hint] = deque()  # after the first blocks of hints
+        # After the first blocks of hints; the oldest are dropped, since they are read by then.
+        self._rests: deque[Hint] = deque(maxlen=_MOST_HINTS)
         # The reader that waited longest comes first.
         self._hungry: OrderedDict[Reader, None] = OrderedDict()
         self._held = 0  # blocks ahead of all readers
