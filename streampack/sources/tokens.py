@@ -109,8 +109,8 @@ def llmc_kind(head: bytes, num_bytes: int) -> int:
 logger = logging.getLogger(__name__)
 
 _INDEXED = (".ds",)
-_HEAD_BYTES = 1 << 20  # beginning of a file, which should contain an end token
 _HEADER_BYTES = 64 << 10  # beginning of a .npy file, which contains its whole header
+_HEAD_BYTES = 1 << 20  # beginning of a file, which should contain an end token
 
 
 class Tokens(FlatSource):
@@ -199,8 +199,7 @@ class Tokens(FlatSource):
 
     def _look(self, info: FileInfo, index: FileInfo | None) -> tuple[int, int] | None:
         """Return (kind, begin) of a file; None if the file is empty or damaged."""
-        with self.storage.open(info) as file:
-            head = file.read(0, _HEAD_BYTES)
+        head = self._head(info, _HEADER_BYTES)
         last = b""
         if index is not None and index.num_bytes >= 8:
             last = self.storage.read_range(index, index.num_bytes - 8, index.num_bytes)
@@ -219,14 +218,25 @@ class Tokens(FlatSource):
             kind, begin = self._form(head, info.num_bytes, end)
         except DamagedFileError:
             return None  # reading it raises the error, and `on_error` decides
-        whole = len(head) - (len(head) - begin) % INTEGER_DTYPES[kind].itemsize
-        ids = np.frombuffer(head[begin:whole], dtype=INTEGER_DTYPES[kind])
-        if self.eos_id is not None and not (ids == self.eos_id).any():
-            logger.warning(
-                "No document ends in the first %d ids of %s: eos_id=%d and dtype=%s may be wrong.",
-                len(ids), shown(info.path), self.eos_id, INTEGER_DTYPES[kind].name,
-            )  # fmt: skip
+        if self.eos_id is not None:
+            self._check_ends(info, begin, INTEGER_DTYPES[kind])
         return kind, begin
+
+    def _check_ends(self, info: FileInfo, begin: int, dtype: np.dtype[Any]) -> None:
+        """Warn if no document ends in the beginning of a file."""
+        for size in (_HEADER_BYTES, _HEAD_BYTES):
+            head = self._head(info, size)[begin:]
+            ids = np.frombuffer(head, dtype, len(head) // dtype.itemsize)
+            if (ids == self.eos_id).any():
+                return
+        logger.warning(
+            "No document ends in the first %d ids of %s: eos_id=%d and dtype=%s may be wrong.",
+            len(ids), shown(info.path), self.eos_id, dtype.name,
+        )  # fmt: skip
+
+    def _head(self, info: FileInfo, num_bytes: int) -> bytes:
+        with self.storage.open(info) as file:
+            return file.read(0, num_bytes)
 
     def _form(self, head: bytes, num_bytes: int, end: int | None) -> tuple[int, int]:
         """Return (kind, begin) of a file, by its first bytes and the last number of its index."""
