@@ -96,7 +96,8 @@ class FileSource(ShardedSource):
     @property
     def hints(self) -> str:  # type: ignore[override]
         """Hints are for remote files."""
-        return "deals.hints:Hints" if "://" in self.manifest.paths[0] else ""
+        paths = self.manifest.paths  # sorted: a mixed list ends with URLs
+        return "deals.hints:Hints" if "://" in paths[0] or "://" in paths[-1] else ""
 
     def weight_begin(self, shard: int) -> int | None:
         """Return the byte at which a shard's weight begins, if it counts bytes from there.

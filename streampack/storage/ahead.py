@@ -12,6 +12,7 @@ Threads start when there is work, and end half a second after there is none.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -40,6 +41,14 @@ _MEASURED_BLOCKS = 1024
 _THREADS = 16
 _IDLE_S = 0.5  # starting a thread takes as long as reading a block that is there
 _MOST_HINTS = 256  # a later one would be called after its readers
+
+_ends = False  # True while the interpreter shuts down, where threads end and keep their locks
+
+
+@atexit.register
+def _end() -> None:
+    global _ends
+    _ends = True
 
 
 class Hint(NamedTuple):
@@ -165,6 +174,8 @@ class ReadAhead:
 
     def drop(self, reader: Reader) -> None:
         """Fetch nothing more ahead of a reader."""
+        if _ends:
+            return
         with self._lock:
             self._hungry.pop(reader, None)
             self._hold(reader, 0, 0)

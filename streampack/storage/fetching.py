@@ -69,7 +69,7 @@ class Fetcher:
                 return block
             missing = self._missing(file, number + 1, stop)
             for first, last in _runs([number, *missing]):
-                view = self._put(file, first, last, None)
+                view = self._put(file, first, last, file.retries)
                 block = view if block is None else block
             assert block is not None
             return block

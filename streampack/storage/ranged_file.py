@@ -44,6 +44,7 @@ class RangedFile(StoredFile):
         self.version = (listed.path, listed.num_bytes, listed.version)
         self.key = listed.key
         self.closed = False
+        self.retries: int | None = None  # the default
         self.forwards: list[Forwards] = []
         self._fetcher = fetcher
         self._forwards = Forwards(self, fetcher)

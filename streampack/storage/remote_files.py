@@ -84,6 +84,7 @@ class RemoteFiles:
 
         def begin(listed: FileInfo, start: int, stop: int) -> None:
             opened = self.open(listed)
+            opened.retries = 0
             try:
                 for low, high in ranges(opened):
                     self.prefetch(listed, low, high)

@@ -37,9 +37,8 @@ def fetched_blocks(http: HTTPServer) -> list[int]:
 
 def settle() -> None:
     """Wait until nothing is fetched ahead."""
-    for thread in threading.enumerate():
-        if thread.name == "streampack-read-ahead":
-            thread.join(60.0)
+    while ahead := [t for t in threading.enumerate() if t.name == "streampack-read-ahead"]:
+        ahead[0].join(60.0)
 
 
 def test_an_epoch_in_many_lanes_fetches_each_block_once(http: HTTPServer, tmp_path: Path) -> None:
@@ -161,7 +160,7 @@ ENDS = """
 import sys
 from streampack import PackedDataset, PackedLoader, Topology, sources
 storage = sources.Storage(cache_dir=sys.argv[2])
-source = sources.Parquet(sys.argv[1], tokens="tokens", storage=storage)
+source = getattr(sources, sys.argv[4])(sys.argv[1], tokens=sys.argv[5], storage=storage)
 dataset = PackedDataset(source, seq_len=256, lanes=8, topology=Topology())
 batches = iter(PackedLoader(dataset))
 for _ in range(int(sys.argv[3])):
@@ -169,17 +168,54 @@ for _ in range(int(sys.argv[3])):
 """
 
 
+@pytest.mark.parametrize("kind", ["Parquet", "WebDataset"])
 def test_a_process_that_ends_while_parts_are_fetched_ends_well(
-    http: HTTPServer, tmp_path: Path
+    http: HTTPServer, tmp_path: Path, kind: str
 ) -> None:
+    is_tar = kind == "WebDataset"
     table = pa.table({"tokens": [[7] * 50] * 200})
-    for number in range(200):
-        pq.write_table(table, http.folder / f"{number}.parquet", row_group_size=20)
+    for number in range(4 if is_tar else 200):
+        if is_tar:
+            write_tar(http.folder / f"{number}.tar", DOCUMENTS[:2000])
+        else:
+            pq.write_table(table, http.folder / f"{number}.parquet", row_group_size=20)
     http.gate = lambda _: time.sleep(0.02)
-    urls = http.url + "/{0..199}.parquet"
+    urls = http.url + ("/{0..3}.tar" if is_tar else "/{0..199}.parquet")
+    arguments = [kind, "npy" if is_tar else "tokens"]
     command = [sys.executable, "-c", ENDS, urls]
     runs = [
-        subprocess.Popen([*command, str(tmp_path / f"cache-{batches}"), str(batches)])
+        subprocess.Popen([*command, str(tmp_path / f"cache-{batches}"), str(batches), *arguments])
         for batches in range(1, 7)
     ]
-    assert [run.wait(60) for run in runs] == [0] * len(runs)
+    try:
+        assert [run.wait(60) for run in runs] == [0] * len(runs)
+    finally:
+        for run in runs:
+            run.kill()
+
+
+def test_a_file_cut_short_is_asked_for_no_range_that_it_lacks(
+    http: HTTPServer, tmp_path: Path
+) -> None:
+    write_parquet(http.folder)
+    (http.folder / "b.parquet").write_bytes(b"PAR1")
+    urls = [f"{http.url}/{name}.parquet" for name in "ab"]
+    source = sources.Parquet(urls, tokens="tokens", storage=Storage(cache_dir=tmp_path / "cache"))
+    source.prepare()
+    http.requests.clear()
+    source.will_read([(0, 0, 10), (1, 0, 4)])
+    settle()
+    ranges = [request.range for request in http.requests if request.path.endswith("b.parquet")]
+    assert ranges == ["bytes=0-3"]
+
+
+def test_hints_are_not_repeated_by_a_store_that_fails(http: HTTPServer, tmp_path: Path) -> None:
+    write_parquet(http.folder)
+    storage = Storage(cache_dir=tmp_path / "cache", retries=3)
+    source = sources.Parquet(f"{http.url}/a.parquet", tokens="tokens", storage=storage)
+    source.prepare()
+    http.requests.clear()
+    http.fail_next = 1000
+    source.will_read([(0, 0, 10)])
+    settle()
+    assert len(http.requests) == 1

@@ -253,3 +253,8 @@ def test_a_damaged_footer_has_columns_inside_of_the_file_or_none() -> None:
         damaged[rng.integers(len(footer))] ^= 1 << int(rng.integers(8))
         found = Chunks.of(bytes(damaged[: rng.integers(len(footer) + 1)]), ["ids"], len(data))
         assert all(0 <= a <= b <= len(data) for a, b in zip(found.starts, found.ends, strict=True))
+
+
+def test_a_footer_with_a_map_of_2_to_the_63_booleans_has_no_columns() -> None:
+    size = b"\xff" * 8 + b"\x7f"
+    assert not Chunks.of(b"\x5b" + size + b"\x11" + bytes(1000), ["ids"], 10_000).starts

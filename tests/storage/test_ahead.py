@@ -37,9 +37,8 @@ def fetched_blocks(http: HTTPServer) -> list[int]:
 
 def settle() -> None:
     """Wait until nothing is fetched ahead."""
-    for thread in threading.enumerate():
-        if thread.name == "streampack-read-ahead":
-            thread.join(WAIT_S)
+    while ahead := [t for t in threading.enumerate() if t.name == "streampack-read-ahead"]:
+        ahead[0].join(WAIT_S)
 
 
 def test_requests_of_one_reader_overlap_and_give_each_block_once(

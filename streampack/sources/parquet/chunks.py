@@ -11,9 +11,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streampack.storage.blocks import BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from streampack.storage.files import StoredFile
 
 _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(
     13
@@ -90,20 +93,27 @@ class _Compact:
             self._at += 1
             size, kind = head >> 4, head & 15
             if size == 15:
-                size = self.varint()
+                size = self._size()
             if kind in (_TRUE, _FALSE, _BYTE):  # in lists these take a byte each
                 return self._skip(size)
             return [self._value(kind, wanted, depth) for _ in range(size)]
         if kind == _MAP:
-            size = self.varint()
+            size = self._size()
             if size:
                 kinds = self._data[self._at]
                 self._at += 1
                 for _ in range(size):
-                    self._value(kinds >> 4, None, depth)
-                    self._value(kinds & 15, None, depth)
+                    for kind in (kinds >> 4, kinds & 15):
+                        self._value(_BYTE if kind in (_TRUE, _FALSE) else kind, None, depth)
             return None
         return self._skip({_BYTE: 1, _DOUBLE: 8}[kind])
+
+    def _size(self) -> int:
+        """Read the size of a list or map, of which each item has a byte at least."""
+        size = self.varint()
+        if size > len(self._data) - self._at:
+            raise ValueError("it breaks off")
+        return size
 
     def _skip(self, size: int) -> None:
         self._at += size
@@ -162,6 +172,16 @@ class Chunks:
         spans.sort()
         starts, ends, numbers, groups = zip(*spans, strict=True) if spans else ((), (), (), ())
         return cls(starts, ends, numbers, groups, row_groups)
+
+
+def read_chunks(file: StoredFile, columns: Collection[str]) -> Chunks:
+    """Read the ranges of a file's columns from its footer."""
+    size = file.num_bytes
+    tail = file.read(max(size - 8, 0), size)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != b"PAR1" or length > size - 12:
+        return Chunks((), (), (), ())
+    return Chunks.of(file.read(size - 8 - length, size - 8), columns, size)
 
 
 _MARGIN_BYTES = 1 << 20  # because rows have unequal sizes

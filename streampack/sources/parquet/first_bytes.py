@@ -22,12 +22,14 @@ def of_columns(source: Parquet, pieces: Sequence[Piece]) -> None:
         # A thread that calls pyarrow while the interpreter shuts down would end the process.
         chunks = chunks_of(file, source.wanted_columns)
         places = Places.of(chunks.row_groups, int(source.manifest.weights[shard]))
-        groups = places.groups(places.row(low), places.row(high))
+        groups = {*places.groups(places.row(low), places.row(high))}
         room = PART_BYTES
         for start, end, group in zip(chunks.starts, chunks.ends, chunks.groups, strict=True):
-            if group in groups and room > 0:
+            if group in groups:
                 yield start, min(end, start + room)
                 room -= end - start
+                if room <= 0:
+                    return
 
     for piece in pieces:
         listed = source.listed_shard(piece[0])

@@ -85,15 +85,10 @@ def order_of(file: StoredFile) -> ColumnOrder | None:
 
 def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
     """Return the byte ranges of a remote file's columns; cache the latest files."""
+    from streampack.sources.parquet.chunks import read_chunks
 
-    from streampack.sources.parquet.chunks import Chunks
-
-    def read() -> Chunks:
-        size = file.num_bytes
-        length = int.from_bytes(file.read(size - 8, size - 4), "little")
-        return Chunks.of(file.read(max(size - 8 - length, 0), size - 8), columns, size)
-
-    return kept(_chunks, _MOST_CHUNKS, (file.version, *columns), read)
+    key = (file.version, *columns)
+    return kept(_chunks, _MOST_CHUNKS, key, lambda: read_chunks(file, columns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
