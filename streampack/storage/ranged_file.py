@@ -122,7 +122,8 @@ class Forwards:
 
     def _misses(self, number: int, order: Sequence[int]) -> bool:
         """Return True if the block is missing that is read last of the next ones."""
-        soon = order[bisect_right(order, number) :][:MOST_BLOCKS]
+        at = bisect_right(order, number)
+        soon = order[at : at + MOST_BLOCKS]
         return bool(soon) and not self._fetcher.cache.has(self._file.key, soon[-1])
 
     def _moved(

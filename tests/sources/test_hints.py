@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -22,23 +21,8 @@ from streampack.sources.manifest import Piece
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.storage import Storage
 from tests.support.corpora import write_mds, write_tar
+from tests.support.read_ahead import fetched_blocks, settle
 from tests.support.servers import HTTPServer
-
-
-def fetched_blocks(http: HTTPServer) -> list[int]:
-    """Indices of the blocks that were asked for, sorted."""
-    found: list[int] = []
-    for request in http.requests:
-        if request.range:
-            first, last = map(int, request.range.removeprefix("bytes=").split("-"))
-            found += range(first // BLOCK_BYTES, last // BLOCK_BYTES + 1)
-    return sorted(found)
-
-
-def settle() -> None:
-    """Wait until nothing is fetched ahead."""
-    while ahead := [t for t in threading.enumerate() if t.name == "streampack-read-ahead"]:
-        ahead[0].join(60.0)
 
 
 def test_an_epoch_in_many_lanes_fetches_each_block_once(http: HTTPServer, tmp_path: Path) -> None:

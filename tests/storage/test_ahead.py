@@ -12,9 +12,9 @@ from streampack.storage.ahead import FIRST_BLOCKS, MOST_BLOCKS, Hint, ReadAhead
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
+from tests.support.read_ahead import WAIT_S, fetched_blocks, settle
 from tests.support.servers import HTTPServer
 
-WAIT_S = 60.0
 BLOCKS = 150
 DATA = np.random.default_rng(1).bytes(BLOCKS * BLOCK_BYTES + 99)
 
@@ -23,22 +23,6 @@ DATA = np.random.default_rng(1).bytes(BLOCKS * BLOCK_BYTES + 99)
 def url(http: HTTPServer) -> str:
     (http.folder / "a.bin").write_bytes(DATA)
     return f"{http.url}/a.bin"
-
-
-def fetched_blocks(http: HTTPServer) -> list[int]:
-    """Indices of the blocks that were asked for, sorted."""
-    found: list[int] = []
-    for request in http.requests:
-        if request.range:
-            first, last = map(int, request.range.removeprefix("bytes=").split("-"))
-            found += range(first // BLOCK_BYTES, last // BLOCK_BYTES + 1)
-    return sorted(found)
-
-
-def settle() -> None:
-    """Wait until nothing is fetched ahead."""
-    while ahead := [t for t in threading.enumerate() if t.name == "streampack-read-ahead"]:
-        ahead[0].join(WAIT_S)
 
 
 def test_requests_of_one_reader_overlap_and_give_each_block_once(
