@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from streampack.errors import ConfigError
+from streampack.leaves import MISSING, WRONG_CALL, load
 
 if TYPE_CHECKING:
     from typing import Concatenate
@@ -126,23 +127,43 @@ def with_article(noun: str) -> str:
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
 
 
-#: Function from an unknown argument to a hint at the function or class that takes it, or None.
-Elsewhere = Callable[[str], str | None]
+class Missing:
+    """Descriptor for a method that a class lacks: its use raises an error with the call to write.
+
+    The error is an `AttributeError`, so `hasattr` returns False, and a `TypeError`, as for `len` of
+    an object without a length.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, kind: type) -> Missing:
+        if instance is None:
+            return self
+        raise load(MISSING)(instance, self._name)
+
+
+class Explained:
+    """Base of classes with attributes that users of other libraries look for in vain."""
+
+    if not TYPE_CHECKING:  # type checkers report attributes that do not exist
+        __len__ = Missing()
+        __next__ = Missing()
+        __getitem__ = Missing()
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):  # of Python and of libraries, which try names
+                raise AttributeError(name)
+            raise load(MISSING)(self, name)
+
+    def __bool__(self) -> bool:
+        return True  # otherwise `bool()` would call `__len__`
 
 
 def explained(obj: Made) -> Made:
     """Decorate a class or function to list its arguments in the `TypeError` for a wrong one."""
-    return _explained(obj, lambda argument: None)
-
-
-def explained_with(elsewhere: Elsewhere) -> Callable[[Made], Made]:
-    """Return a variant of `explained` that adds hints for arguments of other functions."""
-    return functools.partial(_explained, elsewhere=elsewhere)
-
-
-def _explained(obj: Made, elsewhere: Elsewhere) -> Made:
     if isinstance(obj, type):
-        obj.__init__ = _explained(obj.__init__, elsewhere)  # type: ignore[misc]
+        obj.__init__ = explained(obj.__init__)  # type: ignore[misc]
         return obj
     signature = _written_out(obj)
     bound = next(iter(signature.parameters), None) in ("self", "cls")
@@ -150,7 +171,7 @@ def _explained(obj: Made, elsewhere: Elsewhere) -> Made:
     @functools.wraps(obj)
     def checked(*args: Any, **kwargs: Any) -> Any:
         name = type(args[0]).__name__ if obj.__name__ == "__init__" else f"{obj.__qualname__}()"
-        check_call(name, checked, args[1:] if bound else args, kwargs, elsewhere)
+        check_call(name, checked, args[1:] if bound else args, kwargs)
         return obj(*args, **kwargs)
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
@@ -201,41 +222,24 @@ def takes_arguments_of(
 
 
 def check_call(
-    name: str,
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    elsewhere: Elsewhere = lambda argument: None,
+    name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise `TypeError`, with the accepted names, for arguments that a function does not take.
+    """Raise `TypeError`, with the call to write, for arguments that a function does not take.
 
     Args:
         name: name of the function or class in the error.
         function: the function, or the constructor of the class.
         args: positional arguments, without `self`.
         kwargs: keyword arguments.
-        elsewhere: hint for an unknown argument, or None.
     """
     taken = _parameters(function)
     if any(arg.kind in (arg.VAR_POSITIONAL, arg.VAR_KEYWORD) for arg in taken):
         return
-    names = [arg.name for arg in taken]
     by_place = [arg.name for arg in taken if arg.kind is not arg.KEYWORD_ONLY]
-    if len(args) > len(by_place):
-        first = [f"{key}={args[len(by_place)]!r:.80}" for key in names[len(by_place) :][:1]]
-        call = f"{name.removesuffix('()')}({', '.join([*by_place, *first])})"
-        raise TypeError(f"{name} takes its settings by name. Write {call}, for example.")
+    needed = {arg.name for arg in taken if arg.default is arg.empty}
     passed = {*by_place[: len(args)], *kwargs}
-    wrong = [
-        f"has no argument {key!r}: {elsewhere(key) or 'it takes ' + ', '.join(names)}."
-        for key in kwargs
-        if key not in names
-    ][:1]
-    wrong += [
-        f"needs {arg.name}." for arg in taken if arg.default is arg.empty and arg.name not in passed
-    ]
-    if wrong:
-        raise TypeError(f"{name} {' It '.join(wrong)}")
+    if len(args) > len(by_place) or not needed <= passed <= {arg.name for arg in taken}:
+        raise load(WRONG_CALL)(name, taken, args, kwargs)
 
 
 @functools.cache

@@ -7,13 +7,13 @@ import os
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from streampack.arguments import explained_with, takes_arguments_of
+from streampack.arguments import Explained, explained, takes_arguments_of
 from streampack.batch import PackedBatch
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
@@ -25,18 +25,20 @@ from streampack.run.checks import (
     check_arguments,
     check_packer,
     checked_counts,
-    elsewhere,
     prepared,
     warn_if_cut,
 )
 from streampack.run.plan import RunPlan, evaluation_lanes, lane_tokens, plan_run, resume_run
 from streampack.run.recipe import Recipe
 from streampack.run.state import RunState
+from streampack.sources.arguments import NamedFields
 from streampack.sources.resolve import as_source
 from streampack.tokenization.rules import TokenRules
 from streampack.window.config import WindowConfig
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from streampack.ordering import DocumentOrder
     from streampack.packing import Packer
     from streampack.run.estimation import Estimate
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from streampack.streams.hooks import Hook, HookFunction
 
 
-class PackedDataset(IterableDataset[PackedBatch]):
+class PackedDataset(Explained, IterableDataset[PackedBatch]):
     """A stream of packed batches for one data-parallel rank.
 
     Example:
@@ -66,6 +68,10 @@ class PackedDataset(IterableDataset[PackedBatch]):
             Hugging Face dataset; a table of pyarrow, pandas or polars; arrays (tokens, offsets) or
             `Documents`; or an iterable of texts, token ids or records. Anything else raises
             `ConfigError`, which lists the accepted types.
+        text: the field or column with the documents, as texts. ``PackedDataset(path, text="body")``
+            is short for ``PackedDataset(sources.open(path, text="body"))``.
+        tokens: the field or column with the documents, as token ids.
+        loss_mask: the fields with loss masks or labels of the ids; see `sources.open`.
         seq_len: tokens per row. Short for ``packer=BestFitDecreasing(seq_len=seq_len)``, or with
             an order for ``packer=Concat(seq_len=seq_len)``.
         packer: packing algorithm, for another one than the default of `seq_len`.
@@ -116,7 +122,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         ConfigError: settings cannot work, or the source is empty.
     """
 
-    @explained_with(elsewhere)
+    @explained
     def __init__(
         self,
         source: Any,
@@ -143,6 +149,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         topology: Topology | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         provenance: bool = False,
+        **columns: Unpack[NamedFields],
     ) -> None:
         super().__init__()
         check_arguments(window, topology, token_rules, shuffle=shuffle, provenance=provenance)
@@ -153,7 +160,9 @@ class PackedDataset(IterableDataset[PackedBatch]):
         fields = FieldSpec()
         if token_fields is not None or document_fields is not None:
             fields = load(FIELDS)(token_fields, document_fields)
-        source = prepared(as_source(source), replace(fields, optional=bool(map or stages)))
+        source = prepared(
+            as_source(source, **columns), replace(fields, optional=bool(map or stages))
+        )
         source.check_epochs(epochs)
         if packer is not None:
             warn_if_cut(source, packer)
@@ -199,7 +208,7 @@ class PackedDataset(IterableDataset[PackedBatch]):
         self._warned = False  # True once a warning about unconnected ranks was logged
 
     @classmethod
-    @explained_with(elsewhere)
+    @explained
     @takes_arguments_of(__init__, but="shuffle")
     def evaluation(
         cls, source: Any, *, epochs: int = 1, lanes: int | None = None, **settings: Any
@@ -240,12 +249,6 @@ class PackedDataset(IterableDataset[PackedBatch]):
             f"PackedDataset({config.source!r}, packer={config.packer!r}, "
             f"batch_tokens={config.batch_tokens}, lanes={lanes or None}, epochs={config.epochs}, "
             f"seed={config.seed}, rank={place.rank} of {place.world_size})"
-        )
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise TypeError(
-            f"A PackedDataset is a stream without an item {index!r:.40}. Write "
-            "next(iter(PackedLoader(dataset))) for its first batch."
         )
 
     def _check_topology(self) -> None:

@@ -46,6 +46,9 @@ AFTER_PACKER = {
     "mixture": "run.by_source:add",
 }
 
+#: Errors for wrong arguments of a call, a missing attribute, and an argument of another source.
+WRONG_CALL, MISSING = "wrong_calls.calls:wrong_call", "wrong_calls.attributes:missing"
+REFUSED = "wrong_calls.calls:refused"
 #: Validates the arguments that declare fields.
 FIELDS = "documents.declared_fields:declared_fields"
 #: Reads the declared fields of a record.

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, overloa
 import torch
 from torch.utils.data import DataLoader
 
-from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
+from streampack.arguments import (
+    Explained,
+    explained,
+    one_of,
+    real_number,
+    type_in_words,
+    whole_number,
+)
 from streampack.batch import BatchGroup, Item, PackedBatch
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError, StateError
@@ -40,7 +47,7 @@ logger = logging.getLogger(__name__)
 Given = TypeVar("Given")  # items of an iterator: the loader's items, or groups of them
 
 
-class PackedLoader(DataLoader[Any], Generic[Item]):
+class PackedLoader(Explained, DataLoader[Any], Generic[Item]):
     """Load the batches of a `PackedDataset`, made ahead by worker processes.
 
     Example:
@@ -282,16 +289,6 @@ class PackedLoader(DataLoader[Any], Generic[Item]):
             f"PackedLoader({self.dataset!r}, num_workers={self.num_workers}, "
             f"next_batch={self._run.state.next_batch})"
         )
-
-    def __len__(self) -> int:
-        raise TypeError(
-            "PackedLoader has no length, because rows are counted as documents are packed. Use "
-            "loader.estimate_steps() for an estimate, loader= of streampack.trainers.TrainerMixin "
-            "for a Trainer, and its dataset for a DataLoader."
-        )
-
-    def __bool__(self) -> bool:
-        return True  # otherwise `bool()` would call `__len__`
 
     def __iter__(self) -> Iterator[Item]:  # type: ignore[override]
         return self._iterate(lambda ahead: ahead.batches(self._transformed, counted=self._trains))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from streampack.arguments import Explained, explained
 from streampack.batch.tensors import (
     DOCUMENT_FIELD,
     OF_MEDIA,
@@ -25,6 +26,7 @@ from streampack.batch.tensors import (
 )
 from streampack.errors import ConfigError
 from streampack.lane.state import LaneBatch
+from streampack.leaves import MISSING, load
 from streampack.metrics import Metrics
 from streampack.packing.plan import PackingStats
 from streampack.window.packed_rows import PackedRows
@@ -34,22 +36,6 @@ if TYPE_CHECKING:
 
     from streampack.batch import attention, hf_arguments, numpy_arrays, parallel, slices, text
     from streampack.batch import loss as losses
-
-_NO_DICT = (
-    "A PackedBatch is not a dict: models need more than ids to keep documents apart. Write {}."
-)
-
-
-def no_item(batch: PackedBatch, name: Any) -> NoReturn:
-    """Raise `TypeError`, because fields are attributes, not items."""
-    field = name if isinstance(name, str) and name.isidentifier() else "input_ids"
-    write = f"batch.{field}, or batch.hf(model=model) for a dict of a model's arguments"
-    raise TypeError(_NO_DICT.format(write))
-
-
-def no_keys(batch: PackedBatch) -> NoReturn:
-    """Raise `TypeError`, which recommends ``**batch.hf(model=model)`` instead of ``**batch``."""
-    raise TypeError(_NO_DICT.format("model(**batch.hf(model=model))"))
 
 
 def refuse_collating(kind: type) -> None:
@@ -78,7 +64,7 @@ class Form:
         return function if batch is None else partial(function, batch)
 
 
-class PackedBatch:
+class PackedBatch(Explained):
     """R rows of packed documents, with one method per consumer.
 
     For example, documents of five and two tokens in two rows of four slots:
@@ -281,8 +267,7 @@ class PackedBatch:
         decode = Form("text.decode")
         show = Form("text.show")
         limit_context = Form("attention.limit_context")
-    __getitem__ = no_item
-    keys = no_keys
+        keys = Form("mapping.keys")
 
     @property
     def seq_idx(self) -> Tensor:
@@ -367,8 +352,11 @@ class PackedBatch:
         else:
             self._fields = fields_on_device(self._tensors, self.rows, self.seq_len)
 
+    @explained
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """Copy the batch to a device as one buffer of 2 to 4 bytes per token."""
+        if isinstance(device, torch.dtype):
+            raise load(MISSING)(self, "dtype")
         if torch.empty(0, device=device).device == self.device:  # "cuda" may mean "cuda:0"
             return self
         return self._moved(lambda buffer: buffer.to(device, non_blocking=non_blocking))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from typing import Any
 
@@ -13,24 +12,12 @@ from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
-from streampack.packing.fit_decreasing import BestFitDecreasing
 from streampack.packing.packer import Packer, require_packer
 from streampack.sources.base import Source
 from streampack.tokenization.rules import TokenRules
 from streampack.window.config import WindowConfig
 
 logger = logging.getLogger(__name__)
-
-
-def elsewhere(argument: str) -> str | None:
-    """Return a hint if an argument belongs to a setting of the dataset; None otherwise."""
-    kinds = {"packer": BestFitDecreasing, "window": WindowConfig, "token_rules": TokenRules}
-    for setting, kind in kinds.items():
-        init: Any = kind.__init__  # type: ignore[misc]  # before 3.11.4, `__new__` hides it
-        if argument in inspect.signature(init).parameters:
-            needed = "seq_len=..., " if setting == "packer" else ""
-            return f"pass {setting}={kind.__name__}({needed}{argument}=...)"
-    return None
 
 
 def check_arguments(window: Any, topology: Any, token_rules: Any, **switches: Any) -> None:

@@ -344,13 +344,13 @@ def unknown_document(fits: Sequence[str], kinds: Mapping[str, str], where: str) 
     fields = ", ".join(f'"{name}"' for name in list(kinds)[:30]) or "(none)"
     chats = chat_fields(kinds)
     held = fits or [name for name, kind in kinds.items() if kind in ("text", "tokens", "several")]
-    given = "text= with the field of the texts, or tokens= with the field of the ids,"
+    given = "text= with the field of the texts, or tokens= with the field of the ids"
     if fits or len(held) == 1:
         words = ["tokens" if kinds[name] in ("tokens", "several") else "text" for name in held]
         given = " or ".join(f"{word}={name!r}" for word, name in zip(words, held, strict=True))
-    remedy = f"{given} to sources.open (--text, --tokens)."
+    remedy = f"{given} (--text, --tokens)."
     if chats and not fits:
-        remedy = f"conversations to sources.Chat (--chat), or {remedy}"
+        remedy = f"sources.Chat(path) for conversations (--chat), or {remedy}"
     which = f", and {' and '.join(map(repr, fits))} may be the documents" if fits else ""
     fact = f"{where} has the fields {fields}{which}."
     return ConfigError(fact, f"Pass {remedy}", setting="text")

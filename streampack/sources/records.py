@@ -97,7 +97,9 @@ def document_in(record: Any, field: str | None, tokenized: bool, data: bytes = b
             return record, [ids_of(ids, where, data) for ids in value]
         return record, ids_of(value, where, data)
     if not isinstance(value, str):
-        raise BrokenDocumentError(f"has {type_in_words(value)}{where} where text was expected")
+        chats = "; sources.Chat reads conversations" if isinstance(value, list) else ""
+        what = f"has {type_in_words(value)}{where} where text was expected{chats}"
+        raise BrokenDocumentError(what)
     if b"\\u" in data:  # an escape can name half a character, which no tokenizer takes
         try:
             value.encode()

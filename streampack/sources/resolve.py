@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from streampack.arguments import explained
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
-from streampack.leaves import SOURCES, load
+from streampack.leaves import REFUSED, SOURCES, load
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Source
 from streampack.sources.iterable.indexed import Items
-from streampack.sources.iterable.items import is_random_access, kind_name
+from streampack.sources.iterable.items import is_random_access
 from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
 
 if TYPE_CHECKING:
@@ -117,13 +117,9 @@ def is_ragged(data: Any) -> bool:
 
 
 def _refuse_others(source: Any, arguments: Mapping[str, Any], takes: Collection[str]) -> None:
-    for name in arguments:
+    for name, value in arguments.items():
         if name not in takes:
-            raise ConfigError(
-                f"{kind_name(source)} does not accept {name}, got {name}={arguments[name]!r:.80}.",
-                f"Leave {name} out.",
-                setting=name,
-            )
+            raise load(REFUSED)(source, name, value)
 
 
 def _names_files(items: Sequence[Any]) -> bool:

@@ -175,3 +175,23 @@ def test_a_file_that_two_patterns_find_is_refused(
     with pytest.raises(ConfigError) as caught:
         sources.JSONL([first, second]).prepare()
     assert caught.value.path == str(tmp_path / "a.jsonl")
+
+
+def test_columns_named_in_the_call_are_those_of_sources_open(tmp_path: Path) -> None:
+    rows = [
+        {"a": text, "b": "x", "ids": ids, "m": [1] * len(ids)}
+        for text, ids in zip(TEXTS, IDS, strict=True)
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    data: list[Any] = [str(tmp_path / "a.jsonl"), tmp_path / "a.parquet", rows]
+    data += [pa.Table.from_pylist(rows), (dict(row) for row in rows)]
+    columns: list[dict[str, Any]] = [{"text": "a"}, {"tokens": "ids", "loss_mask": "m"}]
+    for source in data:
+        for named in columns[:1] if hasattr(source, "__next__") else columns:
+            for make in (PackedDataset, PackedDataset.evaluation):
+                options = {"seq_len": 8, "tokenizer": byte_tokenizer(), **named}
+                described = make(source, **options)._config.source.describe()
+                if not hasattr(source, "__next__"):
+                    assert described == sources.open(source, **named).describe()
+                assert described["loss_mask"] == named.get("loss_mask")

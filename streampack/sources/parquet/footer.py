@@ -139,11 +139,17 @@ def check_schema(
         held = schema.field(field).type if schema.get_field_index(field) >= 0 else None
         if held is None or not (fits(held) or is_null(held)):
             columns = ", ".join(f'"{other.name}" ({other.type})' for other in schema)
+            more = f"; {TEXT_REMEDY}" if fits is is_number and held and is_text(held) else ""
+            if (
+                setting == "text"
+                and held is not None
+                and pa.types.is_struct(getattr(held, "value_type", held))
+            ):
+                more = "; sources.Chat(path) reads conversations"
             raise ConfigError(
                 f'{shown(name)} has {f"{held} in the" if held else "no"} column "{field}", which '
                 f"should hold {expected}.",
-                remedy=f"Name another one of the columns {columns} in {setting}="
-                + (f"; {TEXT_REMEDY}." if fits is is_number and held and is_text(held) else "."),
+                f"Name another one of the columns {columns} in {setting}={more}.",
                 setting=setting,
                 path=shown(name),
             )
