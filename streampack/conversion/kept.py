@@ -18,6 +18,7 @@ from streampack.errors import ConfigError, ContentError
 from streampack.sources.base import Source
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, IDS, LOSS_FIELDS, TEXTS
+from streampack.sources.parquet.columns import plain_text
 
 if TYPE_CHECKING:
     from streampack.conversion.shards import Encoded
@@ -54,7 +55,9 @@ class KeptTexts:
 
     def of_column(self, column: pa.Array) -> NDArray[np.int64]:
         """Return the places (N,) of an Arrow array of strings; of nulls, any place."""
-        return self.of_texts([text or b"" for text in column.cast(pa.large_binary()).to_pylist()])
+        return self.of_texts(
+            [text or b"" for text in plain_text(column).cast(pa.large_binary()).to_pylist()]
+        )
 
     def clear(self) -> None:
         """Forget all texts."""

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 _COMPRESSED = ("", ".gz", ".zst", ".zstd", ".bz2")  # endings of files that are read as streams
+_LINES = (".jsonl", ".ndjson", ".json", ".jl", ".jsonlines", ".ldjson")
 
 
 class Format(NamedTuple):
@@ -47,7 +48,7 @@ _TABLE = (
     Format(
         "JSONL",
         "jsonl",
-        tuple(name + c for name in (".jsonl", ".ndjson", ".json") for c in _COMPRESSED),
+        tuple(name + c for name in _LINES for c in _COMPRESSED),
     ),
     Format(
         "Arrow",

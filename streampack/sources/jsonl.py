@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Any
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,9 @@ from streampack.storage.decompression import (
 )
 from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.listing import has_ending
+
+if TYPE_CHECKING:
+    from streampack.sources.path_fields import PathFields
 
 _BUFFER = 1 << 20
 _FEW_FILES, _LARGE_BYTES = 8, 64 << 20  # several workers would wait for a few files this large
@@ -237,6 +241,8 @@ class JSONL(RecordFiles):
             wrong = None if low else _misnamed(self.manifest.paths[shard], file.read(0, 8))
             if wrong:
                 raise self.broken_shard(shard, wrong[0], remedy=wrong[1])
+            beside = self.path_fields(self.manifest.paths[shard])
+            parse = partial(self.record_of, beside=beside) if beside else self.record_of
             blocks = line_blocks(content, -(-low // scale), end, position, reading=self.reading)
             try:
                 for block in blocks:
@@ -244,7 +250,7 @@ class JSONL(RecordFiles):
                     place = max(low, min(content.stored(reached) * scale, high))
                     origin = make_origin(shard, block.index)
                     made, problems = block_of(
-                        block.lines, self.fields, origin, self.field_types, self.record_of
+                        block.lines, self.fields, origin, self.field_types, parse
                     )
                     self.report_broken(origin, problems, skips)
                     yield made, reached, place
@@ -252,12 +258,16 @@ class JSONL(RecordFiles):
                 at = reached if reached is not None else content.produced if low else 0
                 raise self.broken_shard(shard, f"after byte {at}, {error}", at) from error
 
-    def record_of(self, line: bytes | None) -> dict[str, Any]:
-        """Return the JSON object of a line; None is a line above the limit, which was not kept."""
+    def record_of(self, line: bytes | None, beside: PathFields | None = None) -> dict[str, Any]:
+        """Return the JSON object of a line; None is a line above the limit, which was not kept.
+
+        Fields that it lacks come from `beside`.
+        """
         if line is None:
             limit = self.reading.most_bytes
             raise BrokenDocumentError(f"is longer than max_document_bytes={limit} of ReadOptions")
-        return record_of(line)
+        record = record_of(line)
+        return beside.record(record) if beside else record
 
     def _check_fields(self, info: FileInfo) -> None:
         """Check the first lines, so that a wrong name fails here and not in every worker."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,8 @@ from streampack.storage.storage import Storage
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from streampack.sources.path_fields import PathFields
 
 
 class RecordFiles(FileSource):
@@ -50,3 +52,11 @@ class RecordFiles(FileSource):
     def column(self) -> str:
         """The field that holds the documents."""
         return self.fields.document or ""
+
+    def path_fields(self, path: str, columns: Collection[str] = ()) -> PathFields | None:
+        """Return the declared fields that a file's path has and its `columns` lack, if any."""
+        if not self.field_types.document.keys() - columns:
+            return None
+        from streampack.sources.path_fields import PathFields
+
+        return PathFields.of(path, self.field_types, columns)

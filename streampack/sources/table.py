@@ -121,7 +121,12 @@ class Table(InMemory, Parquet):
             middle = (begin + end) // 2
             begin, end = (begin, middle) if first < middle else (middle, end)
         end = min(end, most)
-        batches = chosen.slice(first - low, max(end - first, 0)).combine_chunks().to_batches()
+        taken = chosen.slice(first - low, max(end - first, 0))
+        try:
+            taken = taken.combine_chunks()
+        except pa.ArrowInvalid:  # dictionaries of chunks that have too many values together
+            end = first + taken.to_batches()[0].num_rows
+        batches = taken.to_batches()
         batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=chosen.schema)
         return batch, end
 

@@ -111,13 +111,24 @@ def test_a_broken_line_is_named_and_skipped(tmp_path: Path, line: bytes, ending:
 
 def test_plain_and_compressed_files_are_one_source(tmp_path: Path) -> None:
     everything = []
-    for i, ending in enumerate((".jsonl", ".jsonl.zst", ".jsonl.gz", ".json", ".ndjson.bz2")):
+    for i, ending in enumerate(
+        (
+            ".jsonl",
+            ".jsonl.zst",
+            ".jsonl.gz",
+            ".json",
+            ".ndjson.bz2",
+            ".jl",
+            ".jsonlines.gz",
+            ".ldjson",
+        )
+    ):
         texts = some_texts(np.random.default_rng(i), 40)
         write(tmp_path / f"{i}{ending}", lines(texts))
         everything += texts
     source = JSONL(tmp_path, reading=ReadOptions(block_documents=7))
     assert_source_contract(source, everything, lane_counts=(1, 2, 9))
-    plain = [name.endswith((".jsonl", ".json")) for name in source.manifest.paths]
+    plain = [name.endswith((".jsonl", ".json", ".jl", ".ldjson")) for name in source.manifest.paths]
     sizes, weights = source.manifest.num_bytes, source.manifest.weights
     assert weights.tolist() == np.where(plain, sizes, 4 * sizes).tolist()
 

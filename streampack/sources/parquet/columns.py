@@ -49,6 +49,8 @@ def is_token_list(kind: pa.DataType) -> bool:
 
 def is_number(kind: pa.DataType) -> bool:
     """Return True for integers, floating-point numbers and booleans."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
     return bool(
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )
@@ -59,6 +61,8 @@ def is_number_list(kind: pa.DataType, shape: tuple[int, ...] = ()) -> bool:
 
     With a shape, they are lists of lists of this shape, with fixed sizes or not.
     """
+    if isinstance(kind, pa.BaseExtensionType):  # an array of datasets
+        kind = kind.storage_type
     for size in (None, *shape):
         if not _is_list(kind) or (size and getattr(kind, "list_size", size) != size):
             return False
@@ -148,7 +152,7 @@ class TextBlocks:
 
     def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
         """Yield blocks of these rows; `first` is the index of the first row."""
-        column = _plain_text(rows.column(self.column))
+        column = plain_text(rows.column(self.column))
         sizes = row_sizes(column)
         large = sizes > self.max_bytes
         if large.any():
@@ -174,10 +178,11 @@ class TextBlocks:
             yield block if all(good) else block.take(np.flatnonzero(good)), stop
 
 
-def _plain_text(column: pa.Array) -> pa.Array:
+def plain_text(column: pa.Array) -> pa.Array:
     """Cast any text column to strings or large strings."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    if pa.types.is_dictionary(column.type):  # of views, Arrow decodes none
+        values = plain_text(column.dictionary)
+        column = pa.DictionaryArray.from_arrays(column.indices, values).dictionary_decode()
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column
     return column.cast(pa.large_string())
@@ -186,7 +191,7 @@ def _plain_text(column: pa.Array) -> pa.Array:
 def row_sizes(column: pa.Array) -> NDArray[np.int64]:
     """Return (N,) bytes per row of a text column, or ids per row of a list column; 0 for nulls."""
     if is_text(column.type):
-        sizes = pc.call_function("binary_length", [_plain_text(column)])
+        sizes = pc.call_function("binary_length", [plain_text(column)])
     else:
         sizes = pc.list_value_length(column)
     filled: NDArray[np.int64] = _filled(sizes, 0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -227,6 +232,7 @@ class _Lists:
     @classmethod
     def of(cls, column: Any) -> _Lists:
         """Take a list array apart."""
+        column = column.storage if isinstance(column, pa.ExtensionArray) else column
         if is_null(column.type) or is_null(column.type.value_type):
             column = column.cast(pa.list_(pa.uint8()))
         lengths = _filled(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
@@ -401,6 +407,8 @@ def _as_numbers(array: pa.Array) -> NDArray[Any]:
     """Return the numbers or booleans of an array, 0 for nulls."""
     if is_null(array.type):
         array = array.cast(pa.uint8())
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
     numbers: NDArray[Any] = _filled(
         array, False if pa.types.is_boolean(array.type) else 0
     ).to_numpy(zero_copy_only=False)

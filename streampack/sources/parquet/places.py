@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES = 1 << 20  # bytes of a column read at a time
 R = TypeVar("R")
+
+# A dictionary may be too small for the values of a row group, if it has several chunks.
+_NARROW = re.compile(r"indices=u?int(8|16)\b")
 
 
 _footers: OrderedDict[Hashable, Any] = OrderedDict()  # megabytes each
@@ -69,7 +73,12 @@ def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:
 
     def read() -> tuple[pq.FileMetaData, Places]:
         with open_file(file) as opened:
-            return opened.metadata, Places.of(row_groups(opened.metadata), weight)
+            metadata = opened.metadata
+            if _NARROW.search(str(opened.schema_arrow)):
+                from streampack.sources.parquet.narrow import footer_without_dictionaries
+
+                metadata = footer_without_dictionaries(file)
+            return metadata, Places.of(row_groups(metadata), weight)
 
     return kept(_footers, _MOST_FOOTERS, (file.version, weight), read)
 

@@ -8,20 +8,57 @@ decoded, and keep their nulls. A map is an object.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
+from streampack.documents.blocks import make_origin
+from streampack.sources.base import Block
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.json_records import MOST_NESTED, parse_json, too_deep
-from streampack.sources.records import BrokenDocumentError
+from streampack.sources.parquet.columns import BlockMaker, cut
+from streampack.sources.records import BrokenDocumentError, block_of
+
+if TYPE_CHECKING:
+    from streampack.sources.parquet.source import Parquet
 
 #: Converts a value of a row to its JSON value; None where they are the same.
 _Convert = Callable[[Any], Any] | None
 
 _JSON = "arrow.json"
 _METADATA = b"huggingface"  # key under which `datasets` stores features in a schema
+
+
+def record_blocks(source: Parquet, shard: int, skips: ErrorPolicy, schema: pa.Schema) -> BlockMaker:
+    """Return the maker of blocks from the whole rows of a file, for `RecordReader`."""
+    reader, tokenized = source.fields.records, source.fields.tokenized
+    assert reader is not None
+    limits = (source.reading.documents_per_block, source.reading.block_bytes)
+    parse = row_parser(schema)
+
+    def blocks(rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
+        start = 0
+        records: list[Any] = []  # rows from `start` on
+        sizes: list[int] = []
+        while start < rows.num_rows:
+            more = rows.slice(start + len(records), limits[0] - len(records)).to_pylist()
+            sizes += [reader.size(record, tokenized) for record in more]
+            records += more
+            _, count = next(cut(np.array(sizes), limits))
+            numbers = np.arange(first + start, first + start + count, dtype=np.int64)
+            origin = make_origin(shard, numbers)
+            block, problems = block_of(
+                records[:count], source.fields, origin, source.field_types, parse
+            )
+            source.report_broken(origin, problems, skips)
+            start += count
+            del records[:count], sizes[:count]
+            yield block, start
+
+    return blocks
 
 
 def row_parser(schema: pa.Schema | None, *, decoded: bool = False) -> Callable[[Any], Any]:

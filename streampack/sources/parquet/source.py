@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
@@ -33,7 +32,6 @@ from streampack.sources.parquet.columns import (
     BlockMaker,
     TextBlocks,
     TokenBlocks,
-    cut,
     is_null,
     kinds_of,
     placed_blocks,
@@ -44,11 +42,10 @@ from streampack.sources.parquet.footer import (
     ENCRYPTED,
     check_schema,
     read_footer,
-    row_groups,
 )
 from streampack.sources.parquet.places import Places, chunks_of, footer_of, open_file, order_of
 from streampack.sources.record_files import RecordFiles
-from streampack.sources.records import DamagedFileError, block_of
+from streampack.sources.records import DamagedFileError
 from streampack.storage.failures import is_of_system
 from streampack.storage.file_info import shown
 from streampack.storage.files import LEAST_BYTES, StoredFile
@@ -64,8 +61,6 @@ _FOOTER_THREADS = 64
 #: Number of short rows decoded at once: fewer take more time, more take memory.
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 256 << 10
-#: Rows of a small row group; bytes of one so large that several lanes wait for it.
-_FEW_ROWS, _LARGE_GROUP = 512, 128 << 20
 _PAGE_BYTES = 1 << 20  # usual size of a column's pages
 
 
@@ -165,17 +160,9 @@ class Parquet(RecordFiles):
         return int(self.manifest.details["encoded_bytes"]) // token_bytes
 
     def slow_layout(self) -> str:
-        with self.open_shard(0) as file, open_file(file) as opened:
-            groups = row_groups(opened.metadata)
-        rows, size = groups[0].num_rows, groups[0].total_byte_size
-        if len(groups) > 1 and rows < _FEW_ROWS and size < LEAST_BYTES:
-            return f"row groups of {rows:,} rows; row_group_size=4096 takes less time"
-        if size >= _LARGE_GROUP:
-            return (
-                f"row groups of {size >> 20:,} MiB, each decoded into the cache by one process; "
-                "use row_group_size=4096"
-            )
-        return super().slow_layout()
+        from streampack.sources.parquet.layout import slow_row_groups
+
+        return slow_row_groups(self) or super().slow_layout()
 
     def document_name(self, origin: np.void) -> str:
         return f"row {int(origin['index'])} of {shown(self.manifest.paths[int(origin['shard'])])}"
@@ -190,6 +177,8 @@ class Parquet(RecordFiles):
                 with self.open_rows(file, shard) as (schema, places, batches):
                     if not places.rows[-1]:  # an empty file may have columns of any type
                         return
+                    if beside := self.path_fields(self.manifest.paths[shard], schema.names):
+                        schema, batches = beside.schema(schema), beside.reader(batches)
                     dtype = self._dtype_of(shard, schema)
                     first_row, stop = places.row(low), places.row(high)
                     row = max(first_row, row)
@@ -212,7 +201,11 @@ class Parquet(RecordFiles):
             document_kinds = (kinds_of(schema).get(name) for schema in schemas.values())
             kinds[name] = next(filter(None, document_kinds), "")
         self.fields = self.fields.found_in(kinds, shown(path))
-        narrow = [self._check_schema(path, schema) for path, schema in schemas.items()]
+        narrow = []
+        for path, schema in schemas.items():
+            if beside := self.path_fields(path, schema.names):
+                schema = beside.schema(schema)
+            narrow.append(self._check_schema(path, schema))
         return all(narrow)
 
     def _dtype_name(self, narrow: bool) -> str:
@@ -291,7 +284,7 @@ class Parquet(RecordFiles):
                 order = order_of(file)
                 if order is not None:
                     order.plan(chunks_of(file, self.wanted_columns), {number: 1.0})
-                return open_file(file, order=order)
+                return open_file(file, opened.metadata, order)
 
             def decode(
                 opened: pq.ParquetFile, number: int = number, size: int = size
@@ -344,9 +337,9 @@ class Parquet(RecordFiles):
     ) -> BlockMaker:
         """Return the maker of blocks from the rows of a file."""
         if self.fields.records is not None:
-            from streampack.sources.parquet.rows import row_parser
+            from streampack.sources.parquet.rows import record_blocks
 
-            return self._record_blocks(shard, skips, row_parser(schema))
+            return record_blocks(self, shard, skips, schema)
 
         def broken(row: int, reason: str) -> None:
             skips.handle(self.broken_document(shard, row, reason))
@@ -370,35 +363,6 @@ class Parquet(RecordFiles):
             token,
             document,
         )
-
-    def _record_blocks(
-        self, shard: int, skips: ErrorPolicy, parse: Callable[[Any], Any]
-    ) -> BlockMaker:
-        """Return the maker of blocks from whole rows, for `RecordReader`."""
-        reader, tokenized = self.fields.records, self.fields.tokenized
-        assert reader is not None
-        limits = (self.reading.documents_per_block, self.reading.block_bytes)
-
-        def blocks(rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
-            start = 0
-            records: list[Any] = []  # rows from `start` on
-            sizes: list[int] = []
-            while start < rows.num_rows:
-                more = rows.slice(start + len(records), limits[0] - len(records)).to_pylist()
-                sizes += [reader.size(record, tokenized) for record in more]
-                records += more
-                _, count = next(cut(np.array(sizes), limits))
-                numbers = np.arange(first + start, first + start + count, dtype=np.int64)
-                origin = make_origin(shard, numbers)
-                block, problems = block_of(
-                    records[:count], self.fields, origin, self.field_types, parse
-                )
-                self.report_broken(origin, problems, skips)
-                start += count
-                del records[:count], sizes[:count]
-                yield block, start
-
-        return blocks
 
     def _unreadable(self, shard: int, position: int, error: Exception) -> NoReturn:
         what = f"it cannot be read from row {position} on: {str(error).rstrip('.')}"
