@@ -52,13 +52,20 @@ def with_the_same_cuts(engine: Engine, described: Mapping[str, Any]) -> dict[str
 
 
 def _reachable(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model without tokens that no merge produces, which kitoken would still match."""
-    if model.get("ignore_merges"):
-        return dict(model)
-    merged = {"".join(pair).replace(" ", "") for pair in model["merges"]}  # old files have "a b"
-    vocabulary = model["vocab"]
-    kept = {text: n for text, n in vocabulary.items() if len(text) == 1 or text in merged}
-    return {**model, "vocab": kept}
+    """Return the model without the tokens that no text of bytes becomes.
+
+    These are tokens with a character that encodes no byte, and tokens that no merge produces.
+    """
+    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+    merges = [pair for pair in merges if _ALPHABET.issuperset("".join(pair))]
+    merged = {"".join(pair) for pair in merges}
+    all_match = model.get("ignore_merges", False)
+    vocabulary = {
+        text: number
+        for text, number in model["vocab"].items()
+        if _ALPHABET.issuperset(text) and (all_match or len(text) == 1 or text in merged)
+    }
+    return {**model, "vocab": vocabulary, "merges": merges}
 
 
 def _is_ambiguous(tokens: Iterable[Mapping[str, Any]], vocabulary: Mapping[str, int]) -> bool:

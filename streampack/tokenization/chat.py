@@ -169,8 +169,8 @@ class ChatTokenizer:
         plain = np.array([self.is_plain(block.conversations[i]) for i in record], dtype=np.bool_)
         closed = np.array([conversation.closed for conversation in rendered], dtype=np.bool_)
         if self.tokenizer.bos:
-            bos_id, may_get = self.tokenizer.bos_id, plain[encoded]
-            documents = apply_bos(documents, bos_id, only=may_get, counts=False)
+            bos_ids, may_get = self.tokenizer.bos_ids, plain[encoded]
+            documents = apply_bos(documents, bos_ids, only=may_get, counts=False)
         rule = self.tokenizer.eos
         unclosed = ~closed[encoded] if rule == "ensure" else None
         documents = apply_eos(documents, rule, self.tokenizer.eos_id, only=unclosed)

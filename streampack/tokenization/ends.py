@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -52,7 +52,7 @@ def apply_eos(
 
 def apply_bos(
     documents: Documents,
-    bos_id: int | None,
+    bos_id: int | Sequence[int] | None,
     *,
     only: NDArray[np.bool_] | None = None,
     counts: bool = True,
@@ -61,7 +61,7 @@ def apply_bos(
 
     Args:
         documents: N documents.
-        bos_id: the BOS id.
+        bos_id: the BOS id, or the ids that documents must begin with.
         only: (N,) bool mask of the documents that may get BOS; None means all.
         counts: added tokens carry loss.
 
@@ -70,13 +70,18 @@ def apply_bos(
     """
     if bos_id is None:
         raise missing_id("bos", "bos=True", "use bos=False")
-    add = documents.lengths > 0
-    if len(documents.tokens):
-        heads = np.minimum(documents.offsets[:-1], len(documents.tokens) - 1)
-        add &= documents.tokens[heads] != bos_id
+    ids = [*bos_id] if isinstance(bos_id, Sequence) else [bos_id]
+    add = documents.lengths < len(ids)
+    heads = documents.offsets[:-1]
+    for place, token in enumerate(ids):
+        at = np.minimum(heads + place, max(len(documents.tokens) - 1, 0))
+        add |= documents.tokens[at] != token if len(documents.tokens) else False
+    add &= documents.lengths > 0
     if only is not None:
         add &= only
-    return _extend(documents, add, bos_id, at_head=True, counts=counts)
+    for token in reversed(ids):
+        documents = _extend(documents, add, token, at_head=True, counts=counts)
+    return documents
 
 
 def _extend(

@@ -24,6 +24,7 @@ from tokenizers import Tokenizer as Engine
 from streampack.arguments import explained, one_of, type_in_words
 from streampack.documents.blocks import Documents, Texts, offsets_of
 from streampack.errors import ConfigError, ContentError
+from streampack.notices import is_first
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization.byte_level import Span
 from streampack.tokenization.ends import apply_bos, apply_eos, missing_id
@@ -86,7 +87,8 @@ class Tokenizer:
         eos: "ensure" adds the end-of-document id to texts that do not end with it, "append" always
             adds it, "as-is" never does. Empty texts stay empty.
         eos_id: end-of-document id. None uses the one that the tokenizer declares.
-        bos: True prepends `bos_id` to texts that do not begin with it. None follows the tokenizer.
+        bos: True prepends `bos_id` to texts that do not begin with it. None follows the tokenizer,
+            which may prepend several ids ("[gMASK] <sop>").
         bos_id: beginning-of-text id. None uses the one that the tokenizer declares, if any.
         pad_id: padding id. None uses the one that the tokenizer declares, if any.
         model_vocab_size: number of rows of the model's embedding, if larger than the vocabulary, to
@@ -133,7 +135,11 @@ class Tokenizer:
         self.eos_id = checked_id("eos_id", vocabulary.eos_id if eos_id is None else eos_id, size)
         self.bos_id = checked_id("bos_id", vocabulary.bos_id if bos_id is None else bos_id, size)
         self.pad_id = checked_id("pad_id", vocabulary.pad_id if pad_id is None else pad_id, size)
-        self.bos = vocabulary.wants_bos if bos is None else bos
+        self.bos = bool(vocabulary.before) if bos is None else bos
+        follows = bos_id is None and (bos is None or self.bos_id is None)
+        before: tuple[int | None, ...] = vocabulary.before if follows else ()
+        wanted = (before or (self.bos_id,)) if self.bos else ()
+        self.bos_ids = tuple(token for token in wanted if token is not None)
         if eos != "as-is" and self.eos_id is None:
             raise (
                 _several_ends(vocabulary.likely_eos)
@@ -150,11 +156,13 @@ class Tokenizer:
                 self.eos_id,
                 self.eos_id,
             )
-        if self.bos and self.bos_id is None:
+        if self.bos and not self.bos_ids:
             raise missing_id("bos", "bos=True", "use bos=False")
+        after = vocabulary.after
         ends = [i for i in (self.eos_id, self.bos_id) if i is not None]
-        self.vocab_size = max([vocabulary.largest_id, *ends]) + 1
+        self.vocab_size = max([vocabulary.largest_id, *ends, *self.bos_ids]) + 1
         self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+        self._left_out = () if eos != "as-is" and after == (self.eos_id,) else after
         self._engine = vocabulary.engine
         self.engine: EngineName = engine
         self._fast: FastEngine | None = fast_engine(self._engine, engine)
@@ -179,6 +187,8 @@ class Tokenizer:
         rules = (self.eos, self.eos_id, self.bos, self.bos_id, self.splits_special_tokens)
         digest = hashlib.blake2b(self._engine.to_str().encode(), digest_size=8)
         digest.update(repr(rules).encode())
+        if self.bos and self.bos_ids != (self.bos_id,):
+            digest.update(repr(self.bos_ids).encode())
         return digest.hexdigest()
 
     def encode(self, texts: Texts, skips: ErrorPolicy, name: NameOf = _numbered) -> Documents:
@@ -190,6 +200,7 @@ class Tokenizer:
                 is refused by the tokenizer; the rest of the block is encoded.
             name: function from a text's origin to its name, for errors.
         """
+        self._warn_left_out()
         encoded: Iterable[list[int] | None] | None = self._by_fast_engine(texts.texts)
         if encoded is None:
             encodings = (self._encoding(texts, i, skips, name) for i in range(len(texts.texts)))
@@ -202,7 +213,7 @@ class Tokenizer:
                 arrays.append(array("I", ids))
         documents = self._documents(texts.origin[kept], arrays)
         if self.bos:
-            documents = apply_bos(documents, self.bos_id)
+            documents = apply_bos(documents, self.bos_ids)
         return apply_eos(documents, self.eos, self.eos_id)
 
     def encode_spans(
@@ -272,6 +283,17 @@ class Tokenizer:
         if ids is None:
             self._fast = None
         return ids
+
+    def _warn_left_out(self) -> None:
+        """Warn once if the tokenizer itself puts ids after a text that the EOS rule does not."""
+        after, self._left_out = self._left_out, ()
+        if after and is_first(f"left out {after}"):
+            logger.warning(
+                'The tokenizer itself puts %s after a text, and eos="%s" puts %s.',
+                " ".join(f"{self.token(token)} (id {token})" for token in after),
+                self.eos,
+                "nothing" if self.eos == "as-is" else f"{self.token(self.eos_id)} there",
+            )
 
     def _documents(self, origin: NDArray[np.void], encoded: Sequence[array[int]]) -> Documents:
         ids = np.frombuffer(b"".join(encoded), dtype=np.uint32).astype(self.dtype, copy=False)

@@ -8,15 +8,20 @@ several.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as Engine
 
 from streampack.errors import ConfigError
+from streampack.notices import is_first
 from streampack.tokenization.tiktoken import engine_of_tiktoken
+
+logger = logging.getLogger(__name__)
 
 # Usual names of these tokens. A name counts only if the tokenizer declares the token special.
 _EOS_NAMES = (
@@ -41,6 +46,16 @@ _BOS_NAMES = (
 _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<｜▁pad▁｜>", "<PAD>")
 
 
+#: Classes of transformers 4 with a post-processor of their own, by what they do without
+#: "add_bos_token".
+_OWN_PROCESSOR = {
+    "CodeLlamaTokenizer": True,
+    "CohereTokenizer": True,
+    "GPTNeoXTokenizer": False,
+    "GemmaTokenizer": True,
+    "LlamaTokenizer": True,
+}
+
 #: Folder in which transformers saves templates other than the default one.
 _MORE_TEMPLATES = "additional_chat_templates"
 
@@ -54,7 +69,7 @@ class Vocabulary:
         eos_id, bos_id, pad_id: ids, or None if the tokenizer does not declare them.
         likely_eos: special tokens with a usual name for EOS and their ids, for a tokenizer without
             a declared EOS. If there is one, `eos_id` is its id.
-        wants_bos: the tokenizer itself prepends BOS to a text.
+        before, after: ids that the tokenizer itself puts at the head and the end of a text.
         largest_id: largest id in the vocabulary, added tokens included.
         chat_template: Jinja template of the tokenizer, or None.
         tool_template: its other template for conversations with tools, or None.
@@ -64,7 +79,8 @@ class Vocabulary:
     eos_id: int | None
     bos_id: int | None
     pad_id: int | None
-    wants_bos: bool
+    before: tuple[int, ...]
+    after: tuple[int, ...]
     largest_id: int
     chat_template: str | None = None
     tool_template: str | None = None
@@ -196,6 +212,7 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
         for number, token in copy.get_added_tokens_decoder().items()
         if token.special
     }
+    before, after = _added_ids(copy)
     ids: dict[str, int | None] = {}
     likely_eos: dict[str, int] = {}
     for kind, names in _KINDS.items():
@@ -206,10 +223,12 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
             ids[kind] = copy.token_to_id(str(token))
         elif kind != "eos":
             ids[kind] = next((special[name] for name in names if name in special), None)
-            if kind == "bos" and "bos_token" in settings and not _begins(copy, ids[kind]):
+            if kind == "bos" and "bos_token" in settings and ids[kind] not in before[:1]:
                 ids[kind] = None  # null declares that there is no BOS
         elif type(settings.get("eos_token_id")) is int:  # a model's config may have a list
             ids[kind] = settings["eos_token_id"]
+        elif len(after) == 1:
+            ids[kind] = after[0]
         else:
             if "eos_token" not in settings:
                 likely_eos = {name: special[name] for name in names if name in special}
@@ -217,25 +236,69 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
     padding = getattr(original, "padding", None)
     if ids["pad"] is None and isinstance(padding, dict):
         ids["pad"] = padding.get("pad_id")
-    wants_bos = settings.get("add_bos_token")
-    if wants_bos is None:
-        wants_bos = _begins(copy, ids["bos"])
+    before, after = _by_class(settings, ids, before, after)
     largest = max(copy.get_vocab(with_added_tokens=True).values(), default=-1)
     return Vocabulary(
         copy,
         ids["eos"],
         ids["bos"],
         ids["pad"],
-        bool(wants_bos),
+        before,
+        after,
         largest,
         *_chat_templates(settings.get("chat_template")),
         likely_eos,
     )
 
 
-def _begins(engine: Engine, token_id: int | None) -> bool:
-    """Return True if the engine prepends this token to every text."""
-    return token_id is not None and list(engine.encode("").ids[:1]) == [token_id]
+def _added_ids(engine: Engine) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids that the post-processor puts before and after a text."""
+    some = islice(engine.get_vocab(with_added_tokens=False), 8)  # a vocabulary may have no "a"
+    for text in ("a", *some):
+        try:
+            whole = tuple(engine.encode(text).ids)
+            plain = tuple(engine.encode(text, add_special_tokens=False).ids)
+        except Exception:  # the library raises plain Exception for unknown words
+            continue
+        for at in range(len(whole) - len(plain) + 1) if plain else ():
+            if whole[at : at + len(plain)] == plain:
+                return whole[:at], whole[at + len(plain) :]
+    return tuple(engine.encode("").ids), ()
+
+
+def _by_class(
+    settings: Mapping[str, Any],
+    ids: Mapping[str, int | None],
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids before and after a text as transformers 4 decides them for a folder.
+
+    Some of its classes replace the post-processor. Where that changes the ids, a warning says so,
+    because transformers 5 uses the post-processor.
+    """
+    name = settings.get("tokenizer_class")
+    if name is None and "add_bos_token" not in settings:
+        return before, after
+    begins = _OWN_PROCESSOR.get(str(name).removesuffix("Fast")) if name else False
+    if begins is None:
+        return before, after
+    wanted = settings.get("add_bos_token"), settings.get("add_eos_token")
+    has_bos = begins if wanted[0] is None else bool(wanted[0])
+    own = (
+        (ids["bos"],) if has_bos and ids["bos"] is not None else (),
+        (ids["eos"],) if wanted[1] and ids["eos"] is not None else (),
+    )
+    if own != (before, after) and is_first(f"post-processor {settings}"):
+        logger.warning(
+            "The tokenizer.json puts the ids %s before a text and %s after it, but %s in "
+            "tokenizer_config.json stands for %s and %s. These are used, as by transformers 4; "
+            "transformers 5 uses the others. Tokenizer(path, bos=) chooses.",
+            *map(list, (before, after)),
+            f'"{name}"' if name else '"add_bos_token"',
+            *map(list, own),
+        )
+    return own
 
 
 def _chat_templates(templates: Any) -> tuple[str | None, str | None]:

@@ -87,6 +87,22 @@ def test_a_vocabulary_that_joins_white_space_to_letters_has_the_same_ids() -> No
     assert fast._fast is not None
 
 
+@pytest.mark.parametrize("all_match", [False, True])
+def test_tokens_of_characters_that_encode_no_byte_stand_for_no_text(all_match: bool) -> None:
+    described = json.loads(trained(LLAMA3).to_str())
+    vocabulary, merges = described["model"]["vocab"], described["model"]["merges"]
+    first, second, _ = (LETTERS[byte] for byte in "\u2603".encode())
+    for text in ("\u2603", "\u2603a", "\u4eba", first + second):
+        vocabulary[text] = max(vocabulary.values()) + 1
+    merges += [[first, second], ["\u2603", "a"]]
+    described["model"]["ignore_merges"] = all_match
+    engine = Engine.from_str(json.dumps(described))
+    texts = ["plain"] * 20 + [f"document {i} with a \u2603, \u2603a and \u4eba" for i in range(300)]
+    tokenizer = Tokenizer(engine, eos="as-is")
+    assert encoded(tokenizer, texts) == [engine.encode(text).ids for text in texts]
+    assert tokenizer._fast is not None
+
+
 @pytest.mark.parametrize("name", ENGINES)
 def test_masks_follow_from_lengths_of_tokens(name: str) -> None:
     engine = ENGINES[name]()

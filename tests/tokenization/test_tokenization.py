@@ -19,9 +19,9 @@ from tokenizers import Tokenizer as Engine
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from streampack import PackedDataset, TokenRules, Topology
+from streampack import PackedDataset, PackedLoader, TokenRules, Topology
 from streampack.documents.blocks import Documents, Texts, make_origin
-from streampack.errors import ConfigError, ContentError
+from streampack.errors import ConfigError, ContentError, StateError
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import Tokenizer, apply_bos, apply_eos, load_tokenizer
 from tests.support.recorded_skips import RecordedSkips
@@ -126,6 +126,77 @@ def test_an_object_of_transformers_begins_texts_as_its_post_processor_does(tmp_p
         tokenizer.add_bos_token = said
         expected = [*tokenizer("a")["input_ids"], engine.token_to_id("<eos>")]
         assert ids(load_tokenizer(tokenizer).encode(texts("a"), ErrorPolicy())) == [expected]
+
+
+def surrounded(template: str) -> Engine:
+    """A tokenizer that puts special tokens around a text, as `template` has them."""
+    engine = small_engine(*(part for part in template.split() if part != "$A"), "</s>")
+    names = [(part, engine.token_to_id(part)) for part in template.split() if part != "$A"]
+    engine.post_processor = TemplateProcessing(single=template, special_tokens=names)
+    return engine
+
+
+@pytest.mark.parametrize("template", ["[gMASK] <sop> $A", "[CLS] $A [SEP]", "<s> <2> <3> $A"])
+def test_all_tokens_that_a_tokenizer_puts_around_a_text_are_kept(template: str) -> None:
+    engine = surrounded(template)
+    tokenizer = Tokenizer(engine)
+    batch = ["a text", "", "".join(template.split(" $A")[0].split()) + "begun"]
+    documents = ids(tokenizer.encode(texts(*batch), ErrorPolicy()))
+    expected = engine.encode("a text").ids
+    ends = [] if expected[-1] == tokenizer.eos_id else [tokenizer.eos_id]
+    assert documents[0] == [*expected, *ends]
+    assert documents[1] == []
+    assert documents[2][:3] == [*engine.encode(batch[2], add_special_tokens=False).ids][:3]
+    assert Tokenizer(engine, bos=False).encode(texts("a"), ErrorPolicy()).num_tokens == 2
+
+
+def test_a_state_without_all_tokens_before_a_text_is_refused() -> None:
+    def dataset(**settings: Any) -> PackedDataset:
+        tokenizer = Tokenizer(surrounded("<s> <sop> $A"), pad_id=0, **settings)
+        return PackedDataset(["a", "b"], seq_len=8, tokenizer=tokenizer, topology=Topology())
+
+    for before in ({"bos": False}, {"bos": True}, {"bos_id": 256}):
+        loader = PackedLoader(dataset(**before))
+        next(iter(loader))
+        with pytest.raises(StateError) as caught:
+            PackedLoader(dataset()).load_state_dict(loader.state_dict())
+        assert caught.value.setting == "tokenizer"
+
+
+def test_tokens_after_a_text_that_the_rule_of_ends_leaves_out_are_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = surrounded("$A [LEFT] [OUT]")
+    for tokenizer in (Tokenizer(engine), Tokenizer(engine)):
+        assert tokenizer.encode(texts("a"), ErrorPolicy()).num_tokens == 2
+    assert [record.getMessage().count("[LEFT]") for record in caplog.records].count(1) == 1
+
+
+CLASSES = ("PreTrainedTokenizerFast", "LlamaTokenizer", "GPTNeoXTokenizerFast", "GPT2Tokenizer")
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_folder_has_the_ids_that_transformers_gives_it(
+    name: str, said: bool | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    engine = small_engine("<s>", "</s>", "<unk>")
+    config: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config |= {"tokenizer_class": name} | ({} if said is None else {"add_bos_token": said})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    for template in ("$A", "<s> $A", "<s> $A </s>"):
+        engine.post_processor = TemplateProcessing(
+            single=template, special_tokens=[("<s>", 256), ("</s>", 257)]
+        )
+        engine.save(str(tmp_path / "tokenizer.json"))
+        auto = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        theirs = auto("a")["input_ids"]
+        expected = theirs if theirs[-1] == 257 else [*theirs, 257]
+        caplog.clear()
+        for tokenizer in (auto, tmp_path):
+            found = ids(load_tokenizer(tokenizer).encode(texts("a"), ErrorPolicy()))
+            assert found == [expected] or "transformers" in caplog.text  # versions 4 and 5 differ
 
 
 def test_the_only_end_of_a_bare_tokenizer_is_taken_and_said(
