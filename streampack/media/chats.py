@@ -18,7 +18,7 @@ from streampack.sources.records import BrokenDocumentError
 #: Placeholder for an image in the texts of LLaVA's records, and of many later datasets.
 USUAL = "<image>"
 _KINDS = ("image", "image_url")
-_REFERENCES = ("image", "image_url", "url", "path", "bytes")
+_REFERENCES = ("image", "image_url", "url", "path", "bytes", "value")
 
 
 def with_marks(

@@ -19,8 +19,9 @@ from streampack.media.attachments import MEDIA, Attachments, Reference, Size, ob
 from streampack.media.chats import USUAL, references_of, with_marks
 from streampack.media.images import references_in
 from streampack.sources.base import Block
+from streampack.sources.chat.checked import CheckedRecords
 from streampack.sources.chat.reader import plain_record
-from streampack.sources.chat.records import RECORD_FIELDS, conversation_of, shape_of
+from streampack.sources.chat.records import RECORD_FIELDS, shape_of
 from streampack.sources.records import (
     BrokenDocumentError,
     Read,
@@ -48,6 +49,7 @@ class ImageReader:
         placeholder: text that marks an image in texts and messages; see `with_marks`.
         shape: shape of all conversations; None detects it from each record's fields.
         storage: access to URLs of images.
+        checked: checks of each record's marks.
     """
 
     text: str | None
@@ -57,6 +59,7 @@ class ImageReader:
     placeholder: str | None = None
     shape: str | None = None
     storage: Storage = field(default_factory=Storage)
+    checked: CheckedRecords = field(default_factory=CheckedRecords)
 
     @property
     def columns(self) -> Sequence[str]:
@@ -121,7 +124,8 @@ class ImageReader:
                 content = self._marked(*document_in(record, self.text, False))
             else:
                 plain, references = with_marks(plain_record(record), self.placeholder, self.folder)
-                content = plain, conversation_of(plain, self.shape)
+                conversation = self.checked.conversation_in(plain, self.shape, types.document)
+                content = plain, conversation
             attachments[number] = self._attachments(record, references)
             return content
 

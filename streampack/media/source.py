@@ -12,6 +12,7 @@ from streampack.arguments import explained
 from streampack.documents.conversations import TurnRules
 from streampack.media.reader import USUAL_FIELDS, ImageReader
 from streampack.packing.overflow import Overflow
+from streampack.sources.chat.records import ADDED_FIELDS
 from streampack.sources.chat.source import Chat, source_of_records
 from streampack.sources.formats import RECORD_FORMATS
 from streampack.sources.reading import ReadOptions
@@ -81,8 +82,8 @@ class Images(Chat):
         self.renders = text is None
         fields = (images,) if isinstance(images, str) else tuple(images or USUAL_FIELDS)
         below = None if folder is None else os.fspath(folder)
-        options = {} if storage is None else {"storage": storage}
-        reader = ImageReader(text, fields, sizes, below, placeholder, shape, **options)
+        opened = Storage() if storage is None else storage
+        reader = ImageReader(text, fields, sizes, below, placeholder, shape, opened)
         self.reader = reader
         reading = ReadOptions(block_documents=_BLOCK_DOCUMENTS) if reading is None else reading
         formats = RECORD_FORMATS if text is None else ("MDS", "WebDataset", *RECORD_FORMATS)
@@ -100,4 +101,5 @@ class Images(Chat):
         reader = self.reader
         if reader.images == USUAL_FIELDS:  # equal to states from before there were two defaults
             reader = replace(reader, images=USUAL_FIELDS[:1])
-        return {**super().describe(), "fields": list(reader.columns), "images": reader.placeholder}
+        fields = [name for name in reader.columns if name not in ADDED_FIELDS]
+        return {**super().describe(), "fields": fields, "images": reader.placeholder}

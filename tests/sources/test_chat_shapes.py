@@ -111,6 +111,37 @@ SHAPES: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = {
         messages("a", "b", "c", "d"),
         ["d"],
     ),
+    "from with content, and role with value": (
+        {"conversations": [{"from": "human", "content": "a"}, {"role": "assistant", "value": "b"}]},
+        messages("a", "b"),
+        ["b"],
+    ),
+    "parts of LLaMA-Factory": (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "value": "a"}], "loss_weight": 0.0},
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "reasoning", "value": "t"},
+                        {"type": "text", "value": "b"},
+                        {"type": "tool_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+                    ],
+                    "loss_weight": 1.0,
+                },
+            ]
+        },
+        [
+            messages("a")[0],
+            {"role": "assistant", "content": "b", "reasoning_content": "t", "tool_calls": [CALL]},
+        ],
+        ["b"],
+    ),
+    "parts of torchtune": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "content": "a"}]}, gpt("b")]},
+        messages("a", "b"),
+        ["b"],
+    ),
     "completion of text": ({"prompt": "a", "completion": "b"}, messages("a", "b"), ["b"]),
 }
 PAIRS: dict[str, dict[str, Any]] = {
@@ -122,6 +153,13 @@ PAIRS: dict[str, dict[str, Any]] = {
         "rejected": messages("a", "c"),
     },
     "text": {"prompt": "a", "chosen": "b", "rejected": "c"},
+    "ranked messages": {"messages": messages("a"), "chosen": gpt("b"), "rejected": gpt("c")},
+    "ranked answers": {"conversations": [human("a")], "chosen": gpt("b"), "rejected": gpt("c")},
+    "ranked outputs": {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"},
+    "names of LLaMA-Factory": {
+        "chosen_messages": messages("a", "b"),
+        "rejected_messages": messages("a", "c"),
+    },
 }
 
 
@@ -172,7 +210,7 @@ def test_a_pair_is_two_conversations_with_one_prompt(name: str) -> None:
 FUNCTION = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
 
 
-@pytest.mark.parametrize("form", [list, json.dumps])
+@pytest.mark.parametrize("form", [list, json.dumps, lambda tools: [*map(json.dumps, tools)]])
 def test_functions_beside_a_function_call_are_tools(form: Any) -> None:
     called = {"role": "assistant", "content": None, "function_call": CALL["function"]}
     chat = [messages("a")[0], called, {"role": "function", "name": "add", "content": "2"}]
@@ -211,6 +249,10 @@ REFUSED: list[dict[str, Any]] = [
     {"prompt": "a", "chosen": "b", "rejected": "b"},
     {"chosen": "Assistant: b", "rejected": "Assistant: b"},
     {"messages": messages("a", "b"), "chosen": [], "rejected": []},
+    {"messages": messages("a", "b"), "rejected_response": "c"},
+    {"messages": messages("a", "b"), "tools": ["{"]},
+    {"conversations": [{"from": "human", "value": "a", "content": "x"}, gpt("b")]},
+    {"chosen": gpt("b"), "rejected": gpt("c")},
 ]
 
 

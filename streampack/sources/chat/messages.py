@@ -1,7 +1,8 @@
 """The messages and tools of a chat record: checked, and converted from all known forms to one.
 
 A message is `{"role", "content"}` with the other fields that a template may read, or `{"from",
-"value"}` as ShareGPT has it. Anything else raises `BrokenDocumentError`.
+"value"}` as ShareGPT has it. Anything else raises `BrokenDocumentError`. The marks of a message
+become one: `"train": False` if its turn is not learnt.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from streampack.arguments import type_in_words
 from streampack.documents.conversations import thoughts_in_fields
+from streampack.sources.chat.marks import MARKS, is_learnt
 from streampack.sources.json_records import MOST_NESTED, parse_json, too_deep
 from streampack.sources.records import BrokenDocumentError
 
@@ -33,10 +35,10 @@ SPEAKERS = {
     "environment": "environment",
     "ipython": "ipython",
 }
-#: Fields that mark a message as learnt or not.
-MARKS = ("weight", "train", "loss")
 #: Types of text parts of a content, in Chat Completions and in Responses.
 _TEXT_PARTS = ("text", "input_text", "output_text")
+#: Fields with the text of such a part: usual, in LLaMA-Factory, and in torchtune.
+_TEXTS = ("text", "value", "content")
 
 
 def messages_of(values: Any, field: str) -> list[dict[str, Any]]:
@@ -59,9 +61,15 @@ def _message(value: Any, name: str) -> dict[str, Any]:
         raise BrokenDocumentError(f"has {type_in_words(value)} as {name}")
     if value.get("role") is None and value.get("from") is not None:
         value = _from_sharegpt(value, name)
+    elif value.get("content") is None and isinstance(value.get("value"), str | list):
+        value = {**value, "content": value["value"], "value": None}
     role = value.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise BrokenDocumentError(f"has the role {role!r} in {name}; roles are {', '.join(ROLES)}")
+    marked = not MARKS.isdisjoint(value)
+    learnt = is_learnt(value, role, name) if marked else True
+    if isinstance(value.get("content"), list):
+        value = _joined(value, role, name)
     calls = value.get("tool_calls")
     if value.get("function_call") is not None:  # OpenAI's form from before tool calls
         if calls:
@@ -71,21 +79,20 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     if calls is not None:
         calls = _plain_list(calls, f"tool_calls of {name}")
     content = value.get("content")
-    if isinstance(content, list):
-        content = _joined(content, name)
     may_lack = role == "assistant" and (calls or thoughts_in_fields(value))
     if content is None and not may_lack:
-        raise BrokenDocumentError(f"has no content in {name}")
+        given = ", ".join(f'"{key}"' for key, field in value.items() if field is not None)
+        raise BrokenDocumentError(f'has no "content" in {name} (it has {given})')
     if content is not None and not isinstance(content, str):
         raise BrokenDocumentError(f"has {type_in_words(content)} as content of {name}")
-    for mark in MARKS:
-        _check_mark(mark, value.get(mark), role, name)
     _check_depth(value)
     # Logs write every field that a message may have; templates ask which are there.
     fields = {key: field for key, field in value.items() if field is not None}
     if calls is not None:
         fields["tool_calls"] = [_present(call) for call in calls]
-    return {**fields, "content": content}
+    if marked:
+        fields = {key: field for key, field in fields.items() if key not in MARKS}
+    return {**fields, "content": content, **({} if learnt else {"train": False})}
 
 
 def _present(call: dict[str, Any]) -> dict[str, Any]:
@@ -103,6 +110,10 @@ def _from_sharegpt(value: dict[str, Any], name: str) -> dict[str, Any]:
     if role is None:
         known = ", ".join(SPEAKERS)
         raise BrokenDocumentError(f"is from {speaker!r} in {name}; known are {known}")
+    if text is None:
+        text = value.get("content")
+    elif value.get("content") not in (None, text):
+        raise BrokenDocumentError(f'has both a "value" and a "content" in {name}')
     kept = {key: field for key, field in value.items() if key not in ("from", "value")}
     if speaker == "function_call":
         return {**kept, "role": role, "content": None, "tool_calls": _calls(text, name)}
@@ -129,36 +140,43 @@ def _calls(text: Any, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _check_mark(mark: str, learnt: Any, role: str, name: str) -> None:
-    if learnt is None:
-        return
-    if not isinstance(learnt, bool | int | float) or learnt not in (0, 1):
-        raise BrokenDocumentError(
-            f"has the {mark} {learnt!r} in {name}; a turn is learnt (1, true) or not (0, false)"
-        )
-    if learnt and role != "assistant":
-        raise BrokenDocumentError(
-            f"has the {mark} {learnt!r} in {name}, of the role {role}; only the "
-            "assistant's turns are learnt"
-        )
-
-
-def _joined(parts: Sequence[Any], name: str) -> str:
-    """Return the text of content that is a list of parts."""
-    texts = []
-    for part in parts:
+def _joined(value: dict[str, Any], role: str, name: str) -> dict[str, Any]:
+    """Return the message with its list of parts as text; thoughts and calls become fields."""
+    texts, thoughts, calls = [], [], list(value.get("tool_calls") or ())
+    for part in value["content"]:
         if not isinstance(part, dict):
             raise BrokenDocumentError(f"has {type_in_words(part)} as a part of {name}")
-        kind, text = part.get("type"), part.get("text")
-        if kind not in (None, *_TEXT_PARTS) or not isinstance(text, str):
-            keys = ", ".join(f'"{key}"' for key in part) or "none"
-            what = f"with the fields {keys}" if kind is None else f"of the type {kind!r:.80}"
+        learnt = MARKS.isdisjoint(part) or is_learnt(part, role, f"a part of {name}")
+        if role == "assistant" and not learnt:
             raise BrokenDocumentError(
-                f'has a part {what} in {name}; only text in "text" is read, and images by '
-                "sources of images"
+                f"has a part of {name} that is not learnt; mark the whole message"
             )
-        texts.append(text)
-    return "".join(texts)
+        kind = part.get("type")
+        text = next((part[key] for key in _TEXTS if part.get(key) is not None), None)
+        if kind == "reasoning" and isinstance(text, str):  # of LLaMA-Factory, as the next one
+            thoughts.append(text)
+        elif kind == "tool_call" and isinstance(text, str):
+            calls += _calls(text, name)
+        elif kind in (None, *_TEXT_PARTS) and isinstance(text, str):
+            texts.append(text)
+        else:
+            raise BrokenDocumentError(_unread_part(part, name))
+    joined = {**value, "content": "".join(texts)}
+    if thoughts and thoughts_in_fields(value):
+        raise BrokenDocumentError(f"has thoughts in a part and in a field of {name}")
+    if thoughts:
+        joined["reasoning_content"] = "".join(thoughts)
+    return {**joined, "tool_calls": calls} if calls else joined
+
+
+def _unread_part(part: dict[str, Any], name: str) -> str:
+    keys = ", ".join(f'"{key}"' for key in part) or "none"
+    kind = part.get("type")
+    what = f"with the fields {keys}" if kind is None else f"of the type {kind!r:.80}"
+    return (
+        f'has a part {what} in {name}; parts are texts in "text", and in Images also '
+        '{"type": "image"} with "image", "url", "path" or "image_url"'
+    )
 
 
 def tools_of(record: Mapping[str, Any]) -> Sequence[Any] | None:
@@ -175,13 +193,20 @@ def tools_of(record: Mapping[str, Any]) -> Sequence[Any] | None:
 def _listed_in(record: Mapping[str, Any], name: str) -> list[Any]:
     value = record.get(name)
     if isinstance(value, str):  # tables store values of varying types as JSON text
-        try:
-            value = parse_json(value.encode()) if value.strip() else None
-        except ValueError as error:
-            raise BrokenDocumentError(
-                f'has a text in "{name}" that is not JSON ({error})'
-            ) from None
+        value = _parsed(value, name) if value.strip() else None
+    if isinstance(value, list):
+        value = [_parsed(each, name) for each in value]
     return [] if value is None else _plain_list(value, f'"{name}"')
+
+
+def _parsed(value: Any, name: str) -> Any:
+    """Return the JSON value of a text; any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value.encode())
+    except ValueError as error:
+        raise BrokenDocumentError(f'has a text in "{name}" that is not JSON ({error})') from None
 
 
 def _plain_list(value: Any, name: str) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from streampack.documents.conversations import Conversations
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.sources.base import Block
-from streampack.sources.chat.records import RECORD_FIELDS, conversation_of, known_shapes, shape_of
+from streampack.sources.chat.checked import CheckedRecords
+from streampack.sources.chat.records import RECORD_FIELDS, known_shapes, shape_of
 from streampack.sources.fields import ATTENTION_MASK, LOSS_FIELDS
 from streampack.sources.json_records import MOST_NESTED
 from streampack.sources.records import (
@@ -26,10 +27,6 @@ from streampack.sources.records import (
 )
 
 _IDS = "input_ids"
-_UNWANTED = (
-    'has a "label" that is false, as unwanted answers have (KTO), and would be learnt like the '
-    'others; to have the label in batches, pass document_fields={"label": "bool"}'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +35,11 @@ class ChatReader:
 
     Attributes:
         shape: shape of all records; None recognises it by each record's fields.
+        checked: checks of each record's marks.
     """
 
     shape: str | None = None
+    checked: CheckedRecords = field(default_factory=CheckedRecords)
 
     @property
     def columns(self) -> Sequence[str]:
@@ -92,10 +91,7 @@ class ChatReader:
 
         def read_chat(item: Any) -> Read:
             record = plain_record(item if parse is None else parse(item))
-            conversation = conversation_of(record, self.shape)
-            label = record.get("label")
-            if isinstance(label, bool | np.bool_) and not label and "label" not in types.document:
-                raise BrokenDocumentError(_UNWANTED)
+            conversation = self.checked.conversation_in(record, self.shape, types.document)
             if conversation.rejected is not None:
                 record |= {"chosen": True}  # filled in later, with the two documents
             return record, conversation
@@ -118,7 +114,7 @@ def _listed(value: Any, depth: int = 0) -> Any:
         return value
     if isinstance(value, Mapping):
         return {name: _listed(inner, depth + 1) for name, inner in value.items()}
-    if getattr(value, "ndim", 0):
+    if hasattr(value, "ndim"):  # a scalar of numpy becomes one of Python
         value = value.tolist()
     if isinstance(value, list | tuple):
         if value and isinstance(value[0], int):  # a list of ids, or a mask

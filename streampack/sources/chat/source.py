@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -23,6 +24,7 @@ from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.packing.overflow import Overflow
 from streampack.sources.base import LaneReader, Source
+from streampack.sources.chat.checked import REVISION
 from streampack.sources.chat.reader import ChatReader
 from streampack.sources.chat.records import SHAPES
 from streampack.sources.fields import Fields, RecordReader
@@ -59,7 +61,8 @@ class Chat(Source):
     Beside messages there may be ``"tools"`` and ``"system"``. Content may be text or a list of
     parts of text. Every token of an assistant's turn carries loss, with the token that ends it, and
     no other token does; a turn carries none if its message has ``"weight": 0``, ``"train": false``
-    or ``"loss": false``. Conversations longer than a row are dropped, counted and named, unless the
+    or another trainer's mark of this kind (``"loss_weight"``, ``"loss_mask"``, ``"masked": true``,
+    ...). Conversations longer than a row are dropped, counted and named, unless the
     given packer has another policy.
 
     Args:
@@ -95,6 +98,7 @@ class Chat(Source):
     renders = True
     #: True if conversations longer than a row become documents that begin at a turn.
     by_turns = False
+    _as_before = False  # True in a run that revision 1 of the reading of records began
 
     @explained
     def __init__(
@@ -183,15 +187,24 @@ class Chat(Source):
             "template": template and hashlib.blake2b(template.encode(), digest_size=8).hexdigest(),
             **self.rules.describe(),
         }
-        chosen = {"template_kwargs": self.template_kwargs, "shape": self.shape}
+        revision = None if self.tokenized or self._as_before else REVISION
+        chosen = {
+            "template_kwargs": self.template_kwargs,
+            "shape": self.shape,
+            "records": revision if self.renders else None,
+        }
         return described | {name: value for name, value in chosen.items() if value}
 
     def as_saved(self, described: Mapping[str, Any]) -> Chat:
         records = self._records.as_saved(described)
-        if records is self._records:
+        before = self.renders and "records" not in described
+        if records is self._records and not before:
             return self
         copied = copy.copy(self)
         copied._records = records
+        if before:
+            copied._as_before = True
+            copied._records = with_earlier_reading(cast("ShardedSource | ItemSource", records))
         return copied
 
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
@@ -243,6 +256,17 @@ def source_of_records(
     from streampack.sources.chat.in_memory import records_in_memory
 
     return records_in_memory(data, Fields(False, "", records=reader), reading)
+
+
+def with_earlier_reading(
+    records: ShardedSource | ItemSource,
+) -> ShardedSource | ItemSource:
+    """Return a source for a run of revision 1, which ends at a record that it read otherwise."""
+    copied = copy.copy(records)
+    reader = cast(Any, records.fields.records)
+    reader = replace(reader, checked=replace(reader.checked, as_before=True))
+    copied.fields = replace(records.fields, records=reader)
+    return copied
 
 
 def names_files(data: Any) -> bool:
