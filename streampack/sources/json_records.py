@@ -39,7 +39,8 @@ _BOM = b"\xef\xbb\xbf"
 
 
 _ONE_VALUE = (
-    "of a file that is one JSON value pass json.load(file), or write its records one to a line"
+    'a file that is an array is read if its name ends in ".json"; of another JSON value, pass the '
+    "records of json.load(file)"
 )
 
 

@@ -108,7 +108,7 @@ class ShardedSource(Source):
             manifest = self.listed()
             if len(manifest) == 0 or manifest.weight == 0:
                 raise ConfigError(
-                    f"{self.kind} found {len(manifest)} shards and no document in them.",
+                    f"{self!r} found {len(manifest)} shards and no document in them.",
                     "Check the path or pattern, and that the shards are complete.",
                     setting="paths",
                 )

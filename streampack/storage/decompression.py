@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: Codec by the ending of a file name.
 CODEC_OF_ENDING = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 
+#: Ends the codec of a file that is one JSON array, which is read as lines.
+ARRAY = "array"
+
 _CHUNK = 1 << 20
 _FEED = 16 << 10  # bytes of compressed data at a time: the granularity of cuts in the content
 _PART = 64 << 10  # bytes of content at a time, if the library reads the source itself
@@ -88,7 +91,8 @@ def open_content(
 
     Args:
         file: stored data.
-        codec: "gz", "bz2", "zstd", "br", or None for uncompressed data.
+        codec: "gz", "bz2", "zstd", "br", or None for uncompressed data; with `ARRAY` behind it, or
+            `ARRAY` alone, for the elements of a JSON array as lines.
         kept: replaces decompression by stored chunks. It is called with the decompressing iterator.
         until: stored data is read up to this byte, or a little further; None is the end.
     """
@@ -106,6 +110,11 @@ def placed_chunks(source: IO[bytes], codec: str) -> Iterator[Chunk]:
     Raises:
         DamagedError: after the last piece before the damage.
     """
+    if codec.endswith(ARRAY):
+        from streampack.storage.json_arrays import as_lines
+
+        yield from as_lines(placed_chunks(source, codec.removesuffix(ARRAY)))
+        return
     chunks = _chunks(source, codec, None)
     while True:
         place = source.tell()
@@ -222,7 +231,9 @@ class _ChunkReader(io.RawIOBase):
 
 def _chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Iterator[bytes]:
     """Yield the decompressed content in chunks; raise `DamagedError` at the damage."""
-    if codec == "gz":
+    if not codec:
+        yield from iter(lambda: source.read(_PART), b"")
+    elif codec == "gz":
         yield from _stdlib_chunks(source, lambda: zlib.decompressobj(wbits=31), zlib.error)
     elif codec == "bz2":
         yield from _stdlib_chunks(source, bz2.BZ2Decompressor, OSError)

@@ -30,6 +30,7 @@ FORMATS = {
     "arrow-file": "closed",
     "jsonl": "open",
     "jsonl-gz": "closed",
+    "json-array": "closed",
     "megatron": "closed",
     "npy": "closed",
     "raw": "open",

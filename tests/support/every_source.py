@@ -63,6 +63,12 @@ def jsonl(folder: Path) -> Path:
     return path
 
 
+def json_array(folder: Path) -> str:
+    records = [{"id": i, "text": text} for i, text in enumerate(text_documents())]
+    (folder / "texts.json").write_text(json.dumps(records, indent=2))
+    return str(folder / "texts.json")
+
+
 def two_gzip_files(folder: Path) -> list[str]:
     import gzip
 
@@ -181,6 +187,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     ),
     "jsonl": lambda f: sources.JSONL(str(jsonl(f)), **SMALL),
     "jsonl-gz": lambda f: sources.JSONL(two_gzip_files(f), **SMALL),
+    "json-array": lambda f: sources.JSONL(json_array(f), **SMALL),
     "megatron": lambda f: sources.MegatronIndexed(
         write_megatron(f / "a", [np.array_split(d, 2) for d in token_documents()], "int32"), **SMALL
     ),
