@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
+from streampack.storage.failures import DamagedError as DamagedError
 from streampack.storage.failures import is_of_system
 
 if TYPE_CHECKING:
@@ -27,10 +28,6 @@ _PART = 64 << 10  # bytes of content at a time, if the library reads the source 
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 # Frames that hold no content, with which pzstd begins.
 _MAGIC |= {bytes((0x50 + n, 0x2A, 0x4D, 0x18)): "zstd" for n in range(16)}
-
-
-class DamagedError(ValueError):
-    """Raised for compressed data that is corrupt or of the wrong size; the message has details."""
 
 
 class _CutShortError(DamagedError):

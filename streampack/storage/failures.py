@@ -59,6 +59,10 @@ class TooSlowError(OSError):
     """Raised if bytes arrive too slowly to wait for the end."""
 
 
+class DamagedError(ValueError):
+    """Raised for stored data that is corrupt or of the wrong size; the message has details."""
+
+
 def failure_of(error: BaseException) -> StoreFailure:
     """Classify an error of a file system."""
     chain = list(_chain(error))
