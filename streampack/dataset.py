@@ -163,7 +163,7 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         source = prepared(
             as_source(source, **columns), replace(fields, optional=bool(map or stages))
         )
-        source.check_epochs(epochs)
+        source.check_epochs(epochs, bool(shuffle))
         if packer is not None:
             warn_if_cut(source, packer)
         rules = token_rules or TokenRules()

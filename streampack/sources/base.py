@@ -99,9 +99,10 @@ class Source(ABC):
         """Return the parts of a run of `epochs` epochs by the names of their sources."""
         return {"": Portion(self.inner, epochs, 1, 1)}
 
-    def check_epochs(self, epochs: int | None) -> None:
-        """Raise `ConfigError` if the end of a run of `epochs` epochs is not defined."""
-        return
+    def check_epochs(self, epochs: int | None, shuffle: bool) -> None:
+        """Raise `ConfigError` if a run of `epochs` epochs is not defined."""
+        if self.inner is not self:
+            self.inner.check_epochs(epochs, shuffle)
 
     @property
     def inner(self) -> Source:

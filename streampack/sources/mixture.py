@@ -155,8 +155,11 @@ class Mixture(Source):
             for (name, part), passes, share in zip(self.sources.items(), each, most, strict=True)
         }
 
-    def check_epochs(self, epochs: int | None) -> None:
+    def check_epochs(self, epochs: int | None, shuffle: bool) -> None:
         each = self.source_epochs(epochs)
+        for (name, source), passes in zip(self.sources.items(), each, strict=True):
+            with named_in_errors(name):
+                source.check_epochs(passes, shuffle)
         if epochs is not None and None not in self._epochs.values():
             return
         if epochs is None and None not in each:

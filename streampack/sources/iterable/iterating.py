@@ -21,12 +21,17 @@ def has_exact_state(items: Any) -> bool:
     Before version 5.2 the state of a mapped or filtered dataset may lead to other rows, before 3.6
     the state of any dataset.
     """
-    stream, library = getattr(items, "_ex_iterable", None), sys.modules.get("datasets")
-    if stream is None or library is None:
+    stream = getattr(items, "_ex_iterable", None)
+    if stream is None or "datasets" not in sys.modules:
         return has_state(items)
-    version = [int(part) for part in re.findall(r"\d+", library.__version__)[:2]]
-    inexact = ("BufferShuffled", *(("Mapped", "Filtered") if version < [5, 2] else ()))
-    return has_state(items) and version >= [3, 6] and not has_node(stream, inexact)
+    inexact = ("BufferShuffled", *(() if has_version(5, 2) else ("Mapped", "Filtered")))
+    return has_state(items) and has_version(3, 6) and not has_node(stream, inexact)
+
+
+def has_version(*least: int) -> bool:
+    """Return True if the imported datasets of Hugging Face has this version or a later one."""
+    version: str = sys.modules["datasets"].__version__
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) >= least
 
 
 def own_copy(items: Any, *, made_new: bool) -> Any:
