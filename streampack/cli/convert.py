@@ -116,6 +116,8 @@ def convert(
             workers=workers,
             report=report,
         )
+    if run.first is not None and run.first.parts == run.first.num_parts:
+        console.print(f"{destination} holds this conversion already; nothing was converted.")
     console.print(_table(figures, run))
     of_text = "" if figures.tokens else ', tokenizer="tokenizer.json"'
     print("from streampack import PackedDataset")

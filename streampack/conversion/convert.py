@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, astuple, dataclass, replace
 from operator import add
+from typing import Any
 
 from streampack.arguments import whole_number
+from streampack.conversion.finished import finished_parts
 from streampack.conversion.folders import alone, writing_to
 from streampack.conversion.kept import keeping
 from streampack.conversion.manifest import manifest_of
 from streampack.conversion.parts import PartNote, convert_part, note_name
 from streampack.conversion.settings import Conversion
-from streampack.conversion.shards import HIDDEN, no_documents
+from streampack.conversion.shards import HIDDEN, Destination, no_documents
 from streampack.cores import usable_cores
 from streampack.errors import ConfigError, StateError
 from streampack.sources.converted import MANIFEST
@@ -60,7 +62,7 @@ class Progress:
     def of(cls, notes: Iterable[PartNote], num_parts: int) -> Progress:
         """Add up the notes of finished parts."""
         notes = list(notes)
-        shards = [shard[2:] for note in notes for shard in note.shards]
+        shards = [shard[2:5] for note in notes for shard in note.shards]
         documents, tokens, loss_tokens = map(sum, zip((0, 0, 0), *shards, strict=True))
         skipped = sum(note.skipped for note in notes)
         return cls(len(notes), num_parts, len(shards), documents, tokens, loss_tokens, skipped)
@@ -109,8 +111,12 @@ def convert_source(
     locked = nullcontext() if local is None else alone(local / HIDDEN, destination.url)
     with locked, _engine(address, workers) as engine:
         notes = _begin(conversion)
+        ended = _SETTINGS not in destination.names()
         report(progress := Progress.of(notes.values(), conversion.num_parts))
         left = [(part,) for part in range(conversion.num_parts) if part not in notes]
+        if ended and not left:
+            logger.info("%s holds this conversion already", destination.url)
+            return progress
         try:
             with closing(engine(convert_part, conversion, left)) as finished:
                 for note in finished:
@@ -134,9 +140,9 @@ def _engine(address: str | None, workers: int | None) -> AbstractContextManager[
 def _begin(conversion: Conversion) -> dict[int, PartNote]:
     """Return the notes of finished parts; before the first shard, settings may change."""
     destination = conversion.destination
-    names = {*destination.names()}
-    shards = any(not name.startswith(f"{HIDDEN}/") for name in names)
-    if shards and _ONE_CURSOR in names:
+    sizes = destination.sizes()
+    shards = any(not name.startswith(f"{HIDDEN}/") for name in sizes)
+    if shards and _ONE_CURSOR in sizes:
         raise ConfigError(
             f"{destination.url} holds an unfinished conversion of an earlier version of "
             "streampack.",
@@ -145,25 +151,30 @@ def _begin(conversion: Conversion) -> dict[int, PartNote]:
             path=destination.url,
         )
     destination.clear_scratch()
-    if shards and _SETTINGS in names:
-        saved = json.loads(destination.read(_SETTINGS))
-        destination.refuse_other("conversion", saved, conversion.settings())
-        if MANIFEST in names:  # all parts are finished
-            contents = json.loads(destination.read(MANIFEST))["parts"]
-        else:
-            finished = [n for p in range(conversion.num_parts) if (n := note_name(p)) in names]
-            contents = [json.loads(data) for data in destination.read_all(finished)]
-        notes = {content["part"]: PartNote.of(content) for content in contents}
-        return {
-            part: note
-            for part, note in notes.items()
-            if names.issuperset(shard.name for shard in note.shards)
-        }
-    destination.begin("conversion")
+    settings = json.loads(json.dumps(conversion.settings()))
+    manifest = _json(destination, MANIFEST, sizes)
+    saved = _json(destination, _SETTINGS, sizes) if shards else None
+    ended = saved is None and manifest is not None and manifest.get("settings") == settings
+    notes: dict[int, PartNote] = {}
+    if ended or saved is not None:
+        destination.refuse_other("conversion", saved or settings, settings)
+        notes = finished_parts(conversion, sizes, manifest, ended=ended)
+        if _SETTINGS in sizes or len(notes) == conversion.num_parts:
+            return notes
+    else:
+        destination.begin("conversion")
     with destination.scratch() as scratch, writing_to(scratch):
-        content = json.dumps(conversion.settings(), sort_keys=True)
-        destination.write(_SETTINGS, content.encode(), scratch)
-    return {}
+        destination.write(_SETTINGS, json.dumps(settings, sort_keys=True).encode(), scratch)
+    return notes
+
+
+def _json(destination: Destination, name: str, sizes: Mapping[str, int]) -> dict[str, Any] | None:
+    """Return the contents of a file of JSON; None if it is missing or damaged."""
+    try:
+        content = json.loads(destination.read(name)) if name in sizes else None
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _name_skipped(note: PartNote) -> None:

@@ -37,6 +37,24 @@ def writing_to(path: Path) -> Iterator[None]:
         ) from error
 
 
+def move(file: Path, target: Path) -> None:
+    """Rename a file so that a power failure leaves it whole at either name.
+
+    A rename may reach the disk before the file's bytes do.
+    """
+    _sync(file)
+    os.replace(file, target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 @contextmanager
 def alone(folder: Path, url: str) -> Iterator[None]:
     """Keep other commands out of a destination until the block ends or this process dies.

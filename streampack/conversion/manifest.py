@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -37,5 +36,5 @@ def manifest_of(
         "settings": conversion.settings(),
         "versions": {"streampack": __version__}
         | {name: version(name) for name in ("pyarrow", "tokenizers")},
-        "parts": [asdict(note) for note in notes],
+        "parts": [note.contents() for note in notes],
     }

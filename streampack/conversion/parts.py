@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from streampack.conversion.folders import writing_to
+from streampack.conversion.inputs import stamp_of
 from streampack.conversion.kept import columns, with_values
 from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import (
     HIDDEN,
     OVERHEAD,
     Payload,
+    checksum_of,
     encoded,
     part_shard_name,
     write_shard,
@@ -26,13 +30,21 @@ from streampack.sources.error_policy import NAMED, ErrorPolicy
 
 
 class ShardCounts(NamedTuple):
-    """A shard: name, bytes of its file, documents, token ids (0 for text), and those with loss."""
+    """A shard.
+
+    Attributes:
+        name: name of its file.
+        num_bytes: bytes of its file.
+        documents, tokens, loss_tokens: its documents, token ids (0 for text), and those with loss.
+        checksum: CRC-32 of its file; None in notes of before.
+    """
 
     name: str
     num_bytes: int
     documents: int
     tokens: int
     loss_tokens: int
+    checksum: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,18 +56,39 @@ class PartNote:
         shards: its shards.
         skipped: number of broken documents or shards left out.
         named: facts about the first of these.
+        input: stamp of its input, see `inputs`; None in notes of before.
     """
 
     part: int
     shards: tuple[ShardCounts, ...]
     skipped: int
     named: tuple[str, ...]
+    input: str | None = None
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> PartNote:
-        """Return the note with these contents of a JSON file."""
+        """Return the note of these contents.
+
+        Raises:
+            ValueError: they are damaged; also `KeyError` or `TypeError`.
+        """
         shards = tuple(ShardCounts(*shard) for shard in content["shards"])
-        return cls(content["part"], shards, content["skipped"], tuple(content["named"]))
+        named, stamp = tuple(content["named"]), content.get("input")
+        note = cls(content["part"], shards, content["skipped"], named, stamp)
+        checksums = [shard.checksum for shard in shards]
+        is_old = "checksum" not in content and {stamp, *checksums} == {None}
+        if not is_old and content["checksum"] != note.checksum:
+            raise ValueError("a note is damaged")
+        return note
+
+    def contents(self) -> dict[str, Any]:
+        """Return the contents of the note, with their checksum."""
+        return {**asdict(self), "checksum": self.checksum}
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of the note without this checksum."""
+        return zlib.crc32(json.dumps(asdict(self), sort_keys=True).encode())
 
 
 def note_name(part: int) -> str:
@@ -96,24 +129,29 @@ def convert_part(conversion: Conversion, part: int) -> PartNote:
 def _converted(conversion: Conversion, part: int) -> PartNote:
     destination = conversion.destination
     skips = _NamedSkips(conversion.on_error)
+    stamp = stamp_of(conversion, part)
     shards: list[ShardCounts] = []
     with destination.scratch() as scratch:
         for payloads, beside in _shards(conversion, part, skips):
             name = part_shard_name(part, len(shards))
             with writing_to(scratch):
                 file = write_shard(scratch / "shard", payloads, conversion.compression, beside)
-                shards.append(_counts(name, file.stat().st_size, payloads))
+                shards.append(_counts(name, file, payloads))
                 destination.put(file, name)
-        note = PartNote(part, tuple(shards), skips.counts.skipped, skips.facts)
+        note = PartNote(part, tuple(shards), skips.counts.skipped, skips.facts, stamp)
         with writing_to(scratch):
-            destination.write(note_name(part), json.dumps(asdict(note)).encode(), scratch)
+            destination.write(note_name(part), json.dumps(note.contents()).encode(), scratch)
     return note
 
 
-def _counts(name: str, num_bytes: int, payloads: list[Payload]) -> ShardCounts:
+def _counts(name: str, file: Path, payloads: list[Payload]) -> ShardCounts:
+    with file.open("rb") as opened:
+        checksum = checksum_of(opened)
     ids: list[NDArray[Any]] = [p for p in payloads if not isinstance(p, str)]
     learnt = [p["loss_mask"].sum() if p.dtype.names else len(p) for p in ids]
-    return ShardCounts(name, num_bytes, len(payloads), sum(map(len, ids)), int(sum(learnt)))
+    tokens, loss_tokens = sum(map(len, ids)), int(sum(learnt))
+    num_bytes = file.stat().st_size
+    return ShardCounts(name, num_bytes, len(payloads), tokens, loss_tokens, checksum)
 
 
 def _shards(

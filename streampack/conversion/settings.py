@@ -152,7 +152,11 @@ class Conversion(ShardSettings):
         """Return a part's source and reader."""
         for source, parts in zip(self.sources, self.parts_of_sources, strict=True):
             if part < parts:
-                return source, source.lanes(parts, seed=0, epoch=0, shuffle=False)[part]
+                inner = source.inner
+                rules: Any = {"seed": 0, "epoch": 0, "shuffle": False}
+                if isinstance(inner, ShardedSource):  # without the readers of all other parts
+                    return source, inner.span(*inner.share(part, parts), **rules)
+                return source, source.lanes(parts, **rules)[part]
             part -= parts
         raise IndexError(part)
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from streampack.conversion.folders import move
 from streampack.documents.blocks import Documents, Fields, Texts
 from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, StateError
@@ -34,6 +35,7 @@ Payload = NDArray[np.generic] | str
 #: Bytes that a document takes besides its content, for cutting shards to size.
 OVERHEAD = 16
 ROW_GROUP_DOCUMENTS = 4096
+_PIECE_BYTES = 1 << 20
 TIMEOUT_S = 60.0  # limit of a connection that sends nothing
 
 
@@ -174,6 +176,15 @@ def _ids(block: Documents, dtype: str) -> Encoded:
 
 T = TypeVar("T")
 
+
+def checksum_of(file: IO[bytes]) -> int:
+    """Return the CRC-32 of the bytes from the position of a file on."""
+    checksum = 0
+    while piece := file.read(_PIECE_BYTES):
+        checksum = zlib.crc32(piece, checksum)
+    return checksum
+
+
 #: Folder of progress files in a destination; sources refuse to read a folder that has some.
 HIDDEN = UNFINISHED
 
@@ -216,16 +227,30 @@ class Destination:
 
     def names(self) -> list[str]:
         """Return the relative paths of all files, hidden ones included, sorted."""
+        return sorted(self.sizes())
 
-        def find() -> list[str]:
+    def sizes(self) -> dict[str, int]:
+        """Return the bytes of all files by relative path."""
+
+        def find() -> dict[str, int]:
             try:
-                paths = self._filesystem.find(self._root)
+                files = self._filesystem.find(self._root, detail=True)
             except FileNotFoundError:
-                return []
+                return {}
             root = self._filesystem._strip_protocol(self._root).rstrip("/") + "/"
-            return sorted(name.removeprefix(root) for name in paths)
+            return {name.removeprefix(root): info["size"] for name, info in files.items()}
 
         return self._attempt("Listing", self.url, find)
+
+    def checksum(self, name: str) -> int:
+        """Return the CRC-32 of a file, as `checksum_of` does."""
+        url = f"{self._root}/{name}"
+
+        def read() -> int:
+            with self._filesystem.open(url, "rb") as file:
+                return checksum_of(file)
+
+        return self._attempt("Reading", url, read)
 
     def begin(self, run: str) -> None:
         """Remove the progress files of a run that has not finished a shard.
@@ -299,7 +324,7 @@ class Destination:
         if self.local is not None:
             target = self.local / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(file, target)
+            move(file, target)
             return
         target_url = f"{self.url}/{name}"
         self._attempt(

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.conversion.folders import writing_to
+from streampack.conversion.folders import move, writing_to
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,12 @@ class Work:
         return self.folder / name
 
     def has(self, name: str) -> bool:
-        """Return True if the file exists, which implies that it is complete."""
-        return self.path(name).exists()
+        """Return True if the file exists, which implies that it is complete.
+
+        Some file systems leave empty ones after a power failure.
+        """
+        path = self.path(name)
+        return path.exists() and path.stat().st_size > 0
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
@@ -51,7 +55,7 @@ class Work:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 yield part
-                part.replace(path)
+                move(part, path)
             finally:
                 part.unlink(missing_ok=True)
 
@@ -71,10 +75,11 @@ class Work:
             path.write_text(json.dumps(content, sort_keys=True))
 
     def read(self, name: str) -> dict[str, Any]:
-        """Return a note's content, or {} if it does not exist."""
-        if not self.has(name):
+        """Return a note's content, or {} if it does not exist or is damaged."""
+        try:
+            note: dict[str, Any] = json.loads(self.path(name).read_bytes())
+        except (FileNotFoundError, ValueError):
             return {}
-        note: dict[str, Any] = json.loads(self.path(name).read_text())
         return note
 
     def clear(self) -> None:

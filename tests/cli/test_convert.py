@@ -279,8 +279,7 @@ def test_shards_go_to_an_object_store_and_a_stopped_run_goes_on(
         for item in listed
     }
     assert found == content(tmp_path / "local")
-    with pytest.raises(ConfigError):
-        convert_source(conversion(url))
+    assert convert_source(conversion(url)).parts > 0  # nothing is left
 
 
 def test_broken_documents_stop_it_or_are_left_out_also_over_a_restart(

@@ -91,12 +91,26 @@ def test_a_destination_with_files_is_refused(lines: Path, tmp_path: Path) -> Non
 
 
 def test_a_finished_conversion_is_not_written_over(lines: Path, tmp_path: Path) -> None:
-    convert_source(conversion(lines, tmp_path), workers=1)
-    before = content(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        convert_source(conversion(lines, tmp_path), workers=1)
+    source, out = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(lines, source)
+    done = convert_source(conversion(source, out), workers=1)
+    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir()}
+
+    def assert_as_before() -> None:
+        now = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in out.iterdir()}
+        assert now == before
+
+    assert convert_source(conversion(source, out), workers=1) == done
+    assert_as_before()
+    with pytest.raises(ConfigError) as caught:  # by other settings
+        convert_source(conversion(source, out, shard_bytes=4_000), workers=1)
     assert caught.value.setting == "destination"
-    assert content(tmp_path) == before
+    text = (source / "1.jsonl").read_text()
+    (source / "1.jsonl").write_text(text.replace("5", "6"))  # of the same size
+    with pytest.raises(ConfigError) as caught:
+        convert_source(conversion(source, out), workers=1)
+    assert caught.value.setting == "destination"
+    assert_as_before()
 
 
 def test_a_store_that_refuses_is_a_named_error_and_the_same_call_goes_on(

@@ -226,6 +226,7 @@ def test_a_broken_document_stops_the_workers_and_finished_parts_stay(
     (source / "1.jsonl").write_text("\n".join(rows) + "\n")  # of the same size
     finished = {path.stem for path in notes}
     stamps = {p: p.stat().st_mtime_ns for p in out.glob("part-*") if p.stem[:10] in finished}
+    stamps = {p: time for p, time in stamps.items() if p.stem <= "part-00003"}  # of the first file
     assert stamps
     convert_source(conversion(source, out), workers=1)
     assert documents_of(out) == documents_in(lines)
