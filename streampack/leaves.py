@@ -49,6 +49,9 @@ AFTER_PACKER = {
 #: Errors for wrong arguments of a call, a missing attribute, and an argument of another source.
 WRONG_CALL, MISSING = "wrong_calls.calls:wrong_call", "wrong_calls.attributes:missing"
 REFUSED = "wrong_calls.calls:refused"
+#: Errors for records with unknown documents, and for an object without documents.
+UNKNOWN_DOCUMENT = "wrong_calls.corpora:unknown_document"
+NO_CORPUS = "wrong_calls.corpora:refuse_no_corpus"
 #: Validates the arguments that declare fields.
 FIELDS = "documents.declared_fields:declared_fields"
 #: Reads the declared fields of a record.
@@ -68,6 +71,7 @@ NEEDS = {
 SOURCES = {
     "path": "sources.paths:seems_path",
     "paths": "sources.paths:open_files",
+    "records": "sources.record_documents:open_records",
     "arrays": "sources.table:of_arrays",
     "columns": "sources.table:Table",
     "stream": "sources.iterable.hf:HFStream",

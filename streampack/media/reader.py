@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,7 @@ class ImageReader:
         checked: checks of each record's marks.
     """
 
+    function: ClassVar[str] = ""
     text: str | None
     images: tuple[str, ...]
     sizes: tuple[str, ...] | None = None

@@ -213,10 +213,14 @@ class Source(ABC):
 
         Args:
             origin: (N,) origins of all documents of the block.
-            problems: the reasons, as for `broken_document`, by index in the block.
+            problems: the reasons, as for `broken_document`, by index in the block; "" for a
+                document that is left out on purpose.
             skips: the lane's handling of broken content.
         """
         for i in sorted(problems):
+            if not problems[i]:  # left out by the user's function
+                skips.counts.empty_documents += 1
+                continue
             shard, index = int(origin["shard"][i]), int(origin["index"][i])
             skips.handle(self.broken_document(shard, index, problems[i]))
 

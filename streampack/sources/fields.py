@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, offsets_of
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
+from streampack.leaves import UNKNOWN_DOCUMENT, load
 from streampack.sources.arguments import NamedFields
 
 if TYPE_CHECKING:
@@ -138,7 +139,6 @@ def without_padding(documents: Documents, kept: NDArray[np.bool_] | None) -> Doc
 #: "tokens.npy" and "json:text".
 TEXTS = ("text", "txt")
 IDS = ("tokens", "input_ids", "npy")
-_OF_CHATS = ("messages", "conversations", "completion", "chosen")
 #: Usual names of loss masks and labels beside token ids. With several, a token is learnt if it is
 #: learnt in all of them.
 LOSS_FIELDS = ("loss_mask", "labels", "assistant_masks", "completion_mask")
@@ -150,6 +150,10 @@ class RecordReader(Protocol):
     @property
     def columns(self) -> Sequence[str]:
         """The fields to read of each record."""
+
+    @property
+    def function(self) -> str:
+        """Name of the user's function that is applied to records with all their fields, or ""."""
 
     def hold_ids(self, names: Collection[str], where: str) -> bool:
         """Return True if records with these fields hold ids; raise `ConfigError` if they hold no
@@ -252,7 +256,9 @@ class Fields:
             ConfigError: no field, or more than one, may hold the documents.
         """
         if self.records is not None:
-            return replace(self, tokenized=self.records.hold_ids(kinds, where), document=None)
+            tokenized = self.records.hold_ids(kinds, where)
+            several = getattr(self.records, "several", False)
+            return replace(self, tokenized=tokenized, document=None, several=several)
         return self.with_document(kinds, where).with_masks(kinds)
 
     def with_masks(self, kinds: Mapping[str, str]) -> Fields:
@@ -287,7 +293,7 @@ class Fields:
         if not fits and len(names) == 1 and kinds[names[0]]:
             fits = names
         if len(fits) != 1:
-            raise unknown_document(fits, {name: kinds[name] for name in names}, where)
+            raise load(UNKNOWN_DOCUMENT)(fits, {name: kinds[name] for name in names}, where)
         kind = kinds[fits[0]]
         tokenized = kind in ("tokens", "several") or (_plain(fits[0]) in IDS and kind != "text")
         if not tokenized and self.loss_masks:
@@ -305,6 +311,12 @@ class Fields:
                     '(--loss-mask "") reads none.',
                     setting="loss_mask",
                 )
+
+    @property
+    def by_function(self) -> dict[str, str]:
+        """Part of the fingerprint: the name of the function that is applied to records."""
+        name = "" if self.records is None else self.records.function
+        return {"record_function": name} if name else {}
 
     @property
     def in_words(self) -> str:
@@ -334,32 +346,6 @@ def _plain(name: str) -> str:
 def named_masks(loss_mask: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the fields that the argument `loss_mask` of a source names."""
     return (loss_mask,) if isinstance(loss_mask, str) else tuple(loss_mask or ())
-
-
-def unknown_document(fits: Sequence[str], kinds: Mapping[str, str], where: str) -> ConfigError:
-    """Return the error for records of these fields, where several or none may be the documents.
-
-    The advice names a field only if no other may be meant: the first of many texts is often a key.
-    """
-    fields = ", ".join(f'"{name}"' for name in list(kinds)[:30]) or "(none)"
-    chats = chat_fields(kinds)
-    held = fits or [name for name, kind in kinds.items() if kind in ("text", "tokens", "several")]
-    given = "text= with the field of the texts, or tokens= with the field of the ids"
-    if fits or len(held) == 1:
-        words = ["tokens" if kinds[name] in ("tokens", "several") else "text" for name in held]
-        given = " or ".join(f"{word}={name!r}" for word, name in zip(words, held, strict=True))
-    remedy = f"{given} (--text, --tokens)."
-    if chats and not fits:
-        remedy = f"sources.Chat(path) for conversations (--chat), or {remedy}"
-    which = f", and {' and '.join(map(repr, fits))} may be the documents" if fits else ""
-    fact = f"{where} has the fields {fields}{which}."
-    return ConfigError(fact, f"Pass {remedy}", setting="text")
-
-
-def chat_fields(names: Collection[str]) -> list[str]:
-    """Return the fields among `names` that hold conversations, as `sources.Chat` reads them."""
-    known = (*_OF_CHATS, "output") if "instruction" in names else _OF_CHATS
-    return [name for name in known if name in names]
 
 
 def _mask_of_text(loss_mask: Any) -> ConfigError:

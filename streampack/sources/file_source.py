@@ -9,6 +9,7 @@ import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,8 @@ class FileSource(ShardedSource):
 
         def listing() -> Manifest:
             manifest = self.list_shards()
+            if "fields" in manifest.details:  # without the user's function, for other processes
+                manifest.details["fields"] = replace(manifest.details["fields"], records=None)
             _ = manifest.digest  # computed here once, and sent with the manifest
             empty = np.flatnonzero((manifest.num_bytes == 0) & (manifest.weights == 0))
             if 0 < len(empty) < len(manifest):
@@ -187,7 +190,8 @@ class FileSource(ShardedSource):
             return manifest
 
         manifest = listed_once(described, listing)
-        self.fields = manifest.details.get("fields", self.fields)
+        fields = manifest.details.get("fields", self.fields)
+        self.fields = replace(fields, records=self.fields.records)
         return manifest
 
     def sampled(self, infos: Sequence[FileInfo]) -> Sequence[FileInfo]:

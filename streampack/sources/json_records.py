@@ -6,6 +6,7 @@ Without a limit, the depth of the caller's stack would decide which records can 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -62,3 +63,17 @@ def record_of(data: bytes) -> dict[str, Any]:
             f"holds {type_in_words(value)} where an object was expected{hint}"
         )
     return value
+
+
+def size_of(value: Any, depth: int = 0) -> int:
+    """Estimate the bytes of a value, up to the deepest nesting that is allowed."""
+    if isinstance(value, str):
+        return len(value)
+    if depth > MOST_NESTED:
+        return 0
+    if isinstance(value, Mapping):
+        return sum(size_of(item, depth + 1) for item in value.values())
+    if isinstance(value, list | tuple):
+        is_ids = len(value) > 0 and isinstance(value[0], int)
+        return 4 * len(value) if is_ids else sum(size_of(item, depth + 1) for item in value)
+    return 4 * len(value) if getattr(value, "ndim", 0) else 4

@@ -32,11 +32,14 @@ class PathFields:
     values: dict[str, Any]
 
     @classmethod
-    def of(cls, path: str, types: FieldSpec, columns: Collection[str]) -> PathFields:
-        """Return the fields among `types` that a path has and `columns` lack."""
+    def of(
+        cls, path: str, types: FieldSpec, columns: Collection[str], *, everything: bool = False
+    ) -> PathFields:
+        """Return the fields among `types`, or all, that a path has and `columns` lack."""
         parts = (part.partition("=") for part in shown(path).split("/")[:-1] if "=" in part)
         found = {unquote(name): unquote(value) for name, _, value in parts}
-        wanted = [name for name in types.document if name in found and name not in columns]
+        named = found if everything else types.document
+        wanted = [name for name in named if name in found and name not in columns]
         return cls({name: _value(found[name], name in types.keys) for name in wanted})
 
     def __bool__(self) -> bool:

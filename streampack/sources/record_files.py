@@ -54,9 +54,13 @@ class RecordFiles(FileSource):
         return self.fields.document or ""
 
     def path_fields(self, path: str, columns: Collection[str] = ()) -> PathFields | None:
-        """Return the declared fields that a file's path has and its `columns` lack, if any."""
-        if not self.field_types.document.keys() - columns:
+        """Return the declared fields that a file's path has and its `columns` lack, if any.
+
+        A function of records gets all fields of the path.
+        """
+        everything = bool(self.fields.by_function)
+        if not everything and not self.field_types.document.keys() - columns:
             return None
         from streampack.sources.path_fields import PathFields
 
-        return PathFields.of(path, self.field_types, columns)
+        return PathFields.of(path, self.field_types, columns, everything=everything)

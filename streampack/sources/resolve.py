@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from typing_extensions import Unpack
 
+    from streampack.documents.hook import Hook, RecordFunction
+
 
 _LOOKED_AT = 100  # strings of a list that are checked for being paths
 _OF_OBJECTS = ("text", "tokens", "loss_mask", "reading")
@@ -32,6 +34,7 @@ def open(
     *,
     dtype: DTypeLike | None = None,
     eos_id: int | None = None,
+    records: Hook | RecordFunction | None = None,
     **options: Unpack[RecordFileOptions],
 ) -> Source:
     """Open files or objects as a source, and list its shards; its repr shows the chosen class.
@@ -53,6 +56,9 @@ def open(
         dtype: dtype of the integers of raw files, of a `bytes` column of MDS or of bare arrays in
             tar.
         eos_id: the token that ends a document, in flat files of tokens.
+        records: function of a record (a dict with all of its fields) that returns a record with a
+            text or ids, or None to leave it out. Fields are named as in its results. A state
+            identifies it by module and name; wrap a lambda in `Hook`.
         reading: limits of blocks and open shards.
         storage: access to files and their cache.
 
@@ -60,7 +66,7 @@ def open(
         ConfigError: the source is missing or of an unknown kind, or an argument is missing or does
             not fit it; the message lists the existing columns or files.
     """
-    opened = as_source(source, dtype=dtype, eos_id=eos_id, **options)
+    opened = as_source(source, dtype=dtype, eos_id=eos_id, records=records, **options)
     opened.prepare()
     return opened
 
@@ -79,11 +85,14 @@ def as_source(source: Any, **options: Any) -> Source:
     Raises:
         ConfigError: `source` has another type, or the part of it with the documents is unknown.
     """
+    options = {name: value for name, value in options.items() if value is not None}
+    if "records" in options and not isinstance(source, Source):
+        _refuse_others(source, options, ("records", "storage", *_OF_OBJECTS))
+        return _of("records", source, **options)
     if isinstance(source, (str, os.PathLike)):
         return _of("paths", os.fspath(source), **options)
     if isinstance(source, Sequence) and _names_files(source):
         return _of("paths", [os.fspath(item) for item in source], **options)
-    options = {name: value for name, value in options.items() if value is not None}
     if isinstance(source, Source):
         _refuse_others(source, options, ())
         return source

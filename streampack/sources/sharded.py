@@ -127,6 +127,7 @@ class ShardedSource(Source):
             "kind": self.kind,
             "manifest": self.manifest.digest,
             "reading": self.reading.describe(),
+            **self.fields.by_function,
         }
 
     def reader_bytes(self) -> int:

@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import explained, type_in_words
+from streampack.arguments import type_in_words
 from streampack.documents.blocks import Documents
+from streampack.documents.hook import Hook as Hook
+from streampack.documents.hook import HookFunction as HookFunction
+from streampack.documents.hook import as_hook
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, derive_seeds
 from streampack.stages.base import Place
@@ -26,58 +29,7 @@ if TYPE_CHECKING:
     from streampack.run.recipe import Recipe
 
 
-HookFunction = Callable[[Documents, NDArray[np.uint64]], Any]
 Refuse = Callable[[str, str], ConfigError]
-
-
-@explained
-@dataclass(frozen=True)
-class Hook:
-    """A named function on documents. Rename it if its behaviour changes: states store the name.
-
-    Attributes:
-        name: identifies the function in the fingerprint.
-        function: called with `Documents` of N documents and (N,) uint64 seeds. A map returns
-            `Documents` with the same origins in the same order (an empty document is dropped
-            later, and counted); a filter returns an (N,) bool array, True to keep. It must be a
-            pure function of each document and its seed, and not write to the arrays it is given.
-            Worker processes started by spawn need it picklable.
-    """
-
-    name: str
-    function: HookFunction
-
-    def __post_init__(self) -> None:
-        if not self.name or not isinstance(self.name, str):
-            raise ConfigError(
-                f"A hook's name must be a text that is not empty, got {self.name!r}.",
-                'Give it a name, for example Hook("drop-short", function).',
-                setting="name",
-            )
-        if not callable(self.function):
-            raise ConfigError(
-                f'The hook "{self.name}" must have a function, got {type_in_words(self.function)}.',
-                "Pass a function (documents, seeds).",
-                setting="function",
-            )
-
-
-def as_hook(setting: str, function: Hook | HookFunction) -> Hook:
-    """Wrap a function in a hook named by its module and qualified name.
-
-    Raises:
-        ConfigError: the function has no unique name, or is not a function.
-    """
-    if isinstance(function, Hook):
-        return function
-    name = getattr(function, "__qualname__", "<lambda>")
-    if not callable(function) or name.endswith("<lambda>"):
-        raise ConfigError(
-            f"{setting} must be a named function, got {function!r:.80}.",
-            f'Pass a function (documents, seeds), or {setting}=Hook("a-name", function).',
-            setting=setting,
-        )
-    return Hook(f"{function.__module__}.{name}", function)
 
 
 def _place(origin: np.void) -> str:

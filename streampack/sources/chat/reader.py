@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from streampack.sources.base import Block
 from streampack.sources.chat.checked import CheckedRecords
 from streampack.sources.chat.records import RECORD_FIELDS, known_shapes, shape_of
 from streampack.sources.fields import ATTENTION_MASK, LOSS_FIELDS
-from streampack.sources.json_records import MOST_NESTED
+from streampack.sources.json_records import MOST_NESTED, size_of
 from streampack.sources.records import (
     BrokenDocumentError,
     Read,
@@ -38,6 +38,7 @@ class ChatReader:
         checked: checks of each record's marks.
     """
 
+    function: ClassVar[str] = ""
     shape: str | None = None
     checked: CheckedRecords = field(default_factory=CheckedRecords)
 
@@ -71,8 +72,8 @@ class ChatReader:
     def size(self, record: Any, tokenized: bool) -> int:
         """Estimate the bytes of the documents in a record: one per character, four per id."""
         if tokenized and isinstance(record, Mapping):
-            return _size(record.get(_IDS))
-        return _size(record)
+            return size_of(record.get(_IDS))
+        return size_of(record)
 
     def block(
         self,
@@ -121,17 +122,3 @@ def _listed(value: Any, depth: int = 0) -> Any:
             return list(value)
         return [_listed(inner, depth + 1) for inner in value]
     return value
-
-
-def _size(value: Any, depth: int = 0) -> int:
-    """Estimate the bytes of a value, up to the deepest nesting that is allowed."""
-    if isinstance(value, str):
-        return len(value)
-    if depth > MOST_NESTED:
-        return 0
-    if isinstance(value, Mapping):
-        return sum(_size(item, depth + 1) for item in value.values())
-    if isinstance(value, list | tuple):
-        is_ids = len(value) > 0 and isinstance(value[0], int)
-        return 4 * len(value) if is_ids else sum(_size(item, depth + 1) for item in value)
-    return 4 * len(value) if getattr(value, "ndim", 0) else 4

@@ -10,9 +10,10 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -37,6 +38,7 @@ from streampack.storage.listing import named_paths
 from streampack.storage.storage import Storage
 
 if TYPE_CHECKING:
+    from streampack.documents.hook import Hook, RecordFunction
     from streampack.sources.iterable.source import ItemSource
 
 
@@ -85,6 +87,9 @@ class Chat(Source):
             each with the system's message, the tools, and turns before as context without loss; a
             turn longer than a row is cut like a text. None leaves such conversations to the packer.
         shape: shape of all records; None recognises it by each record's fields.
+        records: function of a record (a dict with all of its fields, also of its file's path) that
+            returns one of the shapes above, or None to leave the record out. A state
+            identifies it by module and name; wrap a lambda in `Hook`.
         reading: limits of blocks and open shards.
         storage: access to files and their cache; only for files.
 
@@ -112,6 +117,7 @@ class Chat(Source):
         learn: Sequence[str] = PARTS,
         overflow: Literal["turns"] | None = None,
         shape: str | None = None,
+        records: Hook | RecordFunction | None = None,
         reading: ReadOptions | None = None,
         storage: Storage | None = None,
     ) -> None:
@@ -123,7 +129,9 @@ class Chat(Source):
             self.overflow = "split"
         elif turns == "each":  # a cut would take away the learnt turn, which is the last
             self.overflow = "drop"
-        self._records: Source = source_of_records(data, ChatReader(self.shape), reading, storage)
+        reader = ChatReader(self.shape)
+        make = partial(source_of_records, data, reading=reading, storage=storage)
+        self._records: Source = converted(records, make, reader) if records else make(reader)
         self.reading, self.once = self._records.reading, self._records.once
 
     def _set(
@@ -258,12 +266,24 @@ def source_of_records(
     return records_in_memory(data, Fields(False, "", records=reader), reading)
 
 
+def converted(
+    function: Any, make: Callable[[RecordReader], Any], reader: RecordReader
+) -> ShardedSource | ItemSource:
+    """Return the source of the results of a function of records; see `record_function`."""
+    from streampack.sources.record_function import converting
+
+    source: ShardedSource | ItemSource = converting(function, make, lambda kinds: reader)
+    return source
+
+
 def with_earlier_reading(
     records: ShardedSource | ItemSource,
 ) -> ShardedSource | ItemSource:
     """Return a source for a run of revision 1, which ends at a record that it read otherwise."""
     copied = copy.copy(records)
     reader = cast(Any, records.fields.records)
+    if reader.function:  # of no run of revision 1
+        return records
     reader = replace(reader, checked=replace(reader.checked, as_before=True))
     copied.fields = replace(records.fields, records=reader)
     return copied

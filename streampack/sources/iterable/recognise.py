@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from streampack.arguments import with_article
 from streampack.errors import ConfigError
+from streampack.leaves import NO_CORPUS, load
 from streampack.sources.arguments import NamedFields
 from streampack.sources.fields import Fields
 from streampack.sources.iterable.items import kind_name
@@ -17,43 +18,16 @@ from streampack.sources.records import BrokenDocumentError, ids_of, is_several, 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-#: Calls that return the rows of lazy objects, by the beginnings of the classes' names.
-_CALLS = (
-    ("polars.lazyframe.", "collect"),
-    ("pyarrow._dataset.", "to_table"),
-    ("pyarrow.parquet.", "read"),
-    ("pyarrow.", "read_all"),
-    ("lance.", "to_table"),
-    ("deltalake.", "to_pyarrow_table"),
-)
-
-
-def refuse_lazy(data: Any) -> None:
-    """Raise `ConfigError` for an object without rows in memory, with the call that reads them."""
-    kind = kind_name(data)
-    for prefix, call in _CALLS:
-        if kind.startswith(prefix) and hasattr(data, call):
-            files = "its files, data.files, or " if hasattr(data, "files") else ""
-            raise ConfigError(
-                f"data must have its rows in memory, got {with_article(kind)}.",
-                f"Pass {files}its rows, sources.Table(data.{call}()).",
-                setting="data",
-            )
-
 
 def refuse_no_corpus(data: Any) -> None:
     """Raise `ConfigError` for an iterable without documents, or without a fixed order."""
-    refuse_lazy(data)
     no_items = (Mapping, str, bytes, bytearray, memoryview, set, frozenset, io.IOBase, type)
-    if isinstance(data, no_items) or is_table(data):
-        keys = ", ".join(repr(key) for key in list(data)[:10]) if isinstance(data, Mapping) else ""
-        raise ConfigError(
-            f"data must be a corpus, got {with_article(kind_name(data))}"
-            f"{keys and f' with the keys {keys}'}.",
-            remedy="Pass one corpus: paths, or a list of texts, token ids or records; a table to "
-            "sources.Table, several corpora in a sources.Mixture.",
-            setting="data",
-        )
+    if isinstance(data, no_items) or is_table(data) or kind_name(data).startswith(LAZY):
+        load(NO_CORPUS)(data)
+
+
+#: Beginnings of the names of classes without rows in memory.
+LAZY = ("polars.lazyframe.", "pyarrow.", "lance.", "deltalake.")
 
 
 def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
@@ -150,7 +124,8 @@ def arrow_table(data: Any) -> Any:
     """
     import pyarrow as pa
 
-    refuse_lazy(data)
+    if kind_name(data).startswith(LAZY):
+        load(NO_CORPUS)(data, is_table=True)
     try:
         return data if isinstance(data, pa.Table) else pa.table(data)
     except (pa.ArrowException, ValueError, TypeError) as error:

@@ -90,6 +90,7 @@ class ItemSource(Source):
             "field": self.fields.document,
             "loss_mask": self.fields.loss_mask,
             "reading": self.reading.describe(),
+            **self.fields.by_function,
         }
 
     def shard_name(self, shard: int) -> str:

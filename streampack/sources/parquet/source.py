@@ -323,6 +323,8 @@ class Parquet(RecordFiles):
 
     def _columns(self, schema: pa.Schema) -> list[str]:
         """Return the columns to read from a file of this schema."""
+        if self.fields.by_function:
+            return list(schema.names)
         return [name for name in self.wanted_columns if name in schema.names]
 
     def _batch_rows(self, rows: int, num_bytes: int) -> int:
