@@ -4,106 +4,53 @@ Text is rendered piece by piece, to know the exact positions at which ``{% gener
 begin and end: a block writes an empty piece of a special type there, which content cannot forge.
 
 Rendering is bounded by counting steps. `Work` counts every loop item, macro call, function call and
-filter of a conversation, and the size of their results. Steps do not depend on the machine, so a
-record that is refused is refused everywhere.
+filter of a conversation, and the sizes of values before they are made, compared or written.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, update_wrapper
-from types import GeneratorType
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, meta, nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
+from jinja2.sandbox import (
+    ImmutableSandboxedEnvironment,
+    SandboxedEscapeFormatter,
+    SandboxedFormatter,
+)
+from markupsafe import Markup
 
 from streampack.errors import ConfigError
+from streampack.tokenization.template_bounds import (
+    COMPARING,
+    FILTERS,
+    LISTING,
+    METHODS,
+    SHALLOW,
+    UNSAFE,
+    check_width,
+    percent,
+)
+from streampack.tokenization.template_counting import (
+    COUNTED,
+    IN,
+    JOIN,
+    SIZED,
+    STEP,
+    WEIGHED,
+    Counting,
+)
+from streampack.tokenization.template_work import BITS, CHARACTERS, LARGEST, TooMuchError, Work
 
-STEPS = 4_000_000  # per conversation; they take a few seconds at most
-STEPS_BETWEEN = 100  # per pair of messages, because every message is compared with the others
-CHARACTERS = 256  # characters written or copied per step
-ITEMS = 4  # items examined per step
-LARGEST = 1 << 25  # maximum characters or items of a value
-WIDEST = 10_000  # largest padding width, or other number that determines an amount of output
-_BITS = 1 << 14  # maximum bits of an integer
-
-_MANY = {list, tuple, dict, range}
-_FORMATS = {"format", "format_map", "%"}
-_MAKE_MUCH = {"center", "expandtabs", "ljust", "rjust", "zfill", *_FORMATS}
-_MAKE_MUCH |= {"batch", "indent", "round", "slice", "truncate", "wordwrap"}
-_WRITE = {"e", "escape", "join", "pprint", "string", "tojson", "trim", "urlencode"}
-_WIDE = re.compile(r"%[^a-zA-Z%]*\d{5}|\{[^{}]*\d{5}")
-_WIDTH_IS_AN_ARGUMENT = re.compile(r"%[^a-zA-Z%]*\*|\{[^{}]*\{")
-
-
-class TooMuchError(Exception):
-    """A template exceeds a limit."""
-
-    def __str__(self) -> str:
-        return f"takes millions of steps or makes more than {LARGEST:,} characters"
-
-
-class Work(threading.local):
-    """Remaining steps of a template in this thread."""
-
-    left = STEPS
-
-    def begin(self, messages: int, characters: int) -> None:
-        """Reset the limit for a conversation with this number of messages and characters."""
-        per_message = STEPS_BETWEEN * messages + characters // CHARACTERS * 16
-        self.left = STEPS + messages * per_message
-
-    def take(self, steps: int) -> None:
-        """Spend steps; raise `TooMuchError` if none are left."""
-        self.left -= steps
-        if self.left < 0:
-            raise TooMuchError
-
-    def made(self, size: int) -> None:
-        """Spend the steps for a value of `size` characters or items."""
-        if size > LARGEST:
-            raise TooMuchError
-        self.take(2 + size // CHARACTERS)
-
-    def value(self, value: Any) -> Any:
-        """Count a value's size and return it; a generator counts its items as they are read."""
-        kind = type(value)
-        if kind is str:
-            self.made(len(value))
-        elif kind in _MANY:
-            self.made(len(value))
-            self.take(len(value) // ITEMS)
-        elif kind is int and value.bit_length() > _BITS:
-            raise TooMuchError
-        elif kind is GeneratorType:
-            return self.counted(value)
-        return value
-
-    def written(self, value: Any) -> None:
-        """Count a value that becomes text, with everything nested in it."""
-        waiting = [value]
-        while waiting:
-            value = waiting.pop()
-            self.value(value)
-            if isinstance(value, dict):
-                waiting += [*value, *value.values()]
-            elif isinstance(value, list | tuple):
-                waiting += value
-
-    def counted(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield the items of a loop, one step each."""
-        for item in items:
-            self.take(1)
-            yield item
+#: Arguments that Jinja adds to calls.
+_OF_JINJA = ("_loop_vars", "_block_vars")
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
@@ -119,16 +66,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         self.work = Work()
         self.finalize = self._finalize
-        del self.globals["lipsum"]  # generates random text of any length
+        self.concat = self._concat  # type: ignore[method-assign]
+        del self.globals["lipsum"], self.filters["random"]  # other text in every run
         self.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         for name, function in self.filters.items():
             self.filters[name] = self._filter(name, function)
-        ours = {_STEP: self._step, _COUNTED: self._counted, _SIZED: self._sized, _JOIN: self._join}
-        self.filters |= ours
+        tests: dict[str, Any] = self.tests
+        tests.update({name: self._test(tests[name]) for name in COMPARING})
+        self.globals["raise_exception"] = self._raise
+        ours = {STEP: self._step, COUNTED: self._counted, SIZED: self._sized, JOIN: self._join}
+        self.filters |= {**ours, WEIGHED: self._weighed, IN: self._in}
 
     def bounded(self, tree: nodes.Template) -> BoundedTemplate:
         """Compile a template that counts its steps."""
-        counting = _Counting().visit(tree)
+        counting = Counting().visit(tree)
         counting.set_environment(self)
         return BoundedTemplate(self.from_string(counting), self.work)
 
@@ -145,44 +96,145 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return self.work.value(value)
 
     @pass_context
+    def _weighed(self, context: Context, value: Any) -> Any:
+        self.work.written(value)
+        return value
+
+    @pass_context
+    def _in(self, context: Context, item: Any, container: Any) -> bool:
+        container = self.work.listed(container)
+        size = self.work.written(item)
+        if isinstance(container, list | tuple):
+            self.work.take(len(container) * (1 + size // CHARACTERS))
+        self.work.value(container)
+        return item in container
+
+    @pass_context
     def _join(self, context: Context, parts: Any) -> str:
         self.work.written(parts)
-        return str(self.work.value("".join(map(str, parts))))
+        return "".join(map(str, parts))
+
+    def _concat(self, pieces: Iterable[str]) -> str:
+        pieces = list(pieces)
+        self.work.made(sum(map(len, pieces)))
+        return "".join(pieces)
 
     def _finalize(self, value: Any) -> Any:
         self.work.written(value)
         return value
 
+    def _raise(self, message: Any) -> NoReturn:
+        self.work.written(message)
+        raise TemplateError(message)
+
     def _filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        work, bound = self.work, FILTERS.get(name)
+        # Jinja passes a context, an environment or neither before the value.
+        at = int(hasattr(function, "jinja_pass_arg"))
+
         def bounded(*args: Any, **kwargs: Any) -> Any:
-            for value in args:
-                (self.work.written if name in _WRITE else self.work.value)(value)
-            if name in _MAKE_MUCH:
-                _check_widths(name, args[0], [*args[1:], *kwargs.values()])
-            return self.work.value(function(*args, **kwargs))
+            if name in LISTING:
+                args = (*args[:at], work.listed(args[at]), *args[at + 1 :])
+            for value in (*args[at + 1 :], *kwargs.values()):
+                work.written(value)
+            if bound is not None:
+                work.made(bound(work, *args[at:], **kwargs))
+            else:
+                (work.value if name in SHALLOW else work.written)(args[at])
+            return work.value(function(*args, **kwargs))
 
         return update_wrapper(bounded, function)
 
+    def _test(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def bounded(*args: Any) -> Any:
+            for value in args:
+                self.work.written(value)
+            return function(*args)
+
+        return update_wrapper(bounded, function)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in UNSAFE and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        form = getattr(value, "__self__", None)
+        if not isinstance(form, str) or value.__name__ not in ("format", "format_map"):
+            return None
+        mapped = value.__name__ == "format_map"
+        if isinstance(form, Markup):
+            formatter: Any = _EscapeFormatter(self, escape=form.escape)
+        else:
+            formatter = _Formatter(self)
+        formatter.work = self.work
+
+        def bounded(*args: Any, **kwargs: Any) -> str:
+            given = ((), *args) if mapped else (args, kwargs)
+            return type(form)(formatter.vformat(form, *given))
+
+        return update_wrapper(bounded, value)
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        work = __self.work
+        work.take(4)
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
-        __self.work.take(4)
-        __self.work.value(owner)
-        if (name := getattr(__obj, "__name__", "")) in _MAKE_MUCH:
-            _check_widths(name, owner, [*args, *kwargs.values()])
-        return __self.work.value(super().call(__context, __obj, *args, **kwargs))
+        if owner is not None:
+            name = __obj.__name__
+            if name == "join" and args:
+                args = (work.listed(args[0]), *args[1:])
+            work.value(owner)
+            named = {key: value for key, value in kwargs.items() if key not in _OF_JINJA}
+            for value in (*args, *named.values()):
+                work.written(value)
+            if (bound := METHODS.get(name)) is not None:
+                work.made(bound(work, owner, *args, **named))
+        return work.value(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
             for some, times in ((left, right), (right, left)):
-                if isinstance(times, int) and hasattr(some, "__len__"):
+                if isinstance(times, int) and isinstance(some, str):
                     self.work.made(len(some) * max(times, 0))
+                elif isinstance(times, int) and hasattr(some, "__len__"):
+                    self.work.items(len(some) * max(times, 0))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            if left.bit_length() * right > _BITS:
+            if left.bit_length() * right > BITS:
                 raise TooMuchError
         elif operator == "%" and isinstance(left, str):
             self.work.written(right)
-            _check_widths(operator, left, right if isinstance(right, tuple) else (right,))
+            self.work.made(percent(self.work, left, right))
         return self.work.value(super().call_binop(context, operator, left, right))
+
+
+class _BoundedFields:
+    """Formatter that counts the fields of ``str.format`` before they are made, and the whole."""
+
+    work: Work
+    characters = 0
+
+    def vformat(self, form: str, args: Sequence[Any], values: Mapping[str, Any]) -> str:
+        self.characters = len(form)
+        text: str = super().vformat(form, args, values)  # type: ignore[misc]
+        return text
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        self.work.written(value)
+        return super().convert_field(value, conversion)  # type: ignore[misc]
+
+    def format_field(self, value: Any, form: str) -> Any:
+        check_width(*(int(width[:6]) for width in re.findall(r"\d+", form)))
+        self.work.written(value)
+        text = super().format_field(value, form)  # type: ignore[misc]
+        self.characters += len(text)
+        self.work.made(self.characters)
+        return text
+
+
+class _Formatter(_BoundedFields, SandboxedFormatter):
+    pass
+
+
+class _EscapeFormatter(_BoundedFields, SandboxedEscapeFormatter):
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,68 +256,6 @@ class BoundedTemplate:
             if written > LARGEST:
                 raise TooMuchError
             yield piece
-
-
-def _check_widths(name: str, form: Any, numbers: Iterable[Any]) -> None:
-    """Raise `TooMuchError` for wide fields and padding, which turn a short value into long text."""
-    if name in _FORMATS:
-        if _WIDE.search(str(form)):
-            raise TooMuchError
-        if not _WIDTH_IS_AN_ARGUMENT.search(str(form)):
-            return
-    if any(isinstance(number, int) and abs(number) > WIDEST for number in numbers):
-        raise TooMuchError
-
-
-_STEP, _COUNTED, _SIZED, _JOIN = (
-    f"streampack_{name}" for name in ("step", "counted", "sized", "join")
-)
-
-
-class _Counting(NodeTransformer):
-    """Transformer that adds step counters to a template's syntax tree."""
-
-    def visit_For(self, node: nodes.For) -> Any:  # noqa: N802
-        if node.test is not None:  # the body, which counts, is not run for filtered items
-            node.iter = _filtered(node.iter, _COUNTED)
-        return self._stepping(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> Any:  # noqa: N802
-        return self._stepping(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> Any:  # noqa: N802
-        return self._stepping(node)
-
-    def visit_Concat(self, node: nodes.Concat) -> Any:  # noqa: N802
-        visited: Any = self.generic_visit(node)
-        return _filtered(nodes.List(visited.nodes, lineno=node.lineno), _JOIN)
-
-    def visit_Getitem(self, node: nodes.Getitem) -> Any:  # noqa: N802
-        visited: Any = self.generic_visit(node)
-        return _filtered(visited, _SIZED) if isinstance(node.arg, nodes.Slice) else visited
-
-    def visit_Compare(self, node: nodes.Compare) -> Any:  # noqa: N802
-        visited: Any = self.generic_visit(node)
-        visited.expr = _filtered(visited.expr, _SIZED)
-        return visited
-
-    def visit_Operand(self, node: nodes.Operand) -> Any:  # noqa: N802
-        visited: Any = self.generic_visit(node)
-        if node.op in ("in", "notin"):
-            visited.expr = _filtered(visited.expr, _SIZED)
-        return visited
-
-    def _stepping(self, node: Any) -> Any:
-        written = sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        steps = nodes.Const(1 + written // CHARACTERS, lineno=node.lineno)
-        visited: Any = self.generic_visit(node)
-        count = nodes.ExprStmt(_filtered(steps, _STEP), lineno=node.lineno)
-        visited.body = [count, *visited.body]
-        return visited
-
-
-def _filtered(node: Any, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 class _Mark(str):
@@ -301,7 +291,6 @@ def compile_template(source: str) -> tuple[BoundedTemplate, bool, bool]:
     environment = BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.globals["raise_exception"] = _raise
     try:
         tree = environment.parse(source)
         names = meta.find_undeclared_variables(tree)
@@ -334,7 +323,3 @@ def compile_template(source: str) -> tuple[BoundedTemplate, bool, bool]:
 
 def _marks(tree: nodes.Node) -> int:
     return sum(node.name == "mark" for node in tree.find_all(nodes.ExtensionAttribute))
-
-
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
