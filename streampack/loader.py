@@ -235,8 +235,8 @@ class PackedLoader(Explained, DataLoader[Any], Generic[Item]):
 
         Until a fiftieth of the corpus is read, this is `PackedDataset.estimate_steps`, which reads
         a sample once. After that it follows from the reports of this rank's lanes (ranks may differ
-        a little), and costs nothing. Return None for endless runs and for sources
-        without a known length, such as generators.
+        a little), and costs nothing, except for compressed lines. Return None for endless runs and
+        for sources without a known length, such as generators.
         """
         estimate: Estimate | None = load(METHODS["estimate_of"])(self._run)
         return estimate

@@ -1,8 +1,8 @@
 """Estimate the steps of a run, with an error, from a sample or from the reports of its lanes.
 
 Before a run, from a sample:
-  1. Read each source at up to four positions, or 16 if it is in memory, as the run reads it. This
-     gives the tokens per unit of weight.
+  1. Read each source at up to four positions, or more if it is in memory or compressed, as the run
+     reads it. This gives the tokens per unit of weight, or per byte of compressed content.
   2. Multiply by the weight of an epoch for its tokens; the shares give the tokens of a mixture.
   3. Pack the sample as a lane packs it. This gives the slots per token.
   4. Allow for unequal lanes: a run lasts as long as its longest lane.
@@ -21,42 +21,29 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable as AnyIterable
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streampack.deals.report_channel import decode_reports
+from streampack.documents.blocks import part_of
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.packing.request import DocumentSizes
-from streampack.run.dry_run import dry_run
-from streampack.run.sampling import (
-    SAMPLE_DOCUMENTS,
-    SAMPLE_LANES,
-    SAMPLE_TOKENS,
-    begun,
-    first_documents,
-    joined,
-    joined_sizes,
-)
-from streampack.sources.base import Source
-from streampack.sources.converted import converted_tokens
-from streampack.sources.iterable.indexed import InMemory
+from streampack.run.contents import Contents
+from streampack.run.dry_run import dry_run, stream_plan
+from streampack.run.sampling import joined
+from streampack.run.source_size import size_of
 from streampack.sources.mixture import Mixture, sources_of
-from streampack.sources.sharded import ShardedSource
-from streampack.stages.ids import IDS_AS_THEY_ARE
 
 if TYPE_CHECKING:
     from streampack.run.rank import RankRun
 
-FINER = 4  # factor of positions, with fewer documents each, if seeking costs nothing
+QUARTERS = 4  # parts of a sample, compared for the error of its slots per token
 STEPS = 2000  # resolution of a simulated mixture
 ENOUGH = 0.02  # fraction of an epoch read before an estimate uses lane reports
 NOTABLE = 0.1  # fraction of a source's due tokens; sources may end a few steps apart by chance
-_AS_THEY_ARE = [type(stage) for stage in IDS_AS_THEY_ARE]  # stages that keep all tokens
 LAST_BATCH = 0.5  # expected empty fraction of a lane's last batch
 
 
@@ -90,23 +77,6 @@ class Forecast(NamedTuple):
     draws: tuple[Draw, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Size:
-    """Size of one epoch of a source.
-
-    Attributes:
-        tokens: tokens of an epoch.
-        error: standard error of `tokens`.
-        chance: expected excess of the longest lane over the mean lane, as a fraction of the mean.
-        sample: sizes of the sampled documents.
-    """
-
-    tokens: float
-    error: float
-    chance: float
-    sample: DocumentSizes
-
-
 def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     """Estimate the steps of a whole run from a sample, including empty batches at its end.
 
@@ -115,7 +85,7 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     """
     sizes = []
     for number, source in enumerate(sources_of(config.source)):
-        size = _size_of(config, source, number)
+        size = size_of(config, source, number)
         if size is None:
             return None
         sizes.append(size)
@@ -135,6 +105,8 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     )
     sampled = max(int(documents.lengths.sum()), 1)
     slots_per_token = int(plan.seq_len.sum()) / sampled + missing / max(before_end, 1)
+    if error:
+        error = math.hypot(error, total * _slots_error(config, documents))
     # Batches of one key each: the last one of every key is not full.
     last = missing_at_end / config.batch_tokens
     last = last if last > 1 else LAST_BATCH
@@ -154,6 +126,21 @@ def forecast(config: LaneConfig, topology: Topology) -> Forecast | None:
     held, asked = [size.tokens for size in sizes], [weight / sum(weights) for weight in weights]
     rows = round(total * plan.num_rows / sampled)
     return Forecast(steps, rows, tuple(map(Draw, names, held, drawn, asked, ends)))
+
+
+def _slots_error(config: LaneConfig, documents: DocumentSizes) -> float:
+    """Return the relative standard error of the slots per token, from quarters of the sample."""
+    rates = []
+    for quarter in range(QUARTERS):
+        lengths = documents.lengths[quarter::QUARTERS]
+        weights = part_of(documents.weights, slice(quarter, None, QUARTERS))
+        if not lengths.sum():
+            return 0.0
+        plan = stream_plan(
+            lengths, config.packer, config.window, batch_tokens=config.batch_tokens, weights=weights
+        )
+        rates.append(float(plan.seq_len.sum() / lengths.sum()))
+    return float(np.std(rates, ddof=1)) / math.sqrt(QUARTERS) / max(float(np.mean(rates)), 1e-9)
 
 
 def estimate_steps(config: LaneConfig, topology: Topology) -> Estimate | None:
@@ -180,13 +167,15 @@ def steps_as_found(
 ) -> Estimate | None:
     """Estimate the steps of a whole run from the reports in the states of some of its lanes.
 
-    Return None without enough reports: less than a fiftieth of an epoch is read, or a source is
-    not dealt.
+    Return None without enough reports: less than a fiftieth of an epoch is read, a source is not
+    dealt, or it has compressed lines.
     """
     rule, sources = config.dealing, sources_of(config.source)
     stops = isinstance(config.source, Mixture) and config.source.at_end == "stop"
     if rule is None or stops or len(rule.lines) != len(sources):
         return None
+    if any(Contents.lies_unevenly(source.inner) for source in sources):
+        return None  # lanes report stored bytes
     saved = [decode_reports(state["reports"]) for state in states if state]
     # The latest reports of each lane: [deal, line, *Report] for every line.
     last = np.array([reports[-len(sources) :] for reports in saved if reports], dtype=np.float64)
@@ -248,80 +237,3 @@ def _drawn(config: LaneConfig, sizes: list[float]) -> tuple[list[float], list[fl
         short = end is not None and due[i] - drawn[i] > NOTABLE * due[i]
         ends[i] = end / at if short and end is not None else None
     return drawn, ends
-
-
-# ------------------------------------------------------------------ one source
-
-
-def _size_of(config: LaneConfig, source: Source, number: int) -> _Size | None:
-    """Estimate the size of one epoch of a source; None if it is unknown."""
-    if source.once:
-        return None
-    preparation = config.preparation
-    of_source = replace(preparation, stages=preparation.stages[number : number + 1])
-    alone = replace(config, source=source, preparation=of_source, epochs=1, order=None)
-    finer = FINER if isinstance(source.inner, InMemory) else 1
-    places = finer * min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
-    alone = replace(alone, lanes=places)
-    samples = [_place(alone, place, finer) for place in range(places)]
-    sample_of = joined([sizes for _, _, sizes in samples])
-    lengths = sample_of.lengths
-    if all(whole for _, whole, _ in samples):
-        tokens = float(lengths.sum())
-        return _Size(tokens, 0.0, _chance(config, lengths, len(lengths)), sample_of)
-    if not isinstance(source.inner, ShardedSource):
-        return None
-    read = np.array([units for units, _, _ in samples], dtype=np.float64)
-    held = np.array([sample.lengths.sum() for _, _, sample in samples], dtype=np.float64)
-    if not read.all():
-        rough = source.estimate_tokens()
-        return None if rough is None else _Size(float(rough), rough / 2, 0.0, sample_of)
-    per_unit = held.sum() / read.sum()
-    residual = float(((held - per_unit * read) ** 2).sum())
-    units = float(source.inner.weight)
-    spread = math.sqrt(places / max(places - 1, 1) * residual) / read.sum() * units
-    tokens = per_unit * units
-    if all(type(stage) in _AS_THEY_ARE for stage in preparation.of(number)):
-        exact = converted_tokens(source)
-        tokens, spread = (tokens, spread) if exact is None else (float(exact), 0.0)
-    documents = tokens / max(float(lengths.mean()), 1e-9)
-    return _Size(tokens, spread, _chance(config, lengths, documents), sample_of)
-
-
-def _place(config: LaneConfig, place: int, finer: int) -> tuple[float, bool, DocumentSizes]:
-    """Return the weight read at one position, True if it is everything, and the document sizes.
-
-    The weight is 0 if no position in a shard was known. Groups are counted as their member
-    documents.
-    """
-    most = {"documents": SAMPLE_DOCUMENTS // finer, "tokens": SAMPLE_TOKENS // finer}
-    stream, blocks, ended = begun(config, place, **most)
-    if ended or stream.peek() is None:
-        return (
-            _read(config, place, None),
-            True,
-            joined_sizes(first_documents(blocks, stream.serial), config),
-        )
-    position = stream.position_before(stream.serial)
-    cursor = position.cursor.get("at")
-    units = 0.0 if cursor is None else _read(config, place, cursor)
-    return units, False, joined_sizes(first_documents(blocks, position.serial), config)
-
-
-def _read(config: LaneConfig, place: int, cursor: dict[str, Any] | None) -> float:
-    """Return the weight before a cursor; the whole weight if the cursor is None."""
-    source = config.source.inner
-    if not isinstance(source, ShardedSource):
-        return 1.0
-    low, high = source.share(place, config.lanes)
-    span = source.span(low, high, seed=config.seed, epoch=0, shuffle=config.shuffle)
-    return float(high - low - (0 if cursor is None else span.left(cursor)))
-
-
-def _chance(config: LaneConfig, lengths: NDArray[np.int64], documents: float) -> float:
-    """Return the excess of the longest lane over the mean if documents are dealt at random."""
-    if not len(lengths) or config.lanes == 1:
-        return 0.0
-    each = max(documents * (config.epochs or 1) / config.lanes, 1.0)
-    deviation = float(lengths.std() / max(lengths.mean(), 1e-9)) / math.sqrt(each)
-    return deviation * math.sqrt(2 * math.log(config.lanes))

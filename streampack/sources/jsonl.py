@@ -226,7 +226,7 @@ class JSONL(RecordFiles):
     def slow_layout(self) -> str:
         if self.tokenized:
             return "token ids written as JSON; `streampack convert` writes them as Parquet"
-        codec = _codec_of(self.manifest.paths[0])
+        codec = self.codec(0)
         large = self.manifest.num_bytes[0] >= _LARGE_BYTES and codec is not None
         if large and len(self.manifest) < _FEW_FILES:
             return f"few large files in {codec}, each decoded by one process; use more of them"
@@ -238,8 +238,14 @@ class JSONL(RecordFiles):
         kind = "record" if has_ending(path, _MAY_BE_ARRAYS) else "line"
         return f"the {kind} at byte {int(origin['index'])} of {content}{shown(path)}"
 
+    weighs_content = False
+
+    def codec(self, shard: int) -> str | None:
+        """Return the compression of a shard; see `run.contents.Compressed`."""
+        return _codec_of(self.manifest.paths[shard])
+
     def weight_begin(self, shard: int) -> int | None:
-        return None if _codec_of(self.manifest.paths[shard]) else 0
+        return None if self.codec(shard) else 0
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy

@@ -22,7 +22,7 @@ WORDS: dict[StoreFailure, tuple[str, str]] = {
     "missing": ("there is no such file", "Check the path or URL."),
     "denied": (
         "access is denied",
-        "Check the credentials and what they may read and list (docs/storage.md).",
+        'Check the credentials (docs/storage.md); public buckets of S3 need {"anon": True}.',
     ),
     "transient": (
         "the server or the network failed",
@@ -53,6 +53,8 @@ _LASTING = (
     ValueError,
     MemoryError,
 )
+#: Errors of botocore, by name, for credentials that are missing, incomplete or expired.
+_NO_CREDENTIALS = re.compile("botocore.*(NoCred|PartialCred|NoAuthToken|SSO|ProfileNotFound)")
 
 
 class TooSlowError(OSError):
@@ -75,6 +77,8 @@ def failure_of(error: BaseException) -> StoreFailure:
         return "other" if status < 500 and status not in _TRANSIENT_STATUSES else "transient"
     if isinstance(error, NotADirectoryError):
         return "missing"
+    if any(_NO_CREDENTIALS.search(str(type(link))) for link in chain):
+        return "denied"
     cause = error.__cause__
     if isinstance(error, FileNotFoundError):
         # fsspec reports any HTTP failure as a missing file.

@@ -65,6 +65,12 @@ class RemoteFiles:
             self._looked_up.pop(info.path, None)  # the entry is older than the listing
         return files
 
+    def missing_container(self, url: str) -> str:
+        """Return a sentence if the bucket or repository of a URL does not exist, or ""."""
+        from streampack.storage.containers import missing_container
+
+        return missing_container(self._filesystem_of(url), url, retries=self._storage.retries)
+
     def open(self, file: str | FileInfo) -> RangedFile:
         """Open a file by URL, or as it was listed."""
         return RangedFile(self.listed(file), self.fetcher)

@@ -175,6 +175,8 @@ class Storage:
                 listed = self.remote.list(protocol, names, endings)
             for name, infos in zip(names, listed, strict=True):
                 if not infos:
+                    if protocol is not None and (fact := self.remote.missing_container(name)):
+                        raise ConfigError(fact, "Check the URL.", path=shown(name))
                     is_named = not endings or has_ending(name, endings)
                     kinds = "" if is_named else f" that ends in {' or '.join(endings)}"
                     raise ConfigError(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from streampack import (
@@ -19,6 +23,7 @@ from streampack import (
     sources,
 )
 from streampack.packing import BestFitDecreasing, Buckets, Pad
+from streampack.run import contents
 from tests.support.corpora import byte_tokenizer
 from tests.support.every_source import SOURCES
 from tests.support.memory_source import MemorySource
@@ -187,3 +192,88 @@ def test_documents_in_memory_are_estimated(kind: str, count: int) -> None:
     source = KINDS[kind](documents)
     tokenizer = byte_tokenizer() if kind == "texts" else None
     assert_estimated(lambda topology: dataset(source, topology, lanes=1, tokenizer=tokenizer))
+
+
+def _constant(count: int, seed: int) -> bytes:
+    """Lines of ids that all are one id each: a kilobyte of them becomes some tens of bytes."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.lognormal(4.0, 0.8, count).astype(int) + 1
+    ids = rng.integers(1, 999, count).tolist()
+    return b"".join(
+        json.dumps({"input_ids": [i] * n}).encode() + b"\n"
+        for i, n in zip(ids, lengths, strict=True)
+    )
+
+
+def _mixed(count: int, seed: int) -> bytes:
+    rng = np.random.default_rng(seed)
+    ids = [rng.integers(1, 50_000, n).tolist() for n in rng.integers(1, 100, count).tolist()]
+    return b"".join(json.dumps({"input_ids": document}).encode() + b"\n" for document in ids)
+
+
+def _zstd(content: bytes) -> bytes:
+    out = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(out, "zstd") as stream:
+        stream.write(content)
+    compressed: bytes = out.getvalue().to_pybytes()
+    return compressed
+
+
+def _members(content: bytes) -> bytes:
+    lines = content.splitlines(keepends=True)
+    return b"".join(gzip.compress(b"".join(lines[i : i + 500])) for i in range(0, len(lines), 500))
+
+
+COMPRESSED: dict[str, Callable[[Path], Any]] = {
+    "gz": lambda f: (f / "0.jsonl.gz").write_bytes(gzip.compress(_constant(9000, 0))),
+    "members": lambda f: (f / "0.json.gz").write_bytes(_members(_constant(9000, 0))),
+    "zst": lambda f: (f / "0.jsonl.zst").write_bytes(_zstd(_constant(9000, 0))),
+    "bz2": lambda f: (f / "0.jsonl.bz2").write_bytes(bz2.compress(_constant(4000, 0))),
+    "two halves": lambda f: (f / "0.jsonl.gz").write_bytes(
+        gzip.compress(_constant(4000, 0) + _mixed(4000, 1))
+    ),
+    "files": lambda f: [
+        (f / f"{i}.jsonl.gz").write_bytes(gzip.compress((_mixed if i % 3 else _constant)(900, i)))
+        for i in range(8)
+    ],
+    "beside plain": lambda f: [
+        (f / "0.jsonl.gz").write_bytes(gzip.compress(_constant(4000, 0))),
+        (f / "1.jsonl").write_bytes(_constant(4000, 1)),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_compressed_lines_are_estimated_within_a_tenth(
+    kind: str, lanes: int, tmp_path: Path
+) -> None:
+    COMPRESSED[kind](tmp_path)
+    made = dataset(str(tmp_path), lanes=lanes, packer=BestFitDecreasing(seq_len=256))
+    loader = PackedLoader(made)
+    estimates = [made.estimate_steps()]
+    for number, _ in enumerate(loader):
+        if number == 40:  # lanes have reported by then
+            estimates.append(loader.estimate_steps())
+    for estimate in estimates:
+        assert estimate is not None
+        assert abs(estimate.steps - number - 1) <= estimate.error <= 0.1 * number
+
+
+def test_long_compressed_files_are_not_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "MOST_STORED", 200_000)
+    (tmp_path / "0.jsonl.gz").write_bytes(gzip.compress(_mixed(6000, 1) + _constant(4000, 0)))
+    made = dataset(str(tmp_path), lanes=1, packer=BestFitDecreasing(seq_len=256))
+    estimate, count = made.estimate_steps(), sum(1 for _ in PackedLoader(made))
+    assert estimate is not None
+    assert abs(estimate.steps - count) <= estimate.error
+
+
+def test_documents_that_rows_cut_are_estimated() -> None:
+    rng = np.random.default_rng(2)
+    lengths = rng.lognormal(5.5, 0.9, 20_000).astype(int) + 1
+    source = MemorySource([[np.ones(n, dtype=np.uint16) for n in lengths]], block_documents=32)
+    packer = BestFitDecreasing(seq_len=SEQ_LEN * 4, overflow="truncate")
+    assert_estimated(lambda topology: dataset(source, topology, packer=packer, lanes=1))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from streampack.errors import StateError, StorageError
+from streampack.errors import ConfigError, StateError, StorageError
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.failures import TooSlowError, retry_after_s, without_secrets
 from streampack.storage.storage import Storage
@@ -351,11 +351,26 @@ def test_s3_without_credentials_says_what_is_missing(
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     options = {"endpoint_url": s3.endpoint}
-    without = Storage(cache_dir=tmp_path / "c", retries=0, storage_options=options)
-    assert "credentials" in failure(without, url)
+    without = Storage(cache_dir=tmp_path / "c", retries=5, storage_options=options)
+    for act in (read, Storage.list):
+        error = error_of(without, url, act)
+        assert error.failure == "denied"
+        assert "after 1 attempt:" in str(error)
+        assert '{"anon": True}' in error.remedy
     public = Storage(cache_dir=tmp_path / "c", storage_options={**options, "anon": True})
     s3.client.put_object_acl(Bucket=s3.bucket, Key="a.bin", ACL="public-read")
     assert read(public, url) == DATA
+
+
+def test_a_bucket_that_does_not_exist_is_named(s3: S3Server, tmp_path: Path) -> None:
+    s3.client.create_bucket(Bucket="of-no-file")
+    storage = Storage(cache_dir=tmp_path, storage_options={"endpoint_url": s3.endpoint})
+    for pattern in ("a.bin", "*.bin", "folder/", ""):
+        with pytest.raises(ConfigError) as caught:
+            storage.list(f"s3://of-nobody/{pattern}")
+        assert "bucket s3://of-nobody" in caught.value.fact
+        with pytest.raises(ConfigError, match="No file") as caught:
+            storage.list(f"s3://of-no-file/{pattern}")
 
 
 def test_s3_that_is_not_there_is_a_refused_connection(tmp_path: Path) -> None:

@@ -169,6 +169,16 @@ def test_the_hub_refuses(hub: Store, tmp_path: Path, owner: str, token: str | bo
         assert refusal(tmp_path, options, listing(url)) == "denied"
 
 
+def test_an_unknown_revision_of_the_hub_is_named(hub: Store, tmp_path: Path) -> None:
+    storage = Storage(cache_dir=tmp_path, storage_options={"endpoint": hub.endpoint})
+    for pattern in ("a.bin", "*.bin", "**/*.bin", ""):
+        with pytest.raises(ConfigError) as caught:
+            storage.list(f"hf://datasets/me/corpora@never/{pattern}")
+        assert "revision" in caught.value.fact
+        assert "never" in caught.value.fact
+    assert storage.list("hf://datasets/me/corpora@main/*.bin")
+
+
 def test_the_hub_gives_public_data_to_all_and_private_data_to_the_token(
     hub: Store, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 __all__ = ["hub_server"]
 
 _REVISION = "0123456789abcdef0123456789abcdef01234567"
+_REVISIONS = ("main", _REVISION)
 _LARGE = ".parquet"  # such files lie in another store, to which the Hub redirects
 _COMMIT = {"id": _REVISION, "title": "first", "date": "2024-01-01T00:00:00.000Z"}
 
@@ -64,6 +65,10 @@ def _handler(folder: Path, token: str) -> type[BaseHTTPRequestHandler]:
                 self.refuse(401 if sent is None else 404, "RepoNotFound", "Repository not found")
             elif not is_api:
                 self.send_file(root, root / "/".join(rest[2:]))
+            elif (
+                rest and rest[0] in ("tree", "paths-info", "revision") and rest[1] not in _REVISIONS
+            ):
+                self.refuse(404, "RevisionNotFound", f"Invalid rev id: {rest[1]}")
             elif rest and rest[0] == "tree":
                 self.send_tree(root, root / "/".join(rest[2:]))
             elif rest and rest[0] == "paths-info":

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
 
 _PIPE_BYTES = 64 << 20  # assumed size of a shard from a command
 _SAMPLED_BYTES = 32 << 20  # bytes of content in which tokens are counted for an estimate
+_CODECS = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "zst": "zstd", "tzst": "zstd"}
 _SAMPLED = 16384  # maximum number of samples in which tokens are counted
 
 
@@ -121,6 +122,7 @@ class WebDataset(RecordFiles):
 
     endings = FORMATS["WebDataset"].endings
     ahead = "sources.tar.first_bytes:of_archives"
+    weighs_content = True
     #: Reads texts together with the other files of a sample.
     beside: RecordReader | None = None
 
@@ -187,6 +189,11 @@ class WebDataset(RecordFiles):
             "dtype": self.dtype,
             **field,
         }
+
+    def codec(self, shard: int) -> str | None:
+        """Return the compression of a shard; see `run.contents.Compressed`."""
+        path = self.manifest.paths[shard]
+        return None if is_pipe(path) else _CODECS.get(path.lower().rpartition(".")[2])
 
     def estimate_tokens(self) -> int | None:
         """Estimate the number of tokens by the first samples: headers may be most of an archive."""
