@@ -168,8 +168,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         formatter.work = self.work
 
         def bounded(*args: Any, **kwargs: Any) -> str:
-            given = ((), *args) if mapped else (args, kwargs)
-            return type(form)(formatter.vformat(form, *given))
+            values = ((), *args) if mapped else (args, kwargs)
+            return type(form)(formatter.vformat(form, *values))
 
         return update_wrapper(bounded, value)
 

@@ -1,4 +1,4 @@
-"""Bounds of what filters and methods of chat templates make, from the sizes of their arguments.
+"""Bounds of the results of filters and methods in chat templates, from their arguments' sizes.
 
 A function of `PRODUCTS` returns the characters of a result, or an upper bound, before the result is
 made, and counts the steps of algorithms that take longer than their result is long.
@@ -49,7 +49,7 @@ def _size(work: Work, value: Any) -> int:
 
 def percent(work: Work, form: str, values: Any) -> int:
     """Return a bound of the characters of ``form % values``."""
-    widths = [width for found in _CONVERSION.findall(form) for width in found if width]
+    widths = [width for pair in _CONVERSION.findall(form) for width in pair if width]
     if any(len(width) > 5 for width in widths):
         raise TooMuchError
     numbers = [int(width) for width in widths if width != "*"]

@@ -72,8 +72,8 @@ def _compared(left: Any, operand: Any) -> Any:
     if operand.op in ("in", "notin"):
         if isinstance(right, nodes.List | nodes.Tuple) and all(map(_is_literal, right.items)):
             return nodes.Compare(left, [operand], lineno=line)
-        found = nodes.Filter(left, IN, [right], [], None, None, lineno=line)
-        return found if operand.op == "in" else nodes.Not(found, lineno=line)
+        contained = nodes.Filter(left, IN, [right], [], None, None, lineno=line)
+        return contained if operand.op == "in" else nodes.Not(contained, lineno=line)
     if not _is_literal(left) and not _is_literal(right):
         left, right = _filtered(left, WEIGHED), _filtered(right, WEIGHED)
     return nodes.Compare(left, [nodes.Operand(operand.op, right, lineno=line)], lineno=line)

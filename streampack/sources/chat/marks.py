@@ -49,8 +49,8 @@ def is_learnt(message: Mapping[str, Any], role: str, name: str) -> bool:
         BrokenDocumentError: a mark is neither 0 nor 1, applies to a part of the turn, may mean
             either, or includes the turn of another role than the assistant.
     """
-    given = [mark for mark in (*LEARNT, MASKED) if message.get(mark) is not None]
-    values = [_is_learnt(message[mark], mark, role, name) for mark in given]  # checks every one
+    marks = [mark for mark in (*LEARNT, MASKED) if message.get(mark) is not None]
+    values = [_is_learnt(message[mark], mark, role, name) for mark in marks]  # checks every one
     learnt = all(values)
     answers = role == "assistant"
     if answers and isinstance(message.get(AMBIGUOUS), NUMBER):

@@ -81,8 +81,8 @@ def _message(value: Any, name: str) -> dict[str, Any]:
     content = value.get("content")
     may_lack = role == "assistant" and (calls or thoughts_in_fields(value))
     if content is None and not may_lack:
-        given = ", ".join(f'"{key}"' for key, field in value.items() if field is not None)
-        raise BrokenDocumentError(f'has no "content" in {name} (it has {given})')
+        names = ", ".join(f'"{key}"' for key, field in value.items() if field is not None)
+        raise BrokenDocumentError(f'has no "content" in {name} (it has {names})')
     if content is not None and not isinstance(content, str):
         raise BrokenDocumentError(f"has {type_in_words(content)} as content of {name}")
     _check_depth(value)
