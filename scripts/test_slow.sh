@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
-# The tests that take more than about twenty seconds each. Arguments go to pytest.
+# The night's tests: those that take more than about twenty seconds each, and all drawn tests with
+# sixty-four times the examples of the gate, new in each run. Arguments go to pytest.
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" development
-exec pytest -m slow "$@"
+exec pytest --hypothesis-profile night \
+    -m "slow or (hypothesis and not (gpu or debian or stores or frameworks or docs))" "$@"

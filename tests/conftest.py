@@ -8,7 +8,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+
+from tests.support.drawn import GATE, NIGHT
+
+SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 # Models are tiny, so threads only wait, and libgomp reads the number when torch is imported. Where
 # a process has used several of its threads, what is forked from it waits for them for ever.
@@ -23,11 +27,15 @@ except Exception:  # such a build raises other than ImportError
         del sys.modules[name]
     sys.modules["torchvision"] = None  # type: ignore[assignment]
 
-# A run judges a commit, so it draws the same examples every time, however slow the machine is;
-# `--hypothesis-profile explore` looks for new ones.
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("explore", deadline=None)
-settings.load_profile("same")
+# The gate judges a change, so it draws the same few examples every time, however slow the machine
+# is. The night looks for new ones (scripts/test_slow.sh); commit what it falsifies as a case.
+settings.register_profile(
+    "gate", max_examples=GATE, derandomize=True, deadline=None, suppress_health_check=SLOW
+)
+settings.register_profile(
+    "night", max_examples=NIGHT, print_blob=True, deadline=None, suppress_health_check=SLOW
+)
+settings.load_profile("gate")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.fill_in_the_middle import FillInTheMiddle
@@ -104,7 +104,6 @@ def restored(ids: list[int]) -> list[int]:
     return body[1:suffix] + body[middle + 1 :] + body[suffix + 1 : middle] + ends
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans(), st.integers(0, 9))
 def test_fill_in_the_middle_loses_nothing_and_depends_on_the_document_alone(
     lengths: list[int], eos: bool, seed: int

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import BestFitDecreasing, PackedDataset, PackedLoader
@@ -14,6 +14,7 @@ from streampack.errors import PlanError
 from streampack.packing import check_plan
 from streampack.packing.request import DocumentSizes, MemberLengths, WindowRequest
 from streampack.packing.whole_groups import WholeGroups
+from tests.support.drawn import drawn
 from tests.support.grouped_runs import LENGTHS, WHOLE, dataset, groups_of
 from tests.support.runs import gone_on
 
@@ -102,7 +103,7 @@ def test_pairs_are_found_across_rows() -> None:
 GROUPS = st.lists(st.lists(st.integers(1, ROW), min_size=1, max_size=6), max_size=60)
 
 
-@settings(max_examples=80)
+@drawn(80)
 @given(GROUPS, st.integers(1, 6), st.booleans(), st.integers(0, 3))
 def test_a_plan_places_each_group_in_one_batch(
     groups: list[list[int]], rows: int, final: bool, seed: int

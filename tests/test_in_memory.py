@@ -7,11 +7,12 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import pack
 from streampack.errors import ConfigError, PlanError
+from tests.support.drawn import drawn
 
 LENGTHS = st.lists(st.integers(1, 32), max_size=60)
 RANKS = st.integers(1, 5)
@@ -25,7 +26,7 @@ def rows_of(plan: Any) -> list[list[list[int]]]:
 
 
 @given(LENGTHS, RANKS, st.integers(0, 3), st.sampled_from([1, 4]), st.data())
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_every_document_is_in_one_row_and_groups_are_whole(
     lengths: list[int], ranks: int, seed: int, align: int, data: st.DataObject
 ) -> None:
@@ -53,7 +54,7 @@ def test_every_document_is_in_one_row_and_groups_are_whole(
 
 
 @given(st.lists(st.integers(1, 32), min_size=1, max_size=60), RANKS)
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_microbatches_are_at_most_twice_as_many_as_tokens_need(
     lengths: list[int], ranks: int
 ) -> None:
@@ -188,7 +189,7 @@ def test_a_rank_needs_its_own_documents_alone() -> None:
 
 
 @given(LENGTHS, RANKS, st.sampled_from([1, 4]), st.sampled_from([1, 3, 8, 100]), st.booleans())
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_rows_at_one_place_are_as_long_on_all_ranks_and_none_longer_than_needed(
     lengths: list[int], ranks: int, align: int, pad_to: int, tree: bool
 ) -> None:
@@ -208,7 +209,7 @@ def test_rows_at_one_place_are_as_long_on_all_ranks_and_none_longer_than_needed(
 
 
 @given(LENGTHS, RANKS, st.none() | st.just(3), st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_an_order_moves_whole_micro_batches_of_all_ranks(
     lengths: list[int], ranks: int, group: int | None, seed: int
 ) -> None:

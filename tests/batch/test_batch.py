@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import PackedBatch, PackedDataset, TokenRules, Topology, WindowConfig
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing, Concat, Packer, Pad
+from tests.support.drawn import drawn
 from tests.support.memory_source import MemorySource
 from tests.support.tiny_gpt import TinyGPT, summed_loss
 
@@ -103,7 +104,7 @@ def assert_contract(batch: PackedBatch, attention: str) -> None:
     st.booleans(),
     st.sampled_from([np.uint16, np.uint32, np.int32]),
 )
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_every_batch_keeps_the_contract(
     lengths: list[int], packer: Packer, attention: Any, masked: bool, dtype: Any
 ) -> None:

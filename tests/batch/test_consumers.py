@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -25,6 +25,7 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
+from tests.support.drawn import drawn
 from tests.support.memory_source import MemorySource
 from tests.support.packed_batches import VOCAB, packed_batches, random_documents
 from tests.support.simulated_ranks import on_ranks
@@ -58,7 +59,7 @@ def test_varlen_arguments_are_int32_ends_and_a_python_int() -> None:
     st.sampled_from([1, 4, 16, 128]),
     st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_the_block_mask_is_that_of_every_pair(
     lengths: list[int], block_size: int, empty: int
 ) -> None:

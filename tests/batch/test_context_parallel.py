@@ -8,13 +8,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import PackedBatch
 from streampack.batch.parallel import Layout
 from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing, Buckets, FirstFitDecreasing
+from tests.support.drawn import drawn
 from tests.support.packed_batches import packed_batches, random_documents
 
 LAYOUTS = get_args(Layout)
@@ -31,7 +32,7 @@ def batches(lengths: list[int], align: Any = 1) -> Any:
     cp_size=st.sampled_from([1, 2, 3, 4]),
     layout=st.sampled_from(LAYOUTS),
 )
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_all_ranks_together_hold_the_batch(
     lengths: list[int], cp_size: int, layout: Layout
 ) -> None:

@@ -7,13 +7,14 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from streampack import BestFitDecreasing, PackedBatch, check_isolation, pack
 from streampack.batch.attention import segment_ids
 from streampack.errors import ConfigError
+from tests.support.drawn import drawn
 from tests.support.packed_batches import VOCAB, packed_batches, random_documents
 from tests.support.tiny_gpt import TinyGPT
 
@@ -78,7 +79,7 @@ class Mixer(nn.Module):
     lengths=st.lists(st.integers(2, 10), min_size=2, max_size=6),
     pairs=st.sets(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=5),
 )
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 def test_exactly_the_leaks_that_were_planted_are_found(
     lengths: list[int], pairs: set[tuple[int, int]]
 ) -> None:

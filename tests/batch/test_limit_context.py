@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -20,6 +20,7 @@ from streampack import (
     WindowConfig,
     sources,
 )
+from tests.support.drawn import drawn
 from tests.support.memory_source import heavy_tailed
 
 SEQ_LEN = 32
@@ -165,7 +166,7 @@ def test_every_form_has_the_same_boundaries(attention: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_a_limit_within_a_limit_keeps_labels(data: Any) -> None:
     batch = data.draw(st.sampled_from(PLAIN))
     windows = data.draw(st.lists(st.integers(1, SEQ_LEN + 3), min_size=1, max_size=3))

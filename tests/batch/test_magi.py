@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from streampack import pack
+from tests.support.drawn import drawn
 from tests.support.packed_batches import every_packer, packed_batches, random_documents
 from tests.support.tree_reference import Group, groups
 
@@ -48,7 +49,7 @@ def test_of_documents_slices_are_the_mask_of_the_batch(name: str, attention: Any
 @example([[[1, 2, 3], [1, 2], [1]]], 4)
 @example([[[1] * 48]], 1)
 @example([[[1] * 47, [1] * 46 + [2]]], 1)
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_of_trees_slices_are_the_mask_of_the_batch(drawn: list[Group], align: int) -> None:
     ids = [list(sequence) for group in drawn for sequence in group]
     own = [number for number, group in enumerate(drawn) for _ in group]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.papers.bucket_pool import plan_pool
@@ -14,6 +14,7 @@ from benchmarks.papers.multi_bucket import plan_multi_bucket
 from benchmarks.papers.orders import ClusterOrder, NeighbourOrder, RandomOrder
 from streampack.packing import Buckets, Plan, check_plan
 from tests.support import packing_reference as reference
+from tests.support.drawn import drawn
 from tests.support.plans import rows_of
 from tests.support.topics import together, topical
 
@@ -32,7 +33,7 @@ def planned(lengths: list[int], seq_lens: tuple[int, ...], seed: int = 0) -> Pla
     ),
     st.integers(0, 3),
 )
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_multi_bucket_concatenates_and_cuts_every_length_class_by_itself(
     lengths: list[int], seq_lens: tuple[int, ...], seed: int
 ) -> None:
@@ -52,7 +53,7 @@ def test_multi_bucket_concatenates_and_cuts_every_length_class_by_itself(
     st.sampled_from([0.0, 0.05, 0.3, 1.0]),
     st.integers(1, 70),
 )
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_a_pool_keeps_every_token_and_a_pool_of_all_documents_is_the_first_version(
     lengths: list[int], threshold: float, pool: int
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.papers.model import SmallGPT
@@ -31,6 +31,7 @@ from benchmarks.papers.recall.training import learn, rows_of
 from benchmarks.papers.results import Results
 from benchmarks.papers.statistics import mean_and_error, paired
 from streampack.packing import BestFitDecreasing, Concat
+from tests.support.drawn import drawn
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +59,7 @@ def questions(document: Document, kind: Kind) -> list[tuple[int, int, int]]:
     return found
 
 
-@settings(max_examples=50)
+@drawn(50)
 @given(st.integers(64, 512), st.integers(0, 2**32 - 1))
 def test_every_question_is_answered_by_one_statement_before_it(length: int, seed: int) -> None:
     document = made.facts_document(np.random.default_rng(seed), length)

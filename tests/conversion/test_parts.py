@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.conversion.convert import Progress, convert_source
@@ -28,6 +28,7 @@ from tests.support.conversions import (
     documents_of,
     written,
 )  # fmt: skip
+from tests.support.drawn import drawn
 from tests.support.program import output_of
 
 
@@ -57,7 +58,7 @@ def test_three_workers_write_the_bytes_of_one(lines: Path, whole: Path, tmp_path
     assert [progress.parts for progress in seen] == [*range(done.num_parts + 1)]
 
 
-@settings(max_examples=30, deadline=None)
+@drawn(30)
 @given(
     part_bytes=st.integers(300, 40_000),
     shard_bytes=st.integers(100, 20_000),

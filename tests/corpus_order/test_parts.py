@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.corpus_order.search import shape_of
@@ -23,7 +23,6 @@ def test_the_rule_gives_the_papers_lists_for_its_corpus() -> None:
     st.lists(st.tuples(st.integers(1, 60), st.booleans()), min_size=1, max_size=80),
     st.integers(1, 200),
 )
-@settings(deadline=None)
 def test_shards_fit_and_begin_where_runs_do_unless_a_run_is_larger(
     documents: list[tuple[int, bool]], limit: int
 ) -> None:

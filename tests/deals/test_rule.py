@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.deals.dealer import Dealer
@@ -24,7 +24,6 @@ def _rule(**changes: Any) -> DealRule:
     return DealRule(**{**values, **changes})
 
 
-@settings(deadline=None)
 @given(
     lanes=st.integers(1, 9),
     weight=st.integers(1, 1 << 50),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, Topology, merge_states
@@ -31,6 +31,7 @@ from tests.support.dealt_runs import (
     of_many_epochs,
     one_long_document,
 )
+from tests.support.drawn import drawn
 from tests.support.forged import sign
 from tests.support.memory_source import MemorySource
 from tests.support.runs import PAD, identities, identity, in_order
@@ -117,7 +118,7 @@ def test_what_is_left_when_an_iterable_has_ended_fills_batches() -> None:
     assert len(tokens) <= 1.1 * sum(tokens) / 64
 
 
-@settings(max_examples=6, deadline=None)
+@drawn(6)
 @given(epochs=st.integers(5, 300), spread=st.sampled_from([0.0, 0.6]), seed=st.integers(0, 1 << 20))
 def test_the_size_of_a_state_has_a_bound_whatever_the_number_of_epochs(
     epochs: int, spread: float, seed: int
@@ -134,7 +135,7 @@ def test_the_size_of_a_state_has_a_bound_whatever_the_number_of_epochs(
     assert largest() < MOST_BYTES
 
 
-@settings(max_examples=8, deadline=None)
+@drawn(8)
 @given(epochs=st.integers(5, 40), spread=st.sampled_from([0.0, 0.6]), seed=st.integers(0, 1 << 20))
 @example(epochs=5, spread=0.6, seed=333)
 @example(epochs=6, spread=0.6, seed=407568)

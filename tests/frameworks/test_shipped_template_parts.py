@@ -6,13 +6,14 @@ import functools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from tests.frameworks.test_shipped_templates import FOLDER, NOT_SPECIAL, SHIPPED, SPECIAL
 from tests.support.chats import bpe_tokenizer
+from tests.support.drawn import drawn
 from tests.support.long_chats import Template, assert_parts, chats, words
 
 pytestmark = pytest.mark.skipif(not SHIPPED, reason="TRL's templates are not installed")
@@ -34,7 +35,7 @@ def shipped(name: str) -> tuple[Engine, Template]:
 @pytest.mark.parametrize("turns", ["whole", "each"])
 @pytest.mark.parametrize("name", SHIPPED)
 @given(data=st.data(), row=st.integers(150, 900))
-@settings(deadline=None, max_examples=6)
+@drawn(6)
 def test_every_turn_is_learnt_once_with_the_turns_before_that_fit(
     name: str, turns: str, data: Any, row: int
 ) -> None:

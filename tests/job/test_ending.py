@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import PackedLoader, Topology
 from streampack.errors import RankError
 from streampack.job.ending import Alone, End, Ending, Gap
+from tests.support.drawn import drawn
 from tests.support.runs import (
     LENGTHS,
     PAD,
@@ -79,7 +80,7 @@ def serve(
 DIVISIONS = [(lanes, n) for lanes in (1, 2, 4, 6, 12) for n in range(1, 13) if lanes % n == 0]
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(
     division=st.sampled_from(DIVISIONS),
     data=st.data(),
@@ -109,7 +110,7 @@ def test_all_ranks_leave_after_the_same_step_wherever_they_started(
     assert sum(left) == (len(coming) - real_ones if end == "stop" else 0)
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(division=st.sampled_from(DIVISIONS), data=st.data())
 def test_steps_of_which_no_rank_has_a_batch_are_left_out(
     division: tuple[int, int], data: Any
@@ -126,7 +127,7 @@ def test_steps_of_which_no_rank_has_a_batch_are_left_out(
         assert any(is_real for _, is_real in step) or (ranks > 1 and step[0][0] < start + lanes)
 
 
-@settings(max_examples=50, deadline=None)
+@drawn(50)
 @given(division=st.sampled_from(DIVISIONS), data=st.data(), end=st.sampled_from(["drain", "stop"]))
 def test_ranks_that_break_after_the_same_step_have_asked_the_same(
     division: tuple[int, int], data: Any, end: End
@@ -137,7 +138,7 @@ def test_ranks_that_break_after_the_same_step_have_asked_the_same(
     serve(lengths, ranks, start, end=end, steps=data.draw(st.integers(1, 20)))  # `on_ranks` checks
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(lanes=st.sampled_from([1, 3, 4, 12]), ranks=st.integers(1, 9), data=st.data())
 def test_any_number_of_ranks_evaluates_every_batch_once_in_equally_many_steps(
     lanes: int, ranks: int, data: Any

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, sources
@@ -16,6 +16,7 @@ from streampack.lane.lane import Lane
 from streampack.lane.state import LaneBatch
 from streampack.packing import Buckets
 from streampack.packing.curriculum import scheduled_buckets
+from tests.support.drawn import drawn
 from tests.support.lanes import SEQ_LEN, assert_equal, composition_of, lane_config, real_tokens, run
 from tests.support.memory_source import heavy_tailed
 
@@ -44,7 +45,7 @@ def scheduled(packer: Buckets, count: int, seed: int = SEED) -> list[int]:
     st.integers(1, 8),
     st.sampled_from([None, "attention"]),
 )
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_any_window_delivers_once_on_schedule_and_resumes_anywhere(
     lengths: list[int],
     seq_lens: list[int],

@@ -8,13 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import StateError
 from streampack.lane.lane import Lane
 from streampack.packing import BestFitDecreasing, Concat, Packer, Seamless
 from streampack.window.config import WindowConfig
+from tests.support.drawn import drawn
 from tests.support.lanes import (
     PACKERS,
     SEQ_LEN,
@@ -64,7 +65,7 @@ def test_restoring_after_every_batch_gives_the_same_rest(packer: Packer) -> None
     st.integers(1, 8),
     st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_any_window_delivers_once_and_resumes_anywhere(
     lengths: list[int],
     packer: Packer,

@@ -7,13 +7,14 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
 from streampack.ordering import BM25, SimilarityOrder
 from streampack.ordering.bm25 import TermCounts, log2
 from tests.support import ordering_reference as reference
+from tests.support.drawn import drawn
 from tests.support.topics import together, topical
 
 IDS = st.lists(st.integers(0, 30) | st.integers(0, (1 << 32) - 1), max_size=40)
@@ -25,7 +26,7 @@ IDS = st.lists(st.integers(0, 30) | st.integers(0, (1 << 32) - 1), max_size=40)
     st.sampled_from([0.0, 0.4, 0.75, 1.0]),
     st.sampled_from([1, 7, 64, 1 << 16]),
 )
-@settings(deadline=None, max_examples=150)
+@drawn(150)
 def test_vectors_are_those_of_the_reference(
     ids: list[list[int]], k1: float, b: float, dimension: int
 ) -> None:

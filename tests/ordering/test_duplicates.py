@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
@@ -12,6 +12,7 @@ from streampack.ordering import HashedNgrams, SimilarityOrder, neighbours
 from streampack.ordering.approximate import find_neighbours_approximately
 from streampack.ordering.neighbours import Wholes, find_neighbours
 from tests.support import ordering_reference as reference
+from tests.support.drawn import drawn
 
 
 def with_licence(count: int, seed: int = 0) -> list[np.ndarray]:
@@ -47,7 +48,7 @@ def test_an_approximate_search_compares_whole_documents_too() -> None:
 
 # No cosine of such short documents is any of these thresholds, where rounding would decide.
 @given(st.integers(0, 1 << 32), st.sampled_from([0.31, 0.61, 0.91]), st.sampled_from([2, 7, 256]))
-@settings(deadline=None, max_examples=40)
+@drawn(40)
 def test_duplicates_are_those_of_comparing_heads_and_wholes(
     seed: int, threshold: float, block: int
 ) -> None:

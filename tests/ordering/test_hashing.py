@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
@@ -32,7 +32,6 @@ def block(documents: list[list[int]], dtype: Any = np.uint32) -> Documents:
     st.integers(1, 40),
     st.integers(1, 4),
 )
-@settings(deadline=None)
 def test_vectors_are_those_of_the_description(
     documents: list[list[int]], dimension: int, ngrams: int
 ) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.ordering import neighbours
 from streampack.ordering.approximate import find_neighbours_approximately
 from streampack.ordering.neighbours import find_neighbours
 from tests.support import ordering_reference as reference
+from tests.support.drawn import drawn
 
 small_vectors = st.integers(1, 6).flatmap(
     lambda d: st.lists(
@@ -20,7 +21,7 @@ small_vectors = st.integers(1, 6).flatmap(
 
 
 @given(small_vectors, st.integers(1, 5), st.sampled_from([(3, 10), (1, 2), (9, 10), (1, 1)]))
-@settings(deadline=None, max_examples=150)
+@drawn(150)
 def test_whole_number_vectors_are_compared_exactly(
     vectors: list[list[int]], k: int, threshold: tuple[int, int]
 ) -> None:

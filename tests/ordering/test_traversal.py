@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.ordering import find_neighbours, walk
 from streampack.ordering.traversal import Limit, walk_runs
 from tests.support import ordering_reference as reference
+from tests.support.drawn import drawn
 
 
 @given(
@@ -18,7 +19,7 @@ from tests.support import ordering_reference as reference
     st.integers(1, 40),
     st.integers(0, 1 << 32),
 )
-@settings(deadline=None, max_examples=200)
+@drawn(200)
 def test_the_walk_is_that_of_the_reference(
     count: int, k: int, levels: int, shortest: int, seed: int
 ) -> None:
@@ -35,7 +36,7 @@ def test_the_walk_is_that_of_the_reference(
 
 
 @given(st.integers(2, 80), st.integers(1, 8), st.integers(0, 1 << 32))
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 def test_runs_begin_where_the_walk_starts_again_and_dtypes_change_nothing(
     count: int, k: int, seed: int
 ) -> None:
@@ -64,7 +65,7 @@ def test_runs_begin_where_the_walk_starts_again_and_dtypes_change_nothing(
     st.integers(1, 60),
     st.integers(0, 1 << 32),
 )
-@settings(deadline=None, max_examples=200)
+@drawn(200)
 def test_the_walk_with_a_limit_is_that_of_the_reference(
     count: int, k: int, levels: int, limit: int, row: int, seed: int
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import offsets_of
@@ -52,7 +52,6 @@ def test_equal_words_have_equal_numbers_wherever_they_are() -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6))
-@settings(deadline=None)
 def test_any_bytes_have_words_within_their_text(texts: list[bytes]) -> None:
     offsets = offsets_of(np.array([len(text) for text in texts], dtype=np.int64))
     content = np.frombuffer(b"".join(texts), np.uint8)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.packing import BestFitCrop, Concat, Pad, Seamless, check_plan
 from streampack.packing.rng import permutation
 from tests.support import packing_reference as reference
+from tests.support.drawn import drawn
 from tests.support.plans import LENGTHS, planned, rows_of, window_request
 
 FACTORS = st.sampled_from([0.25, 0.5, 1, 2, 4])
@@ -18,7 +19,7 @@ SEQ_LENS = st.sampled_from([8, 16, 24, 32])
 
 
 @given(LENGTHS, SEQ_LENS, FACTORS, st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_concat_merges_and_splits_shuffled_atoms(
     lengths: list[int], seq_len: int, factor: float, seed: int
 ) -> None:
@@ -29,7 +30,7 @@ def test_concat_merges_and_splits_shuffled_atoms(
 
 
 @given(LENGTHS, SEQ_LENS, FACTORS, st.integers(0, 3), st.booleans())
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_pad_gives_every_piece_an_atom_of_its_own(
     lengths: list[int], seq_len: int, factor: float, seed: int, final: bool
 ) -> None:
@@ -57,7 +58,7 @@ def test_pad_gives_every_piece_an_atom_of_its_own(
 
 
 @given(LENGTHS, SEQ_LENS, st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_concat_shuffles_single_tokens(lengths: list[int], seq_len: int, seed: int) -> None:
     order = permutation(sum(lengths), seed).tolist()
     expected = reference.atoms(lengths, seq_len, 1, order)
@@ -66,7 +67,7 @@ def test_concat_shuffles_single_tokens(lengths: list[int], seq_len: int, seed: i
 
 
 @given(LENGTHS, st.integers(2, 64), st.booleans())
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_crop_equals_the_quadratic_one(lengths: list[int], seq_len: int, keep: bool) -> None:
     plan = planned(BestFitCrop(seq_len=seq_len, keep_cropped=keep), lengths)
     rows, dropped = reference.crop(lengths, seq_len, keep_cropped=keep)
@@ -76,7 +77,7 @@ def test_crop_equals_the_quadratic_one(lengths: list[int], seq_len: int, keep: b
 
 
 @given(LENGTHS, st.integers(2, 64), st.booleans())
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_crop_in_a_window_looks_ahead(lengths: list[int], seq_len: int, keep: bool) -> None:
     packer = BestFitCrop(seq_len=seq_len, keep_cropped=keep)
     array = np.array(lengths, dtype=np.int64)
@@ -90,7 +91,7 @@ def test_crop_in_a_window_looks_ahead(lengths: list[int], seq_len: int, keep: bo
 
 
 @given(st.lists(st.integers(1, 30_000), max_size=60), st.integers(9000, 20_000), st.booleans())
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 def test_crop_is_right_for_rows_beyond_one_bitmap_group(
     lengths: list[int], seq_len: int, keep: bool
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import ConfigError
@@ -19,6 +19,7 @@ from streampack.packing.curriculum import scheduled_buckets
 from streampack.packing.rng import permutation
 from tests.support import packing_reference as reference
 from tests.support.bucket_reference import scheduled_rows
+from tests.support.drawn import drawn
 from tests.support.plans import PATIENT, rows_of, window_request
 
 LENGTHS = st.lists(
@@ -38,7 +39,7 @@ def planned(packer: Any, lengths: list[int], seed: int = 0) -> Plan:
 
 
 @given(LENGTHS, SEQ_LENS, THRESHOLD)
-@settings(max_examples=400, deadline=None)
+@drawn(400)
 def test_algorithm_1_equals_the_quadratic_one_row_for_row(
     lengths: list[int], seq_lens: tuple[int, ...], threshold: float
 ) -> None:
@@ -117,7 +118,7 @@ def rounds_left(must_go: np.ndarray) -> np.ndarray:
     st.lists(st.integers(1, 6), min_size=4, max_size=4),
     st.just([]) | st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=9),
 )
-@settings(max_examples=400, deadline=None)
+@drawn(400)
 def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
     lengths: list[int],
     flags: list[bool],
@@ -170,7 +171,7 @@ def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
     st.floats(0, 1),
     st.integers(0, 40),
 )
-@settings(max_examples=400, deadline=None)
+@drawn(400)
 def test_batches_follow_the_schedule_and_leave_tails_of_what_may_stay(
     lengths: list[int],
     flags: list[bool],

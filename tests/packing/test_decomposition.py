@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.decomposition import Decomposition
@@ -14,6 +14,7 @@ from streampack import WindowConfig
 from streampack.lane.lane import Lane
 from streampack.packing import check_plan
 from streampack.packing.curriculum import scheduled_buckets
+from tests.support.drawn import drawn
 from tests.support.lanes import SEQ_LEN, assert_equal, composition_of, lane_config, real_tokens, run
 from tests.support.memory_source import heavy_tailed
 from tests.support.plans import planned, rows_of, window_request
@@ -32,7 +33,7 @@ def digits(length: int, seq_lens: tuple[int, ...]) -> list[int]:
 
 
 @given(LENGTHS, st.booleans())
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_a_document_is_cut_into_the_powers_of_two_that_add_up_to_it(
     lengths: list[int], keep_tails: bool
 ) -> None:
@@ -59,7 +60,7 @@ def test_a_document_is_cut_into_the_powers_of_two_that_add_up_to_it(
     st.integers(0, 40),
     st.integers(0, 5),
 )
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_batches_follow_the_schedule_and_what_stays_of_a_document_is_its_tail(
     lengths: list[int], waits: list[int], keep_tails: bool, carry: float, step: int, seed: int
 ) -> None:

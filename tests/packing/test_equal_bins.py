@@ -6,17 +6,18 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.packing import Cost
 from streampack.packing.microbatches import bins_needed, equal_bins
+from tests.support.drawn import drawn
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
 
 @given(SIZES, st.integers(40, 80), st.integers(0, 5))
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_no_bin_is_above_its_capacity_and_as_many_as_best_fit_takes_are_enough(
     sizes: list[int], capacity: int, more: int
 ) -> None:
@@ -31,7 +32,7 @@ def test_no_bin_is_above_its_capacity_and_as_many_as_best_fit_takes_are_enough(
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=9), st.integers(1, 3))
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_bins_cost_at_most_a_third_more_than_the_best_that_there_is(
     costs: list[int], bins: int
 ) -> None:
@@ -47,7 +48,6 @@ def test_bins_cost_at_most_a_third_more_than_the_best_that_there_is(
 
 
 @given(st.integers(1, 300), st.integers(1, 50))
-@settings(deadline=None)
 def test_a_cost_counts_each_pair_that_attends(length: int, window: int) -> None:
     pairs = sum(token + 1 for token in range(length))
     near = sum(min(token + 1, window) for token in range(length))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -19,6 +19,7 @@ from streampack import (
 from streampack.errors import ConfigError, StateError
 from streampack.packing import Concat, FirstFitDecreasing
 from streampack.packing.rebuilding import plain, rebuild_packer
+from tests.support.drawn import drawn
 from tests.support.restoring import assert_restores_everywhere
 from tests.support.simulated_ranks import over_legs
 
@@ -59,7 +60,7 @@ def assert_one_key_each(batches: list[Any], data: Any = RECORDS) -> None:
     assert sorted(found) == sorted(key)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(
     st.integers(1, 300),
     st.sampled_from([1, 4, 64]),

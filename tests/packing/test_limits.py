@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -24,6 +24,7 @@ from streampack.packing.limits import check_weights, row_weights
 from streampack.packing.rebuilding import plain, rebuild_packer
 from streampack.run.dry_run import stream_plan
 from tests.support import packing_reference as reference
+from tests.support.drawn import drawn
 from tests.support.plans import rows_of, window_request
 from tests.support.simulated_ranks import over_legs
 
@@ -32,7 +33,7 @@ DOCUMENTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 @given(
     DOCUMENTS,
     st.integers(4, 64).map(lambda n: 4 * (n // 4)),
@@ -76,7 +77,7 @@ def made(count: int, seed: int) -> tuple[Any, dict[str, Any]]:
     return patches // 2 + rng.integers(1, 30, count), {"patches": patches}
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(
     st.integers(1, 400),
     st.integers(0, 99),

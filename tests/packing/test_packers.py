@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import PlanError
@@ -20,13 +20,14 @@ from streampack.packing import (
 )
 from streampack.packing.fit import greedy_fit
 from tests.support import packing_reference as reference
+from tests.support.drawn import drawn
 from tests.support.plans import LENGTHS, planned, rows_of
 
 OVERFLOW = st.sampled_from(["split", "truncate", "drop"])
 
 
 @given(LENGTHS, st.integers(2, 64), OVERFLOW, st.booleans(), st.booleans(), st.data())
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_decreasing_packers_equal_the_quadratic_ones(
     lengths: list[int], seq_len: int, overflow: Any, best: bool, protect: bool, data: st.DataObject
 ) -> None:
@@ -45,7 +46,7 @@ def test_decreasing_packers_equal_the_quadratic_ones(
 
 
 @given(LENGTHS, st.integers(2, 64), OVERFLOW, st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_concat_equals_the_quadratic_one_up_to_the_order_of_full_rows(
     lengths: list[int], seq_len: int, overflow: Any, seed: int
 ) -> None:
@@ -60,7 +61,7 @@ def limited(lengths: list[int], seq_len: int, overflow: str) -> list[int]:
 
 
 @given(LENGTHS, st.integers(2, 64), OVERFLOW, st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_pad_equals_the_quadratic_one_up_to_order(
     lengths: list[int], seq_len: int, overflow: Any, seed: int
 ) -> None:
@@ -74,7 +75,7 @@ def test_pad_equals_the_quadratic_one_up_to_order(
 
 
 @given(st.lists(st.integers(1, 6000), max_size=80), st.integers(6000, 9000), st.booleans())
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_the_kernel_is_right_for_any_order_and_for_rooms_beyond_one_bitmap_group(
     sizes: list[int], capacity: int, best: bool
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import Concat, WindowConfig
@@ -13,11 +13,12 @@ from streampack.packing import Plan, check_plan
 from streampack.packing.rebuilding import plain, rebuild_packer
 from streampack.run.dry_run import stream_plan
 from tests.support import packing_reference as reference
+from tests.support.drawn import drawn
 from tests.support.plans import LENGTHS, planned, rows_of
 
 
 @given(LENGTHS, st.integers(2, 64), st.integers(0, 3))
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_rows_are_those_of_the_obvious_implementation(
     lengths: list[int], seq_len: int, seed: int
 ) -> None:
@@ -39,7 +40,7 @@ def len_of(row: Any) -> list[int]:
     st.sampled_from([16, 60]),
     st.integers(0, 2),
 )
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_a_window_gives_the_same_rows(
     lengths: list[int], batch_size: int, window: int, long: int
 ) -> None:

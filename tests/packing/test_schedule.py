@@ -5,11 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.packing import Curriculum
 from streampack.packing.curriculum import scheduled_buckets
+from tests.support.drawn import drawn
 
 SHARES = st.lists(
     st.one_of(st.just(0.0), st.floats(1e-4, 1), st.just(1.0)), min_size=1, max_size=6
@@ -45,7 +46,7 @@ def assert_shares(curriculum: Curriculum, seed: int, rotations: int = 150) -> No
 
 
 @given(SHARES, st.integers(0, 1000))
-@settings(max_examples=120, deadline=None)
+@drawn(120)
 def test_every_share_is_within_one_rotation_of_its_target_at_any_time(
     shares: list[float], seed: int
 ) -> None:
@@ -68,7 +69,7 @@ def test_every_share_is_within_one_rotation_of_its_target_at_any_time(
     st.integers(0, 100),
     st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 def test_shares_that_change_are_kept_as_well(
     stages: list[tuple[int, list[float]]], seed: int, repeats: bool
 ) -> None:
@@ -80,7 +81,7 @@ def test_shares_that_change_are_kept_as_well(
 
 
 @given(SHARES, st.integers(0, 500), st.integers(0, 5000), st.integers(1, 50))
-@settings(max_examples=50, deadline=None)
+@drawn(50)
 def test_a_rotations_bucket_does_not_depend_on_what_was_asked_before(
     shares: list[float], seed: int, first: int, count: int
 ) -> None:

@@ -6,18 +6,19 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.packing import Seamless, check_plan
 from tests.support import packing_reference as reference
+from tests.support.drawn import drawn
 from tests.support.plans import LENGTHS, planned, rows_of
 
 SHARES = st.sampled_from([0, 0.1, 0.3, 0.5, 0.99, Fraction(1, 3)])
 
 
 @given(LENGTHS, st.integers(2, 64), SHARES, st.booleans(), st.data())
-@settings(max_examples=400, deadline=None)
+@drawn(400)
 def test_both_stages_equal_the_quadratic_ones(
     lengths: list[int], seq_len: int, share: Any, keep: bool, data: st.DataObject
 ) -> None:
@@ -34,7 +35,7 @@ def test_both_stages_equal_the_quadratic_ones(
 
 
 @given(st.integers(1, 12), st.integers(1, 31), st.integers(0, 11))
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_a_tail_from_any_row_on_is_cut_as_the_whole_document_is(
     whole: int, rest: int, row: int
 ) -> None:

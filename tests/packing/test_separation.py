@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -21,6 +21,7 @@ from streampack.packing import FirstFitDecreasing, check_plan
 from streampack.packing.rebuilding import plain, rebuild_packer
 from streampack.run.dry_run import stream_plan
 from tests.support import packing_reference as reference
+from tests.support.drawn import drawn
 from tests.support.plans import rows_of
 from tests.support.simulated_ranks import over_legs
 
@@ -41,7 +42,7 @@ def alone(documents: list[tuple[int, int]], seq_len: int, **rules: Any) -> list[
     return sorted(rows)
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 @given(
     DOCUMENTS,
     st.integers(4, 40),
@@ -78,7 +79,7 @@ def test_the_golden_plan_with_keys_does_not_change_between_versions() -> None:
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 @given(
     st.lists(st.tuples(st.integers(0, 24), st.integers(0, 2), st.integers(0, 9)), max_size=40),
     st.sampled_from([1, 4]),
@@ -111,7 +112,7 @@ def made(count: int, keys: int, seed: int) -> tuple[Any, dict[str, Any]]:
     return rng.integers(1, 30, count) * rng.choice([1, 5], count, p=[0.9, 0.1]), {"key": key}
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(
     st.integers(1, 400),
     st.sampled_from([1, 4, 64]),

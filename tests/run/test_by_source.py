@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -23,6 +23,7 @@ from streampack import (
 )
 from streampack.documents import Documents
 from streampack.packing import Seamless
+from tests.support.drawn import drawn
 
 SEQ_LEN = 32
 
@@ -45,7 +46,7 @@ def dataset(mixture: Any, **options: Any) -> PackedDataset:
     return PackedDataset(mixture, **{**settings, **options})
 
 
-@settings(max_examples=12, deadline=None)
+@drawn(12)
 @given(
     st.sampled_from([
         BestFitDecreasing(seq_len=SEQ_LEN), Concat(seq_len=SEQ_LEN), Seamless(seq_len=SEQ_LEN),

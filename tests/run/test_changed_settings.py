@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -33,6 +33,7 @@ from streampack.packing import (
     Plan,
     Seamless,
 )
+from tests.support.drawn import drawn
 from tests.support.memory_source import MemorySource, numbered_documents
 
 PAD = 4_000_000
@@ -100,7 +101,7 @@ def counted(batches: list[PackedBatch]) -> Counter[int]:
     return Counter(token for row in ids for token in row[row < PAD].tolist())
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(
     lengths=st.lists(st.sampled_from([1, 3, 9, 20, 40, 70, 150, 400]), min_size=8, max_size=80),
     legs=st.lists(stages(), min_size=2, max_size=4),

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from streampack import Buckets, PackedBatch, PackedDataset, PackedLoader, Topology, merge_states
 from streampack.errors import ConfigError
+from tests.support.drawn import drawn
 from tests.support.runs import DOCUMENTS, identity, make_dataset
 from tests.support.simulated_ranks import on_ranks
 
@@ -109,7 +110,7 @@ def test_ranks_of_a_group_hold_the_parts_of_one_batch_and_count_its_loss_once() 
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 4, 8, 12]), st.integers(1, 9)), max_size=4))
-@settings(max_examples=12, deadline=None)
+@drawn(12)
 def test_stopped_and_gone_on_with_on_any_ranks_every_batch_comes_once(
     legs: list[tuple[int, int]],
 ) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig, merge_states
 from streampack.deals.rule import LAG
 from streampack.packing import BestFitDecreasing, Buckets, Concat, Packer, Pad
 from streampack.run.plan import RunPlan
+from tests.support.drawn import drawn
 from tests.support.memory_source import MemorySource
 from tests.support.simulated_ranks import on_ranks
 
@@ -143,7 +144,7 @@ def stages(draw: st.DrawFn) -> dict[str, Any]:
     return {"packer": packer, "batch_tokens": seq_len * rows, "window": window}
 
 
-@settings(max_examples=16, deadline=None, phases=(Phase.explicit, Phase.generate))
+@drawn(16, phases=(Phase.explicit, Phase.generate))
 @given(
     lanes=st.integers(2, 9),
     epochs=st.lists(st.integers(1, 3), min_size=3, max_size=3),

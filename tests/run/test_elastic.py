@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ from streampack import (
 )
 from streampack.documents import Documents
 from tests.support.corpora import byte_tokenizer
+from tests.support.drawn import drawn
 from tests.support.every_source import PACKERS, SEQ_LEN, SOURCES
 from tests.support.memory_source import MemorySource
 from tests.support.simulated_ranks import on_ranks
@@ -198,10 +199,7 @@ def dataset_maker(source: Any, lanes: int, values: dict[str, Any]) -> Make:
     return make
 
 
-SLOW_ONES = [HealthCheck.too_slow, HealthCheck.data_too_large]
-
-
-@settings(max_examples=12, deadline=None, suppress_health_check=SLOW_ONES)
+@drawn(12)
 @given(st.one_of(memory_sources(), mixtures()), options(), runs())
 def test_any_stops_on_any_topologies_give_the_uninterrupted_sequence(
     source: Any, values: dict[str, Any], run: tuple[int, list[Leg]]
@@ -215,7 +213,7 @@ def test_every_source_goes_on_anywhere(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path)
     source.prepare()
 
-    @settings(max_examples=2, deadline=None, suppress_health_check=SLOW_ONES)
+    @drawn(2)
     @given(options(), runs(source.max_lanes() or 4, most_ranks=6))
     def check(values: dict[str, Any], run: tuple[int, list[Leg]]) -> None:
         lanes, legs = run

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -30,6 +30,7 @@ from streampack.packing import BestFitDecreasing, Buckets, Concat
 from streampack.sources.token_shares import WeightChange, change_at, mean_change
 from streampack.testing import SimulatedRanks
 from tests.support.dealt_runs import dealt_mixture
+from tests.support.drawn import drawn
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import PAD, child_processes, identity
 from tests.support.simulated_ranks import on_ranks
@@ -114,7 +115,7 @@ some_weights = st.fixed_dictionaries(
 ).filter(lambda weights: any(weights.values()))
 
 
-@settings(max_examples=12, deadline=None)
+@drawn(12)
 @given(data=st.data())
 def test_changes_kills_and_ranks_give_the_batches_of_an_uninterrupted_run(
     data: st.DataObject,
@@ -512,7 +513,7 @@ def test_a_finite_run_with_an_order_gives_every_document_once(name: str) -> None
     assert sorted(tokens[tokens < PAD]) == sorted(unchanged[unchanged < PAD])
 
 
-@settings(max_examples=5, deadline=None)
+@drawn(5)
 @given(data=st.data())
 def test_changes_kills_and_ranks_give_the_batches_of_an_uninterrupted_run_with_an_order(
     data: st.DataObject,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -26,6 +26,7 @@ from streampack import (
 )
 from streampack.errors import StateError
 from streampack.packing import BestFitDecreasing, Packer
+from tests.support.drawn import drawn
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -250,7 +251,7 @@ ANYTHING = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(st.sampled_from(_places(STATE)), st.sampled_from(["drop", "replace", "exchange"]), st.data())
 def test_a_damaged_state_is_refused(place: tuple[Any, ...], kind: str, data: st.DataObject) -> None:
     state = copy.deepcopy(STATE)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -20,6 +20,7 @@ from streampack import (
 )
 from streampack.packing import BestFitDecreasing
 from streampack.run.state import batches_due
+from tests.support.drawn import drawn
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import PAD, filled, identity, in_order
 from tests.support.simulated_ranks import on_ranks
@@ -100,7 +101,7 @@ def small_runs(draw: st.DrawFn) -> Make:
     return make
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@drawn(25)
 @given(small_runs(), st.sampled_from(RANKS), st.sampled_from(RANKS))
 def test_every_state_of_a_run_loads_on_any_ranks_and_goes_on_the_same(
     make: Make, first: int, second: int

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from streampack.errors import ContentError
@@ -25,6 +25,7 @@ from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
 from streampack.storage import decompression
 from tests.support.corpora import write_mds, write_tar
+from tests.support.drawn import drawn
 from tests.support.flat_files import write_datatrove, write_megatron
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_by_cuts, read_lane
@@ -173,7 +174,7 @@ EVERY: dict[str, Maker] = {
 def test_any_lanes_and_any_cuts_give_each_document_once_and_go_on_behind_every_block(
     kind: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+    @drawn(8, suppress_health_check=list(HealthCheck))
     @given(
         lengths=st.lists(st.sampled_from([1, 2, 30, 400]), min_size=1, max_size=40),
         cut=st.integers(0, 40),

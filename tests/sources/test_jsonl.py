@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from streampack.errors import ContentError
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.jsonl import JSONL
 from streampack.sources.reading import ReadOptions
+from tests.support.drawn import drawn
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all, read_lane
 
@@ -38,7 +39,7 @@ def some_texts(rng: np.random.Generator, n: int) -> list[str]:
     return [" ".join(rng.choice(words, int(rng.integers(0, 40)))) for _ in range(n)]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@drawn(60, suppress_health_check=list(HealthCheck))
 @given(
     documents=st.lists(st.text(max_size=30), min_size=1, max_size=30),
     separator=st.sampled_from([b"\n", b"\r\n", b"\n\n", b"\n \t\r\n"]),

@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.sources.token_shares import ONE, PARTS_PER_TOKEN, Credits, TokenShares
@@ -34,7 +34,6 @@ def target(knots: list[tuple[int, list[float]]], source: int, at: float) -> floa
     return total
 
 
-@settings(deadline=None)
 @given(data=st.data(), lanes=st.integers(1, 7))
 def test_every_source_is_within_one_quantum_of_its_target_at_any_time(
     data: st.DataObject, lanes: int

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.packing.rng import derive_seed, permutation
@@ -23,7 +23,6 @@ def _source(weights: list[int]) -> MemorySource:
     return MemorySource(shards, open_shards=3, block_documents=2)
 
 
-@settings(deadline=None)  # the first example compiles
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
     st.integers(1, 40),
@@ -50,7 +49,6 @@ def test_lanes_read_every_document_of_the_shuffled_shards_once_in_equal_parts(
     assert found == expected
 
 
-@settings(deadline=None)  # the first example compiles
 @given(
     st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any),
     st.integers(1, 12),
@@ -65,7 +63,6 @@ def test_what_is_left_behind_a_cursor_is_what_is_read_after_it(
             assert lane.left(cursor) == rest
 
 
-@settings(deadline=None)  # the first example compiles
 @given(st.lists(st.text(max_size=8)))
 def test_names_give_back_every_name(names: list[str]) -> None:
     kept = Names(names)

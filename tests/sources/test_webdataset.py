@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents
@@ -20,6 +20,7 @@ from streampack.errors import ConfigError, ContentError, StorageError
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.reading import ReadOptions
 from streampack.sources.tar.source import WebDataset
+from tests.support.drawn import drawn
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.source_contract import assert_source_contract, read_all
 
@@ -107,7 +108,7 @@ def test_every_integer_dtype_comes_back(tmp_path: Path, dtype: str, form: str) -
     assert block.tokens.dtype == (dtype if dtype in ("uint16", "uint32", "int32") else "uint32")
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(
     lengths=st.lists(st.sampled_from([0, 1, 191, 192, 193, 500]), min_size=1, max_size=15),
     format=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -37,7 +37,6 @@ def run_map(function: Callable[..., Any], documents: Documents, vocab: int | Non
     return apply_map(Hook("m", function), documents, seeds, vocab)
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**64 - 1), st.integers(0, 5), st.lists(st.integers(0, 40), max_size=4))
 def test_seeds_do_not_depend_on_how_documents_are_grouped(
     seed: int, epoch: int, cuts: list[int]

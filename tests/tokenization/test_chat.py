@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 
@@ -33,6 +33,7 @@ from tests.support.chats import (
     sentencepiece_like_tokenizer,
     with_template,
 )
+from tests.support.drawn import drawn
 
 BPE = bpe_tokenizer()
 MARKED = bpe_tokenizer(two_ends=True)
@@ -142,7 +143,7 @@ talks = st.lists(st.tuples(texts, texts), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(deadline=None, max_examples=30)
+@drawn(30)
 @given(talk=talks)
 def test_loss_lies_on_exactly_the_assistants_tokens(style: str, talk: list[Any]) -> None:
     template, expected, eos, added = STYLES[style]

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
@@ -27,6 +27,7 @@ from streampack.tokenization import ChatTokenizer, load_tokenizer
 from tests.support.chat_masks import EACH, KINDS, WHOLE, Refused, asked, said
 from tests.support.chat_templates import SPECIAL, TEMPLATES
 from tests.support.chats import bpe_tokenizer
+from tests.support.drawn import drawn
 
 BPE = bpe_tokenizer()
 BPE.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
@@ -324,7 +325,7 @@ def test_arguments_may_be_text_or_objects(name: str, form: Any) -> None:
 @given(
     contents=st.lists(st.text("ab <>/think\n{}|", min_size=1, max_size=14), min_size=2, max_size=6)
 )
-@settings(deadline=None, max_examples=12)
+@drawn(12)
 @pytest.mark.parametrize("name", [n for n in TEMPLATES if n not in ("dropped", "stripped")])
 def test_whatever_is_said_is_learnt_whole_or_refused(name: str, contents: list[str]) -> None:
     chat = [asked(text) if i % 2 == 0 else said(text) for i, text in enumerate(contents)]

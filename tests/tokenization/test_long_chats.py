@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -24,6 +24,7 @@ from streampack.errors import ConfigError, ContentError, StateError
 from streampack.tokenization import load_tokenizer
 from tests.support.chat_templates import SPECIAL, TEMPLATES
 from tests.support.chats import CHATML, MISTRAL, bpe_tokenizer
+from tests.support.drawn import drawn
 from tests.support.long_chats import Template, assert_parts, chats, words
 from tests.support.restoring import assert_restores_everywhere, maker
 from tests.support.simulated_ranks import over_legs
@@ -41,7 +42,7 @@ STRICT = ("alternating", "moving-system", "merged-system")
 @pytest.mark.parametrize("turns", ["whole", "each"])
 @pytest.mark.parametrize("name", EVERY)
 @given(data=st.data(), row=st.integers(60, 700))
-@settings(deadline=None, max_examples=5)
+@drawn(5)
 def test_every_turn_is_learnt_once_with_the_turns_before_that_fit(
     name: str, turns: str, data: Any, row: int
 ) -> None:

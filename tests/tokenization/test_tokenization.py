@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Engine
@@ -24,6 +24,7 @@ from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import Tokenizer, apply_bos, apply_eos, load_tokenizer
+from tests.support.drawn import drawn
 from tests.support.recorded_skips import RecordedSkips
 from tests.support.vocabularies import gpt2, package_folder
 
@@ -56,7 +57,7 @@ def deepseek() -> Tokenizer:
 WORDS = st.text(st.characters(codec="utf-8") | st.sampled_from(" \n\tab<|>"), max_size=60)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(st.lists(WORDS, max_size=8), st.sampled_from(["ensure", "append", "as-is"]), st.booleans())
 def test_a_block_has_the_ids_of_each_text_and_its_ends(
     batch: list[str], eos: Any, bos: bool
@@ -321,7 +322,6 @@ def test_a_text_outside_the_vocabulary_is_named() -> None:
     assert "Document 1 of shard 0" in skips.records[0][3]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8),
     st.sampled_from(["ensure", "append", "as-is"]),

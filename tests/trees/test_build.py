@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents, joined_groups
 from streampack.trees.build import SLOT, plant, planted
+from tests.support.drawn import drawn
 from tests.support.tree_reference import Group, flat, groups, reference
 
 
@@ -19,7 +20,7 @@ from tests.support.tree_reference import Group, flat, groups, reference
 @example([[[1, 2], [1, 3], [1, 2, 4], [1, 3, 5]]])  # a prefix of one token
 @example([[[1], [2], [3]]])  # no common prefix
 @example([[[1, 2, 3, 4], [1, 2, 5], [1, 6], [1, 2, 3, 7]]])  # a run divided again and again
-@settings(max_examples=500, deadline=None)
+@drawn(500)
 def test_slots_are_those_of_the_reference(drawn: list[Group]) -> None:
     ids, ends, sizes = flat(drawn)
     trees = plant(ids, ends, sizes)
@@ -42,7 +43,7 @@ def test_sequences_may_lie_anywhere_in_their_array(begin: int) -> None:
 
 
 @given(st.lists(groups(empty=False), min_size=1, max_size=5), st.data())
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_a_part_of_a_block_of_trees_is_as_if_made_alone(
     drawn: list[Group], data: st.DataObject
 ) -> None:

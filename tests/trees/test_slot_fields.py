@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, pack, sources
 from streampack.batch.tree_batch import TreeBatch
 from streampack.errors import ConfigError, ContentError
+from tests.support.drawn import drawn
 from tests.support.tree_reference import groups
 
 
@@ -99,7 +100,7 @@ def test_a_group_of_either_layout_has_its_values(layout: str) -> None:
 
 
 @given(st.lists(groups(empty=False), min_size=1, max_size=4))
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 def test_packed_trees_have_their_values(drawn: Any) -> None:
     ids = [list(each) for group in drawn for each in group]
     group = [number for number, each in enumerate(drawn) for _ in each]

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_mask
 
 from streampack import pack
 from streampack.batch.tree_batch import TreeBatch
 from streampack.errors import ConfigError, PlanError
+from tests.support.drawn import drawn
 from tests.support.tiny_gpt import TinyGPT
 from tests.support.tree_reference import Group, groups, reference
 
@@ -46,7 +47,7 @@ CASES = (
 @given(DRAWN, st.sampled_from([1, 4]))
 @example(CASES[0], 1)
 @example(CASES[1], 4)
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 def test_slots_and_masks_are_those_of_the_reference(drawn: list[Group], align: int) -> None:
     found = []
     for batch in batches_of(drawn, align=align):
@@ -92,7 +93,7 @@ def test_tout_is_also_right_with_several_rows_and_on_a_copy_in_another_place() -
 @example(CASES[1], False)
 @example(CASES[2], False)
 @example(CASES[3], True)
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_loss_and_gradients_are_those_of_sequences_one_by_one(
     drawn: list[Group], weighted: bool
 ) -> None:
@@ -130,7 +131,7 @@ def test_loss_and_gradients_are_those_of_sequences_one_by_one(
 
 
 @given(DRAWN, st.sampled_from([4, 7, 16, 64]), st.sampled_from([None, 1, 3]))
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_the_block_mask_is_the_mask(
     drawn: list[Group], block_size: int, window: int | None
 ) -> None:

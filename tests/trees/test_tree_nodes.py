@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from streampack import PackedDataset, PackedLoader, Topology, pack, sources
 from streampack.batch.tree_nodes import TreeNodes
+from tests.support.drawn import drawn
 from tests.support.memory_source import numbered_documents
 from tests.support.tree_reference import Group, branching, groups
 
@@ -85,7 +86,7 @@ def assert_is_masked_attention(batch: Any) -> TreeNodes:
 @example([[[1, 2, 3], [1, 2], [1]]], 4)
 @example([[[1] * 48]], 1)
 @example([[[1] * 47, [1] * 46 + [2]]], 1)
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 def test_attention_from_nodes_is_attention_with_the_mask(drawn: list[Group], align: int) -> None:
     ids = [list(sequence) for group in drawn for sequence in group]
     own = [number for number, group in enumerate(drawn) for _ in group]

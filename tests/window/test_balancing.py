@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -28,6 +28,7 @@ from streampack.packing.balancing import Balance, choose_by_cost, order_by_cost
 from streampack.run.dry_run import stream_plan
 from streampack.run.measuring import measure_balance
 from tests.support.corpora import write_mds
+from tests.support.drawn import drawn
 from tests.support.forged import sign
 from tests.support.memory_source import MemorySource
 
@@ -117,7 +118,7 @@ PACKERS: list[Packer] = [
 
 
 @pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: type(packer).__name__)
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(
     lengths=st.lists(st.integers(1, 1500), min_size=1, max_size=300),
     rows=st.integers(1, 3),
@@ -138,7 +139,7 @@ def test_every_token_is_placed_once_whatever_the_schedule_wants(
     assert (plan.stop - plan.start - plan.overlap).sum() + lost == values.sum()
 
 
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 @given(
     costs=st.lists(st.integers(0, 50), min_size=1, max_size=40),
     data=st.data(),

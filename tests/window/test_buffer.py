@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.documents.blocks import Documents, make_origin, offsets_of
@@ -39,7 +39,6 @@ def held_by(buffer: TokenBuffer) -> list[tuple[list[int], list[bool]]]:
     return found
 
 
-@settings(deadline=None)  # kernels compile in the first example
 @given(st.data(), st.integers(0, 1 << 30))
 def test_a_buffer_holds_what_lists_hold_and_earlier_entries_stay_as_they_were(
     data: st.DataObject, seed: int

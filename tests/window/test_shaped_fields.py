@@ -13,7 +13,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
@@ -36,6 +36,7 @@ from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.packing import BestFitCrop, FirstFitDecreasing, Packer, Seamless
 from streampack.testing import SimulatedRanks
+from tests.support.drawn import drawn
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
 PACKERS: list[Packer] = [
@@ -101,7 +102,7 @@ def assert_values(batch: PackedBatch, types: dict[str, Any]) -> list[int]:
     packer=st.sampled_from(PACKERS),
     epochs=st.integers(1, 2),
 )
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 def test_every_slot_has_the_values_of_its_token_with_every_packer_and_cut(
     lengths: list[int], dtype: str, shape: tuple[int, ...], packer: Packer, epochs: int
 ) -> None:
@@ -218,7 +219,7 @@ def test_a_field_of_documents_has_one_number() -> None:
     st.lists(st.integers(1, 3), max_size=2).map(tuple),
     st.data(),
 )
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_taking_documents_of_a_block_takes_their_values(
     lengths: list[int], shape: tuple[int, ...], data: st.DataObject
 ) -> None:
