@@ -24,15 +24,8 @@ from streampack.cli.options import say
 from streampack.documents.blocks import gather_ragged, offsets_of
 from streampack.errors import ConfigError
 from streampack.ordering import BM25, SimilarityOrder
-from streampack.packing import (
-    BestFitCrop,
-    BestFitDecreasing,
-    Buckets,
-    Concat,
-    FirstFitDecreasing,
-    Pad,
-    Seamless,
-)
+from streampack.packing import BestFitDecreasing, Concat
+from streampack.packing.kinds import packer_kinds, with_rows
 from streampack.sources import JSONL, MDS, Items, Parquet, WebDataset
 from streampack.tokenization import Tokenizer, TokenRules
 
@@ -73,10 +66,8 @@ def warm() -> None:
 def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
     """Yield a small run of every packer, and of each format with its own kernels."""
     documents = [[n % 200] * (n % 40 + 1) for n in range(300)]
-    rows: tuple[type[Any], ...]
-    rows = (BestFitDecreasing, FirstFitDecreasing, Concat, Pad, Seamless, BestFitCrop)
-    buckets = Buckets(seq_lens=(SEQ_LEN // 2, SEQ_LEN))
-    for packer in (*(kind(seq_len=SEQ_LEN) for kind in rows), buckets):
+    for kind in packer_kinds().values():
+        packer = with_rows(kind, SEQ_LEN)
         for dtype in (np.uint16, np.uint32):
             arrays = [np.array(ids, dtype=dtype) for ids in documents]
             yield _dataset(Items(arrays), packer=packer)
@@ -93,10 +84,10 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
     lines = folder / "ids.jsonl"
     lines.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in documents))
     yield _dataset(JSONL(lines, tokens="ids"))
-    for kind in (pa.uint16(), pa.int32(), pa.int64()):
-        table = pa.table({"ids": pa.array(documents, pa.list_(kind))})
-        pq.write_table(table, folder / f"{kind}.parquet")
-        source = Parquet(folder / f"{kind}.parquet", tokens="ids")
+    for dtype in (pa.uint16(), pa.int32(), pa.int64()):
+        table = pa.table({"ids": pa.array(documents, pa.list_(dtype))})
+        pq.write_table(table, folder / f"{dtype}.parquet")
+        source = Parquet(folder / f"{dtype}.parquet", tokens="ids")
         yield _dataset(source)
     yield _dataset(source, packer=BestFitDecreasing(seq_len=SEQ_LEN, balance="attention"))
     _write_mds(folder / "mds", documents)

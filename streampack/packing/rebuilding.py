@@ -9,23 +9,10 @@ from fractions import Fraction
 from typing import Any
 
 from streampack.errors import StateError
-from streampack.packing.buckets import Buckets
-from streampack.packing.concat import Concat
-from streampack.packing.crop import BestFitCrop
 from streampack.packing.curriculum import Curriculum
-from streampack.packing.fit_decreasing import BestFitDecreasing, FirstFitDecreasing
+from streampack.packing.kinds import packer_kinds
 from streampack.packing.packer import Packer
-from streampack.packing.pad import Pad
-from streampack.packing.seamless import Seamless
 from streampack.packing.whole_groups import WholeGroups
-
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        BestFitCrop, BestFitDecreasing, Buckets, Concat, FirstFitDecreasing, Pad,
-        Seamless, WholeGroups,
-    )
-}  # fmt: skip
 
 
 def rebuild_packer(description: Mapping[str, Any]) -> Packer:
@@ -34,7 +21,8 @@ def rebuild_packer(description: Mapping[str, Any]) -> Packer:
     Raises:
         StateError: the packer is not one of streampack's, or its algorithm's revision differs.
     """
-    kind = _KINDS.get(description["kind"])
+    kinds: dict[str, Any] = {**packer_kinds(), WholeGroups.__name__: WholeGroups}
+    kind = kinds.get(description["kind"])
     if kind is None:
         raise StateError(
             f"The state was saved with the packer {description['kind']!r:.80}, which is not one of "

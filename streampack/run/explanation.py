@@ -13,15 +13,8 @@ from numpy.typing import NDArray
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 from streampack.lane.config import LaneConfig
-from streampack.packing import (
-    BestFitDecreasing,
-    Buckets,
-    Concat,
-    Packer,
-    PackingStats,
-    Pad,
-    Seamless,
-)
+from streampack.packing import BestFitDecreasing, Packer, PackingStats
+from streampack.packing.kinds import packer_kinds, with_rows
 from streampack.packing.overflow import Overflow
 from streampack.run.dry_run import dry_run, stream_plan
 from streampack.run.estimation import Forecast, forecast
@@ -192,13 +185,11 @@ def _others(packer: Packer, lengths: NDArray[np.int64]) -> list[Packer]:
     ways.pop("error", None)
     overflow = next(iter(ways))
     packers: list[Packer] = [BestFitDecreasing(seq_len=size, overflow=way) for way in ways]
-    packers += [Seamless(seq_len=size), Concat(seq_len=size), Pad(seq_len=size, overflow=overflow)]
-    if size >= 8:
-        packers.append(Buckets(seq_lens=(size // 4, size // 2, size)).with_sample(lengths))
+    packers += [with_rows(kind, size).with_sample(lengths) for kind in packer_kinds().values()]
     packers += [
         BestFitDecreasing(seq_len=n, overflow=overflow) for n in (size // 2, 2 * size) if n > 1
     ]
-    return [other for other in packers if repr(other) != repr(packer)]
+    return list({repr(other): other for other in packers if repr(other) != repr(packer)}.values())
 
 
 def _made(packer: Packer, config: LaneConfig, lengths: NDArray[np.int64]) -> PackingStats:

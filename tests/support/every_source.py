@@ -14,31 +14,18 @@ import pytest
 
 from examples.decomposition import Decomposition
 from streampack import sources
-from streampack.packing import (
-    BestFitCrop,
-    BestFitDecreasing,
-    Buckets,
-    Concat,
-    FirstFitDecreasing,
-    Packer,
-    Pad,
-    Seamless,
-)
+from streampack.packing import Concat, Packer, Pad, Seamless
+from streampack.packing.kinds import packer_kinds, with_rows
 from tests.support.chats import messages, write_lines
 from tests.support.corpora import write_mds, write_tar
 from tests.support.flat_files import write_datatrove, write_megatron
 
 SEQ_LEN = 32
 PACKERS: list[Packer] = [
-    BestFitDecreasing(seq_len=SEQ_LEN),
-    FirstFitDecreasing(seq_len=SEQ_LEN),
-    Concat(seq_len=SEQ_LEN),
-    Pad(seq_len=SEQ_LEN),
-    Buckets(seq_lens=(8, 16, SEQ_LEN)),
+    *(with_rows(kind, SEQ_LEN) for kind in packer_kinds().values()),
     Decomposition(seq_lens=(8, 16, SEQ_LEN)),
     Concat(seq_len=SEQ_LEN, atom=SEQ_LEN // 4),
     Pad(seq_len=SEQ_LEN, atom=2 * SEQ_LEN),
-    BestFitCrop(seq_len=SEQ_LEN),
     Seamless(seq_len=SEQ_LEN, mask_repeated=True),
 ]
 

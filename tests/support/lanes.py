@@ -9,16 +9,8 @@ import numpy as np
 from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane
 from streampack.lane.state import LaneBatch
-from streampack.packing import (
-    BestFitCrop,
-    BestFitDecreasing,
-    Concat,
-    FirstFitDecreasing,
-    Packer,
-    PackingStats,
-    Pad,
-    Seamless,
-)
+from streampack.packing import BestFitCrop, Concat, Packer, PackingStats, Pad, Seamless
+from streampack.packing.kinds import packer_kinds, with_rows
 from streampack.stages.preparation import Preparation
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat
@@ -28,12 +20,11 @@ from tests.support.memory_source import MemorySource, numbered_documents
 SEQ_LEN = 32
 PAD = 4_000_000
 EOS = 4_000_001
+ONE_OF_EACH = [with_rows(kind, SEQ_LEN) for kind in packer_kinds().values()]
+#: Those with rows of one length that lose nothing, and variants of them.
 PACKERS: list[Packer] = [
-    BestFitDecreasing(seq_len=SEQ_LEN),
-    FirstFitDecreasing(seq_len=SEQ_LEN),
-    Concat(seq_len=SEQ_LEN),
+    *(p for p in ONE_OF_EACH if len(p.seq_lens) == 1 and not isinstance(p, BestFitCrop)),
     Concat(seq_len=SEQ_LEN, restart=True),
-    Pad(seq_len=SEQ_LEN),
     Concat(seq_len=SEQ_LEN, atom=SEQ_LEN // 4),
     Concat(seq_len=SEQ_LEN, atom=2 * SEQ_LEN),
     Pad(seq_len=SEQ_LEN, atom=SEQ_LEN // 4),

@@ -12,11 +12,11 @@ from streampack.packing import (
     BestFitDecreasing,
     Buckets,
     Concat,
-    FirstFitDecreasing,
     Packer,
     Pad,
     Seamless,
 )
+from streampack.packing.kinds import packer_kinds, with_rows
 from tests.support.memory_source import MemorySource
 
 PAD, EOS, VOCAB = 90, 91, 92
@@ -49,19 +49,14 @@ def every_packer(seq_len: int) -> dict[str, Packer]:
         seq_len: tokens per row, a multiple of 12; of the longest one where there are several.
     """
     return {
-        "BestFitDecreasing": BestFitDecreasing(seq_len=seq_len),
+        **{name: with_rows(kind, seq_len) for name, kind in packer_kinds().items()},
         "BestFitDecreasing, aligned": BestFitDecreasing(seq_len=seq_len, align=4),
         "BestFitDecreasing, dropping": BestFitDecreasing(seq_len=seq_len, extra_capacity=2),
         "BestFitDecreasing, truncating": BestFitDecreasing(seq_len=seq_len, overflow="truncate"),
-        "FirstFitDecreasing": FirstFitDecreasing(seq_len=seq_len),
-        "Concat": Concat(seq_len=seq_len),
         "Concat, atoms": Concat(seq_len=seq_len, atom=seq_len // 2),
-        "Pad": Pad(seq_len=seq_len),
         "Pad, atoms": Pad(seq_len=seq_len, atom=seq_len // 2),
-        "Seamless": Seamless(seq_len=seq_len),
         "Seamless, repeating": Seamless(seq_len=seq_len, max_repetition=0.5, mask_repeated=True),
         "Buckets": Buckets(seq_lens=(seq_len // 3, seq_len), shares=(1, 2)),
         "Buckets, aligned": Buckets(seq_lens=(seq_len // 3, seq_len), shares=(1, 2), align=4),
-        "BestFitCrop": BestFitCrop(seq_len=seq_len),
         "BestFitCrop, keeping": BestFitCrop(seq_len=seq_len, keep_cropped=True),
     }

@@ -23,8 +23,9 @@ from streampack import (
     sources,
 )
 from streampack.errors import StateError
-from streampack.packing import BestFitCrop, FirstFitDecreasing, Packer, Plan, Seamless, check_plan
+from streampack.packing import Packer, Plan, Seamless, check_plan
 from streampack.packing.balancing import Balance, choose_by_cost, order_by_cost
+from streampack.packing.kinds import packer_kinds, with_rows
 from streampack.run.dry_run import stream_plan
 from streampack.run.measuring import measure_balance
 from tests.support.corpora import write_mds
@@ -104,16 +105,12 @@ def test_every_tenth_of_a_balanced_run_has_the_inputs_length_distribution(rows: 
         assert np.abs(np.cumsum(of_class) / size[part].sum() - whole).max() <= 0.04
 
 
+ONE_OF_EACH = [with_rows(kind, 64) for kind in packer_kinds().values()]
 PACKERS: list[Packer] = [
-    BestFitDecreasing(seq_len=64),
-    FirstFitDecreasing(seq_len=64),
-    Seamless(seq_len=64),
-    Concat(seq_len=64),
+    *(packer for packer in ONE_OF_EACH if len(packer.seq_lens) == 1),
     Concat(seq_len=64, atom=16),
-    Pad(seq_len=64),
     Pad(seq_len=64, atom=16),
     Pad(seq_len=64, atom=128),
-    BestFitCrop(seq_len=64),
 ]
 
 

@@ -14,20 +14,19 @@ import torch
 
 from streampack import (
     BestFitDecreasing,
-    Buckets,
     Concat,
     Hook,
     PackedBatch,
     PackedDataset,
     PackedLoader,
-    Pad,
     TokenRules,
     Topology,
     WindowConfig,
 )
 from streampack.documents import Documents
 from streampack.errors import ContentError
-from streampack.packing import BestFitCrop, FirstFitDecreasing, Seamless
+from streampack.packing import FirstFitDecreasing
+from streampack.packing.kinds import packer_kinds, with_rows
 from streampack.sources import Mixture
 from tests.support.memory_source import MemorySource, token_hash
 
@@ -36,11 +35,7 @@ PACKERS = [
     BestFitDecreasing(seq_len=32),
     FirstFitDecreasing(seq_len=32, overflow="truncate"),
     BestFitDecreasing(seq_len=32, align=8),
-    BestFitCrop(seq_len=32),
-    Concat(seq_len=32),
-    Pad(seq_len=32),
-    Seamless(seq_len=64),
-    Buckets(seq_lens=(16, 32)),
+    *(with_rows(kind, 32) for kind in packer_kinds().values() if kind is not BestFitDecreasing),
 ]
 
 

@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 
 from streampack import (
     BestFitDecreasing,
-    Buckets,
     Concat,
     Hook,
     PackedBatch,
     PackedDataset,
     PackedLoader,
-    Pad,
     TokenRules,
     Topology,
     WindowConfig,
@@ -35,6 +33,7 @@ from streampack.batch.parallel import Layout
 from streampack.documents import Documents
 from streampack.errors import ConfigError
 from streampack.packing import BestFitCrop, FirstFitDecreasing, Packer, Seamless
+from streampack.packing.kinds import packer_kinds, with_rows
 from streampack.testing import SimulatedRanks
 from tests.support.drawn import drawn
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
@@ -44,12 +43,9 @@ PACKERS: list[Packer] = [
     BestFitDecreasing(seq_len=32, overflow="truncate"),
     BestFitDecreasing(seq_len=32, align=8),
     FirstFitDecreasing(seq_len=32, overflow="drop"),
-    BestFitCrop(seq_len=32),
-    Concat(seq_len=32),
+    *(with_rows(kind, 32) for kind in packer_kinds().values() if kind is not BestFitDecreasing),
     Concat(seq_len=32, atom=8),
-    Pad(seq_len=32),
     Seamless(seq_len=32, mask_repeated=True),
-    Buckets(seq_lens=(16, 32)),
 ]
 EOS = 9_999_999
 
