@@ -13,7 +13,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -399,16 +399,26 @@ LEAVES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.fixture(scope="module")
-def run() -> Iterator[Callable[[str, Sequence[str]], str]]:
-    with process_of_runs() as ask:
-        yield ask
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return Corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_with_its_leaves_alone_gives_the_batches_of_every_version(
-    kind: str, run: Callable[[str, Sequence[str]], str]
-) -> None:
-    assert run(kind, LEAVES[kind]) == GOLDEN[kind]
+def test_a_run_gives_the_batches_of_every_version(kind: str, corpus: Corpus) -> None:
+    assert hashed(PackedLoader(KINDS[kind](corpus))) == GOLDEN[kind]
+
+
+@pytest.mark.slow
+def test_runs_of_one_process_give_the_same_batches_in_any_order(corpus: Corpus) -> None:
+    order = random.sample(list(KINDS), len(KINDS))
+    hashes = {kind: hashed(PackedLoader(KINDS[kind](corpus))) for kind in order}
+    assert hashes == GOLDEN, order
+
+
+@pytest.mark.slow
+def test_a_run_with_its_leaves_alone_gives_the_batches_of_every_version() -> None:
+    with process_of_runs() as run:
+        assert {kind: run(kind, LEAVES[kind]) for kind in KINDS} == GOLDEN
 
 
 if __name__ == "__main__":
