@@ -17,10 +17,17 @@ from tests.support.killed_jobs import LANES, batches_by_number, make_dataset, to
 from tests.support.runs import child_processes
 
 EVERY = (19, 31)  # batches after which a rank kills one of its workers
+FEW, MANY = 2, 1000  # workers that a rank kills at most
 
 
 def iterate_through_deaths(
-    rank: int, ranks: int, folder: str, size: int, options: dict[str, Any], results: Any
+    rank: int,
+    ranks: int,
+    folder: str,
+    size: int,
+    options: dict[str, Any],
+    most: int,
+    results: Any,
 ) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks
@@ -35,7 +42,7 @@ def iterate_through_deaths(
                     number = batch.step * LANES + batch.lane
                     found.append((number, tokens_of(batch), batch.num_items_in_batch))
                 assert loader.state_dict()["next_batch"] % ranks == 0
-                if len(found) // EVERY[rank % 2] > killed:
+                if deaths < most and len(found) // EVERY[rank % 2] > killed:
                     killed = len(found) // EVERY[rank % 2]
                     for worker in child_processes()[:1]:
                         os.kill(worker, signal.SIGKILL)
@@ -46,12 +53,13 @@ def iterate_through_deaths(
     dist.destroy_process_group()
 
 
-def job(folder: Path, size: int, **options: Any) -> list[tuple[list[Any], int]]:
+def job(folder: Path, size: int, most: int, **options: Any) -> list[tuple[list[Any], int]]:
     context = multiprocessing.get_context("spawn")  # the process of pytest has threads
     results = context.Queue()
     processes = [
         context.Process(
-            target=iterate_through_deaths, args=(rank, 2, str(folder), size, options, results)
+            target=iterate_through_deaths,
+            args=(rank, 2, str(folder), size, options, most, results),
         )
         for rank in range(2)
     ]
@@ -64,13 +72,20 @@ def job(folder: Path, size: int, **options: Any) -> list[tuple[list[Any], int]]:
 
 
 @pytest.mark.parametrize(
-    ("size", "options"),
-    [(1, {}), (3, {}), pytest.param(1, {"end": "stop"}, marks=pytest.mark.slow)],
+    ("size", "options", "most"),
+    [
+        (1, {}, FEW),
+        (3, {}, FEW),
+        *(
+            pytest.param(size, options, MANY, marks=pytest.mark.slow)
+            for size, options in [(1, {}), (3, {}), (1, {"end": "stop"})]
+        ),
+    ],
 )
 def test_ranks_with_dying_workers_give_the_batches_of_one_that_lives(
-    size: int, options: dict[str, Any], tmp_path: Path
+    size: int, options: dict[str, Any], most: int, tmp_path: Path
 ) -> None:
-    ranks = job(tmp_path, size, **options)
+    ranks = job(tmp_path, size, most, **options)
     assert all(deaths > 1 for _, deaths in ranks)
     given = {number: tokens for found, _ in ranks for number, tokens, _ in found if tokens}
     assert sum(1 for found, _ in ranks for _, tokens, _ in found if tokens) == len(given)

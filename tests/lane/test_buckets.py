@@ -17,7 +17,14 @@ from streampack.lane.state import LaneBatch
 from streampack.packing import Buckets
 from streampack.packing.curriculum import scheduled_buckets
 from tests.support.drawn import drawn
-from tests.support.lanes import SEQ_LEN, assert_equal, composition_of, lane_config, real_tokens, run
+from tests.support.lanes import (
+    SEQ_LEN,
+    assert_lane_restores,
+    composition_of,
+    lane_config,
+    real_tokens,
+    run,
+)
 from tests.support.memory_source import heavy_tailed
 
 SEQ_LENS = (8, 16, SEQ_LEN)
@@ -75,9 +82,7 @@ def test_any_window_delivers_once_on_schedule_and_resumes_anywhere(
     np.testing.assert_array_equal(np.sort(real_tokens(batches)), twice)
     assert seq_lens_of(batches) == scheduled(packer, len(batches))
     assert all(batch.rows.composition.placed for batch in batches)
-    for i in range(0, len(batches), 3):
-        state = batches[i].start.state(batches[i].emitted)
-        assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
+    assert_lane_restores(config, batches, every=3)
 
 
 def test_all_lanes_have_the_same_bucket_at_the_same_step_to_their_ends() -> None:

@@ -21,6 +21,7 @@ from tests.support.lanes import (
     SEQ_LEN,
     assert_delivered,
     assert_equal,
+    assert_lane_restores,
     composition_of,
     lane_config,
     run,
@@ -50,9 +51,7 @@ def test_restoring_after_every_batch_gives_the_same_rest(packer: Packer) -> None
     config = lane_config(heavy_tailed(160, seed=2), packer)
     batches = run(Lane(config, 0))
     assert len(batches) > 20
-    for i, batch in enumerate(batches):
-        state = json.loads(json.dumps(batch.start.state(batch.emitted)))
-        assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
+    assert_lane_restores(config, batches)
 
 
 @given(
@@ -87,9 +86,7 @@ def test_any_window_delivers_once_and_resumes_anywhere(
     )
     batches = run(Lane(config, 0))
     assert_delivered(batches, sum(lengths), times=2)
-    for i in range(0, len(batches), 3):
-        state = batches[i].start.state(batches[i].emitted)
-        assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
+    assert_lane_restores(config, batches, every=3)
 
 
 @pytest.mark.parametrize("packer", PACKERS, **by_name)
@@ -100,8 +97,7 @@ def test_a_document_longer_than_the_window_streams_through_it(packer: Packer) ->
     assert_delivered(batches, sum(lengths))
     most = config.window.tokens(config.packer)
     assert all(batch.start.entries.held.sum() <= most for batch in batches)
-    for i, batch in enumerate(batches):
-        assert_equal(run(Lane(config, 0, batch.start.state(batch.emitted))), batches[i + 1 :])
+    assert_lane_restores(config, batches)
 
 
 @pytest.mark.parametrize("packer", [p for p in PACKERS if "overflow" in vars(p)], **by_name)

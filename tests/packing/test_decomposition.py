@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +13,14 @@ from streampack.lane.lane import Lane
 from streampack.packing import check_plan
 from streampack.packing.curriculum import scheduled_buckets
 from tests.support.drawn import drawn
-from tests.support.lanes import SEQ_LEN, assert_equal, composition_of, lane_config, real_tokens, run
+from tests.support.lanes import (
+    SEQ_LEN,
+    assert_lane_restores,
+    composition_of,
+    lane_config,
+    real_tokens,
+    run,
+)
 from tests.support.memory_source import heavy_tailed
 from tests.support.plans import planned, rows_of, window_request
 
@@ -106,6 +111,4 @@ def test_restoring_after_every_batch_gives_the_same_rest() -> None:
     config = lane_config([*heavy_tailed(120, seed=2), 30 * SEQ_LEN + 5], packer)
     batches = run(Lane(config, 0))
     assert len(batches) > 20
-    for i, batch in enumerate(batches):
-        state = json.loads(json.dumps(batch.start.state(batch.emitted)))
-        assert_equal(run(Lane(config, 0, state)), batches[i + 1 :])
+    assert_lane_restores(config, batches)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane
-from streampack.lane.state import LaneBatch
+from streampack.lane.state import LaneBatch, LaneEnd
 from streampack.packing import BestFitCrop, Concat, Packer, PackingStats, Pad, Seamless
 from streampack.packing.kinds import packer_kinds, with_rows
 from streampack.stages.preparation import Preparation
@@ -18,6 +20,7 @@ from streampack.window.provenance import Provenance
 from tests.support.memory_source import MemorySource, numbered_documents
 
 SEQ_LEN = 32
+WHOLE = 20  # of one state in so many, all that follows is read
 PAD = 4_000_000
 EOS = 4_000_001
 ONE_OF_EACH = [with_rows(kind, SEQ_LEN) for kind in packer_kinds().values()]
@@ -73,7 +76,7 @@ def real_tokens(batches: list[LaneBatch]) -> np.ndarray:
     return tokens[tokens < PAD]
 
 
-def assert_equal(left: list[LaneBatch], right: list[LaneBatch]) -> None:
+def assert_equal(left: Sequence[Any], right: Sequence[LaneBatch]) -> None:
     assert len(left) == len(right)
     for a, b in zip(left, right, strict=True):
         assert a.step == b.step
@@ -81,6 +84,26 @@ def assert_equal(left: list[LaneBatch], right: list[LaneBatch]) -> None:
             np.testing.assert_array_equal(getattr(a.rows, name), getattr(b.rows, name))
         assert a.rows.composition == b.rows.composition
         assert a.start.state(a.emitted) == b.start.state(b.emitted)
+
+
+def assert_lane_restores(config: LaneConfig, batches: list[LaneBatch], every: int = 1) -> None:
+    """Restore a lane after every batch, or after each of some, and compare what follows.
+
+    As in `assert_restores_everywhere`, until the lane has planned its next round; of one state in
+    twenty all that follows.
+    """
+    for i in range(0, len(batches), every):
+        start, emitted = batches[i].start, batches[i].emitted
+        following = batches[i + 1 :]
+        if i // every % WHOLE:
+            planned = (
+                k for k, batch in enumerate(following, 1) if batch.start.number > start.number
+            )
+            following = following[: next(planned, None)]
+        restored = Lane(config, 0, json.loads(json.dumps(start.state(emitted))))
+        assert_equal([restored.next() for _ in following], following)
+        if i + len(following) + 1 == len(batches):
+            assert isinstance(restored.next(), LaneEnd)
 
 
 def assert_delivered(batches: list[LaneBatch], num_tokens: int, times: int = 1) -> None:
