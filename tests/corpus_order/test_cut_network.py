@@ -41,7 +41,7 @@ def test_a_node_whose_network_is_cut_leaves_the_shards_as_they_are_without_ray(
         ):
             start = hosts.command(address, *ray, "--node-ip-address", address, *options)
             own = shared if address == HEAD else {**shared, "STUCK": str(stuck)}
-            subprocess.run(start, env=own, check=True, capture_output=True, timeout=120)
+            subprocess.run(start, env=own, check=True, capture_output=True, timeout=600)
         driver = hosts.command(
             HEAD, sys.executable, "-m", "streampack", "order", str(corpus),
             str(tmp_path / "cut"), "--parts", "6", "--shard-size", "20000", "--embedder", EMBEDDER,

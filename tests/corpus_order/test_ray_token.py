@@ -62,5 +62,5 @@ def order(
     command = [sys.executable, "-m", "streampack", "order", str(corpus), str(out)]
     return subprocess.run(
         [*command, "--address", address], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=200,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip

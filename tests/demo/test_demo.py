@@ -206,7 +206,7 @@ def test_stopped_in_the_middle_of_training_the_demo_leaves_nothing(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert gone(tmp_path) == []

@@ -53,7 +53,7 @@ def test_the_loop_of_the_page_is_restarted_on_two_agents_and_trains_on_every_tok
                     command, cwd=tmp_path, env=environment, stdout=said, stderr=subprocess.STDOUT
                 )
             )
-    ended = [agent.wait(timeout=250) for agent in agents]
+    ended = [agent.wait(timeout=600) for agent in agents]
     assert ended == [0, 0], (tmp_path / "agent-0").read_text()[-3000:]
     assert (tmp_path / "killed").exists()
     logged = [json.loads(line) for log in tmp_path.glob("log-*") for line in log.open()]

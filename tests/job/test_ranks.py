@@ -129,7 +129,7 @@ def test_a_job_of_torchrun_gives_the_sequence_of_one_process(tmp_path: Path) -> 
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          "job.py", "default", "2", str(tmp_path)],
-        cwd=tmp_path, timeout=120, check=True,
+        cwd=tmp_path, timeout=600, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     results = results_of(tmp_path, 2)

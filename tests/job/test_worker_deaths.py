@@ -65,7 +65,7 @@ def job(folder: Path, size: int, most: int, **options: Any) -> list[tuple[list[A
     ]
     for process in processes:
         process.start()
-    found = [results.get(timeout=90) for _ in processes]
+    found = [results.get(timeout=600) for _ in processes]
     for process in processes:
         process.join(60)
     return found

@@ -119,7 +119,7 @@ def test_a_distributed_checkpoint_of_four_ranks_loads_on_two_and_on_one(tmp_path
         for process in processes:
             process.start()
         for _ in processes:
-            found += results.get(timeout=120)
+            found += results.get(timeout=600)
         for process in processes:
             process.join(60)
             assert process.exitcode == 0

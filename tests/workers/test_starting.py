@@ -36,7 +36,7 @@ def test_a_worker_that_dies_while_it_starts_is_an_error_at_once(
     path = tmp_path / "train.py"
     path.write_text(LOOP)
     done = subprocess.run(
-        [sys.executable, str(path), method, script], capture_output=True, text=True, timeout=120
+        [sys.executable, str(path), method, script], capture_output=True, text=True, timeout=600
     )
     # A script without a guard runs in its worker again, which prints another one
     assert done.stdout.splitlines()[-1] == f"setting: {setting}", done.stderr
@@ -46,6 +46,6 @@ def test_a_worker_that_dies_while_it_starts_is_an_error_at_once(
 def test_a_script_from_standard_input_cannot_spawn_workers() -> None:
     done = subprocess.run(
         [sys.executable, "-", "spawn", "stdin"],
-        input=LOOP, capture_output=True, text=True, timeout=120,
+        input=LOOP, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.stdout.splitlines() == ["setting: multiprocessing_context"], done.stderr
