@@ -56,6 +56,13 @@ def json_array(folder: Path) -> str:
     return str(folder / "texts.json")
 
 
+def text_files(folder: Path) -> list[str]:
+    paths = [folder / f"{number:03}.txt" for number in range(len(text_documents()))]
+    for path, text in zip(paths, text_documents(), strict=True):
+        path.write_bytes(text.replace("\0", "0").encode())
+    return [str(path) for path in paths]
+
+
 def two_gzip_files(folder: Path) -> list[str]:
     import gzip
 
@@ -175,6 +182,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "jsonl": lambda f: sources.JSONL(str(jsonl(f)), **SMALL),
     "jsonl-gz": lambda f: sources.JSONL(two_gzip_files(f), **SMALL),
     "json-array": lambda f: sources.JSONL(json_array(f), **SMALL),
+    "text-files": lambda f: sources.TextFiles(text_files(f), **SMALL),
     "megatron": lambda f: sources.MegatronIndexed(
         write_megatron(f / "a", [np.array_split(d, 2) for d in token_documents()], "int32"), **SMALL
     ),
