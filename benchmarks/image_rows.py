@@ -191,14 +191,15 @@ def capacity_of(draw: Callable[[int, int], Sizes]) -> int:
     return max(round(SEQ_LEN * int(patches.sum()) / int(tokens.sum())), largest)
 
 
-def imbalances(
+def lane_batches(
     draw: Callable[[int, int], Sizes],
     packer: BestFitDecreasing,
     rows: int,
     steps: int,
+    lanes: int,
     field: str = PATCHES,
-) -> list[float]:
-    """Patches, or another field, of the greatest batch over a step's mean; 8 and 64 ranks."""
+) -> NDArray[np.float64]:
+    """Return the sum of a field, by default patches, of each batch: (lanes, steps)."""
     window = WindowConfig().resolve(packer, rows * SEQ_LEN)
     schedule = None
     if packer.balance:
@@ -207,16 +208,23 @@ def imbalances(
             lengths, packer, window, batch_tokens=rows * SEQ_LEN, weights={field: patches}
         )
     mean, skip = float(draw(100_000, 0)[0].mean()), LEFT_OUT
-    batches = np.empty((RANKS, steps))
-    for rank in range(RANKS):
-        lengths, patches = draw(int((rows * steps + skip + 700) * SEQ_LEN / mean), 1 + rank)
+    batches = np.empty((lanes, steps))
+    for lane in range(lanes):
+        lengths, patches = draw(int((rows * steps + skip + 700) * SEQ_LEN / mean), 1 + lane)
         plan = stream_plan(
-            lengths, packer, window, batch_tokens=rows * SEQ_LEN, seed=rank, balance=schedule,
-            weights={field: patches},
+            lengths, packer, window, batch_tokens=rows * SEQ_LEN, seed=lane,
+            balance=schedule and schedule.of_lane(lane, lanes), weights={field: patches},
         )  # fmt: skip
         of_row = row_weights(plan, patches)[skip : skip + rows * steps]
-        batches[rank] = of_row.reshape(steps, rows).sum(axis=1)
-    found = []
+        batches[lane] = of_row.reshape(steps, rows).sum(axis=1)
+    return batches
+
+
+def imbalances(
+    draw: Callable[[int, int], Sizes], packer: BestFitDecreasing, rows: int, steps: int
+) -> list[float]:
+    """Return the patches of the greatest batch over a step's mean, for 8 and for 64 ranks."""
+    batches, found = lane_batches(draw, packer, rows, steps, RANKS), []
     for ranks in (8, RANKS):
         each = batches.reshape(-1, ranks, steps)
         found.append(float(each.max(axis=1).sum() / each.mean(axis=1).sum()))

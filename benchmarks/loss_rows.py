@@ -1,11 +1,13 @@
 """Loss tokens of ranks in step with ``balance="loss"``: ``python -m benchmarks.loss_rows``.
 
-On lengths alone, in rows of 8,192 tokens. Three made distributions: conversations of 1 to 8 turns,
-where answers carry loss; questions about long texts with short answers; and a mixture of these with
-texts, where all tokens carry loss. The loss tokens of a step's greatest batch over those of its
-mean batch, all steps together, without and with ``balance="loss"``, for lanes of the library's own
-windows, one for each rank, after the first windows. Where each rank averages over its own loss
-tokens, this is how much less a token counts on that rank than in the mean.
+On lengths alone, in rows of 8,192 tokens. Four made distributions: conversations of 1 to 8 turns,
+where answers carry loss; questions about long texts with short answers; questions of which one in
+eleven is longer than a row, which then has no loss; and a mixture of the first two with texts,
+where all tokens carry loss. Without and with ``balance="loss"``, for lanes of the library's own
+windows, one for each rank, after the first windows: the standard deviation of the steps' loss
+tokens, and that of batches around the mean of their step, both in percent of the mean batch. The
+first is the weight of a token in steps of the same size of update; the second its weight where each
+rank averages over its own tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.image_rows import SEQ_LEN, Sizes, imbalances, texts
+from benchmarks.image_rows import RANKS, SEQ_LEN, Sizes, lane_batches, texts
 from benchmarks.report import print_table
 from streampack.packing import BestFitDecreasing
 from streampack.packing.loss_tokens import LOSS_TOKENS
@@ -41,6 +43,15 @@ def long_questions(count: int, seed: int) -> Sizes:
     return asked + answers, answers
 
 
+def questions_alone(count: int, seed: int) -> Sizes:
+    """Questions of any length, truncated to a row, with short answers."""
+    rng = np.random.default_rng(seed)
+    asked = rng.lognormal(np.log(2500), 0.9, count).astype(np.int64)
+    answers = rng.lognormal(3, 1, count).astype(np.int64)
+    tokens = np.clip(asked + answers, 1, SEQ_LEN)
+    return tokens, tokens - np.clip(asked, 1, SEQ_LEN)
+
+
 def mixed(count: int, seed: int) -> Sizes:
     """A third each of both and of texts."""
     rng = np.random.default_rng(seed)
@@ -52,8 +63,21 @@ def mixed(count: int, seed: int) -> Sizes:
 
 
 KINDS: dict[str, Callable[[int, int], Sizes]] = {
-    "conversations": conversations, "long questions": long_questions, "both, and texts": mixed,
+    "conversations": conversations, "long questions": long_questions,
+    "questions that fill rows": questions_alone, "the first two, and texts": mixed,
 }  # fmt: skip
+
+
+def deviations(
+    draw: Callable[[int, int], Sizes], packer: BestFitDecreasing, rows: int, steps: int
+) -> list[float]:
+    """Return the deviation between and within steps, for 8 and for 64 ranks, in percent."""
+    found = []
+    for ranks in (8, RANKS):
+        batches = lane_batches(draw, packer, rows, steps, ranks, LOSS_TOKENS)
+        between, within = batches.mean(axis=0).std(), np.sqrt(batches.var(axis=0).mean())
+        found += [float(100 * each / batches.mean()) for each in (between, within)]
+    return found
 
 
 def main() -> None:
@@ -65,16 +89,12 @@ def main() -> None:
     levels = []
     for name, draw in KINDS.items():
         for rows in (1, 4):
-            without = imbalances(draw, packer, rows, options.steps, LOSS_TOKENS)
-            level = imbalances(
-                draw, replace(packer, balance="loss"), rows, options.steps, LOSS_TOKENS
-            )
-            cells = [f"{a:.2f} → {b:.2f}" for a, b in zip(without, level, strict=True)]
+            without = deviations(draw, packer, rows, options.steps)
+            level = deviations(draw, replace(packer, balance="loss"), rows, options.steps)
+            cells = [f"{a:.1f} → {b:.1f}" for a, b in zip(without, level, strict=True)]
             levels.append([name, str(rows), *cells])
-    print_table(
-        "Loss tokens of the greatest batch over the mean",
-        ["documents", "rows", "8 ranks", "64 ranks"], levels,
-    )  # fmt: skip
+    places = [f"{where}, {ranks} ranks" for ranks in (8, RANKS) for where in ("between", "within")]
+    print_table("Deviation of loss tokens, %", ["documents", "rows", *places], levels)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,11 @@ FIELDS = "documents.declared_fields:declared_fields"
 #: Reads the declared fields of a record.
 RECORD_FIELDS = "sources.record_fields:fields_in"
 #: Limits of rows (`RowLimits`) by the attribute of a packer that sets them.
-LIMITS = {"separate_by": "packing.separation:of", "capacity": "packing.limits:Capacity.of"}
+LIMITS = {
+    "separate_by": "packing.separation:of",
+    "capacity": "packing.limits:Capacity.of",
+    "balance": "packing.even_rows:of",
+}
 #: Limits of rows for batches of one key.
 KEY_BATCHES = "packing.key_batches:KeyBatches"
 #: Checks of settings of `BestFitDecreasing`, which return the document fields that they need.
@@ -100,8 +104,12 @@ FEEDS = {"num_workers": "run.worker_feed:WorkerFeed"}
 DEVICE_COPIES = "run.device_copies:DeviceCopies"
 #: Classes of plans, by the attribute of the packer that requests them.
 PLANS = {"shares_batches": "run.cp_run:plan_of"}
+#: Reports the tokens that are in no row.
+LOST = "run.lost_tokens:lost_summary"
 #: Measures a sample of the corpus.
 MEASURED = "run.measuring:measured"
+#: Compares the fingerprints of two runs.
+CHANGED_FIELDS = "run.changed_fields:changed_fields"
 #: Resumes a run with changed settings.
 CHANGED_SETTINGS = "run.changed_settings:resume_changed"
 #: Connection of the ranks in a job of several processes.

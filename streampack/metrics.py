@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import add, attrgetter, sub
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from streampack.packing.plan import PackingStats
-
-if TYPE_CHECKING:
-    from streampack.packing.packer import Packer
 
 #: Bytes that this process fetched from remote stores, in any thread, and that no lane has counted.
 fetched: deque[int] = deque()
@@ -126,6 +124,8 @@ class Metrics:
         left: content that ``end="stop"`` left in the lanes.
         stepped_over: content that `PackedLoader.skip` passed over.
         loss_tokens: labels that are not -100.
+        loss_squares: sum of the squared loss tokens of batches.
+        step_loss_squares: the same, each batch with the mean of its optimiser step on all ranks.
         empty_documents: documents without a token, which are left out.
         eos_in_texts: end-of-document ids inside texts that contain the special token.
         skipped: broken documents or shards passed over with `on_error="skip"`.
@@ -151,6 +151,8 @@ class Metrics:
     duplicate_tokens: int = 0
     context_dropped: int = 0
     loss_tokens: int = 0
+    loss_squares: int = 0
+    step_loss_squares: float = 0.0
     sources: SourceTotals = field(default_factory=SourceTotals)
     wait_s: float = 0.0
     times: LaneTimes = field(default_factory=LaneTimes)
@@ -192,27 +194,28 @@ class Metrics:
         total = self.loss_tokens + self.composition.loss_dropped
         return self.composition.loss_dropped / total if total else 0.0
 
-    def dropped_summary(self, packer: Packer, whole: str) -> str:
-        """Describe the shares of tokens and loss tokens that are in no row, with advice.
+    @property
+    def loss_deviation_between_steps(self) -> float:
+        """Standard deviation of the steps' loss tokens, in shares of their mean.
 
-        Args:
-            packer: the packer that dropped them.
-            whole: scope of the counts, such as "of the run".
+        A step is what the gradients of one optimiser step come from: the batches of all ranks, or a
+        group of `PackedLoader.accumulate`.
         """
-        stats = self.composition
-        way = f'overflow="{packer.overflow}"'
-        remedy = ' Longer rows, overflow="split" or, for chats, Chat(overflow="turns") keep them.'
-        if packer.overflow == "split":
-            way, remedy = type(packer).__name__, ""
-        elif packer.weights:  # documents are whole
-            remedy = " Longer rows or higher limits of a row keep them."
-        return (
-            f"{stats.dropped_ratio:.1%} of the tokens {whole} and {self.loss_dropped_ratio:.1%} of "
-            f"the loss tokens are in no row ({way}, rows of {packer.seq_lens[-1]}): "
-            f"{stats.documents_cropped:,} of {stats.documents + stats.documents_lost:,} documents "
-            f"lost some, {stats.documents_lost:,} of these all, and {stats.documents_unlearnt:,} "
-            f"keep no loss token.{remedy}"
-        )
+        return self._deviation(self.step_loss_squares, self.loss_tokens**2 / (self.batches or 1))
+
+    @property
+    def loss_deviation_within_steps(self) -> float:
+        """Standard deviation of batches' loss tokens around their step's mean, in shares of it."""
+        return self._deviation(self.loss_squares, self.step_loss_squares)
+
+    def _deviation(self, squares: float, of_means: float) -> float:
+        variance = max(squares - of_means, 0) * self.batches
+        return math.sqrt(variance) / self.loss_tokens if self.loss_tokens else 0.0
+
+    def count_step(self, loss_tokens: Sequence[int], mean: float) -> None:
+        """Count loss tokens of this rank's batches in a step; `mean` is over those of all ranks."""
+        self.loss_squares += sum(count * count for count in loss_tokens)
+        self.step_loss_squares += len(loss_tokens) * mean * mean
 
     def as_dict(self) -> dict[str, Any]:
         """Return flat names and numbers for a logger, with ``tokens/NAME`` etc. for a mixture."""
@@ -224,6 +227,8 @@ class Metrics:
             "documents": self.documents,
             "shared_tokens": self.shared_tokens,
             "loss_tokens": self.loss_tokens,
+            "loss_deviation_between_steps": self.loss_deviation_between_steps,
+            "loss_deviation_within_steps": self.loss_deviation_within_steps,
             "tokens_dropped": composition.dropped,
             "loss_tokens_dropped": composition.loss_dropped,
             "documents_cropped": composition.documents_cropped,

@@ -69,7 +69,7 @@ class Fill:
             batch_tokens=config.batch_tokens,
             seed=derive_seed(config.seed, 2, lane),
             schedule_seed=config.seed,
-            choice=config.choice,
+            choice=config.choice.of_lane(lane, config.lanes),
             name=config.source.document_name,
         )
         self.stream = open_stream(

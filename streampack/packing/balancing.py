@@ -2,8 +2,7 @@
 
 Every batch has the same number of slots, so linear layers cost the same for all of them. Attention
 costs the sum of the squared document lengths, which differs between batches; so do the number of
-image patches, which a vision tower reads, and the number of loss tokens, which the weight of a
-rank's gradient depends on. In a step the ranks take the batches of one rotation (one
+image patches, which a vision tower reads. In a step the ranks take the batches of one rotation (one
 batch of every lane), and no lane knows the rows of the others. So all lanes follow one schedule: it
 gives the costs that the rows of a lane's batch with index s should have, and depends on s alone.
 
@@ -27,6 +26,11 @@ Costs are integers: the sum of the squared lengths of a row's documents, per slo
 is the length of the document in an average slot. With patches or loss tokens, a row costs their
 number. No token is dropped.
 
+Loss tokens are no work, and a step is the sum of its batches: were they balanced like the others,
+some steps would learn next to nothing. So lanes follow the schedule at different phases
+(`LossBalance`): the targets of a step's batches are spread over the whole distribution, and add up
+to about the same sum in every step. `even_rows` makes the rows themselves more alike.
+
 Cost: O(rows log rows), and a search outwards from each target cost, which is short unless the
 window's rows differ from the schedule.
 """
@@ -35,7 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +47,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.arguments import one_of
 from streampack.documents.blocks import Fields
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, StateError
 from streampack.packing.choice import RowChoice
 from streampack.packing.limits import require_whole, row_weights
 from streampack.packing.loss_tokens import LOSS_TOKENS, count_loss_tokens
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
 
 _STEPS = 128  # equal steps between the least and the greatest cost of a measured distribution
 _BEARABLE = 1152  # mean cost of the rows to choose from, over the schedule's mean, in 1024ths
+_LOSS_FILL = 0.75  # share of a row's slots above which it may go when its loss tokens are due
 _BITS = 32  # precision of an element of the van der Corput sequence
 
 #: Document field that a row's cost sums, by kind of balance.
@@ -71,12 +76,17 @@ class Balance(RowChoice):
         quantiles: quantiles of the row costs, ascending, from the least to the greatest at equal
             steps; None until they are measured.
         kind: "attention" for squared document lengths, "patches" or "loss" for a document field.
+        phase: distance of a lane from the schedule, added to its places in the distribution, in
+            units of 2 ** -32.
     """
 
     quantiles: tuple[int, ...] | None = None
     kind: str = "attention"
+    phase: int = 0
 
     orders = True
+    full_rows: ClassVar[bool] = True  # whether the schedule is of full rows
+    revision: ClassVar[int] = 1
 
     @property
     def needs_sample(self) -> bool:
@@ -132,16 +142,33 @@ class Balance(RowChoice):
         wanted = self.wanted(request.step, -(-len(rows) // each), each)
         return order_by_cost(rows, self.costs(plan, request.weights), wanted)
 
-    @classmethod
-    def measured(cls, costs: NDArray[np.int64], kind: str = "attention") -> Balance:
-        """Build the schedule from the costs (R,) of a sample of rows, R > 0."""
+    def measured(self, costs: NDArray[np.int64]) -> Balance:
+        """Return the schedule of the costs (R,) of a sample of rows, R > 0."""
         places = (np.arange(_STEPS + 1, dtype=np.int64) * (len(costs) - 1) + _STEPS // 2) // _STEPS
-        return cls(tuple(np.sort(costs)[places].tolist()), kind)
+        return replace(self, quantiles=tuple(np.sort(costs)[places].tolist()))
+
+    @classmethod
+    def of_kind(cls, kind: str) -> Balance:
+        """Return a schedule of this kind, still to be measured."""
+        return LossBalance(kind=kind) if kind == "loss" else Balance(kind=kind)
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> Balance:
-        """Rebuild a measured schedule from the output of `describe`."""
-        return cls(tuple(description["quantiles"]), description["kind"])
+        """Rebuild a measured schedule from the output of `describe`.
+
+        Raises:
+            StateError: the algorithm's revision differs.
+        """
+        balance = cls.of_kind(description["kind"])
+        if description["revision"] != balance.revision:
+            raise StateError(
+                f'The state was saved with balance="{balance.kind}" of revision '
+                f"{description['revision']}, and this version of streampack has revision "
+                f"{balance.revision}, which makes other rows.",
+                "Resume with the version of streampack that saved the state, or start a new run.",
+                setting="balance",
+            )
+        return replace(balance, quantiles=tuple(description["quantiles"]))
 
     def costs(self, plan: Plan, weights: Fields) -> NDArray[np.int64]:
         """Return the cost (R,) int64 of the plan's rows; `weights` holds (N,) values by field."""
@@ -161,7 +188,7 @@ class Balance(RowChoice):
         assert self.quantiles is not None
         shift = 0 if pool is None else _shift(pool, self.quantiles)
         table = np.array(self.quantiles, dtype=np.int64)
-        place = _van_der_corput(step, batches)[:, None]
+        place = _van_der_corput(step, batches)[:, None] + self.phase & (1 << _BITS) - 1
         stratum = np.arange(rows_per_batch, dtype=np.int64)
         inside = np.where(stratum % 2, (1 << _BITS) - 1 - place, place)
         # A quantile is (stratum + inside / 2 ** 32) / rows_per_batch; every term fits in 62 bits.
@@ -176,9 +203,29 @@ class Balance(RowChoice):
         """Return the JSON-compatible identity for the fingerprint."""
         return {
             "kind": self.kind,
-            "revision": 1,
+            "revision": self.revision,
             "quantiles": None if self.quantiles is None else list(self.quantiles),
         }
+
+
+class LossBalance(Balance):
+    """A schedule of loss tokens, which each lane follows at a phase of its own.
+
+    The phases of L lanes are at equal distances, so the targets of each step's batches are, too.
+    Not only full rows may go, because full rows often have the fewest loss tokens: a question
+    alone may fill a row.
+    """
+
+    full_rows = False
+    revision = 2
+
+    def of_lane(self, lane: int, lanes: int) -> LossBalance:
+        """See `RowChoice`."""
+        return replace(self, phase=(lane << _BITS) // lanes)
+
+    def adapted(self, request: WindowRequest) -> WindowRequest:
+        """Return the request with a lower share of slots above which a row may go."""
+        return replace(request, min_fill=min(request.min_fill, _LOSS_FILL))
 
 
 def _shift(pool: NDArray[np.int64], quantiles: tuple[int, ...]) -> int:
@@ -345,4 +392,4 @@ def add(recipe: Recipe, kind: str) -> None:
     if kind == "loss":
         count_loss_tokens(recipe)
     if len(recipe.packer.seq_lens) == 1:  # rows of several lengths have a schedule of their own
-        recipe.choice = Balance(kind=kind)
+        recipe.choice = Balance.of_kind(kind)

@@ -31,6 +31,10 @@ class RowChoice:
     def needs_sample(self) -> bool:  # noqa: D102  # in the docstring of the class
         return False
 
+    def of_lane(self, lane: int, lanes: int) -> RowChoice:
+        """Return the choice of the lane with index `lane` of so many."""
+        return self
+
     def adapted(self, request: WindowRequest) -> WindowRequest:
         """Return the request that a packer plans as a whole."""
         return request

@@ -78,8 +78,9 @@ class Decreasing(Packer):
             (``2 * cp_size``); the filling counts as padding. Of several requirements, as
             ``(2 * cp_size, 16)``, the least common multiple is used.
         balance: "attention" gives all ranks batches of about equal attention cost in each step,
-            "patches" of about as many image patches, "loss" of about as many loss tokens, for
-            conversations and other documents with loss masks; the last two require whole documents
+            "patches" of about as many image patches; "loss" gives all steps about as many loss
+            tokens, with rows and batches as similar as documents allow, for conversations and
+            other documents with loss masks. The last two require whole documents
             (overflow "drop" or "error", for "loss" also "truncate"). None ignores costs.
         capacity: further limits of a row by document field, as ``{"patches": 4096}`` for images or
             any integer field (`packing.limits`). It requires whole documents, so overflow "drop"

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, Fields, offsets_of, part_of
 from streampack.errors import ConfigError, PlanError
 from streampack.leaves import KEY_BATCHES, load
+from streampack.packing import even_rows
 from streampack.packing.limits import Capacity
 from streampack.packing.overflow import limit_lengths
 from streampack.packing.plan import Plan
@@ -102,7 +103,7 @@ class Separation(RowLimits):
         key = np.unique(weights[self.field], return_inverse=True)[1].reshape(-1)
         tokens = np.zeros(int(key.max(initial=-1)) + 1, dtype=np.int64)
         np.add.at(tokens, key, -(-kept // packer.multiple) * packer.multiple)
-        alone = (tokens <= packer.seq_len) & (type(self.within) is RowLimits)
+        alone = (tokens <= packer.seq_len) & (not packer.capacity)
         by_key = np.lexsort((-kept, key))  # in a row, the longest comes first
         ends = offsets_of(np.bincount(key, minlength=len(tokens)))
         parts = [_one_row_each(by_key[alone[key[by_key]]], key, kept, lengths, packer)]
@@ -115,7 +116,7 @@ class Separation(RowLimits):
 
 def of(packer: Packer) -> Separation:
     """Return the limits of the packer's `separate_by` and `capacity`."""
-    within = Capacity.of(packer) if packer.capacity else RowLimits()
+    within = Capacity.of(packer) if packer.capacity else even_rows.of(packer)
     field = packer.separate_by or ""
     limits: type[Separation] = load(KEY_BATCHES) if packer.separate_batches else Separation
     return limits(field, within)

@@ -80,11 +80,11 @@ def previous_config(
         source = earlier_mixture(source, saved["source"], current["source"])
     packer: Any = rebuild_packer(saved["packer"]) if "packer" in changed else config.packer
     batch_tokens, balance = saved["batch_tokens"], saved["balance"]
-    preparation = config.preparation
-    if balance:
-        packer = replace(packer, balance=balance["kind"])  # the packer needs its weights again
-        if balance["kind"] == "loss":
-            preparation = recounted(preparation, packer.seq_lens[-1], saved["attention"])
+    preparation, kind = config.preparation, balance["kind"] if balance else None
+    if packer.balance != kind:  # which its description lacks, and its weights and rows depend on
+        packer = replace(packer, balance=kind)
+    if kind == "loss":
+        preparation = recounted(preparation, packer.seq_lens[-1], saved["attention"])
     return replace(
         config,
         source=source,

@@ -1,23 +1,10 @@
-"""Fingerprints: all settings that determine the batches of a run, compared field by field."""
+"""Fingerprints: all settings that determine the batches of a run."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
 from typing import Any
 
-from streampack.errors import StateError
 from streampack.lane.config import LaneConfig
-
-#: Settings that a resumed run may change, if `load_state_dict(allow=)` names them, and the fields
-#: of a fingerprint that change with each: longer rows make larger batches.
-CHANGEABLE = {
-    "attention": {"attention"},
-    "batch_size": {"batch_tokens", "window"},
-    "packer": {"balance", "batch_tokens", "packer", "window"},
-    "source": {"source"},
-}
-
 
 #: Values in states saved before stages existed, where a stage is absent.
 _NONE: dict[str, Any] = {
@@ -49,76 +36,3 @@ def fingerprint_of(config: LaneConfig) -> dict[str, Any]:
         "lanes": config.lanes,
         "dealing": config.dealing.describe() if config.dealing else None,
     }
-
-
-def changed_fields(
-    saved: Mapping[str, Any], current: Mapping[str, Any], allow: Collection[str] = ()
-) -> list[str]:
-    """Return the names of the fields that differ, in order; `allow` must cover each.
-
-    Raises:
-        StateError: `allow` contains a setting that cannot change, or a field outside it differs
-            (the error names the first one, with both values).
-    """
-    named = isinstance(allow, Collection) and not isinstance(allow, str)
-    if not named or not set(allow) <= set(CHANGEABLE):
-        raise StateError(
-            f"allow must be a set of names of settings, got {allow!r}.",
-            f"Use a set of names from {', '.join(CHANGEABLE)}.",
-            setting="allow",
-        )
-    before, now = dict(_flat(saved)), dict(_flat(current))
-    # A run keeps its saved "dealing"; where it cannot, another field differs.
-    differing = {
-        name: name.partition(".")[0]
-        for name in sorted(before.keys() | now.keys(), key=_cause_first)
-        if before.get(name) != now.get(name)
-        and (name == "dealing.revision" or not name.startswith("dealing"))
-    }
-    allowed = set[str]().union(*(CHANGEABLE[name] for name in allow))
-    for name, field in differing.items():
-        if field not in allowed:
-            saved_value, value = (
-                _in_words(name, weights, described)
-                for weights, described in ((before, saved), (now, current))
-            )
-            raise StateError(
-                f"`{name}` was {saved_value} when the state was saved and is {value} now.",
-                "Restore the old setting or start a new run; load_state_dict(allow=) lets "
-                f"{', '.join(CHANGEABLE)} change.",
-                setting=name,
-            )
-    return sorted(set(differing.values()))
-
-
-def _in_words(name: str, flat: Mapping[str, Any], described: Mapping[str, Any]) -> str:
-    """Format the value of a field; shares, stored as integers, appear as the user's weights."""
-    if name != "source.shares" or name not in flat:
-        return f"{flat.get(name, 'absent')!r:.200}"
-    names = list(described["source"]["sources"])
-    phases = [
-        (
-            at,
-            {
-                name: round(share / sum(shares), 4)
-                for name, share in zip(names, shares, strict=True)
-            },
-        )
-        for at, shares in flat[name]
-    ]
-    return repr(phases[0][1] if len(phases) == 1 else phases)
-
-
-def _cause_first(name: str) -> tuple[bool, bool, str]:
-    """Sort key: kinds before parameters, and row lengths before the rest of a packer."""
-    return not name.endswith("kind"), not name.startswith("packer.seq_len"), name
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            pairs += _flat(value, f"{prefix}{name}.")
-        else:
-            pairs.append((f"{prefix}{name}", json.loads(json.dumps(value))))
-    return pairs

@@ -88,7 +88,7 @@ def measure_balance(
     The sample is packed as a lane packs it without a balance, several times in random orders,
     because one pass would fill only a few long rows. `window` must be resolved.
     """
-    window_tokens, kind = window.tokens(packer), packer.balance or "attention"
+    window_tokens, balance = window.tokens(packer), Balance.of_kind(packer.balance or "attention")
     held = lengths > 0
     lengths = lengths[held]
     total = max(int(np.minimum(lengths, window_tokens).sum()), 1)
@@ -97,7 +97,7 @@ def measure_balance(
     weights = {name: values[held][stream] for name, values in weights.items()}
     plan = stream_plan(lengths[stream], packer, window, batch_tokens=batch_tokens, weights=weights)
     if not plan.num_rows:
-        return Balance((0,), kind)
+        return replace(balance, quantiles=(0,))
+    costs = balance.costs(plan, weights)
     full = row_loads(plan, packer.capacity, weights) >= window.min_fill * plan.seq_len
-    costs = Balance(kind=kind).costs(plan, weights)[full if full.any() else slice(None)]
-    return Balance.measured(costs, kind)
+    return balance.measured(costs[full] if balance.full_rows and full.any() else costs)

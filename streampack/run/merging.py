@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streampack.errors import StateError
-from streampack.run.fingerprint import changed_fields
+from streampack.run.changed_fields import changed_fields
 from streampack.run.state import LaneState, check_state, checksum, named
 
 

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
-from streampack.leaves import CHANGED_SETTINGS, MEASURED, PLANS, load, of_settings
+from streampack.leaves import CHANGED_FIELDS, CHANGED_SETTINGS, MEASURED, PLANS, load, of_settings
 from streampack.packing.packer import Packer
-from streampack.run.fingerprint import changed_fields, fingerprint_of
+from streampack.run.fingerprint import fingerprint_of
 from streampack.run.state import Deferred, RunState, check_state
 from streampack.sources.base import Source
 from streampack.sources.iterable.indexed import Items
@@ -181,9 +181,12 @@ def resume_run(
         config = load(MEASURED)(config, saved)
     config = replace(config, dealing=config.deal_settings.saved_rule(saved["dealing"]))
     current = fingerprint_of(config)
-    changed = [] if saved == current and not allow else changed_fields(saved, current, allow)
-    # Attention does not affect the contents of rows, so nothing is replanned.
-    if set(changed) - {"attention"} or not config.deal_settings.keep(config.dealing):
+    same = saved == current and not allow
+    changed: list[str] = [] if same else load(CHANGED_FIELDS)(saved, current, allow)
+    # Attention affects the contents of rows only if a balance counts labels.
+    if set(changed) - (
+        set() if saved["balance"] else {"attention"}
+    ) or not config.deal_settings.keep(config.dealing):
         resumed: tuple[RunPlan, RunState] = load(CHANGED_SETTINGS)(
             config, topology, state, current, changed
         )

@@ -111,11 +111,14 @@ class Prefetcher:
             if counted and following:
                 self._ask_for(following)
             taken = [self.take() for _ in step]
+            counts = [batch.num_loss_tokens for batch in taken]
+            items: float = sum(counts)
             if counted:
+                items = num_loss_tokens if num_ranks == 1 else num_loss_tokens / num_ranks
                 for batch in taken:
-                    batch.num_items_in_batch = (
-                        num_loss_tokens if num_ranks == 1 else num_loss_tokens / num_ranks
-                    )
+                    batch.num_items_in_batch = items
+                items *= taken[0].cp_size  # each rank counts a batch that it shares
+            self._run.metrics.count_step(counts, items / len(counts))
             self._start_copy(following)
             self._run.metrics.wait_s += time.perf_counter() - began
             yield taken, num_loss_tokens

@@ -22,6 +22,7 @@ from streampack.job.connect import TIMEOUT_S, check_same_start, connect
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks, question
 from streampack.lane.config import LaneShare
 from streampack.lane.state import LaneEnd
+from streampack.leaves import LOST, load
 from streampack.metrics import Metrics
 from streampack.run.feeds import Feed, Items
 from streampack.run.plan import RunPlan
@@ -295,7 +296,8 @@ class RankRun:
     def log_lost(self, whole: str) -> None:
         """Log on rank 0 the fraction of its tokens that is in no row, if any."""
         if self.metrics.composition.dropped and not self.plan.ranks.rank:
-            logger.warning("%s", self.metrics.dropped_summary(self.plan.config.packer, whole))
+            packer = self.plan.config.packer
+            logger.warning("%s", load(LOST)(self.metrics, packer, whole))
 
     def _record_untaken(self, following: int) -> None:
         """Commit the states of lanes with turns before `following` that give the loop no batch."""

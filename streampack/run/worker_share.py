@@ -17,8 +17,8 @@ from streampack.deals.report_channel import ReportChannel
 from streampack.errors import StateError
 from streampack.job.ending import Alone
 from streampack.leaves import load
+from streampack.run.changed_fields import changed_fields
 from streampack.run.feeds import InProcess
-from streampack.run.fingerprint import changed_fields
 from streampack.run.plan import RunPlan
 from streampack.run.rank import RankRun
 from streampack.run.state import Deferred, RunState, check_state

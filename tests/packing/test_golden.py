@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from streampack.packing import BestFitDecreasing, Buckets, FirstFitDecreasing, Seamless
+from streampack.packing.loss_tokens import LOSS_TOKENS
 from streampack.packing.request import MemberLengths
 from streampack.packing.whole_groups import WholeGroups
 from tests.support.packing_reference import Row
@@ -132,6 +133,27 @@ def test_the_golden_batches_that_ranks_share_do_not_change_between_versions() ->
         [(0, 0, 9), (11, 16, 20)],
     ]
 
+
+def test_the_golden_rows_of_equal_loss_tokens_do_not_change_between_versions() -> None:
+    packer = BestFitDecreasing(seq_len=16, overflow="truncate", balance="loss")
+    weights = {LOSS_TOKENS: np.arange(len(TIED), dtype=np.int64) * 3 % 11}
+    plan = packer.plan(np.array(TIED), final=True, seed=0, weights=weights)
+    sums = np.add.reduceat(weights[LOSS_TOKENS][plan.document], plan.row_offsets[:-1])
+    assert rows_of(plan) == EVEN
+    assert sums.tolist() == [7, 0, 4, 13, 12, 10, 15, 13, 11]
+
+
+EVEN: list[Row] = [
+    [(6, 0, 16)],
+    [(11, 0, 16)],
+    [(16, 0, 16)],
+    [(7, 0, 11), (1, 0, 5)],
+    [(17, 0, 7), (9, 0, 2)],
+    [(2, 0, 9), (5, 0, 7)],
+    [(13, 0, 8), (14, 0, 8)],
+    [(4, 0, 7), (10, 0, 5), (12, 0, 3), (15, 0, 1)],
+    [(0, 0, 9), (3, 0, 5), (8, 0, 2)],
+]
 
 GROUPS = [[9, 5], [9], [5, 7, 7], [16, 11, 2], [2, 5], [8, 8, 1], [12, 12], [3]]
 

@@ -1,17 +1,28 @@
-"""balance="loss": ranks in step have about as many loss tokens, and nothing else changes."""
+"""balance="loss": all steps have about as many loss tokens, and nothing else changes."""
 
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from streampack import BestFitDecreasing, PackedDataset, PackedLoader, Topology, sources
+from streampack import (
+    BestFitDecreasing,
+    PackedDataset,
+    PackedLoader,
+    Topology,
+    WindowConfig,
+    sources,
+)
 from streampack.documents import Documents
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, StateError
+from streampack.metrics import Metrics
 from streampack.packing.loss_tokens import LOSS_TOKENS, CountedLoss
+from streampack.testing import SimulatedRanks
+from tests.support.forged import sign
 
 SEQ_LEN = 64
 RNG = np.random.default_rng(0)
@@ -38,20 +49,109 @@ def dataset_of(
     )  # fmt: skip
 
 
-def spread(balance: Any) -> float:
-    """Loss tokens of the greatest batch of a step over the mean, steps together."""
-    counts: dict[int, list[int]] = {}
-    for batch in PackedLoader(dataset_of(balance)):
-        counts.setdefault(batch.step, []).append(batch.num_loss_tokens)
-    whole = [counts[step] for step in sorted(counts)[1:-2] if len(counts[step]) == 8]
+def steps_of(records: list[dict[str, Any]], balance: Any, lanes: int, **options: Any) -> Any:
+    """Loss tokens of each batch (steps, lanes) of the steps that are whole."""
+    dataset = PackedDataset(
+        sources.Items(records, tokens="ids", loss_mask="mask"),
+        packer=BestFitDecreasing(seq_len=256, overflow="truncate", balance=balance),
+        lanes=lanes, topology=Topology(), **{"batch_size": 1, **options},
+    )  # fmt: skip
+    counts: dict[int, dict[int, int]] = {}
+    for batch in PackedLoader(dataset):
+        counts.setdefault(batch.step, {})[batch.lane] = batch.num_loss_tokens
+    whole = [[*counts[step].values()] for step in sorted(counts) if len(counts[step]) == lanes]
     assert len(whole) > 10
-    return sum(map(max, whole)) / sum(sum(each) / 8 for each in whole)
+    return np.array(whole[len(whole) // 10 :], dtype=np.float64)
 
 
-def test_batches_of_a_step_have_about_equally_many_loss_tokens() -> None:
-    without, level = spread(None), spread("loss")
-    assert without > 1.25
-    assert level - 1 < (without - 1) / 2
+def deviations(counts: Any) -> tuple[float, float]:
+    """Deviation of loss tokens between steps and within them, over the mean."""
+    between, within = counts.mean(axis=1).std(), np.sqrt(counts.var(axis=1).mean())
+    return between / counts.mean(), within / counts.mean()
+
+
+def asked(question: float, spread: float, answer: float, count: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(5)
+    records = []
+    for _ in range(count):
+        before, after = rng.lognormal(question, spread), rng.lognormal(answer, 0.8)
+        mask = np.r_[np.zeros(int(before) + 1), np.ones(int(after))][:256]
+        records.append({"ids": np.full(len(mask), 7), "mask": mask.astype(int)})
+    return records
+
+
+ASKED = {
+    "a sixth of the rows is questions alone": (asked(4.5, 0.9, 2, 1200), 8),
+    "a third is": (asked(5.2, 0.7, 2.5, 600), 4),
+    "short ones": (asked(2.5, 0.8, 3, 1500), 8),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"), [(kind, 1) for kind in [*ASKED][:2]] + [(kind, 2) for kind in [*ASKED][1:]]
+)
+def test_steps_have_about_equally_many_loss_tokens_and_none_is_without(
+    kind: str, rows: int
+) -> None:
+    records, lanes = ASKED[kind]
+    without = deviations(steps_of(records, None, lanes, batch_size=rows))
+    counts = steps_of(records, "loss", lanes, batch_size=rows)
+    between, within = deviations(counts)
+    assert counts.sum(axis=1).min() > 0
+    assert between < 0.8 * without[0]
+    if rows == 1:  # what leaves steps stays within them; only more equal rows lower both
+        assert between**2 + within**2 < 1.05 * (without[0] ** 2 + without[1] ** 2)
+    else:
+        assert within < 0.85 * without[1]
+
+
+def test_texts_with_loss_everywhere_fill_rows_as_without_the_balance() -> None:
+    records = [{"ids": each["ids"], "mask": [1] * len(each["ids"])} for each in RECORDS]
+    for rows in (8, 320):
+        window = WindowConfig(rows=rows)
+        sums = [steps_of(records, balance, 4, window=window).sum() for balance in (None, "loss")]
+        assert sums[1] > 0.98 * sums[0]
+
+
+def test_metrics_have_the_deviation_between_steps_beside_that_within_them() -> None:
+    loader = PackedLoader(dataset_of("loss"))
+    groups = [[batch.num_loss_tokens for batch in group] for group in loader.accumulate(8)]
+    metrics, counts = loader.metrics(), np.concatenate(groups)
+    means = np.concatenate([np.full(len(group), np.mean(group)) for group in groups])
+    between, within = means.std() / counts.mean(), (counts - means).std() / counts.mean()
+    assert metrics.loss_deviation_between_steps == pytest.approx(between)
+    assert metrics.loss_deviation_within_steps == pytest.approx(within)
+    assert metrics.as_dict()["loss_deviation_between_steps"] == metrics.loss_deviation_between_steps
+
+
+def test_metrics_of_ranks_add_up_to_those_of_the_run() -> None:
+    world = 4
+    ranks = SimulatedRanks(world)
+    with ThreadPoolExecutor(world) as threads:
+
+        def taken(rank: int) -> tuple[Any, list[int]]:
+            loader = PackedLoader(dataset_of("loss", rank, world), ranks=ranks[rank])
+            counts = [batch.num_loss_tokens for batch in loader]
+            return loader.metrics(), counts
+
+        found = [*threads.map(taken, range(world))]
+    counts = np.array([each for _, each in found], dtype=np.float64).T
+    metrics = sum((each for each, _ in found), Metrics())
+    assert metrics.loss_deviation_between_steps == pytest.approx(deviations(counts)[0])
+    assert metrics.loss_deviation_within_steps == pytest.approx(deviations(counts)[1])
+
+
+@pytest.mark.parametrize("allow", [set(), {"packer"}])
+def test_a_state_of_other_loss_balanced_rows_is_refused_by_revision(allow: set[str]) -> None:
+    loader = PackedLoader(dataset_of("loss"))
+    next(iter(loader))
+    state = loader.state_dict()
+    assert state["fingerprint"]["balance"]["revision"] == 2
+    state["fingerprint"]["balance"]["revision"] = 1
+    sign(state)
+    with pytest.raises(StateError) as caught:
+        PackedLoader(dataset_of("loss")).load_state_dict(state, allow=allow)
+    assert caught.value.setting == "balance"
 
 
 @pytest.mark.parametrize("attention", ["document", "row"])
