@@ -48,8 +48,7 @@ class DoReMi:
     def after_step(self, batch: PackedBatch, losses: Tensor) -> None:
         """Count the losses (rows, seq_len - 1) of a batch, 0 where there is no label."""
         if batch.num_documents:  # not all padding, as a rank's last ones may be
-            pieces = batch.document_ids[:, 1:].clamp(min=0).long()
-            source = batch.source_ids.long()[pieces].flatten()
+            source = batch.per_token(batch.source_ids)[:, 1:].flatten()
             self.seen[0].index_add_(0, source, losses.detach().double().flatten())
             self.seen[1] += torch.as_tensor(batch.by_source)[:, 2]  # loss tokens
         self.steps += 1

@@ -198,8 +198,7 @@ class Metrics:
     def loss_deviation_between_steps(self) -> float:
         """Standard deviation of the steps' loss tokens, in shares of their mean.
 
-        A step is what the gradients of one optimiser step come from: the batches of all ranks, or a
-        group of `PackedLoader.accumulate`.
+        A step is a batch of every rank, or a group of `PackedLoader.accumulate`.
         """
         return self._deviation(self.step_loss_squares, self.loss_tokens**2 / (self.batches or 1))
 

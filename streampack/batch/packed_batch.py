@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from streampack.batch import attention, hf_arguments, numpy_arrays, parallel, slices, text
     from streampack.batch import loss as losses
+    from streampack.batch import per_token as spread
 
 
 def refuse_collating(kind: type) -> None:
@@ -101,13 +102,12 @@ class PackedBatch(Explained):
             ranks share the batch, each divides the loss of its part by this number; `loss` and
             `.hf()` compute the loss of the whole batch, and each rank counts an equal share.
         sum_squared_lengths: sum over attention segments that are not padding; attention's cost.
-        source_ids: (num_documents,) int32, the source of each piece, to be indexed by
-            `document_ids`.
+        source_ids: (num_documents,) int32, the source of each piece; see `per_token`.
         provenance: (num_documents,) records (source, shard, index, start, stop), or None.
         fields: the dataset's ``token_fields`` by name, (rows, seq_len) each, or (rows, seq_len,
             *shape) with several numbers per token; 0 on padding and on added EOS tokens.
-        document_fields: the dataset's ``document_fields`` by name, (num_documents,) each, to be
-            indexed by `document_ids`. Where records have several documents,
+        document_fields: the dataset's ``document_fields`` by name, (num_documents,) each, and of
+            each token by `per_token`. Where records have several documents,
             ``document_fields["group_ids"]`` is the index of the document's record in the batch,
             int32.
         media: the model's image arguments by name, such as `pixel_values`, in the order of the
@@ -247,6 +247,7 @@ class PackedBatch(Explained):
         samples = parallel.samples
         numpy = numpy_arrays.numpy
         pairs = losses.pairs
+        per_token = spread.per_token
         decode = text.decode
         show = text.show
         limit_context = attention.limit_context
@@ -264,6 +265,7 @@ class PackedBatch(Explained):
         samples = Form("parallel.samples")
         numpy = Form("numpy_arrays.numpy")
         pairs = Form("loss.pairs")
+        per_token = Form("per_token.per_token")
         decode = Form("text.decode")
         show = Form("text.show")
         limit_context = Form("attention.limit_context")

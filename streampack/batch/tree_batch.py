@@ -71,6 +71,7 @@ class TreeBatch(PackedBatch):
     context_parallel = _refused("context_parallel", 'layout="documents"')
     limit_context = _refused("limit_context", 'layout="documents"')
     samples = _refused("samples", 'layout="documents"')
+    per_token = _refused("per_token", "batch.document_fields[name][batch.sequence_ids]")
     numpy = _refused("numpy", 'layout="documents"')
 
     # ------------------------------------------------------------------ slots
