@@ -265,7 +265,7 @@ def hashed(batches: Iterable[Any]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for batch in batches:
         names = ["input_ids", "source_ids"]
-        if not hasattr(batch, "tout"):
+        if not hasattr(type(batch), "tout"):
             names += ["labels", "position_ids", "document_ids", "cu_seqlens"]
         for name in names:
             digest.update(getattr(batch, name).numpy().tobytes())
