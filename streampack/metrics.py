@@ -212,7 +212,7 @@ class Metrics:
         return math.sqrt(variance) / self.loss_tokens if self.loss_tokens else 0.0
 
     def count_step(self, loss_tokens: Sequence[int], mean: float) -> None:
-        """Count loss tokens of this rank's batches in a step; `mean` is over those of all ranks."""
+        """Count the loss tokens of this rank's batches; `mean` is over the batches of all ranks."""
         self.loss_squares += sum(count * count for count in loss_tokens)
         self.step_loss_squares += len(loss_tokens) * mean * mean
 
