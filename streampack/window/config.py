@@ -24,7 +24,9 @@ class WindowConfig:
         documents: largest number of documents, exceeded only if they do not fill one batch.
         min_fill: share of a row's slots above which it counts as full and is delivered.
         carry: share of the window's tokens that may stay for the next round.
-        max_carries: rounds a document may stay before it must go.
+        max_carries: rounds after which a document must go with the next batch. Rows that do not
+            fill a batch stay a further round, and so do the tokens of documents that are not yet
+            read to their end, also if it is 0.
         memory_limit: memory in bytes for the windows and readers of one rank, which determines the
             number of lanes if ``lanes`` is None.
     """

@@ -59,6 +59,28 @@ def test_the_default_window_is_within_a_twentieth_of_a_point_of_planning_everyth
     assert oldest <= WindowConfig().max_carries
 
 
+@pytest.mark.parametrize(("rows", "batch"), [(12, 8), (20, 4), (9, 1)])
+def test_without_carries_only_rows_that_fill_no_batch_stay(
+    rows: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staying: list[int] = []
+
+    class Watched(Window):
+        def plan(self, *, final: bool, step: int = 0) -> PlannedWindow:
+            planned = super().plan(final=final, step=step)
+            staying.append(planned.plan.num_rows - len(planned.rows))
+            return planned
+
+    monkeypatch.setattr(dry_run, "Window", Watched)
+    window = WindowConfig(rows=rows, max_carries=0)
+    lengths = documents(1000, seed=3).clip(max=2048)
+    dry_run.stream_plan(
+        lengths, BestFitDecreasing(seq_len=2048), window, batch_tokens=batch * 2048, seed=0
+    )
+    assert len(staying) > 5
+    assert max(staying) < batch
+
+
 @pytest.mark.parametrize(("kind", "seq_len", "rows"), RUNS)
 def test_every_tenth_of_a_run_has_the_inputs_length_distribution(
     kind: Any, seq_len: int, rows: int, monkeypatch: pytest.MonkeyPatch
