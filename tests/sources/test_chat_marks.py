@@ -194,6 +194,10 @@ UNREAD: list[tuple[dict[str, Any], str]] = [
     ({"quality": 0.2}, '"quality"'),
     ({"verdict": "bad"}, '"verdict"'),
     ({"meta": {"train": False}}, '"meta.train"'),
+    (
+        {"tool_calls": [{"function": {"name": "f", "arguments": {}}, "train": False}]},
+        '"tool_calls.train"',
+    ),
     ({"content": [{"type": "text", "text": "not this", "keep": 0}]}, '"content.keep"'),
 ]
 

@@ -155,6 +155,7 @@ PAIRS: dict[str, dict[str, Any]] = {
     "text": {"prompt": "a", "chosen": "b", "rejected": "c"},
     "ranked messages": {"messages": messages("a"), "chosen": gpt("b"), "rejected": gpt("c")},
     "ranked answers": {"conversations": [human("a")], "chosen": gpt("b"), "rejected": gpt("c")},
+    "ranked after a text": {"prompt": "a", "chosen": gpt("b"), "rejected": gpt("c")},
     "ranked outputs": {"instruction": "a", "input": "", "chosen": "b", "rejected": "c"},
     "names of LLaMA-Factory": {
         "chosen_messages": messages("a", "b"),

@@ -184,6 +184,7 @@ def _of_preference(record: Mapping[str, Any]) -> Conversation:
     texts = isinstance(chosen, str) and isinstance(rejected, str)
     if isinstance(chosen, dict) and isinstance(rejected, dict):
         prompt = prompt or record.get("messages") or record.get("conversations")
+        prompt = [_turn("user", prompt)] if isinstance(prompt, str) else prompt
         chosen, rejected = [chosen], [rejected]
     if prompt is None and texts and "instruction" in record:
         prompt, record = _alpaca_prompt(record), {**record, "system": None}

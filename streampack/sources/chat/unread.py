@@ -19,6 +19,7 @@ _READ = MARKS | {
 }  # fmt: skip
 #: Fields that tell who said a message and when, and so differ between messages.
 _NAMES = frozenset(("id", "message_id", "uuid", "model", "index", "timestamp", "date"))
+_OF_CALLS = frozenset(("type", "id", "index"))
 _OF_PARTS = MARKS | {"type", "text", "value", "content", "index"}
 
 
@@ -66,7 +67,7 @@ def _unread(messages: list[Any]) -> Iterator[str]:
             parts = message.get(name)
             for part in parts if isinstance(parts, list) else ():
                 if isinstance(part, Mapping):
-                    keys = part.keys() - _OF_PARTS
+                    keys = part.keys() - (_OF_CALLS if name == "tool_calls" else _OF_PARTS)
                     yield from (f"{name}.{key}" for key in keys if isinstance(part[key], NUMBER))
 
 
