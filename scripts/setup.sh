@@ -1,11 +1,45 @@
-# Sourced by the other scripts with the name of an environment: `development`, `frameworks`,
-# `stores`, `lowest` or `docs`.
+# Sourced by the other scripts with the name of an environment: `demo`, `development`, `frameworks`,
+# `stores`, `lowest` or `docs`. `development` adds to the folder of `demo`.
 # Makes it, once per change of the files that name its packages, and puts its programs on the path. PYTHON
 # chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-pip_install() { "$environment/bin/python" -m pip install -qq --disable-pip-version-check "$@"; }
+# Installs with uv, as pip is set up, or with pip if there is no uv or it fails.
+pip_install() {
+    if [ -z "${uv+known}" ]; then
+        find_uv
+    fi
+    if [ -n "$uv" ]; then
+        local status=0
+        "$uv" pip install --python "$environment/bin/python" --index-strategy unsafe-best-match \
+            ${uv_settings[@]+"${uv_settings[@]}"} "$@" || status=$?
+        if [ "$status" = 0 ]; then
+            return
+        elif [ "$status" -ge 128 ]; then # Ctrl-C
+            exit "$status"
+        fi
+        echo "uv failed with the error above; pip, which takes minutes, tries it instead ..." >&2
+        uv=
+    fi
+    "$environment/bin/python" -m pip install --disable-pip-version-check "$@"
+}
+
+# Sets `uv`: the one on the path, else one installed into the environment, else empty.
+find_uv() {
+    uv=$(command -v uv || true)
+    if [ -z "$uv" ] || ! "$uv" --version >/dev/null 2>&1; then
+        uv=$environment/bin/uv
+        if ! "$uv" --version >/dev/null 2>&1 &&
+            ! "$environment/bin/python" -m pip install -q --disable-pip-version-check 'uv>=0.5'; then
+            echo "uv cannot be installed; pip takes its place, and some minutes ..." >&2
+            uv=
+        fi
+    fi
+    eval "$("$environment/bin/python" scripts/pip_settings.py)"
+}
+
+install_demo() { pip_install --constraint constraints.txt --editable '.[demo]'; }
 
 install_development() {
     pip_install --constraint constraints.txt --editable '.[dev]'
@@ -13,8 +47,8 @@ install_development() {
     pip_install --no-deps bfcl-eval==2026.3.23
     # mosaicml-streaming brings a build for CUDA, which cannot be imported beside a CPU build of
     # torch, and libraries that find it try to. Nothing here needs it.
-    "$environment/bin/python" -c 'import torchvision' 2>/dev/null ||
-        "$environment/bin/python" -m pip uninstall -qq -y torchvision
+    "$environment/bin/python" -m pip uninstall -qq -y torchvision
+    echo "$wanted" >"$environment/.installed-demo"
 }
 
 # Transformers 5, TRL, Lightning, litgpt, torchtitan and Megatron-LM, without mosaicml-streaming.
@@ -36,7 +70,7 @@ install_stores() {
 
 # Packages of the tests that pin others (mosaicml-streaming, moto) are left out.
 install_lowest() {
-    pip_install uv
+    "$environment/bin/python" -m pip install -q uv
     "$environment/bin/uv" pip compile --quiet --resolution lowest-direct --only-binary :all: \
         --extra all --python "$environment/bin/python" --no-header --no-annotate pyproject.toml \
         >"$environment/lowest.txt"
@@ -46,7 +80,9 @@ install_lowest() {
 
 install_docs() { pip_install --requirement scripts/docs.txt; }
 
+stamp=.installed
 case $1 in
+demo) environment=.venv named_by="pyproject.toml constraints.txt" stamp=.installed-demo ;;
 development) environment=.venv named_by="pyproject.toml constraints.txt" ;;
 frameworks) environment=.venv-frameworks named_by="pyproject.toml scripts/frameworks.txt" ;;
 stores) environment=.venv-stores named_by="pyproject.toml scripts/stores.txt" ;;
@@ -54,10 +90,11 @@ lowest) environment=.venv-lowest named_by="pyproject.toml" ;;
 docs) environment=.venv-docs named_by="scripts/docs.txt" ;;
 esac
 wanted=$(cat $named_by | cksum)
-if [ "$(cat "$environment/.installed" 2>/dev/null || true)" != "$wanted" ]; then
-    echo "Setting up $environment (a few minutes) ..."
+if [ "$(cat "$environment/$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+    echo "Setting up $environment ..."
+    rm -f "$environment/$stamp"
     "${PYTHON:-python3}" -m venv "$environment"
     "install_$1"
-    echo "$wanted" >"$environment/.installed"
+    echo "$wanted" >"$environment/$stamp"
 fi
 export PATH="$PWD/$environment/bin:$PATH"

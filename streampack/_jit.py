@@ -1,97 +1,217 @@
-"""Compilation of kernels: without the GIL, and cached on disk if a cache directory is writable.
+"""Kernels: loops over arrays that Python runs while they are short, and numba compiles after that.
 
-A process that compiles logs it, because the first batch waits for it.
+A process that packs eight documents needs no compiler, and one that packs a corpus needs it after
+moments. Both tiers give the same arrays. `_compiler` is imported when something is compiled or
+loaded, and numba with it.
 """
 
 from __future__ import annotations
 
-import logging
+import functools
 import os
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import sha1
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import numba
 import numpy as np
-from numba.core import config, event
-from numba.core.compiler_lock import global_compiler_lock
 
-from streampack.notices import is_first
+from streampack.cached import cached_property
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from streampack._compiler import Compiled
 
-#: Time to compile a run's kernels on one core of a server; docs/performance.md has the command.
-ABOUT_S = 15
-
-#: False under NUMBA_DISABLE_JIT=1, for debuggers.
-COMPILED: bool = not config.DISABLE_JIT  # type: ignore[attr-defined]
+#: Processor time that a kernel may take in Python, per process and types of arguments.
+BUDGET_S = 0.2
+#: First estimate of the time of a step, as if this many steps had been measured.
+_PRIOR_S, _PRIOR_STEPS = 1e-6, 1000.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# A child forked while another thread compiles would wait forever for numba's lock.
+_importing = threading.RLock()
+# A child forked while another thread imports numba could never import it.
 os.register_at_fork(
-    before=global_compiler_lock.acquire,
-    after_in_parent=global_compiler_lock.release,
-    after_in_child=global_compiler_lock.release,
+    before=_importing.acquire,
+    after_in_parent=_importing.release,
+    after_in_child=_importing.release,
 )
 
 
-_kernels: list[Any] = []
+class _Tier:
+    """Which tier runs: "python", "compiled" (from the first call), or "both" in turn."""
+
+    name = {"1": "python", "0": "compiled"}.get(os.environ.get("NUMBA_DISABLE_JIT", ""), "both")
+
+
+@contextmanager
+def compiled_at_once() -> Iterator[None]:
+    """Compile every kernel that the block calls, unless NUMBA_DISABLE_JIT=1."""
+    before = _Tier.name
+    if before == "both":
+        _Tier.name = "compiled"
+    try:
+        yield
+    finally:
+        _Tier.name = before
 
 
 def kernel(function: F) -> F:
-    """Compile `function` with numba on first call, without the GIL and never in parallel.
+    """Make a function a kernel, which numba can compile.
 
-    The machine code is cached next to the source or in numba's user-wide cache directory. If
-    neither is writable, the kernel is compiled once per process instead. Under NUMBA_DISABLE_JIT=1
-    it remains a Python function, many times slower.
+    Python runs a call if it is expected to fit into the rest of `BUDGET_S`; other calls
+    compile the kernel for their types of arguments, or load it if numba's cache has it. Compiled
+    code runs without the GIL and never in parallel. Under NUMBA_DISABLE_JIT=1 all kernels remain
+    Python functions, under NUMBA_DISABLE_JIT=0 none.
+
+    Args:
+        function: takes and returns arrays, numbers and tuples of them. Python numbers are returned
+            by both tiers.
     """
-    if not COMPILED:
-        return np.errstate(over="ignore")(function)  # integers wrap around, as in compiled code
-    try:
-        compiled = numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # "cannot cache function ...: no locator available"
-        compiled = numba.njit(nogil=True)(function)
-    _kernels.append(compiled)
-    return cast(F, compiled)
+    return kernel_of(_count_elements)(function)
 
 
-def cache_folders() -> list[str]:
-    """Return the cache folders of the imported kernels, sorted; [] if nothing is cached."""
-    return sorted({path for each in _kernels if (path := _kept_in(each)) is not None})
+def kernel_of(steps: Callable[..., Any]) -> Callable[[F], F]:
+    """Make a function a kernel with an estimate of the passes through its innermost loops.
+
+    Args:
+        steps: function of the same arguments; `kernel` counts the elements of all arrays.
+    """
+    return lambda function: cast(Any, _Kernel(function, steps))
 
 
-def _kept_in(compiled: Any) -> str | None:
-    # None if no cache folder is writable
-    return getattr(getattr(compiled, "_cache", None), "cache_path", None)
+class _Kernel:
+    """A function in two tiers."""
+
+    def __init__(self, function: Callable[..., Any], steps: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.py_func = function
+        self._steps = steps
+        self._call: Callable[..., Any] = self._first
+        self._left: dict[Any, float] = {}  # seconds, by types of arguments
+        self._spent, self._taken = _PRIOR_S * _PRIOR_STEPS, _PRIOR_STEPS
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    def _first(self, *arguments: Any) -> Any:
+        """Call the kernel while nothing of it is compiled or loaded."""
+        if _Tier.name == "python" or (self._is_short(arguments) and not self._may_be_cached):
+            return self.run(*arguments)
+        return self.compiled.call(*arguments)
+
+    def _is_short(self, arguments: tuple[Any, ...]) -> bool:
+        """Return True if Python may run this call."""
+        if _Tier.name != "both":
+            return _Tier.name == "python"
+        expected = float(self._steps(*arguments)) * self._spent / self._taken
+        return expected <= self._left.get(_types_of(arguments), BUDGET_S)
+
+    def run(self, *arguments: Any) -> Any:
+        """Run the call in Python, at the expense of the budget."""
+        steps, began = float(self._steps(*arguments)), time.thread_time()
+        with np.errstate(over="ignore"):  # integers wrap around, as in compiled code
+            result = self.python(*arguments)
+        spent = time.thread_time() - began
+        key = _types_of(arguments)
+        self._left[key] = self._left.get(key, BUDGET_S) - spent
+        self._spent, self._taken = self._spent + spent, self._taken + steps
+        return _as_compiled(result)
+
+    @cached_property
+    def python(self) -> Callable[..., Any]:
+        """Return the function, calling others directly: only the outermost one counts its time."""
+        code, names = self.py_func.__code__, dict(self.py_func.__globals__)
+        python = FunctionType(code, names)
+        self.__dict__["python"] = python  # it may call itself
+        for name in code.co_names:
+            if isinstance(called := names.get(name), (_Kernel, Instruction)):
+                names[name] = called.python
+        return python
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        """Return the compiled tier; its code is loaded or made when it is called."""
+        with _importing:
+            from streampack._compiler import Compiled
+
+        compiled = Compiled(self.py_func, self._is_short, self.run)
+        self._call = compiled.call
+        return compiled
+
+    @cached_property
+    def _numba_type_(self) -> Any:
+        from streampack._compiler import type_of_inner
+
+        return type_of_inner(self.py_func)
+
+    @cached_property
+    def _may_be_cached(self) -> bool:
+        return any(map(os.path.exists, _cache_files(self.py_func)))
+
+    def __reduce__(self) -> str:
+        return self.py_func.__qualname__
 
 
-class _CompilationLog(event.Listener):  # type: ignore[misc]
-    """Listener that logs the first compilation, in one process of a job."""
+class Instruction:
+    """An operation with a machine instruction: its name in numba, and its Python function."""
 
-    logged = False
+    def __init__(self, name: str, python: Callable[[Any], int]) -> None:
+        self.name, self.python = name, python
 
-    def on_start(self, started: Any) -> None:
-        """Log before a function is compiled; numba does not call this for cached functions."""
-        compiled = started.data.get("dispatcher")
-        function = getattr(compiled, "py_func", None)
-        if self.logged or not str(getattr(function, "__module__", "")).startswith("streampack."):
-            return
-        self.logged = True
-        folder = _kept_in(compiled)
-        if not is_first(f"compiling {os.path.dirname(__file__)} {folder is not None}"):
-            return
-        logger.warning(
-            "Compiling kernels of streampack, as the first time that a part of it is used here (a "
-            "packer, a format, a setting): up to about %d s of one core, more on a slow one. %s",
-            ABOUT_S,
-            f"They are kept in {folder}; `streampack warm` compiles them ahead."
-            if folder
-            else "They cannot be kept, so every start waits for it. Set NUMBA_CACHE_DIR to a "
-            "folder that can be written.",
-        )
+    def __call__(self, value: Any) -> int:
+        return self.python(value)
 
-    def on_end(self, ended: Any) -> None:
-        """Do nothing; numba requires the method."""
+    @cached_property
+    def _numba_type_(self) -> Any:
+        from streampack._compiler import type_of_instruction
+
+        return type_of_instruction(self.name)
 
 
-event.register("numba:compile", _CompilationLog())  # type: ignore[no-untyped-call]
+def _count_elements(*arguments: Any) -> int:
+    """Return the number of elements of all arrays in nested tuples."""
+    elements = 0
+    for value in arguments:
+        if isinstance(value, np.ndarray):
+            elements += value.size
+        elif isinstance(value, tuple):
+            elements += _count_elements(*value)
+    return elements
+
+
+def _types_of(value: Any) -> Any:
+    """Return a key that differs for values of which numba compiles code apart."""
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.ndim, value.flags.c_contiguous, value.flags.writeable
+    if isinstance(value, tuple):
+        return type(value), *map(_types_of, value)
+    return type(value)
+
+
+def _as_compiled(result: Any) -> Any:
+    """Return numpy's numbers as Python's, as compiled code returns them; states are JSON."""
+    if isinstance(result, np.generic):
+        return result.item()
+    if isinstance(result, tuple):
+        values = map(_as_compiled, result)
+        return result._make(values) if hasattr(result, "_make") else tuple(values)
+    return result
+
+
+def _cache_files(function: Callable[..., Any]) -> Iterator[str]:
+    """Yield where numba keeps its index of a function; a wrong guess costs `BUDGET_S`, no more."""
+    code, version = function.__code__, "{}{}".format(*sys.version_info)
+    folder, file = os.path.split(os.path.abspath(code.co_filename))
+    name = f"{file.removesuffix('.py')}.{function.__qualname__}-{code.co_firstlineno}"
+    index = f"{name}.py{version}{sys.abiflags}.nbi"
+    apart = f"{os.path.basename(folder)}_{sha1(folder.encode()).hexdigest()}"
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        yield os.path.join(chosen, apart, index)
+    yield os.path.join(folder, "__pycache__", index)
+    users = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+    users = os.environ.get("XDG_CACHE_HOME", os.path.expanduser(users))
+    yield os.path.join(users, "numba", apart, index)

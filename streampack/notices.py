@@ -31,10 +31,7 @@ def is_first(notice: str) -> bool:
         family.append(str(parent.pid))
     elif "LOCAL_RANK" in os.environ:
         family.append(str(os.getppid()))
-    name = os.path.join(tempfile.gettempdir(), f".streampack-{os.getuid()}-notices")
-    try:
-        file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:
+    if (file := open_shared("notices")) is None:
         return True
     with os.fdopen(file, "r+") as recent:
         fcntl.flock(recent, fcntl.LOCK_EX)
@@ -49,3 +46,12 @@ def is_first(notice: str) -> bool:
         recent.truncate()
         json.dump({**logged, **dict.fromkeys(keys, now)}, recent)
     return first
+
+
+def open_shared(name: str) -> int | None:
+    """Open a file that processes of this user and host share; None if that is not possible."""
+    path = os.path.join(tempfile.gettempdir(), f".streampack-{os.getuid()}-{name}")
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import streampack  # imports its names on first use, because torch takes a second
+from streampack._jit import compiled_at_once
 from streampack.cli.options import (
     AnyCorpus,
     AsJson,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 ROOM = 1.25  # shortest step, in batch times, at which a loop does not wait
 
 
+@compiled_at_once()
 def bench(
     source: AnyCorpus,
     seq_len: Annotated[

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import models
 
 import streampack  # imports its names on first use, because torch takes a second
-from streampack._jit import cache_folders
+from streampack._compiler import cache_folders
+from streampack._jit import compiled_at_once
 from streampack.cli.options import say
 from streampack.documents.blocks import gather_ragged, offsets_of
 from streampack.errors import ConfigError
@@ -41,7 +42,7 @@ def warm() -> None:
     """
     console = Console(stderr=True)
     began, used = time.perf_counter(), time.process_time()
-    with TemporaryDirectory(prefix="streampack-warm-") as folder:
+    with TemporaryDirectory(prefix="streampack-warm-") as folder, compiled_at_once():
         for dtype in (np.uint16, np.uint32):  # the dtypes of blocks made from lists
             ids, places = np.zeros(1, dtype), np.arange(2)
             gather_ragged(ids, places[:1], places, ids.copy())

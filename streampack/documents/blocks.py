@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel_of
 from streampack.errors import ConfigError
 
 
@@ -32,7 +32,7 @@ def ranges_of(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np
     return np.repeat(starts - offsets[:-1], sizes) + np.arange(offsets[-1])
 
 
-@kernel
+@kernel_of(lambda *call: call[3].size)
 def gather_ragged(
     source: NDArray[np.generic],
     starts: NDArray[np.int64],

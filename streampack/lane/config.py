@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack._jit import compiled_at_once
 from streampack.deals.rule import DealRule
 from streampack.deals.settings import DealSettings
 from streampack.documents.blocks import Documents, make_origin
@@ -112,6 +113,7 @@ class LaneShare:
     states: Mapping[int, dict[str, Any] | None]
 
 
+@compiled_at_once()
 def warm_up(config: LaneConfig) -> None:
     """Compile or load every kernel a lane needs, so that forked workers inherit them."""
     for dtype in (np.uint16, np.uint32):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel, kernel_of
 from streampack.extras import missing_package
 from streampack.ordering.neighbours import (
     NONE,
@@ -90,7 +90,7 @@ def find_neighbours_approximately(
     return result.of_kept()
 
 
-@kernel
+@kernel_of(lambda vectors, _, candidates, *__: candidates.size * vectors.shape[1])
 def compute_cosines(
     vectors: NDArray[np.float32],
     norms: NDArray[np.float64],

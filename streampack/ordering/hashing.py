@@ -25,7 +25,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel, kernel_of
 from streampack.arguments import whole_number
 from streampack.documents.blocks import Documents, make_origin
 from streampack.packing.rng import mix
@@ -65,7 +65,7 @@ class HashedNgrams:
         return vectors
 
 
-@kernel
+@kernel_of(lambda tokens, _, ngrams, *__: 3 * tokens.size * ngrams * (ngrams + 1))
 def _hash_ngrams(
     tokens: NDArray[np.generic],
     offsets: NDArray[np.int64],

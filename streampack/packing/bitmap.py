@@ -6,15 +6,12 @@ the next member takes a few instructions for sets below 4096, and one more per 4
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from streampack._jit import COMPILED, kernel
+from streampack._jit import Instruction, kernel
 
 
 class Bitmap(NamedTuple):
@@ -24,43 +21,20 @@ class Bitmap(NamedTuple):
     summary: NDArray[np.uint64]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _lowest_bit(typingctx: Any, word: Any) -> Any:
-    """Return the index of the lowest set bit of a non-zero uint64 (one machine instruction)."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.uint64(types.uint64), codegen
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _leading_zeros(typingctx: Any, word: Any) -> Any:
-    """Return the number of zeros above the highest set bit of a non-zero uint64."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.uint64(types.uint64), codegen
+_trailing_zeros = Instruction(
+    "trailing_zeros", lambda word: (int(word) & -int(word)).bit_length() - 1
+)
+_leading_zeros = Instruction("leading_zeros", lambda word: 64 - int(word).bit_length())
 
 
 @kernel
 def _index_of_lowest_bit(word: np.uint64) -> int:
-    return np.int64(_lowest_bit(word))  # type: ignore[call-arg, return-value]
+    return np.int64(_trailing_zeros(word))  # type: ignore[return-value]
 
 
 @kernel
 def _index_of_highest_bit(word: np.uint64) -> int:
-    return 63 - np.int64(_leading_zeros(word))  # type: ignore[call-arg, return-value]
-
-
-if not COMPILED:  # intrinsics cannot be called from Python
-
-    def _index_of_lowest_bit(word: np.uint64) -> int:
-        return (int(word) & -int(word)).bit_length() - 1
-
-    def _index_of_highest_bit(word: np.uint64) -> int:
-        return int(word).bit_length() - 1
+    return 63 - np.int64(_leading_zeros(word))  # type: ignore[return-value]
 
 
 @kernel

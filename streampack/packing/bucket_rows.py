@@ -38,7 +38,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel, kernel_of
 from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, set_bit
 from streampack.packing.bucket_shapes import Shapes
 
@@ -125,7 +125,7 @@ class _Segments(NamedTuple):
     used: NDArray[np.int64]
 
 
-@kernel
+@kernel_of(lambda waiting, *_: 40 * waiting.lengths.size)
 def fill_batches(
     waiting: Waiting,
     shapes: Shapes,

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel_of
 from streampack.arguments import is_whole, real_number, whole_number
 from streampack.documents.blocks import ranges_of
 from streampack.errors import ConfigError
@@ -321,7 +321,7 @@ def _heads(
     return document[order], start[order]
 
 
-@kernel
+@kernel_of(lambda lengths, *_: 20 * lengths.size)
 def _compose(
     lengths: NDArray[np.int64],
     begin: NDArray[np.int64],

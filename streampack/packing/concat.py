@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel_of
 from streampack.documents.blocks import offsets_of, ranges_of
 from streampack.errors import ConfigError
 from streampack.packing.overflow import Overflow, limit_lengths, require_atom, require_seq_len
@@ -33,7 +33,7 @@ from streampack.packing.rng import permutation
 from streampack.packing.selection import all_rows
 
 
-@kernel
+@kernel_of(lambda lengths, _, seq_len: 20 * lengths.size + 10 * lengths.sum() / seq_len)
 def cut_and_restart(
     lengths: NDArray[np.int64], restarts: NDArray[np.bool_], seq_len: int
 ) -> tuple[

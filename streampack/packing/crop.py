@@ -30,7 +30,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel, kernel_of
 from streampack.documents.blocks import ranges_of
 from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, previous_set, set_bit
 from streampack.packing.overflow import Overflow, limit_lengths, require_seq_len
@@ -115,7 +115,7 @@ class _Queues(NamedTuple):
     filled: Bitmap
 
 
-@kernel
+@kernel_of(lambda lengths, *_: 40 * lengths.size)
 def _crop(
     lengths: NDArray[np.int64],
     seq_len: int,

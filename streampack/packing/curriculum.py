@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel, kernel_of
 from streampack.arguments import is_number, whole_number, whole_value
 from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed, mix
@@ -214,7 +214,7 @@ def _share(r: int, b: int, knots: _Knots) -> int:
     return high - low  # type: ignore[no-any-return]
 
 
-@kernel
+@kernel_of(lambda rotations, knots, _: 20 * rotations * knots.sums.shape[1])
 def _take_turns(rotations: int, knots: _Knots, seed: np.uint64) -> NDArray[np.int8]:
     """Return the bucket of each rotation, (rotations,) int8, by the steps of the module."""
     whole, buckets = knots.whole, knots.sums.shape[1] - 1

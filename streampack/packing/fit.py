@@ -36,45 +36,27 @@ def greedy_fit(
     sizes: NDArray[np.integer[Any]],
     capacity: int,
     least_room: int,
-    best: bool,
     align: int,
     bins: NDArray[np.integer[Any]],
     links: NDArray[np.int32],
+    rooms: NDArray[np.int32] | None,
 ) -> int:
-    """Assign items to bins.
+    """Assign items to bins; first-fit and best-fit are compiled separately.
 
     Args:
         sizes: (M,) integers, each in [1, capacity], in placement order.
         capacity: room of an empty bin.
         least_room: an open bin is considered only if it has at least this much room left.
-        best: best-fit if True, first-fit if False.
         align: an item occupies the next multiple of this.
         bins: (M,) output, the bin of every item, numbered in order of opening.
-        links: (3 * M or more,) working memory.
+        links: (2 * M or more,) working memory.
+        rooms: (M or more,) working memory of first-fit; None for best-fit.
 
     Returns:
         The number of bins.
     """
     items = len(sizes)
     child, sibling = links[:items], links[items : 2 * items]
-    if best:
-        return _fit(sizes, capacity, least_room, align, bins, child, sibling, None)
-    rooms = links[2 * items : 3 * items]
-    return _fit(sizes, capacity, least_room, align, bins, child, sibling, rooms)
-
-
-@kernel
-def _fit(
-    sizes: NDArray[np.integer[Any]],
-    capacity: int,
-    least_room: int,
-    align: int,
-    bins: NDArray[np.integer[Any]],
-    child: NDArray[np.int32],
-    sibling: NDArray[np.int32],
-    rooms: NDArray[np.int32] | None,
-) -> int:
-    """First-fit if `rooms` of open bins are given, else best-fit; each is compiled separately."""
     blocks = (capacity >> _BLOCK) + 1
     head = np.full(blocks << _BLOCK, _NONE, dtype=np.int32)  # earliest opened bin of each room
     lowest = np.full(blocks, _NONE, dtype=np.int32)  # the same of each block of rooms

@@ -146,10 +146,11 @@ class Decreasing(Packer):
         least_room = self.extra_capacity + 1 if self.protect_short else 0
         count, segments = _plan(
             kept,
-            _Rule(self.seq_len, self.max_tokens_per_row, least_room, self.best, self.multiple),
+            _Rule(self.seq_len, self.max_tokens_per_row, least_room, self.multiple),
             Placed(row_offsets, columns, dropped),
             _NONE if dropped_with is None else dropped_with,
-            scratch_words(5 * pieces),
+            scratch_words(4 * pieces),
+            None if self.best else np.empty(pieces, dtype=np.int32),
         )
         document, start, stop, overlap, gaps = columns[:, :segments]
         return Plan(
@@ -220,7 +221,6 @@ class _Rule(NamedTuple):
     seq_len: int
     capacity: int
     least_room: int
-    best: bool
     align: int
 
 
@@ -231,21 +231,22 @@ def _plan(
     placed: Placed,
     dropped_with: NDArray[np.int64],
     words: NDArray[np.int64],
+    rooms: NDArray[np.int32] | None,
 ) -> tuple[int, int]:
     """Run steps 2 to 4 for lengths (N,): fill `placed`, return the numbers of rows and segments.
 
     `placed` has two further columns, overlap and padding. `dropped_with` is filled unless it is
-    empty; `words` is working memory, 5 words per piece.
+    empty; `words` is working memory, 4 words per piece, and `rooms` that of `greedy_fit`.
     """
-    seq_len, capacity, least_room, best, align = rule
+    seq_len, capacity, least_room, align = rule
     most = placed.columns.shape[1]  # upper bound of the number of pieces
     start = words[:most]
-    narrow = words[most : 5 * most].view(np.int32)
+    narrow = words[most : 4 * most].view(np.int32)
     document, size, bins = narrow[:most], narrow[most : 2 * most], narrow[2 * most : 3 * most]
-    links, used = narrow[3 * most : 6 * most], narrow[6 * most : 7 * most]
+    links, used = narrow[3 * most : 5 * most], narrow[5 * most : 6 * most]
     count = decreasing_pieces(kept, seq_len, document, start, size)
     pieces = Pieces(bins[:count], document[:count], start[:count], size[:count])
-    count = greedy_fit(pieces.size, capacity, least_room, best, align, pieces.bins, links)
+    count = greedy_fit(pieces.size, capacity, least_room, align, pieces.bins, links, rooms)
     if len(dropped_with):
         lost_with(pieces, count, seq_len, dropped_with)
     segments = lay_out(pieces, count, seq_len, used if capacity > seq_len else used[:0], placed)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel_of
 from streampack.arguments import is_whole
 from streampack.documents.blocks import Fields, offsets_of
 from streampack.errors import ConfigError, PlanError
@@ -203,7 +203,7 @@ def check_weights(plan: Plan, capacity: Mapping[str, int], weights: Fields) -> N
             raise PlanError(f"In this plan a row has too many {name} (at {over[:5].tolist()}).")
 
 
-@kernel
+@kernel_of(lambda sizes, *_: sizes.size * sizes.shape[1] / 2)
 def fit_within(
     sizes: NDArray[np.int64],
     limits: NDArray[np.int64],
@@ -225,7 +225,8 @@ def fit_within(
     for k in range(len(limits)):
         for i in range(count):
             share[i] = max(share[i], (sizes[k, i] << 30) // limits[k])
-    order[:] = np.argsort(-share, kind="mergesort")
+    for i, document in enumerate(np.argsort(-share, kind="mergesort")):
+        order[i] = document
     least = np.empty_like(limits)  # smallest use of each limit by any document
     for k in range(len(limits)):
         least[k] = sizes[k].min() if count else 0
@@ -247,7 +248,8 @@ def fit_within(
                     break
         if chosen < 0:
             chosen = opened
-            rooms[chosen] = limits
+            for k in range(len(limits)):
+                rooms[chosen, k] = limits[k]
             name[chosen] = rows
             opened += 1
             rows += 1
@@ -259,7 +261,8 @@ def fit_within(
         if closed:
             opened -= 1
             for r in range(chosen, opened):
-                rooms[r] = rooms[r + 1]
+                for k in range(len(limits)):
+                    rooms[r, k] = rooms[r + 1, k]
                 name[r] = name[r + 1]
     return rows
 

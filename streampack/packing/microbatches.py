@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel_of
 from streampack.documents.blocks import offsets_of
 from streampack.errors import PlanError
 from streampack.packing.fit_decreasing import BestFitDecreasing
@@ -91,7 +91,7 @@ def _best_fit(sizes: NDArray[np.int64], capacity: int) -> tuple[int, NDArray[np.
     return plan.num_rows, place
 
 
-@kernel
+@kernel_of(lambda order, sizes, costs, bins, *_: order.size * bins)
 def _spread(
     order: NDArray[np.int64],
     sizes: NDArray[np.int64],
@@ -116,7 +116,7 @@ def _spread(
     return True
 
 
-@kernel
+@kernel_of(lambda place, *_: 200 * place.size)
 def _even_out(
     place: NDArray[np.int64],
     sizes: NDArray[np.int64],

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel, kernel_of
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -33,7 +33,8 @@ def derive_seed(*parts: int) -> int:
 def derive_seeds(seed: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return `derive_seed(seed, key)` for every key, (N,) uint64."""
     begin = np.uint64((derive_seed(seed) + _GOLDEN) & _MASK)
-    return np.asarray(mix(keys.astype(np.uint64) + begin))
+    with np.errstate(over="ignore"):
+        return np.asarray(_mix(keys.astype(np.uint64) + begin))
 
 
 def permutation(n: int, seed: int) -> NDArray[np.int64]:
@@ -43,7 +44,7 @@ def permutation(n: int, seed: int) -> NDArray[np.int64]:
     return order
 
 
-@kernel
+@kernel_of(lambda order, _: 5 * order.size)
 def shuffle(order: NDArray[np.int64], seed: np.uint64) -> None:
     """Shuffle in place (Fisher-Yates). The bias of `random % bound` is below bound / 2**64."""
     state = np.uint64(seed)
@@ -53,9 +54,11 @@ def shuffle(order: NDArray[np.int64], seed: np.uint64) -> None:
         order[i], order[j] = order[j], order[i]
 
 
-@kernel
-def mix(z: Any) -> Any:
+def _mix(z: Any) -> Any:
     """Apply the last step of splitmix64 to a uint64 or an array of them."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
+
+
+mix = kernel(_mix)

@@ -199,7 +199,8 @@ class Seamless(Packer):
             count = decreasing_pieces(tails, self.seq_len, document, start, size)
             document, size = document[:count], size[:count]
             bins, links = np.empty(count, dtype=np.int64), np.empty(3 * count, dtype=np.int32)
-            count = greedy_fit(size, self.seq_len + self._extra, 0, False, 1, bins, links)
+            links, rooms = links[count:], links[:count]
+            count = greedy_fit(size, self.seq_len + self._extra, 0, 1, bins, links, rooms)
             pieces = Pieces(bins, document, lengths[document] - size, size)
             totals = np.zeros(count, dtype=np.int64)
             np.add.at(totals, bins, size)

@@ -214,7 +214,8 @@ def _best_rows(
     if batches * each < must_go:
         batches += 1
     count = min(batches, len(order) // each) * each
-    out[: len(order)] = order
+    for row in range(len(order)):  # assigning slices would take seconds to compile
+        out[row] = order[row]
     return count, min(must_go, count), _at(length_after, full)
 
 

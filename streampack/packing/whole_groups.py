@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel, kernel_of
 from streampack.documents.blocks import offsets_of, ranges_of
 from streampack.errors import PlanError
 from streampack.packing.fit_decreasing import BestFitDecreasing
@@ -144,7 +144,7 @@ def _placed_by(places: NDArray[np.int64]) -> NDArray[np.int64]:
     return order[np.searchsorted(places[order], 0) :]
 
 
-@kernel
+@kernel_of(lambda sizes, offsets, rows, *_: sizes.size * (rows + 10))
 def _fit(
     sizes: NDArray[np.int64],
     offsets: NDArray[np.int64],
@@ -161,7 +161,7 @@ def _fit(
         out[g] = _put(members, _longest_first(members), room, row_of[offsets[g] : offsets[g + 1]])
 
 
-@kernel
+@kernel_of(lambda sizes, *call: sizes.size * (call[3] + 10) + call[1].size ** 2 / 10)
 def _place(
     sizes: NDArray[np.int64],
     offsets: NDArray[np.int64],

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel_of
 from streampack.documents.blocks import TOKEN_DTYPES, Documents, Texts, offsets_of
 from streampack.errors import ConfigError
 
@@ -147,7 +147,7 @@ def _unsigned_dtype(kinds: NDArray[np.uint8]) -> np.dtype[Any] | None:
     return INTEGER_DTYPES[int(kinds[0])] if kinds[0] in (2, 4) else None
 
 
-@kernel
+@kernel_of(lambda *call: call[3].size)
 def copy_spans(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel_of
 from streampack.documents.blocks import ORIGIN, Documents, gather_ragged, offsets_of
 from streampack.window.entries import (
     ARRIVED,
@@ -229,7 +229,7 @@ def labels_of(
     return _count_true(documents.loss_mask, begin + start, begin + stop)
 
 
-@kernel
+@kernel_of(lambda mask, start, stop: (stop - start).sum())
 def _count_true(
     mask: NDArray[np.bool_], start: NDArray[np.int64], stop: NDArray[np.int64]
 ) -> NDArray[np.int64]:
@@ -263,7 +263,7 @@ class _Columns(NamedTuple):
     origin: NDArray[np.int64]
 
 
-@kernel
+@kernel_of(lambda *call: call[2].sum() + 20 * call[2].size)
 def _append(
     block: _Block,
     first: int,
@@ -295,7 +295,7 @@ def _append(
     return used
 
 
-@kernel
+@kernel_of(lambda kept, *call: call[3].numbers[HELD, kept].sum() + 20 * kept.size)
 def _keep(
     kept: NDArray[np.int64],
     moved: NDArray[np.int64],
@@ -323,7 +323,8 @@ def _keep(
         for k in range(len(target)):
             target[k] = piece[k]
         if len(mask):
-            mask_out[used : used + size] = mask[begin : begin + size]
+            for k in range(size):
+                mask_out[used + k] = mask[begin + k]
         used += size
         for c in range(len(numbers)):
             numbers_out[c, i] = numbers[c, d]

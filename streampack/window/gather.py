@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel, kernel_of
 from streampack.documents.blocks import offsets_of
 from streampack.packing.plan import PackingStats, RowColumns
 from streampack.window.buffer import TokenBuffer
@@ -122,19 +122,15 @@ def gather_rows(planned: PlannedWindow, held: TokenBuffer, layout: RowFormat) ->
     ends = np.zeros((batches + 1, 3), dtype=np.int64)
     counts = np.zeros((batches, 13), dtype=np.int64)
     sizes = np.zeros((batches, 3), dtype=np.int64)
-    _gather(
-        plan.columns,
-        _Rows(rows, planned.batches, seq_lens, places),
-        _held(planned, held),
-        _Marks(
-            out.dtype.type(layout.pad_id), out.dtype.type(eos_id), layout.mask_repeated,
-            layout.attention_by_row,
-        ),
-        _counted(planned, held),
-        _Written(out, mask_out, boundaries, piece, cu_seqlens, segment, ends),
-        counts,
-        sizes,
+    marks = _Marks(
+        out.dtype.type(layout.pad_id), out.dtype.type(eos_id), layout.mask_repeated,
+        layout.attention_by_row,
     )  # fmt: skip
+    going, source = _Rows(rows, planned.batches, seq_lens, places), _held(planned, held)
+    written = _Written(out, mask_out, boundaries, piece, cu_seqlens, segment, ends)
+    _write(plan.columns, going, source, marks, written)
+    _count(plan.columns, _counted(planned, held), source, written, counts)
+    _measure(written, places, sizes)
     sources = entries.origin["source"][plan.document[segment]]
     pieces = _pieces(planned, segment, held) if layout.stages else None
     gathered = []
@@ -270,24 +266,7 @@ class _Written(NamedTuple):
     ends: NDArray[np.int64]
 
 
-@kernel
-def _gather(
-    plan: RowColumns,
-    going: _Rows,
-    held: _Held,
-    marks: _Marks,
-    counted: _Counted,
-    written: _Written,
-    counts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-) -> None:
-    """Write the rows and compute their counts; see `_write`, `_count` and `_measure`."""
-    _write(plan, going, held, marks, written)
-    _count(plan, counted, held, written, counts)
-    _measure(written, going.places, sizes)
-
-
-@kernel
+@kernel_of(lambda *call: call[4].tokens.size + 30 * call[4].piece.size)
 def _write(plan: RowColumns, going: _Rows, held: _Held, marks: _Marks, written: _Written) -> None:
     """Write tokens, mask and boundaries of all batches; ends[b + 1] gets the ends of batch b."""
     row_offsets, _, document, start, stop, overlap, insert_eos, pad_after = plan
@@ -321,7 +300,8 @@ def _write(plan: RowColumns, going: _Rows, held: _Held, marks: _Marks, written: 
                 for k in range(size):
                     target[k] = piece_tokens[k]
                 if has_source_mask:
-                    mask_out[at : at + size] = mask[source : source + size]
+                    for k in range(size):
+                        mask_out[at + k] = mask[source + k]
                 elif has_mask:
                     mask_out[at : at + size] = True
                 if mask_repeated:
@@ -371,7 +351,7 @@ def _write(plan: RowColumns, going: _Rows, held: _Held, marks: _Marks, written: 
         ends[b + 1, 2] = pieces
 
 
-@kernel
+@kernel_of(lambda written, *_: written.mask.size + 10 * written.piece.size)
 def _measure(written: _Written, places: NDArray[np.int64], out: NDArray[np.int64]) -> None:
     """Write per batch: longest attention segment, loss tokens, sum of squared real lengths."""
     _, mask, boundaries, piece, cu_seqlens, _, ends = written
@@ -393,7 +373,7 @@ def _measure(written: _Written, places: NDArray[np.int64], out: NDArray[np.int64
                 out[b, 1] += size - 1
 
 
-@kernel
+@kernel_of(lambda *call: 40 * call[3].segment.size)
 def _count(
     plan: RowColumns,
     counted: _Counted,
@@ -453,7 +433,7 @@ def _kept_and_lost(d: int, stop: int, counted: _Counted, held: _Held) -> tuple[i
     return before, after
 
 
-@kernel
+@kernel_of(lambda documents, _, held, *__: held.mask.size + 10 * documents.size)
 def _labels_of_dropped(
     documents: NDArray[np.int64], counted: _Counted, held: _Held, out: NDArray[np.int64]
 ) -> None:

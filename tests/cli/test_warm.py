@@ -26,7 +26,12 @@ print(loader.metrics().batches)
 def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """A program with empty folders for what it compiles and for its temporary files."""
     (folder / "tmp").mkdir(exist_ok=True)
-    own = {"NUMBA_CACHE_DIR": str(folder / "numba"), "TMPDIR": str(folder / "tmp"), **variables}
+    own = {
+        "NUMBA_CACHE_DIR": str(folder / "numba"),
+        "NUMBA_DISABLE_JIT": "0",  # kernels are compiled from the first call
+        "TMPDIR": str(folder / "tmp"),
+        **variables,
+    }
     return subprocess.run(
         [sys.executable, *command], text=True, capture_output=True, env={**os.environ, **own}
     )

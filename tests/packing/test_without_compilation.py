@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 
+from streampack._jit import compiled_at_once
+
 PLANS = """
 import json
 import numpy as np
@@ -30,7 +32,7 @@ for batch in loader:
 
 
 def test_plans_batches_and_states_are_the_same_without_compilation() -> None:
-    with contextlib.redirect_stdout(io.StringIO()) as compiled:
+    with contextlib.redirect_stdout(io.StringIO()) as compiled, compiled_at_once():
         exec(PLANS, {})
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", PLANS],

@@ -13,7 +13,11 @@ import pytest
 @pytest.mark.slow  # all kernels are compiled again
 def test_no_kernel_leaves_a_damaged_shard(tmp_path: Path) -> None:
     # Code with checks is kept apart: numba's cache does not know them from one another.
-    checks = {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    checks = {
+        "NUMBA_BOUNDSCHECK": "1",
+        "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
+        "NUMBA_DISABLE_JIT": "0",  # kernels are compiled from the first call
+    }
     tests = [str(Path(__file__).with_name("test_damage.py")), "-k", "flipped or cut_short"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,10 @@ def loaded_modules(kind: str, *, without: Sequence[str] = ()) -> dict[str, Path]
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", _BEGIN + RUNS[kind] + _END, folder, *without]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        variables = {**os.environ, "NUMBA_DISABLE_JIT": "1"}  # nothing is loaded from caches
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables
+        )
     assert not done.returncode, done.stderr
     return {name: Path(file) for name, file in json.loads(done.stdout.splitlines()[-1]).items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel_of
 from streampack.sources.mds.index import TEXTS, Column
 
 #: Reasons for broken samples by status; each ends a sentence that begins with a sample's name.
@@ -22,7 +22,7 @@ STATUS = {
 UNEVEN, TOO_LONG = 6, 7
 
 
-@kernel
+@kernel_of(lambda *call: 10 * call[2].size * min(call[6] - call[5], call[10].size))
 def scan_samples(
     data: NDArray[np.uint8],
     table: NDArray[np.uint32],
@@ -86,7 +86,7 @@ def scan_samples(
     return n
 
 
-@kernel
+@kernel_of(lambda data, starts, *_: 20 * starts.size)
 def array_values(
     data: NDArray[np.uint8],
     starts: NDArray[np.int64],

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel_of
 from streampack.sources.integer_arrays import integer_kind, no_npy, npy_header, read_again
 from streampack.sources.reading import too_long
 from streampack.sources.records import BrokenDocumentError, ids_of
@@ -116,7 +116,7 @@ _HEADER = re.compile(
 )
 
 
-@kernel
+@kernel_of(lambda *call: call[3].size * (call[1].size + 20))
 def npy_counts(
     data: NDArray[np.uint8],
     beginning: NDArray[np.uint8],

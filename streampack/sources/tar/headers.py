@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack._jit import kernel
+from streampack._jit import kernel, kernel_of
 from streampack.storage.files import StoredFile
 
 #: Outcomes of a scan: a full block, the end of the archive, or a key of `FAULTS`.
@@ -40,7 +40,7 @@ _HOLES = np.frombuffer(b" GNU.sparse.", dtype=np.uint8)
 _USTAR = np.frombuffer(b"ustar\0", dtype=np.uint8)
 
 
-@kernel
+@kernel_of(lambda data, offset, *_: (data.size - offset) / 4)
 def scan_tar(
     data: NDArray[np.uint8],
     offset: Index,
@@ -109,7 +109,8 @@ def scan_tar(
                 break
             if last > 0:
                 name_length = last - first
-                name[:name_length] = data[first:last]
+                for i in range(name_length):
+                    name[i] = data[first + i]
             at = body + (size + 511) // 512 * 512
             continue
         if name_length < 0:
@@ -128,7 +129,8 @@ def scan_tar(
                     if n == len(starts) or total >= max_bytes:
                         return n, group, MORE
                 key_length = stem
-                key[:stem] = name[:stem]
+                for i in range(stem):
+                    key[i] = name[i]
                 status[n] = MISSING
             if _has_extension(name, stem + 1, name_length, extension):
                 if status[n] != MISSING:
