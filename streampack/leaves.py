@@ -112,6 +112,8 @@ MEASURED = "run.measuring:measured"
 CHANGED_FIELDS = "run.changed_fields:changed_fields"
 #: Resumes a run with changed settings.
 CHANGED_SETTINGS = "run.changed_settings:resume_changed"
+#: Checks that all ranks start the same run.
+SAME_START = "run.same_start:check_same_start"
 #: Connection of the ranks in a job of several processes.
 RANKS = "job.exchange:ProcessRanks"
 

@@ -17,6 +17,7 @@ from streampack.leaves import (
     OF_PACKER,
     ORDERED,
     RANKS,
+    SAME_START,
     SOURCES,
     load,
 )
@@ -45,7 +46,7 @@ def test_a_run_works_without_the_leaves_of_others_and_imports_little(kind: str) 
 
 TABLES = (BEFORE_PACKER, OF_PACKER, AFTER_PACKER, LIMITS, NEEDS, SOURCES, METHODS)
 NAMED = [
-    *(CHANGED_SETTINGS, DEVICE_COPIES, ORDERED, RANKS),
+    *(CHANGED_SETTINGS, DEVICE_COPIES, ORDERED, RANKS, SAME_START),
     *(function for table in TABLES for function in table.values()),
 ]
 

@@ -1,18 +1,14 @@
-"""connect: connects the ranks of a job, or one rank alone, and checks that they start one run."""
+"""connect: connects the ranks of a job, or one rank alone."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from streampack.errors import RankError
-from streampack.job.ending import Alone, OtherPlaceError, Ranks, question
+from streampack.job.ending import Alone, Ranks
 from streampack.job.topology import Topology
 from streampack.leaves import RANKS, load
 
@@ -53,18 +49,6 @@ def warn_unconnected(topology: Topology) -> None:
             topology.rank,
             topology.world_size,
         )
-
-
-def check_same_start(ranks: Ranks, start: int, run: Mapping[str, Any]) -> None:
-    """Raise `RankError` on every rank unless all start the same run at the same batch."""
-    try:
-        ranks.total(0, question("start", start, json.dumps(run, sort_keys=True, default=str)))()
-    except OtherPlaceError as error:
-        raise RankError(
-            f"All ranks must start the same run at the same batch; this one starts at batch "
-            f"{start} with {run.get('lanes')} lanes.",
-            error.remedy,
-        ) from None
 
 
 def _connected(topology: Topology) -> bool:

@@ -18,11 +18,11 @@ from streampack.batch.kinds import kind_of
 from streampack.deals.dealer import RankExchange
 from streampack.deals.report_channel import ReportChannel
 from streampack.errors import ConfigError, WorkerError
-from streampack.job.connect import TIMEOUT_S, check_same_start, connect
+from streampack.job.connect import TIMEOUT_S, connect
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks, question
 from streampack.lane.config import LaneShare
 from streampack.lane.state import LaneEnd
-from streampack.leaves import LOST, load
+from streampack.leaves import LOST, SAME_START, load
 from streampack.metrics import Metrics
 from streampack.run.feeds import Feed, Items
 from streampack.run.plan import RunPlan
@@ -66,6 +66,7 @@ class RankRun:
         self._timeout_s = timeout_s
         self._changes = 0  # digest of the values set in this process
         self.kept: dict[str, Any] = {}
+        self.compared: list[int] | None = None  # digests of documents, once ranks compared them
         self._gave = False  # whether any document was given since the start
         self._logged = False  # True once lost tokens were logged
         # Turns of lanes without a batch for the loop, and the states after them, in order.
@@ -136,7 +137,8 @@ class RankRun:
         finite = plan.config.epochs is not None
         config = replace(plan.config, beside=plan.config.source.live(self.state.beside))
         self.kept["beside"] = config.beside
-        check_same_start(self.ranks, start, {**plan.fingerprint, **self.state.beside})
+        if not isinstance(self.ranks, Alone):
+            load(SAME_START)(self)
         states = self.state.states()
         connected = sharing is None and self._is_connected()
         channel = sharing or self.state.sharing(connected=connected, name=source.name, kept=True)

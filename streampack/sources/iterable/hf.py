@@ -16,8 +16,8 @@ from streampack.sources.iterable.hf_steps import (
 )
 from streampack.sources.iterable.items import kind_name
 from streampack.sources.iterable.iterating import has_node, iterate, own_copy
-from streampack.sources.iterable.recognise import fields_in, no_items
-from streampack.sources.iterable.source import ItemSource
+from streampack.sources.iterable.recognise import fields_in
+from streampack.sources.iterable.source import NO_ITEM, ItemSource
 from streampack.sources.parquet.rows import row_parser
 from streampack.sources.reading import ReadOptions
 
@@ -89,15 +89,12 @@ class HFStream(ItemSource):
                 setting="dataset",
             )
         self.dataset = dataset
+        self._kind = kind_name(dataset)
         self._undivided = undivided_step(dataset._ex_iterable)
         self.fields = fields_in(self.first_item, **named)
 
-    def first_item(self, default: Any = None) -> Any:
-        """Return the first row, or `default` if there is none."""
-        first = next(iterate(own_copy(self.dataset, made_new=False)), default)
-        if first is None:
-            raise no_items("datasets.IterableDataset")
-        return first
+    def fresh_first(self) -> Any:
+        return next(iterate(own_copy(self.dataset, made_new=False)), NO_ITEM)
 
     def __repr__(self) -> str:
         return f"HFStream({self.fields.in_words}, shards={self.dataset.num_shards})"

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_END = object()  # placeholder for a missing item
+NO_ITEM = object()  # placeholder for a missing item
 
 
 class ItemSource(Source):
@@ -61,11 +61,29 @@ class ItemSource(Source):
     """
 
     fields: Fields
+    #: Class of the data, for messages.
+    _kind: str
     #: Makes a record of an item; None if items are records.
     parse: Callable[[Any], Any] | None = None
+    _first: Any = NO_ITEM  # the first item, once it was read
 
     def __init__(self, reading: ReadOptions | None) -> None:
         self.reading = checked_reading(reading)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_first"}
+
+    @abstractmethod
+    def fresh_first(self) -> Any:
+        """Read and return the first item without consuming it, or `NO_ITEM` if there is none."""
+
+    def first_item(self, default: Any = NO_ITEM) -> Any:
+        """Return the first item, which is read once, or `default` if there is none."""
+        if self._first is NO_ITEM:
+            self._first = self.fresh_first()
+        if self._first is NO_ITEM and default is NO_ITEM:
+            raise no_items(self._kind)
+        return default if self._first is NO_ITEM else self._first
 
     @abstractmethod
     def open_lane(self, lane: int, lanes: int, epoch: int, shuffle: bool, resume: bool) -> Any:
@@ -182,8 +200,8 @@ class _ItemLane(LaneReader):
         taken: list[Any] = []
         size = 0
         while len(taken) < most and size < most_bytes:
-            item = next(items, _END)
-            if item is _END:
+            item = next(items, NO_ITEM)
+            if item is NO_ITEM:
                 break
             taken.append(item)
             size += item_size(item, self.source.fields)
@@ -202,7 +220,6 @@ class _ItemLane(LaneReader):
 
 
 _COMPARED = 4  # first items that are compared between two lanes
-_NONE = object()  # placeholder for a missing item
 
 
 class Iterable(ItemSource):
@@ -273,14 +290,11 @@ class Iterable(ItemSource):
     def __repr__(self) -> str:
         return f"Iterable({self._kind} of {self.fields.in_words})"
 
-    def first_item(self, default: Any = _NONE) -> Any:
-        """Return the first item without consuming it, or `default` if there is none."""
+    def fresh_first(self) -> Any:
         with outside_worker():
             iterator = iterate(self._items(0, 1))
-            first = next(iterator, default)
-        if first is _NONE:
-            raise no_items(self._kind)
-        if self.once and first is not default:
+            first = next(iterator, NO_ITEM)
+        if self.once and first is not NO_ITEM:
             self.data = itertools.chain([first], iterator)
         return first
 
