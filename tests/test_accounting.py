@@ -97,7 +97,7 @@ class Broken(MemorySource):
             yield block.take(np.flatnonzero(~bad)), end, reached
 
 
-def test_a_document_whose_last_piece_is_dropped_in_a_later_round_still_counts_as_cut() -> None:
+def test_a_document_counts_as_cut_if_its_last_piece_is_dropped_later() -> None:
     packer = BestFitDecreasing(seq_len=SEQ_LEN, extra_capacity=SEQ_LEN - 1)
     lengths = [2 * SEQ_LEN + 5, 3, 3 * SEQ_LEN + 1, 9, SEQ_LEN] * 40
     config = lane_config(lengths, packer, rows=1, window=WindowConfig(rows=4, carry=0.95))
@@ -141,7 +141,7 @@ def test_a_row_of_seamless_drops_no_more_than_its_extra_capacity_however_often_i
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_read_is_placed_dropped_or_a_duplicate(workers: int) -> None:
+def test_every_document_is_placed_dropped_or_a_duplicate(workers: int) -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.integers(0, 60_000, n).astype(np.uint16) for n in rng.integers(1, 90, 120)]
     arrays = [arrays[i] for i in np.sort(np.append(np.arange(120), np.arange(0, 120, 3)))]

@@ -64,7 +64,7 @@ def host() -> Iterator[Host]:
 
 @pytest.mark.docs
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_example_runs_and_prints_what_it_claims(host: Host, name: str, tmp_path: Path) -> None:
+def test_the_example_runs_and_prints_its_claim(host: Host, name: str, tmp_path: Path) -> None:
     if name == "lightning_datamodule":
         pytest.importorskip(
             "lightning.pytorch", reason="Lightning, or a torchvision it finds, fails"
@@ -129,7 +129,7 @@ def test_fill_in_the_middle_rearranges_the_share_that_was_asked_for() -> None:
     assert set(prefixes) == set(range(5))  # cuts fall everywhere, both ends included
 
 
-def test_per_source_loss_is_that_of_each_sources_documents() -> None:
+def test_per_source_loss_matches_each_sources_documents() -> None:
     rng = np.random.default_rng(0)
     parts = {name: [rng.integers(0, 9, n).tolist() for n in (5, 9, 14)] for name in ("a", "b")}
     mixture = sources.Mixture(parts, weights={"a": 1, "b": 1})
@@ -150,7 +150,7 @@ def test_per_source_loss_is_that_of_each_sources_documents() -> None:
     assert total.tolist() == [5 + 9 + 14 - 3] * 2
 
 
-def test_online_mixing_moves_weight_to_what_is_still_to_learn() -> None:
+def test_online_mixing_moves_weight_to_sources_not_yet_learnt() -> None:
     """Of a cycle that is learnt at once, noise that nothing learns, and a table that takes time."""
     loader = train()
     changes = loader.state_dict()["weights"]

@@ -98,7 +98,7 @@ def test_a_record_with_a_broken_document_is_skipped_whole_and_once() -> None:
 
 
 @pytest.mark.parametrize("attention", ["document", "row"])
-def test_what_else_belongs_to_tokens_and_documents_stays_with_them(attention: Any) -> None:
+def test_fields_of_tokens_and_documents_stay_with_them(attention: Any) -> None:
     rng = np.random.default_rng(2)
     masks = [(rng.random(n) < 0.5).tolist() for n in LENGTHS]
     weights = [rng.random(n).tolist() for n in LENGTHS]
@@ -170,7 +170,7 @@ def test_pairs_are_the_chosen_and_the_rejected_pieces() -> None:
     ],
     ids=repr,
 )
-def test_what_cannot_keep_documents_together_packs_them_apart_and_says_so(
+def test_packers_that_cannot_keep_documents_together_pack_them_apart_and_log_it(
     settings: dict[str, Any], caplog: Any
 ) -> None:
     fields = {"pair": "int64", "chosen": "bool"}

@@ -74,7 +74,7 @@ def test_ranks_and_microbatches_cost_nearly_the_same() -> None:
         assert plan.padding_ratio < 0.15
 
 
-def test_a_cost_decides_what_is_equal() -> None:
+def test_a_cost_decides_which_batches_are_equal() -> None:
     lengths = [8] * 4 + [2] * 16
     squares = pack(lengths, seq_len=64, ranks=2, cost=lambda n: n**2)
     assert squares.costs.tolist() == [[160], [160]]
@@ -94,7 +94,7 @@ def test_more_microbatches_than_documents_are_padding() -> None:
     assert pack([], seq_len=8, ranks=2).microbatches == 0
 
 
-def test_what_cannot_be_packed_is_refused_and_the_advice_works() -> None:
+def test_unpackable_input_is_refused_and_the_advice_works() -> None:
     with pytest.raises(PlanError, match=r"Document 1 has 9 tokens, a row has 8.*seq_len=9"):
         pack([3, 9], seq_len=8)
     assert pack([3, 9], seq_len=9).microbatches == 2

@@ -97,7 +97,7 @@ def _reject(documents: Any, seeds: Any) -> Any:
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_what_a_worker_raises_reaches_the_loop(context: str) -> None:
+def test_an_error_of_a_worker_reaches_the_loop(context: str) -> None:
     broken = make_dataset(filter=Hook("broken", _reject))
     with pytest.raises(ConfigError, match="this hook is broken"):
         list(PackedLoader(broken, num_workers=2, multiprocessing_context=context))
@@ -106,7 +106,7 @@ def test_what_a_worker_raises_reaches_the_loop(context: str) -> None:
         list(PackedLoader(beyond, num_workers=2, multiprocessing_context=context))
 
 
-def test_lanes_chosen_for_other_memory_give_way_to_those_of_the_state() -> None:
+def test_lanes_chosen_for_other_memory_give_way_to_the_states_lanes() -> None:
     loader = PackedLoader(make_dataset(lanes=2))
     expected = [identity(batch) for batch in loader]
     again = PackedLoader(make_dataset(lanes=None, window=WindowConfig(rows=10, memory_limit=1)))
@@ -131,7 +131,7 @@ def _slow(documents: Any, seeds: Any) -> Any:
     return np.ones(len(documents), dtype=bool)
 
 
-def test_metrics_count_what_the_loop_has_taken_and_say_where_its_time_went() -> None:
+def test_metrics_count_taken_batches_and_the_time_of_each_stage() -> None:
     blocks = len(LENGTHS) // 9  # or more: the lanes' last blocks are shorter
     for workers in (0, 2):
         loader = PackedLoader(make_dataset(filter=Hook("slow", _slow)), num_workers=workers)

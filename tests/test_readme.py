@@ -176,7 +176,7 @@ def test_every_page_with_code_has_a_test_that_runs_it() -> None:
         assert f'"{page}"' in (README.parent / file).read_text()
 
 
-def test_the_first_lines_print_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_lines_print_the_readmes_output(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(snippets("python")[0], "README.md", "exec"), {})
     assert capsys.readouterr().out == snippets("text")[0]
 
@@ -185,7 +185,7 @@ def test_it_is_short() -> None:
     assert len(README.read_text().splitlines()) <= 150
 
 
-def test_the_snippets_about_parts_of_your_own_run_and_are_those_of_the_example(
+def test_the_snippets_about_own_parts_run_and_match_the_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -45,7 +45,7 @@ def test_a_piece_of_a_batch_is_decoded(attention: str) -> None:
         batch.decode(0, 3)
 
 
-def test_a_batch_shows_its_documents_apart_and_what_is_learnt(tmp_path: Path) -> None:
+def test_a_batch_shows_its_documents_apart_and_the_learnt_tokens(tmp_path: Path) -> None:
     path = write_lines(
         tmp_path / "chats.jsonl", [{"messages": messages("who?", "a fox\nof course")}]
     )

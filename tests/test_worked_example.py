@@ -23,7 +23,7 @@ def dataset_of_page() -> PackedDataset:
     return dataset
 
 
-def test_the_batches_of_eight_documents_are_those_of_the_page() -> None:
+def test_the_batches_of_eight_documents_match_the_page() -> None:
     batches = [*dataset_of_page()]
     assert [batch.input_ids.tolist() for batch in batches] == [
         [[40, 41, 42, 43, 44, 45, 30, 31], [20, 21, 22, 23, 24, 10, 11, 12]],
@@ -45,7 +45,7 @@ def test_the_source_yields_the_block_of_the_page() -> None:
     assert block.offsets.tolist() == [0, 3, 8, 10, 16, 17, 21, 31, 33]
 
 
-def test_windows_and_plans_of_both_rounds_are_those_of_the_page() -> None:
+def test_windows_and_plans_of_both_rounds_match_the_page() -> None:
     fill = Fill(dataset_of_page()._config, 0)
     rounds = []
     for step in (0, 1):
@@ -87,7 +87,7 @@ def test_windows_and_plans_of_both_rounds_are_those_of_the_page() -> None:
     ]
 
 
-def test_the_state_after_the_first_batch_is_that_of_the_page() -> None:
+def test_the_state_after_the_first_batch_matches_the_page() -> None:
     loader = PackedLoader(dataset_of_page())
     next(iter(loader))
     lane = loader.state_dict()["lanes"]["0"]

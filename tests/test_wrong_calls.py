@@ -381,7 +381,7 @@ def test_a_setting_that_cannot_work_is_refused_by_its_name(name: str) -> None:
 
 @pytest.mark.usefixtures("_folder")
 @pytest.mark.parametrize("name", CORPORA)
-def test_what_is_no_corpus_is_refused_before_the_first_batch(name: str) -> None:
+def test_objects_other_than_a_corpus_are_refused_before_the_first_batch(name: str) -> None:
     def made() -> Any:
         return PackedDataset(
             CORPORA[name](), seq_len=8, tokenizer="tokenizer.json", topology=Topology()

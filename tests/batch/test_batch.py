@@ -179,7 +179,7 @@ def test_hf_gives_flat_tensors_and_host_integers_and_no_mask() -> None:
     }  # fmt: skip
 
 
-def test_varlen_names_are_those_of_the_installed_torch() -> None:
+def test_varlen_names_match_the_installed_torch() -> None:
     import inspect
 
     varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch has no varlen_attn")

@@ -60,9 +60,7 @@ def test_varlen_arguments_are_int32_ends_and_a_python_int() -> None:
     st.integers(0, 3),
 )
 @drawn(60)
-def test_the_block_mask_is_that_of_every_pair(
-    lengths: list[int], block_size: int, empty: int
-) -> None:
+def test_the_block_mask_matches_every_pair(lengths: list[int], block_size: int, empty: int) -> None:
     cu_seqlens = torch.tensor(np.cumsum([0, *lengths, *[0] * empty]), dtype=torch.int32)
     slots = int(cu_seqlens[-1])
     made = segment_block_mask(cu_seqlens, slots, block_size)

@@ -54,7 +54,7 @@ def test_all_ranks_together_hold_the_batch(
 
 
 @pytest.mark.parametrize("layout", ["zigzag", "contiguous"])
-def test_boundaries_are_those_of_what_a_rank_holds(layout: Layout) -> None:
+def test_boundaries_match_the_part_of_a_rank(layout: Layout) -> None:
     for batch in batches([5, 23, 9, 40, 2, 1, 13, 96, 17], 8):
         segment = batch.seq_idx.view(-1)
         ends = [int(end) for end in batch.cu_seqlens]
@@ -69,7 +69,7 @@ def test_boundaries_are_those_of_what_a_rank_holds(layout: Layout) -> None:
                 assert held[0] >= ends[int(segment[held[0]])]
 
 
-def test_zigzag_is_what_megatron_takes_and_contiguous_is_in_order() -> None:
+def test_zigzag_matches_megatron_and_contiguous_is_in_order() -> None:
     for batch in batches([5, 23, 9, 40, 2, 1, 13, 96, 17], 4):
         for rank in range(2):
             part = batch.context_parallel("zigzag", cp_size=2, cp_rank=rank)

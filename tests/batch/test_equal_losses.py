@@ -127,7 +127,7 @@ def pieces(
     [(name, model) for name in PACKERS for model in ("gpt", "llama, sdpa")]
     + [(name, "llama, eager") for name in ("BestFitDecreasing", "Concat")],
 )
-def test_losses_and_gradients_are_those_of_documents_by_themselves(name: str, model: str) -> None:
+def test_losses_and_gradients_match_documents_by_themselves(name: str, model: str) -> None:
     tolerance = 1e-5 if "eager" in model else 1e-10  # transformers' eager softmax is in float32
     packer = PACKERS[name]
     documents = random_documents(LENGTHS)

@@ -89,7 +89,7 @@ def test_nothing_waits_for_the_device() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_batches_that_were_copied_ahead_are_those_of_the_host() -> None:
+def test_batches_copied_ahead_equal_the_batches_of_the_host() -> None:
     expected = some_batches(30)
     found = []
     for batch, _ in zip(PackedLoader(dataset(), device="cuda"), range(30), strict=False):

@@ -156,7 +156,7 @@ def test_mode_random_numbers_and_buffers_are_as_they_were() -> None:
     assert check_isolation(model, packed([9, 11, 20])) == found
 
 
-def test_a_model_with_random_numbers_of_its_own_is_not_said_to_leak() -> None:
+def test_a_model_with_random_numbers_is_not_reported_as_leaking() -> None:
     chance = np.random.default_rng(0)
 
     class Model(Mixer):

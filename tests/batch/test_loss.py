@@ -142,7 +142,7 @@ def loss_by_hand(batch: PackedBatch, logits: torch.Tensor) -> torch.Tensor:
     return total / batch.num_items_in_batch
 
 
-def test_a_loss_by_hand_is_that_of_the_batch_wherever_it_comes_from() -> None:
+def test_a_loss_by_hand_equals_the_loss_of_the_batch() -> None:
     generator = torch.Generator().manual_seed(0)
     evaluation = PackedDataset.evaluation([[5, 6, 7]] * 20 + [[4]] * 20, seq_len=8, batch_size=1)
     alone: Any = [

@@ -34,7 +34,7 @@ def with_fields(**options: Any) -> PackedDataset:
 
 @pytest.mark.parametrize("attention", ["document", "row"])
 @pytest.mark.parametrize("name", every_packer(24))
-def test_arrays_say_what_the_tensors_of_the_batch_say(name: str, attention: Any) -> None:
+def test_arrays_equal_the_tensors_of_the_batch(name: str, attention: Any) -> None:
     documents = random_documents(LENGTHS)
     masks = [np.arange(n) % 3 != 1 for n in LENGTHS]
     packer = every_packer(24)[name]

@@ -55,7 +55,7 @@ def test_gradients_flow_to_values_that_the_loop_computed() -> None:
 
 
 @pytest.mark.parametrize("values", ["none", 3.0, np.zeros(2), torch.zeros(99), torch.tensor(1.0)])
-def test_what_has_no_value_for_each_document_is_refused(values: Any) -> None:
+def test_columns_without_a_value_per_document_are_refused(values: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         batches(RECORDS)[0].per_token(values)
     assert caught.value.setting == "values"

@@ -10,7 +10,7 @@ from benchmarks.alignment import ALIGN, lognormal, slots_used
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
-def test_slots_used_by_alignment_are_those_of_the_page() -> None:
+def test_slots_used_by_alignment_match_the_page() -> None:
     lengths = lognormal(700, 100_000)
     (section,) = re.findall(r"\n## Alignment\n(.*?)\n## ", PAGE.read_text(), re.DOTALL)
     written = dict(re.findall(r"^\| (\d+) \| ([\d.]+) % \|$", section, re.MULTILINE))

@@ -10,7 +10,7 @@ from benchmarks.pipelines import bubble, line, schedule
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_the_bubble_of_equal_micro_batches_is_that_of_the_formula(stages: int, chunks: int) -> None:
+def test_the_bubble_of_equal_micro_batches_matches_the_formula(stages: int, chunks: int) -> None:
     count = 3 * stages
     for stage in range(stages):
         assert len({*schedule(stage, stages, chunks, count)}) == 2 * count * chunks

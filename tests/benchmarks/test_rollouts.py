@@ -18,6 +18,6 @@ def test_each_way_has_every_rollout_once_and_equal_numbers_of_microbatches(name:
     assert line(name, work)[0] == name
 
 
-def test_differencing_is_that_of_the_textbook() -> None:
+def test_differencing_matches_the_textbook() -> None:
     parts = differencing([8, 7, 6, 5, 4], 2, equal=False)
     assert sorted(np.array([8, 7, 6, 5, 4])[part].sum() for part in parts) == [14, 16]

@@ -82,7 +82,7 @@ def test_the_page_has_the_committed_figures(tmp_path: Path) -> None:
     }
 
 
-def test_only_what_is_between_the_marks_is_replaced(tmp_path: Path) -> None:
+def test_only_text_between_the_marks_is_replaced(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n<!-- y: begin -->\n")
     put_between(page, "x", "new\n")
@@ -112,7 +112,7 @@ def test_a_part_gives_figures_by_row_and_column(part: type[Measured], workload: 
 
 
 @pytest.mark.slow
-def test_the_suite_runs_keeps_other_jobs_and_names_what_is_missing(
+def test_the_suite_runs_keeps_other_jobs_and_names_missing_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchmarks.environments.FOLDER", tmp_path)

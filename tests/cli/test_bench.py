@@ -96,7 +96,7 @@ def test_a_step_of_the_user_gets_the_batches(corpus: list[str], tmp_path: Path) 
     assert "loop waits" in output_of(*corpus, "--workers", 0, "--step", f"{made}:step")
 
 
-def test_headspace_says_what_a_perfect_loader_gains(corpus: list[str]) -> None:
+def test_headspace_is_the_gain_of_a_perfect_loader(corpus: list[str]) -> None:
     asked = ("--headspace", "--steps", 20, "--step-ms", 2, "--workers", 0, "--workers", 1)
     runs = json.loads(output_of(*corpus, *asked, "--json"))["runs"]
     assert [run["workers"] for run in runs] == [0, 1]

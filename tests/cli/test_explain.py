@@ -42,7 +42,7 @@ def sizes(value: int) -> list[object]:
     return ["--seq-len", value]
 
 
-def test_the_screen_says_what_the_run_then_does(folder: Path) -> None:
+def test_the_screen_forecasts_the_run(folder: Path) -> None:
     pq.write_table(pa.table({"ids": pa.array(ids(5.0, 1.0, 900))}), folder / "a.parquet")
     path = str(folder / "a.parquet")
     said = json.loads(run(path, "--tokens", "ids", *sizes(512), "--json"))
@@ -104,7 +104,7 @@ def test_an_epoch_that_the_sample_holds_is_told_to_the_last_token(overflow: Any)
 
 
 @pytest.mark.parametrize("overflow", ["split", "drop"])
-def test_a_choice_does_what_the_table_says(overflow: Any) -> None:
+def test_each_choice_has_the_effect_in_the_table(overflow: Any) -> None:
     documents = ids(3.0, 1.0, 400)
     found = in_order(documents, BestFitDecreasing(seq_len=64, overflow=overflow)).explain()
     ways = {p.overflow for p, _ in found.choices if p.seq_lens == (64,)}
@@ -143,7 +143,7 @@ def few_and_many(**options: Any) -> sources.Mixture:
     return sources.Mixture(documents, weights={"few": 1, "many": 3}, **options)
 
 
-def test_a_mixture_says_what_it_draws() -> None:
+def test_a_mixture_reports_its_draws() -> None:
     dataset = PackedDataset(few_and_many(), seq_len=20)
     found, loader = dataset.explain(), PackedLoader(dataset)
     for _ in loader:
@@ -195,7 +195,9 @@ def test_texts_are_counted_in_tokens(folder: Path) -> None:
     assert "20 in the sample: 12 tokens" in run(folder / "txt", *tokenizer, *sizes(512))
 
 
-def test_conversations_and_mixtures_are_named_in_python_as_the_error_says(folder: Path) -> None:
+def test_conversations_and_mixtures_are_written_in_python_by_the_errors_advice(
+    folder: Path,
+) -> None:
     byte_tokenizer().save("tokenizer.json")
     Path("chatml.jinja").write_text(CHATML)
     write_lines(

@@ -11,7 +11,7 @@ from tests.support.ordered_corpora import COPIES, documents_of, write_topics
 from tests.support.program import output_of
 
 
-def test_it_says_what_came_of_it(tmp_path: Path) -> None:
+def test_it_reports_its_result(tmp_path: Path) -> None:
     source = write_topics(tmp_path / "in", count=100)
     out = tmp_path / "out"
     said = output_of("order", source, out, "--workers", 0)

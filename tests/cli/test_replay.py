@@ -97,7 +97,7 @@ def test_as_json_it_has_place_ids_loss_and_text_of_every_piece(run: Any) -> None
     assert len(found["pieces"]) == batch.num_documents
 
 
-def test_another_dataset_and_what_is_none_are_refused(
+def test_other_datasets_and_other_objects_are_refused(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, states, _ = run

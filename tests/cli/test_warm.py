@@ -38,7 +38,7 @@ def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.slow
-def test_a_process_that_compiles_says_so_once_and_the_next_one_has_nothing_to_say(
+def test_a_process_that_compiles_logs_it_once_and_the_next_logs_nothing(
     tmp_path: Path,
 ) -> None:
     first = run(tmp_path, "-c", COMPILES)

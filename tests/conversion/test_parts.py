@@ -234,7 +234,7 @@ def test_a_broken_document_stops_the_workers_and_finished_parts_stay(
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
-def test_a_shard_that_disappears_is_written_again_and_a_foreign_one_is_an_error(
+def test_a_shard_that_disappears_is_rewritten_and_a_foreign_one_is_an_error(
     lines: Path, whole: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"

@@ -98,9 +98,7 @@ def test_a_finished_part_with_whole_files_is_not_converted_again(
     assert content(out) == content(whole)
 
 
-def test_a_part_is_converted_again_if_its_input_was_written_again(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_a_part_is_reconverted_if_its_input_was_rewritten(lines: Path, tmp_path: Path) -> None:
     source, out = Path(shutil.copytree(lines, tmp_path / "in")), tmp_path / "out"
     stopped(source, out, 3)
     text = (source / "0.jsonl").read_text()
@@ -109,7 +107,7 @@ def test_a_part_is_converted_again_if_its_input_was_written_again(
     assert documents_of(out) == documents_in(source)
 
 
-def test_other_items_in_memory_are_not_taken_for_those_that_were_converted(
+def test_other_items_in_memory_are_not_taken_for_the_converted_ones(
     tmp_path: Path,
 ) -> None:
     rng = np.random.default_rng(0)
@@ -138,7 +136,7 @@ def test_a_conversion_begun_by_an_older_version_is_continued(
     assert documents_of(out) == documents_in(lines)
 
 
-def test_a_command_that_is_repeated_at_its_end_says_so(lines: Path, tmp_path: Path) -> None:
+def test_a_repeated_command_reports_that_it_has_ended(lines: Path, tmp_path: Path) -> None:
     command = ("convert", lines, tmp_path / "out", "--tokens", "ids", "--workers", "1")
     output_of(*command)
     before = content(tmp_path / "out")

@@ -120,7 +120,7 @@ def test_a_job_that_was_stopped_while_it_wrote_to_a_url_goes_on_to_no_other_one(
         assert not Destination(f"{url}/other").names()
 
 
-def test_a_shard_that_was_removed_from_the_destination_is_written_again(
+def test_a_shard_that_was_removed_from_the_destination_is_rewritten(
     corpus: Path, tmp_path: Path
 ) -> None:
     job, whole = make_job(corpus, tmp_path / "out"), tmp_path / "whole"
@@ -131,7 +131,9 @@ def test_a_shard_that_was_removed_from_the_destination_is_written_again(
     assert shards_of(tmp_path / "out") == shards_of(whole)
 
 
-def test_what_a_lost_machine_left_of_another_job_is_not_taken(corpus: Path, tmp_path: Path) -> None:
+def test_leftovers_of_another_job_on_a_lost_machine_are_not_taken(
+    corpus: Path, tmp_path: Path
+) -> None:
     job = make_job(corpus, tmp_path / "out")
     other = make_job(corpus, tmp_path / "out", first_tokens=3)
     copy_part(other, 1)

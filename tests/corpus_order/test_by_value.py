@@ -45,7 +45,7 @@ def numbers(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("descending", [False, True])
-def test_documents_are_in_the_order_of_the_field_and_equal_ones_in_that_of_the_corpus(
+def test_documents_are_in_the_order_of_the_field_and_ties_in_corpus_order(
     corpus: Path, tmp_path: Path, parts: int, descending: bool
 ) -> None:
     by = ByField("score", descending=descending)

@@ -23,7 +23,7 @@ LONGEST_S = 300  # Ray alone notices after 430 s
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_make_hosts(), reason="needs network namespaces: root, and `ip`")
-def test_a_node_whose_network_is_cut_leaves_the_shards_as_they_are_without_ray(
+def test_a_node_cut_off_the_network_does_not_change_the_shards(
     tmp_path: Path,
 ) -> None:
     words = ["corpus", "of", "short", "texts", "in", "another", "order", "each", "time"]

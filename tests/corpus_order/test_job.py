@@ -106,7 +106,7 @@ def test_of_a_hundred_copies_one_stays_beside_its_like_though_the_search_finds_c
 
 @pytest.mark.parametrize("limit", [1.0, 0.25])
 @pytest.mark.parametrize("embedder", [HashedNgrams(), BM25()])
-def test_the_path_is_that_of_the_reference(tmp_path: Path, embedder: Any, limit: float) -> None:
+def test_the_path_matches_the_reference(tmp_path: Path, embedder: Any, limit: float) -> None:
     documents, _ = topical(150)
     source = write_parquet(tmp_path / "in", [documents.document(i) for i in range(150)])
     settings = {"embedder": embedder, "max_similarity": limit, "row_tokens": 500}
@@ -142,7 +142,7 @@ def test_most_documents_side_by_side_share_their_topic(corpus: Path, whole: Path
     assert summary["neighbours"] > summary["within_rows"] > summary["random_pairs"] + 0.05
 
 
-def test_the_inverted_file_finds_nearly_what_comparing_every_pair_finds(
+def test_the_inverted_file_finds_nearly_all_pairs_of_a_full_comparison(
     corpus: Path, whole: Path, tmp_path: Path
 ) -> None:
     found = run_job(make_job(corpus, tmp_path / "out", search="faiss"), workers=0)
@@ -190,7 +190,7 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_shards(
         assert shards_of(out) == expected
 
 
-def test_what_is_not_finished_at_a_url_is_not_read(corpus: Path, tmp_path: Path) -> None:
+def test_unfinished_parts_at_a_url_are_not_read(corpus: Path, tmp_path: Path) -> None:
     def stop(stage: str, done: int, total: int) -> None:
         if stage == "write" and 0 < done < total:
             raise StopError

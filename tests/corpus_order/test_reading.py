@@ -38,7 +38,7 @@ def test_shuffled_by_shards_the_documents_of_each_stay_in_order(tmp_path: Path) 
         at += len(shard)
 
 
-def test_the_dataset_reads_it_as_the_page_says_and_resumes(tmp_path: Path) -> None:
+def test_the_dataset_reads_it_by_the_page_and_resumes(tmp_path: Path) -> None:
     source = write_topics(tmp_path / "in")
     summary = run_job(make_job(source, tmp_path / "out"), workers=0)
 

@@ -92,7 +92,7 @@ def test_lanes_that_found_the_same_get_one_part_of_a_late_deal(most: int, parts:
     assert dealer.count("", 2) - dealer.count("", 1) == parts
 
 
-def test_late_deals_give_a_quarter_of_what_is_left_until_an_interval_would_remain() -> None:
+def test_late_deals_give_a_quarter_of_the_rest_until_an_interval_would_remain() -> None:
     rule, place, left = _rule(every=2), Place(0, 9_000), np.full(4, 99, dtype=np.int64)
     interval = 4 * 2 * 10  # tokens that the lanes pack from deal to deal
     while 4 * (10_000 - place.at) >= 4 * interval + 10_000 - place.at:
@@ -119,7 +119,7 @@ def test_a_deal_gives_something_however_long_a_document_may_be() -> None:
     assert after > place
 
 
-def test_a_deal_of_a_run_without_end_ends_where_nothing_says_that_there_are_tokens() -> None:
+def test_a_deal_of_an_endless_run_ends_without_reported_tokens() -> None:
     line = Line(weight=8, epochs=UNENDING, rate=1)
     cuts, after = deal(_rule(), line, 3, Place(0, 5), np.zeros(4, dtype=np.int64), 0)
     assert [(cut.epoch, *cut.bounds[[0, -1]].tolist()) for cut in cuts] == [(0, 5, 8), (1, 0, 5)]
@@ -128,9 +128,7 @@ def test_a_deal_of_a_run_without_end_ends_where_nothing_says_that_there_are_toke
 
 @pytest.mark.parametrize("until", [0, 1, 1 << 20, 1 << 52])
 @pytest.mark.parametrize("tokens", [0, 1, 1 << 46, (1 << 53) - 1])
-def test_deals_give_the_line_once_whatever_lanes_are_said_to_have_reported(
-    until: int, tokens: int
-) -> None:
+def test_deals_give_the_line_once_under_any_reports(until: int, tokens: int) -> None:
     weight, lanes = 1 << 40, 4
     exchange = MemoryExchange(lanes, 1)
     dealer = Dealer(_rule(lanes=lanes, lines={"": _line(weight=weight)}), exchange)

@@ -108,7 +108,7 @@ def test_a_second_epoch_added_on_the_way_gives_every_token_twice(stop: int) -> N
     assert (counts == 2).all()
 
 
-def test_what_is_left_when_an_iterable_has_ended_fills_batches() -> None:
+def test_the_rest_of_an_ended_iterable_fills_batches() -> None:
     """However small its weight was beside what is not dealt, and may end at any time."""
     first = Iterable(lambda lane, lanes: iter([[PAD + 1 + lane] * 20] * 20))
     web = MemorySource(SOURCES["web"], block_documents=16)
@@ -120,7 +120,7 @@ def test_what_is_left_when_an_iterable_has_ended_fills_batches() -> None:
 
 @drawn(6)
 @given(epochs=st.integers(5, 300), spread=st.sampled_from([0.0, 0.6]), seed=st.integers(0, 1 << 20))
-def test_the_size_of_a_state_has_a_bound_whatever_the_number_of_epochs(
+def test_the_size_of_a_state_has_a_bound_for_any_number_of_epochs(
     epochs: int, spread: float, seed: int
 ) -> None:
     loader, lanes = PackedLoader(of_many_epochs(epochs, spread, seed)), [0, 0, 0]

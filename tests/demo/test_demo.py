@@ -78,7 +78,7 @@ def fields(documents: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def test_the_models_loss_on_a_packed_row_is_that_of_its_documents_alone() -> None:
+def test_the_models_loss_on_a_packed_row_equals_its_documents_alone() -> None:
     torch.manual_seed(1)
     model = GPT(1000, width=32, layers=2, heads=2)
     documents = [torch.randint(0, 1000, (length,)) for length in (17, 5, 40, 1)]
@@ -147,7 +147,7 @@ def start_demo(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_demo_says_what_it_cannot_do(tmp_path: Path) -> None:
+def test_the_demo_names_its_missing_parts(tmp_path: Path) -> None:
     process = start_demo(tmp_path, "--steps", "3")
     output, _ = process.communicate()
     assert process.returncode == 1

@@ -37,7 +37,7 @@ def tiny_llama() -> Any:
     )
 
 
-def test_the_check_of_a_model_finds_what_leaks() -> None:
+def test_the_check_of_a_model_finds_leaks() -> None:
     assert not names_of(ISOLATION)["found"]
 
 

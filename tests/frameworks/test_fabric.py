@@ -34,7 +34,7 @@ def test_a_checkpoint_of_fabric_goes_on_after_the_last_batch(workers: int, tmp_p
     assert found + [identity(batch) for batch in second] == expected
 
 
-def test_fabric_gives_what_the_transform_makes() -> None:
+def test_fabric_gives_the_result_of_the_transform() -> None:
     expected = [batch.input_ids.tolist() for batch in PackedLoader(make_dataset())]
     loader = PackedLoader(make_dataset(), transform=lambda batch: batch.input_ids)
     _, fabrics = of_fabric(loader)

@@ -51,14 +51,14 @@ def test_documents_are_as_by_themselves_or_refused(family: str, attention: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", families())
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_so_are_those_of_every_family(family: str, attention: str) -> None:
+def test_gradients_of_every_family_match_as_well(family: str, attention: str) -> None:
     found: Outcome = outcome(family, attention)
     if found.way == "not tried":
         pytest.skip(found.reason)
 
 
 @pytest.mark.slow
-def test_the_page_of_families_says_what_is_the_case() -> None:
+def test_the_page_of_families_is_true() -> None:
     page = (ROOT / "docs/families.md").read_text()
     written = section(outcome)
     if written.splitlines()[0] not in page:
@@ -67,7 +67,7 @@ def test_the_page_of_families_says_what_is_the_case() -> None:
 
 
 @pytest.mark.parametrize("family", ["bloom", "mamba", "gptj", "llama"])
-def test_rows_of_one_segment_work_for_every_model_as_the_refusal_says(family: str) -> None:
+def test_rows_of_one_segment_work_for_every_model_by_the_refusals_advice(family: str) -> None:
     model = tiny_model(family, "eager")
     documents = random_documents([9, 14, 12, 10])
     batches = {
@@ -165,7 +165,7 @@ def test_fixed_frequencies_are_taken_beyond_the_lengths_that_a_config_names(rope
     assert "attention_mask" not in full_rows(200).hf(model=model)
 
 
-def test_a_loader_gives_each_model_what_it_takes() -> None:
+def test_a_loader_gives_each_model_its_arguments() -> None:
     documents = [ids.tolist() for ids in random_documents([9, 14, 12, 10])]
     dataset = PackedDataset(
         documents, seq_len=23, batch_size=2, token_rules=TokenRules(pad_id=90), topology=Topology()

@@ -40,7 +40,7 @@ def test_lightning_resumes_behind_the_last_step_and_repeats_no_token() -> None:
     assert whole.seen[1:].sum() > 0
 
 
-def test_lightning_is_refused_a_loader_whose_state_it_would_save_too_late() -> None:
+def test_lightning_is_refused_a_loader_that_it_would_save_too_late() -> None:
     pytest.importorskip("lightning.pytorch", reason="Lightning, or a torchvision it finds, fails")
     from examples.lightning_datamodule import Bigrams, PackedDataModule, make_data, make_trainer
 

@@ -15,7 +15,7 @@ indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64])
-def test_what_megatrons_own_builder_writes_is_read(dtype: type, tmp_path: Path) -> None:
+def test_files_of_megatrons_builder_are_read(dtype: type, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     documents = [
         [rng.integers(0, 999, rng.integers(1, 40)) for _ in range(rng.integers(1, 4))]

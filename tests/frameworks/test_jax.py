@@ -47,7 +47,7 @@ def alone(document: list[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_losses_and_gradients_are_those_of_each_document_by_itself() -> None:
+def test_losses_and_gradients_match_each_document_by_itself() -> None:
     dataset = PackedDataset(
         DOCUMENTS, seq_len=SEQ_LEN, batch_size=2, lanes=1, topology=Topology(),
         token_rules=TokenRules(pad_id=0),

@@ -100,7 +100,7 @@ def assert_as_documents(model: Any, batch: PackedBatch, arguments: dict[str, Any
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_losses_of_a_padded_batch_are_those_of_its_documents_or_the_model_is_refused(
+def test_losses_of_a_padded_batch_match_its_documents_or_the_model_is_refused(
     family: str,
 ) -> None:
     model, batch = model_of(family), batch_of(BestFitDecreasing(seq_len=23))
@@ -115,7 +115,7 @@ def test_losses_of_a_padded_batch_are_those_of_its_documents_or_the_model_is_ref
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rows_of_one_segment_work_for_every_model_as_the_refusal_says(family: str) -> None:
+def test_rows_of_one_segment_work_for_every_model_by_the_refusals_advice(family: str) -> None:
     whole = {"sliding_window": None} if family == "phimoe" else {}
     model, batch = model_of(family, **whole), batch_of(Pad(seq_len=15), rows=8)
     assert not batch.document_ids[-1].max() >= 0  # a row of padding
@@ -189,7 +189,7 @@ def test_of_rows_of_one_segment_padding_enters_no_auxiliary_loss() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_beside_the_model_the_auxiliary_loss_is_that_of_the_documents(family: str) -> None:
+def test_beside_the_model_the_auxiliary_loss_matches_the_documents(family: str) -> None:
     model, batch = model_of(family), batch_of(BestFitDecreasing(seq_len=23))
     loss, auxiliary = expected_loss(model, batch)
     expected = loss + model.router_aux_loss_coef * auxiliary

@@ -113,7 +113,7 @@ def words(kind: str) -> set[str]:
 @pytest.mark.parametrize("turns", ["whole", "each"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SHIPPED)
-def test_all_that_the_assistant_said_is_learnt_and_nothing_else_or_it_is_refused(
+def test_exactly_the_assistants_words_are_learnt_or_the_chat_is_refused(
     name: str, kind: str, turns: str
 ) -> None:
     try:
@@ -151,7 +151,7 @@ def test_models_that_think_learn_every_thought_turn_by_turn(name: str, kind: str
     assert len(render(name, kind, turns="each")) == 2
 
 
-def test_where_trl_marks_the_same_text_what_is_learnt_lies_in_its_marks() -> None:
+def test_learnt_tokens_lie_within_the_marks_of_trl() -> None:
     compared = 0
     for name in SHIPPED:
         if f"{name}_training" not in ALL or name in OTHERWISE:

@@ -99,7 +99,7 @@ def test_a_step_without_any_loss_token_has_the_loss_0(tmp_path: Path) -> None:
     assert losses == [0.0] * 4
 
 
-def test_it_resumes_from_the_last_checkpoint_and_says_where_there_is_none(tmp_path: Path) -> None:
+def test_it_resumes_from_the_last_checkpoint_and_reports_a_missing_one(tmp_path: Path) -> None:
     from examples.hf_trainer import make_trainer, write_corpus
 
     corpus = write_corpus(tmp_path / "corpus", 100)
@@ -171,7 +171,7 @@ def test_accelerates_context_parallelism_is_refused(size: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("attention", ["document", "row"])
-def test_whole_rows_are_what_accelerates_context_parallelism_computes(attention: Any) -> None:
+def test_whole_rows_equal_accelerates_context_parallelism(attention: Any) -> None:
     """Its hooks drop the mask and attend causally over each row. Parts of rows need GPUs."""
     hooks = pytest.importorskip("accelerate.big_modeling")
     parallelism = pytest.importorskip("accelerate.parallelism_config")

@@ -53,7 +53,9 @@ def test_the_models_own_loss_is_the_mean_over_the_loss_tokens_of_the_batch() -> 
 
 
 @pytest.mark.parametrize("forbidden", ["attention_mask", "use_cache"])
-def test_what_hf_leaves_out_would_make_documents_attend_to_one_another(forbidden: str) -> None:
+def test_arguments_that_hf_leaves_out_would_let_documents_attend_to_one_another(
+    forbidden: str,
+) -> None:
     model = tiny_llama("sdpa")
     batch = batches()[0]
     kwargs = batch.hf()
@@ -74,7 +76,7 @@ def test_seq_idx_numbers_attention_segments() -> None:
         np.testing.assert_array_equal(seq_idx[0], np.repeat(np.arange(len(lengths)), lengths))
 
 
-def test_keys_are_those_of_transformers_own_flattening_collator() -> None:
+def test_keys_match_the_flattening_collator_of_transformers() -> None:
     collator = transformers.DataCollatorWithFlattening(
         return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="pt"
     )

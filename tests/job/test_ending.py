@@ -152,7 +152,7 @@ def test_any_number_of_ranks_evaluates_every_batch_once_in_equally_many_steps(
     assert real == sorted(s * lanes + lane for lane, n in enumerate(lengths) for s in range(n))
 
 
-def test_stopping_counts_exactly_what_it_leaves_and_draining_it_gives_the_rest() -> None:
+def test_stopping_counts_the_undelivered_rest_and_draining_delivers_it() -> None:
     everything = PackedLoader(make_dataset())
     expected = [identity(batch) for batch in everything]
 
@@ -225,7 +225,7 @@ def test_empty_batches_are_padding_without_loss_of_the_lanes_shape_and_place() -
     assert metrics.composition.slots == 64 * (number + 1 - empty)
 
 
-def test_every_batch_says_whether_its_lane_has_another() -> None:
+def test_every_batch_tells_if_its_lane_has_another() -> None:
     for workers in (0, 2):
         last = {}
         for batch in PackedLoader(make_dataset(), num_workers=workers):

@@ -74,7 +74,7 @@ SLOW = pytest.mark.slow
     ("how", "jobs"),
     [("by break between groups", 1), *(pytest.param(how, 20, marks=SLOW) for how in LEFT)],
 )
-def test_ranks_whose_loops_were_left_exit_without_a_signal(
+def test_ranks_that_left_their_loops_exit_without_a_signal(
     host: Host, tmp_path: Path, how: str, jobs: int
 ) -> None:
     run(host, tmp_path, LEFT[how], jobs)

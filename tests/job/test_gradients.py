@@ -86,7 +86,7 @@ def host() -> Iterator[Host]:
 
 
 @pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
-def test_gradients_on_any_number_of_ranks_are_those_of_the_mean_over_loss_tokens(
+def test_gradients_on_any_number_of_ranks_match_the_mean_over_loss_tokens(
     host: Host, tmp_path: Path, ranks: int
 ) -> None:
     models: dict[str, Any] = {"plain": TinyGPT(VOCABULARY), "groups": TinyGPT(VOCABULARY)}

@@ -189,7 +189,9 @@ def test_a_rank_may_work_for_longer_than_a_try_to_connect_may_last(
     assert filled(in_order([result["batches"] for result in results])) == reference()
 
 
-def test_ranks_that_start_from_different_places_all_say_so(host: Host, tmp_path: Path) -> None:
+def test_ranks_that_start_from_different_positions_all_report_it(
+    host: Host, tmp_path: Path
+) -> None:
     loader = PackedLoader(uneven(Topology(0, 2)))
     next(iter(loader))
     (tmp_path / "state").write_text(json.dumps(loader.state_dict()))

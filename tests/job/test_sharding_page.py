@@ -45,7 +45,7 @@ def test_magi_gets_the_mask_of_the_whole_batch() -> None:
     assert set(types) == {"causal"}
 
 
-def test_deepspeeds_adapter_shifts_and_divides_what_it_gets_without_mixing_documents() -> None:
+def test_deepspeeds_adapter_shifts_and_divides_batches_without_mixing_documents() -> None:
     batch = batch_of()
     given = names_of(ULYSSES)["for_ulysses"](batch)
     assert {tensor.shape for tensor in given.values()} == {(1, 96)}

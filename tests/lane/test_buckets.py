@@ -97,7 +97,7 @@ def test_all_lanes_have_the_same_bucket_at_the_same_step_to_their_ends() -> None
 
 
 @pytest.mark.parametrize("shares", [(0.3, 0.3, 0.4), (1, 0, 0), (0.8, 0.2, 0), (0, 0, 1)], ids=str)
-def test_nobody_waits_beyond_the_age_limit_whatever_the_shares(shares: Any) -> None:
+def test_no_document_waits_beyond_the_age_limit_under_any_shares(shares: Any) -> None:
     window = WindowConfig(rows=20, documents=60, max_carries=3)
     packer = Buckets(seq_lens=SEQ_LENS, shares=shares)
     config = lane_config(heavy_tailed(2000, seed=4), packer, window=window)
@@ -135,7 +135,7 @@ def test_with_balance_the_lanes_attend_about_equally_in_a_step(cp: Any) -> None:
 
 
 @pytest.mark.parametrize("balance", [None, "attention"])
-def test_what_is_emitted_has_the_inputs_length_distribution_throughout(balance: Any) -> None:
+def test_emitted_documents_have_the_inputs_length_distribution_throughout(balance: Any) -> None:
     lengths = heavy_tailed(12_000, seed=7, longest=SEQ_LEN)
     packer = Buckets(seq_lens=SEQ_LENS, balance=balance).with_sample(np.array(lengths))
     config = lane_config(lengths, packer, window=WindowConfig(rows=64))

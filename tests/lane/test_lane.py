@@ -102,7 +102,7 @@ def test_a_document_longer_than_the_window_streams_through_it(packer: Packer) ->
 
 @pytest.mark.parametrize("packer", [p for p in PACKERS if "overflow" in vars(p)], **by_name)
 @pytest.mark.parametrize("overflow", ["truncate", "drop"])
-def test_what_overflow_drops_is_counted_to_the_token(packer: Packer, overflow: Any) -> None:
+def test_tokens_dropped_by_overflow_are_counted(packer: Packer, overflow: Any) -> None:
     lengths = [*heavy_tailed(100, seed=3), 5000, 8 * SEQ_LEN, SEQ_LEN + 1, SEQ_LEN]
     config = lane_config(lengths, replace(cast(Any, packer), overflow=overflow))
     batches = run(Lane(config, 0))

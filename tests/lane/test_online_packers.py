@@ -143,7 +143,7 @@ def test_pad_cuts_documents_online_where_it_cuts_them_offline(
     ],
     ids=lambda packer: type(packer).__name__,
 )
-def test_what_packers_drop_is_counted_to_the_token(packer: Packer) -> None:
+def test_tokens_dropped_by_packers_are_counted(packer: Packer) -> None:
     lengths = heavy_tailed(600, seed=6)
     batches = run(Lane(lane_config(lengths, packer, rows=3), 0))
     total = composition_of(batches)
@@ -170,7 +170,7 @@ def test_a_window_of_crops_loses_no_more_than_the_whole_stream(longest: int) -> 
     [FirstFitDecreasing(seq_len=SEQ_LEN, extra_capacity=31), BestFitCrop(seq_len=SEQ_LEN)],
     ids=lambda packer: type(packer).__name__,
 )
-def test_the_smallest_window_gives_batches_whatever_rows_drop(packer: Packer) -> None:
+def test_the_smallest_window_gives_batches_if_rows_drop_tokens(packer: Packer) -> None:
     smallest = WindowConfig(rows=44)
     config = lane_config([SEQ_LEN - 1] * 300, packer, rows=20, window=smallest)
     assert len(run(Lane(config, 0))) > 5

@@ -156,9 +156,7 @@ def test_tiff_is_turned_by_path_as_it_is_in_memory(
     assert len(documents_of(dataset(Images(documents, text="text")))) == 1
 
 
-def test_shape_of_which_the_processor_makes_other_tiles_than_it_says_is_found_before_the_plan() -> (
-    None
-):
+def test_shape_that_the_processor_tiles_unlike_its_count_is_found_before_the_plan() -> None:
     processor = FAMILIES["LLaVA-OneVision"].processor()
     good = {"text": "<image> a square", "images": [png(drawn(0, 32, 32))]}
     given = [good, {"text": "<image> a line", "images": [png(drawn(0, 1400, 2))]}]
@@ -194,7 +192,7 @@ def test_image_of_which_no_grey_one_takes_the_place_is_named_when_it_is_broken()
     assert caught.value.document == "item 0 of the list"
 
 
-def test_jpeg_that_says_it_has_more_pixels_than_pillow_likes_is_named() -> None:
+def test_jpeg_that_declares_more_pixels_than_pillow_allows_is_named() -> None:
     data = bytearray(png(drawn(0, 20, 20), "JPEG"))
     at = data.index(b"\xff\xc0")
     data[at + 5 : at + 9] = (65000).to_bytes(2, "big") * 2

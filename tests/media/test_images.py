@@ -35,7 +35,7 @@ from tests.support.vision import PATCH, PLACE, drawn, png, qwen_model, qwen_proc
 from tests.support.vision_runs import assert_as_processor, dataset, documents_of
 
 
-def test_ids_and_pixels_are_those_of_the_processor() -> None:
+def test_ids_and_pixels_match_the_processor() -> None:
     given = records(20)
     assert_as_processor(documents_of(dataset(Images(given, text="text"))), given)
 
@@ -110,7 +110,7 @@ def test_image_that_cannot_be_decoded_takes_the_loss_from_its_document_and_is_na
 
 
 @pytest.mark.parametrize("images", [[b"no image"], [], ["/not/there.png"], 7])
-def test_record_whose_images_cannot_be_planned_is_named_or_skipped(images: Any) -> None:
+def test_record_with_images_that_cannot_be_planned_is_named_or_skipped(images: Any) -> None:
     given = [*records(6), {"text": f"bad:{PLACE}", "images": images}]
     with pytest.raises(ContentError) as caught:
         list(dataset(Images(given, text="text")))
@@ -144,7 +144,7 @@ def test_batch_without_images_runs_the_tower_by_a_small_one_that_changes_nothing
             torch.testing.assert_close(found[name], own.grad, rtol=0, atol=1e-14)
 
 
-def test_axes_are_those_that_the_model_counts() -> None:
+def test_axes_match_the_models_count() -> None:
     processor = qwen_processor()
     model = qwen_model("Qwen2VL", embed_dim=16, hidden_size=32, mlp_ratio=2)
     for record in [one for one in records(12, seed=4) if one["images"]]:

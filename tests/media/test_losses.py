@@ -44,7 +44,7 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_losses_and_gradients_of_vision_tower_and_text_are_those_of_single_documents(
+def test_losses_and_gradients_of_vision_tower_and_text_match_single_documents(
     family: str,
 ) -> None:
     example = FAMILIES[family]

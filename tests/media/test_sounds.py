@@ -101,7 +101,7 @@ def wanted(given: list[dict[str, Any]]) -> dict[str, bytes]:
     }
 
 
-def test_features_of_sounds_are_those_of_each_by_itself() -> None:
+def test_features_of_sounds_equal_the_features_of_each_alone() -> None:
     given = records(40)
     assert features_of(dataset(source(given), Loudness())) == wanted(given)
 

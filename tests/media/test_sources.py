@@ -81,7 +81,7 @@ SOURCES: dict[str, Callable[[Path, list[dict[str, Any]]], Images]] = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_documents_are_those_of_the_processor_from_every_source(kind: str, tmp_path: Path) -> None:
+def test_documents_equal_the_processors_from_every_source(kind: str, tmp_path: Path) -> None:
     given = records(20)
     if kind == "mds":
         given = [

@@ -57,7 +57,7 @@ def as_planned(processor: Any, text: str, images: list[Any]) -> tuple[list[int],
 
 
 @pytest.mark.parametrize(("family", "fast"), BOTH)
-def test_ids_grids_and_pixels_are_those_of_the_processor_for_images_of_any_size(
+def test_ids_grids_and_pixels_match_the_processor_for_images_of_any_size(
     family: str, fast: bool
 ) -> None:
     processor, compared = whole_processor(family, fast=fast), 0

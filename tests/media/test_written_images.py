@@ -97,7 +97,7 @@ def test_captions_beside_a_folder_of_pictures_need_no_placeholder(tmp_path: Path
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_caption_is_what_the_processor_makes_of_it_after_its_images(family: str) -> None:
+def test_a_caption_follows_its_images_as_the_processor_writes_it(family: str) -> None:
     example = FAMILIES[family]
     processor = example.processor()
     source = Images([{"caption": "two cats", "images": [DATA, DATA]}], text="caption")

@@ -27,7 +27,7 @@ IDS = st.lists(st.integers(0, 30) | st.integers(0, (1 << 32) - 1), max_size=40)
     st.sampled_from([1, 7, 64, 1 << 16]),
 )
 @drawn(150)
-def test_vectors_are_those_of_the_reference(
+def test_vectors_match_the_reference(
     ids: list[list[int]], k1: float, b: float, dimension: int
 ) -> None:
     found = BM25(dimension=dimension, k1=k1, b=b)(
@@ -44,7 +44,7 @@ def test_vectors_are_those_of_the_reference(
         assert (vector.astype(np.int64) ** 2).sum() < 1 << 24
 
 
-def test_a_cosine_is_the_score_over_those_of_both_documents_with_themselves() -> None:
+def test_a_cosine_is_the_score_divided_by_both_documents_own_scores() -> None:
     ids = [[1, 2, 2, 3], [2, 3, 4, 5, 5, 5], [1, 6], [7, 8]]
     vectors = BM25(dimension=1 << 16)(Documents.from_arrays(list(map(np.uint32, ids))))
     weights = reference.bm25(ids, 1.2, 0.75)
@@ -75,7 +75,7 @@ def test_vectors_are_the_same_on_every_machine_and_in_every_version() -> None:
     assert digest[:16] == "601867fedca072e5"
 
 
-def test_counts_of_parts_add_up_to_those_of_all_and_weigh_as_these() -> None:
+def test_counts_of_parts_add_up_and_weigh_like_the_whole() -> None:
     documents, _ = topical(60)
     whole, parts = TermCounts.of(documents), TermCounts.of(documents[:25])
     parts += TermCounts.of(documents[25:])

@@ -49,7 +49,7 @@ def test_an_approximate_search_compares_whole_documents_too() -> None:
 # No cosine of such short documents is any of these thresholds, where rounding would decide.
 @given(st.integers(0, 1 << 32), st.sampled_from([0.31, 0.61, 0.91]), st.sampled_from([2, 7, 256]))
 @drawn(40)
-def test_duplicates_are_those_of_comparing_heads_and_wholes(
+def test_duplicates_equal_a_comparison_of_heads_and_whole_documents(
     seed: int, threshold: float, block: int
 ) -> None:
     rng = np.random.default_rng(seed)

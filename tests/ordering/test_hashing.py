@@ -32,7 +32,7 @@ def block(documents: list[list[int]], dtype: Any = np.uint32) -> Documents:
     st.integers(1, 40),
     st.integers(1, 4),
 )
-def test_vectors_are_those_of_the_description(
+def test_vectors_match_the_description(
     documents: list[list[int]], dimension: int, ngrams: int
 ) -> None:
     found = HashedNgrams(dimension=dimension, ngrams=ngrams)(block(documents))

@@ -14,7 +14,7 @@ from tests.support import ordering_reference as reference
 from tests.support.topics import together, topical
 
 
-def test_the_order_is_that_of_the_reference() -> None:
+def test_the_order_matches_the_reference() -> None:
     documents, _ = topical(80)
     vectors = [reference.hashed(documents.document(i).tolist(), 1024, 2) for i in range(80)]
     similarity = [[reference.squared_cosine(a, b) for b in vectors] for a in vectors]

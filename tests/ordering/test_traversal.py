@@ -20,7 +20,7 @@ from tests.support.drawn import drawn
     st.integers(0, 1 << 32),
 )
 @drawn(200)
-def test_the_walk_is_that_of_the_reference(
+def test_the_walk_matches_the_reference(
     count: int, k: int, levels: int, shortest: int, seed: int
 ) -> None:
     # Few levels of similarity, so that ties decide often.
@@ -66,7 +66,7 @@ def test_runs_begin_where_the_walk_starts_again_and_dtypes_change_nothing(
     st.integers(0, 1 << 32),
 )
 @drawn(200)
-def test_the_walk_with_a_limit_is_that_of_the_reference(
+def test_the_walk_with_a_limit_matches_the_reference(
     count: int, k: int, levels: int, limit: int, row: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)

@@ -172,7 +172,7 @@ def test_the_batches_of_a_schedule_equal_the_obvious_ones_row_for_row(
     st.integers(0, 40),
 )
 @drawn(400)
-def test_batches_follow_the_schedule_and_leave_tails_of_what_may_stay(
+def test_batches_follow_the_schedule_and_only_tails_stay(
     lengths: list[int],
     flags: list[bool],
     seq_lens: list[int],

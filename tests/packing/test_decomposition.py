@@ -66,7 +66,7 @@ def test_a_document_is_cut_into_the_powers_of_two_that_add_up_to_it(
     st.integers(0, 5),
 )
 @drawn(200)
-def test_batches_follow_the_schedule_and_what_stays_of_a_document_is_its_tail(
+def test_batches_follow_the_schedule_and_a_documents_rest_is_its_tail(
     lengths: list[int], waits: list[int], keep_tails: bool, carry: float, step: int, seed: int
 ) -> None:
     packer = Decomposition(seq_lens=SEQ_LENS, shares=(1, 2, 1, 1), keep_tails=keep_tails)

@@ -156,7 +156,7 @@ def frames_of_rows(batch: Any) -> list[int]:
     return [int(own[np.unique(row[row >= 0])].sum()) for row in rows]
 
 
-def test_any_field_of_whole_numbers_limits_rows_and_what_exceeds_it_is_dropped_and_named(
+def test_any_integer_field_limits_rows_and_larger_documents_are_dropped_and_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loader = PackedLoader(dataset())
@@ -219,14 +219,14 @@ def test_a_packer_is_rebuilt_with_its_capacity() -> None:
     assert "capacity" not in replace(packer, capacity={}).describe()
 
 
-def test_documents_whose_weights_are_not_given_are_refused() -> None:
+def test_documents_without_weights_are_refused() -> None:
     packer = BestFitDecreasing(seq_len=64, overflow="drop", capacity=CAPACITY)
     with pytest.raises(PlanError) as caught:
         packer.plan(np.array([3]), final=True, seed=0)
     assert caught.value.setting == "weights"
 
 
-def test_a_document_beyond_a_limit_is_an_error_where_overflow_says_so() -> None:
+def test_a_document_beyond_a_limit_is_an_error_under_overflow_error() -> None:
     packer = BestFitDecreasing(seq_len=64, overflow="error", capacity=CAPACITY)
     with pytest.raises(PlanError) as caught:
         list(PackedLoader(dataset(packer)))

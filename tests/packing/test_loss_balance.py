@@ -124,7 +124,7 @@ def test_metrics_have_the_deviation_between_steps_beside_that_within_them() -> N
     assert metrics.as_dict()["loss_deviation_between_steps"] == metrics.loss_deviation_between_steps
 
 
-def test_metrics_of_ranks_add_up_to_those_of_the_run() -> None:
+def test_metrics_of_ranks_add_up_to_the_runs_metrics() -> None:
     world = 4
     ranks = SimulatedRanks(world)
     with ThreadPoolExecutor(world) as threads:
@@ -156,7 +156,7 @@ def test_a_state_of_other_loss_balanced_rows_is_refused_by_revision(allow: set[s
 
 @pytest.mark.parametrize("attention", ["document", "row"])
 @pytest.mark.parametrize("overflow", ["drop", "truncate"])
-def test_what_is_balanced_are_the_labels_of_the_batch(overflow: Any, attention: Any) -> None:
+def test_the_labels_of_the_batch_are_balanced(overflow: Any, attention: Any) -> None:
     block = Documents.from_arrays([ids.astype(np.uint16) for ids in IDS], loss_masks=MASKS)
     stage = CountedLoss(SEQ_LEN, 0 if attention == "row" else 1)
     counts = stage(block, None).document_fields[LOSS_TOKENS].tolist()
@@ -234,7 +234,7 @@ def test_the_same_documents_come_once_and_resume_on_more_ranks() -> None:
         ({"document_fields": {LOSS_TOKENS: "int64"}}, "balance"),
     ],
 )
-def test_what_cannot_be_balanced_is_refused(options: Any, setting: str) -> None:
+def test_settings_that_cannot_be_balanced_are_refused(options: Any, setting: str) -> None:
     with pytest.raises(ConfigError) as caught:
         dataset_of("loss", **options)
     assert caught.value.setting == setting

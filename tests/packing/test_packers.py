@@ -138,7 +138,7 @@ def test_the_oracle_finds_every_planted_fault() -> None:
             check_plan(broken(plan, **change), lengths)
 
 
-def test_metrics_count_what_the_rows_hold() -> None:
+def test_metrics_count_the_contents_of_rows() -> None:
     lengths = [5, 20, 3, 8, 0]
     metrics = planned(BestFitDecreasing(seq_len=16), lengths).metrics(np.array(lengths))
     assert metrics.placed == 36

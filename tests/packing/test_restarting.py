@@ -19,9 +19,7 @@ from tests.support.plans import LENGTHS, planned, rows_of
 
 @given(LENGTHS, st.integers(2, 64), st.integers(0, 3))
 @drawn(300)
-def test_rows_are_those_of_the_obvious_implementation(
-    lengths: list[int], seq_len: int, seed: int
-) -> None:
+def test_rows_match_the_obvious_implementation(lengths: list[int], seq_len: int, seed: int) -> None:
     packer = Concat(seq_len=seq_len, restart=True)
     plan = planned(packer, lengths, seed)
     rows = reference.restarting(lengths, seq_len)
@@ -54,6 +52,6 @@ def test_a_window_gives_the_same_rows(
     assert sorted(rows_of(plan)) == sorted(reference.restarting(lengths, 32))
 
 
-def test_a_packer_that_restarts_is_made_again_from_its_description() -> None:
+def test_a_packer_that_restarts_is_remade_from_its_description() -> None:
     packer = Concat(seq_len=16, restart=True)
     assert rebuild_packer(plain(packer.describe())) == packer

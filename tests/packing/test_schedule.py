@@ -82,7 +82,7 @@ def test_shares_that_change_are_kept_as_well(
 
 @given(SHARES, st.integers(0, 500), st.integers(0, 5000), st.integers(1, 50))
 @drawn(50)
-def test_a_rotations_bucket_does_not_depend_on_what_was_asked_before(
+def test_a_rotations_bucket_does_not_depend_on_earlier_calls(
     shares: list[float], seed: int, first: int, count: int
 ) -> None:
     curriculum = Curriculum.constant(shares)

@@ -54,7 +54,7 @@ def dataset(mixture: Any, **options: Any) -> PackedDataset:
     ]),
     st.sampled_from(["document", "row"]), st.booleans(), st.integers(0, 5),
 )  # fmt: skip
-def test_counts_by_source_add_up_to_those_of_the_batches(
+def test_counts_by_source_add_up_to_the_counts_of_the_batches(
     packer: Any, attention: Any, masked: bool, seed: int
 ) -> None:
     mixture = sources.Mixture(
@@ -142,7 +142,7 @@ def test_a_mixture_in_an_order_is_counted_too() -> None:
 
 
 @pytest.mark.parametrize("at_end", ["share", "stop"])
-def test_a_source_whose_documents_were_all_delivered_has_been_read_once(at_end: Any) -> None:
+def test_a_fully_delivered_source_has_been_read_once(at_end: Any) -> None:
     parts = {"a": corpus(1, 300), "b": corpus(2, 20)}
     mixture = sources.Mixture(parts, weights={"a": 0.3, "b": 0.7}, at_end=at_end)
     loader = PackedLoader(dataset(mixture, lanes=1))

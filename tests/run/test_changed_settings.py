@@ -160,7 +160,7 @@ def test_weights_may_change_after_any_batch_up_to_the_last_one() -> None:
         assert len(tokens) == sum(1 + i % 20 for i in range(60))
 
 
-def test_what_is_left_of_a_piece_may_be_whole_rows() -> None:
+def test_the_rest_of_a_piece_may_be_whole_rows() -> None:
     source = MemorySource([numbered_documents([1, 1, 150, 1, 1, 1, 1, 1])])
     legs: list[tuple[Packer, int, int]] = [
         (Pad(seq_len=16), 23, 6),
@@ -224,7 +224,7 @@ def test_a_state_taken_after_a_change_resumes_without_naming_it_again() -> None:
         assert [batch.input_ids.tolist() for batch in again] == batches[i:]
 
 
-def test_what_the_new_overflow_policy_refuses_is_dropped_and_the_rest_comes_once() -> None:
+def test_documents_refused_by_the_new_overflow_policy_are_dropped_and_the_rest_comes_once() -> None:
     lengths = [5, 200, 31, 64, 90] * 20
     source = MemorySource([numbered_documents(lengths)], block_documents=7)
     for overflow in ("truncate", "drop"):

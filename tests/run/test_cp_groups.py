@@ -68,7 +68,7 @@ def test_groups_of_neighbours_share_the_batches_of_a_step_in_order(ranks: int) -
 
 
 @pytest.mark.parametrize("ranks", [4, 8, 12, 24])
-def test_batches_are_those_of_one_rank(ranks: int) -> None:
+def test_batches_match_one_rank(ranks: int) -> None:
     found = {number(batch): identity(batch) for step in steps_of(ranks) for batch in step}
     expected = whole_run()
     at = {(lane, step): [*rest] for lane, step, *rest in expected}
@@ -134,7 +134,7 @@ def test_stopped_and_gone_on_with_on_any_ranks_every_batch_comes_once(
     assert filled == whole_run()
 
 
-def test_state_after_a_batch_has_those_that_other_ranks_took_in_its_step() -> None:
+def test_state_after_a_batch_counts_the_batches_of_other_ranks_in_its_step() -> None:
     def one(rank: int, member: Any) -> Any:
         loader = PackedLoader(shared(Topology(rank, 8)), ranks=member)
         batches = list(islice(loader, 12))
@@ -164,7 +164,7 @@ def test_workers_give_the_same_batches() -> None:
     assert found == own(3, 0)
 
 
-def test_numbers_of_ranks_that_cannot_share_are_refused_with_those_that_can() -> None:
+def test_numbers_of_ranks_that_cannot_share_are_refused_with_possible_ones() -> None:
     for ranks in (2, 6, 16):
         with pytest.raises(ConfigError) as refused:
             PackedLoader(shared(Topology(0, ranks)))

@@ -118,7 +118,7 @@ def test_files_of_every_kind(kind: str, tmp_path: Path) -> None:
     assert_estimated(lambda topology: dataset(source, topology, **options))
 
 
-def test_what_lanes_have_found_sharpens_the_number() -> None:
+def test_reports_of_lanes_sharpen_the_estimate() -> None:
     made = dataset(corpus(20_000))
     loader = PackedLoader(made)
     before, found = loader.estimate_steps(), []
@@ -140,7 +140,7 @@ def test_what_lanes_have_found_sharpens_the_number() -> None:
     assert again.estimate_steps() == loader.estimate_steps()
 
 
-def test_what_cannot_be_told_is_not_made_up() -> None:
+def test_no_unknown_figure_is_invented() -> None:
     assert dataset(corpus(50), epochs=None).estimate_steps() is None
     assert dataset(lambda: iter([[1, 2, 3]] * 9000), lanes=1).estimate_steps() is None
     once = dataset(iter([[1, 2, 3]] * 9), lanes=1)

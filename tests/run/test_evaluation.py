@@ -84,7 +84,7 @@ def test_every_kind_of_source_is_evaluated_alike(kind: str, tmp_path: Path) -> N
     assert sequences[0]
 
 
-def test_the_order_is_that_of_the_corpus_and_lanes_depend_on_it_alone() -> None:
+def test_the_order_is_the_corpus_order_and_lanes_depend_on_it_alone() -> None:
     one = evaluation(Topology(), lanes=1, provenance=True)
     seen = np.concatenate([batch.provenance["index"] for batch in PackedLoader(one)])
     # Rows are shuffled in a window; documents come into it in order.
@@ -105,7 +105,7 @@ def test_an_evaluation_is_neither_shuffled_nor_endless(wrong: dict[str, Any]) ->
     PackedDataset.evaluation([[1, 2, 3]] * 9, seq_len=8, epochs=2)
 
 
-def test_training_refuses_what_evaluation_allows() -> None:
+def test_training_refuses_some_settings_of_evaluation() -> None:
     source = sources.Iterable([[1, 2, 3]] * 9)
     with pytest.raises(ConfigError, match="can be split into 1 lanes at most"):
         PackedDataset.evaluation(source, seq_len=8, lanes=2, topology=Topology())

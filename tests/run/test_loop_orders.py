@@ -176,7 +176,7 @@ class Opaque:
         lambda batch: str(batch.input_ids.tolist()),
     ],
 )
-def test_whatever_a_transform_makes_of_a_batch_names_it(transform: Any) -> None:
+def test_any_result_of_a_transform_names_its_batch(transform: Any) -> None:
     loader = make_loader(transform)
     batches = iter(loader)
     states, items = [], []
@@ -212,7 +212,7 @@ def test_a_group_of_accumulate_names_its_batches() -> None:
     assert inner["next_batch"] == 4
 
 
-def test_the_state_before_the_first_batch_is_the_start_and_knows_what_was_stepped_over() -> None:
+def test_the_state_before_the_first_batch_is_the_start_and_records_skipped_batches() -> None:
     loader = make_loader()
     start = loader.state_dict()
     batches = iter(loader)

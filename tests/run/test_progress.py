@@ -64,7 +64,7 @@ def test_after_a_resume_it_counts_from_the_beginning_of_the_run(
     assert capsys.readouterr().err.startswith("batch 6 of ")
 
 
-def test_other_ranks_say_nothing(
+def test_other_ranks_log_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert next(iter(loader(Topology(1, 2)).progress(every_s=0))).num_tokens

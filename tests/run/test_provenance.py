@@ -106,7 +106,7 @@ def test_a_piece_leads_to_the_text_of_its_whole_document(tmp_path: Path, kind: s
     assert count > 20
 
 
-def test_a_text_is_not_made_up_for_what_cannot_be_read_again(tmp_path: Path) -> None:
+def test_no_text_is_invented_for_documents_that_cannot_be_reread(tmp_path: Path) -> None:
     iterable = PackedDataset(lambda: [[1, 2, 3]] * 4, **{**TOKENS, "lanes": 1})
     piece, _ = next(pieces_with_ids(iterable))
     with pytest.raises(ConfigError, match=r"batch\.decode"):

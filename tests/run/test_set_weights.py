@@ -157,7 +157,7 @@ def test_workers_and_stops_do_not_move_a_change(workers: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["by weights", "several epochs of one", "with an endless one"])
-def test_a_finite_run_gives_every_document_once_whatever_its_weights_become(name: str) -> None:
+def test_a_finite_run_gives_every_document_once_under_any_weights(name: str) -> None:
     changes: Changes = {
         48: [({"web": 1, "code": 8, "books": 0}, 88)],
         120: [({"web": 8, "code": 1, "books": 3}, 168)],
@@ -441,7 +441,7 @@ def test_different_numbers_on_different_ranks_are_refused_before_the_step() -> N
         ({"a": 1, "b": 1, "c": 1}, 7.5, "from_step"),
     ],
 )
-def test_what_cannot_be_weights_is_refused_and_the_run_goes_on(
+def test_invalid_weights_are_refused_and_the_run_continues(
     weights: Any, from_step: Any, setting: str
 ) -> None:
     loader, other = PackedLoader(endless()), PackedLoader(endless())

@@ -158,7 +158,7 @@ def test_the_state_after_a_batch_that_is_not_the_last_one_taken_goes_on_after_it
         loader.state_dict(after=taken[0])
 
 
-def test_the_state_after_a_batch_knows_nothing_of_what_was_stepped_over_later() -> None:
+def test_the_state_after_a_batch_does_not_record_later_skipped_batches() -> None:
     loader = PackedLoader(make_dataset())
     batches = iter(loader)
     loader.skip(1)
@@ -275,7 +275,7 @@ def test_a_damaged_state_is_refused(place: tuple[Any, ...], kind: str, data: st.
 
 
 @pytest.mark.parametrize("value", [None, [], "", 5, {}, {"version": 3}])
-def test_what_is_no_state_is_refused_and_a_new_run_can_start(value: Any) -> None:
+def test_objects_other_than_states_are_refused_and_a_new_run_can_start(value: Any) -> None:
     loader = PackedLoader(make_dataset())
     with pytest.raises(StateError):
         loader.load_state_dict(value)

@@ -152,7 +152,7 @@ def test_of_documents_in_memory_numbers_and_lengths_are_compared() -> None:
         next(iter(other_lengths))
 
 
-def test_a_state_of_other_weights_is_refused_with_both_as_they_are_written() -> None:
+def test_a_state_of_other_weights_is_refused_with_both_values() -> None:
     def loader(weights: Any) -> PackedLoader:
         parts = {"web": [[1] * 9] * 40, "code": [[2] * 9] * 40}
         source = sources.Mixture(parts, weights=weights)

@@ -42,7 +42,7 @@ def advised(error: ConfigError) -> str:
 
 
 @pytest.mark.parametrize("kind", LAZY)
-def test_what_has_no_rows_in_memory_names_the_call_that_gives_them(
+def test_objects_without_rows_are_refused_with_the_call_that_gives_them(
     kind: str, tmp_path: Path
 ) -> None:
     pq.write_table(TABLE, tmp_path / "a.parquet")
@@ -59,7 +59,7 @@ def test_what_has_no_rows_in_memory_names_the_call_that_gives_them(
 
 
 @pytest.mark.parametrize("ending", [".csv", ".tsv"])
-def test_csv_is_read_by_datasets_as_the_error_says(ending: str, tmp_path: Path) -> None:
+def test_csv_is_read_by_datasets_by_the_errors_advice(ending: str, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     path, mark = tmp_path / f"a{ending}", {".csv": ",", ".tsv": "\t"}[ending]
     path.write_text("".join(f"{i}{mark}{text}\n" for i, text in enumerate(["text", *TEXTS])))

@@ -59,7 +59,7 @@ def test_files_of_chats_keep_the_contract_of_sources(form: str, tmp_path: Path) 
     assert_source_contract(sources.Chat(path, **SMALL), EXPECTED, lane_counts=(1, 3))
 
 
-def test_a_folder_of_chats_is_read_by_what_its_files_end_in(tmp_path: Path) -> None:
+def test_a_folder_of_chats_is_read_by_file_ending(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "a.parquet")
     assert_source_contract(sources.Chat(tmp_path, **SMALL), EXPECTED, lane_counts=(1, 3))
 

@@ -181,7 +181,7 @@ def test_pairs_in_memory_stay_together_with_their_fields(kind: str) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_holds_no_conversations_is_refused_at_once(data: Any) -> None:
+def test_files_without_conversations_are_refused_at_once(data: Any) -> None:
     with pytest.raises(ConfigError):
         sources.Chat(data).prepare()
 
@@ -203,7 +203,7 @@ NO_JSON = [
 
 
 @pytest.mark.parametrize("harm", NO_JSON)
-def test_what_no_json_holds_is_named(harm: dict[str, Any]) -> None:
+def test_values_that_json_cannot_hold_are_named(harm: dict[str, Any]) -> None:
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", **harm}]
     data = [CHATS[0], {"messages": talk}]
     with pytest.raises(ContentError):
@@ -220,13 +220,13 @@ def test_arrays_inside_arrays_are_lists() -> None:
     assert ids(loader(chat(KINDS["pandas"](records)))) == ids(loader(chat(records)))
 
 
-def test_what_templates_alone_may_read_may_be_anything() -> None:
+def test_values_that_only_templates_read_may_be_anything() -> None:
     talk = [{"role": "user", "content": "a", "at": datetime(2026, 1, 1)}, *messages("b", "c")[1:]]
     (batch,) = loader(chat([{"messages": talk}]))
     assert batch.num_documents == 1
 
 
-def test_what_is_nested_deeper_than_json_may_be_is_skipped_in_memory_too() -> None:
+def test_values_nested_deeper_than_json_allows_are_skipped_in_memory_too() -> None:
     deep: Any = 0
     for _ in range(5000):
         deep = [deep]

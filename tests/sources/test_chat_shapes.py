@@ -258,12 +258,12 @@ REFUSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("record", REFUSED, ids=lambda value: str(value)[:60])
-def test_what_is_not_understood_is_refused(record: dict[str, Any]) -> None:
+def test_unknown_shapes_are_refused(record: dict[str, Any]) -> None:
     with pytest.raises(BrokenDocumentError):
         conversation_of(record)
 
 
-def test_records_with_two_meanings_are_read_as_the_shape_says(tmp_path: Path) -> None:
+def test_records_with_two_meanings_are_read_by_the_given_shape(tmp_path: Path) -> None:
     record = {"messages": messages("a", "b"), **PAIRS["messages"]}
     path = write_lines(tmp_path / "a.jsonl", [record])
     with pytest.raises(ConfigError):
@@ -283,7 +283,7 @@ def test_a_record_without_the_shape_that_is_named_is_broken(tmp_path: Path) -> N
         list(PackedLoader(dataset(sources.Chat(path, template=CHATML, shape="alpaca"))))
 
 
-def test_files_of_chats_are_not_read_as_text_and_the_error_says_by_what(tmp_path: Path) -> None:
+def test_files_of_chats_are_not_read_as_text_and_the_error_names_the_source(tmp_path: Path) -> None:
     for i, (record, _, _) in enumerate(SHAPES.values()):
         path = write_lines(tmp_path / f"{i}.jsonl", [record])
         with pytest.raises(ConfigError):

@@ -68,9 +68,7 @@ def test_where_texts_and_ids_may_be_the_documents_both_are_named(kind: str) -> N
 @pytest.mark.parametrize(
     "wrong", [{"text": "txt"}, {"tokens": "ids", "loss_mask": "mask"}], ids=str
 )
-def test_a_column_that_is_missing_is_told_with_those_that_are_there(
-    kind: str, wrong: dict[str, str]
-) -> None:
+def test_a_missing_column_is_named_with_the_present_ones(kind: str, wrong: dict[str, str]) -> None:
     with pytest.raises((ConfigError, ContentError)) as raised:
         read_all(sources.open(KINDS[kind]({"body": TEXTS, "ids": IDS}), **wrong))
     assert {*wrong.values()} & {*str(raised.value).replace('"', " ").replace("'", " ").split()}

@@ -347,9 +347,7 @@ def _outcome(
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_what_comes_before_damage_is_read_by_whichever_lane_it_belongs_to(
-    kind: str, tmp_path: Path
-) -> None:
+def test_documents_before_damage_are_read_by_their_lanes(kind: str, tmp_path: Path) -> None:
     make, damage = DAMAGE[kind]
     documents = ids_of(np.random.default_rng(1).integers(100, 400, 2000).tolist())
     source = make(tmp_path, [documents], reading=ReadOptions(block_documents=60))

@@ -59,9 +59,7 @@ def assert_named(error: StreampackError, path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_file_cut_short_is_named_and_what_lies_before_the_cut_is_read(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_truncated_file_is_named_and_read_up_to_the_cut(kind: str, tmp_path: Path) -> None:
     make, whole, files = corpus(kind, tmp_path)
     for path in files:
         content = path.read_bytes()

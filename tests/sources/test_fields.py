@@ -308,7 +308,7 @@ IN_TABLES = {*BROKEN} - {"text", "no number", "huge", "too flat"}  # a column ca
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_record_whose_fields_do_not_fit_is_named_or_skipped(name: str, tmp_path: Path) -> None:
+def test_a_record_with_unfitting_fields_is_named_or_skipped(name: str, tmp_path: Path) -> None:
     good = {
         "ids": [1] * 5,
         "place": [0.5] * 5,

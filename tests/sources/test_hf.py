@@ -124,7 +124,7 @@ def test_epochs_hold_the_same_documents_and_resume_exactly(stream: Any) -> None:
         assert sorted(found) == sorted(TEXTS)
 
 
-def test_a_shuffle_buffer_is_read_again_because_its_state_forgets(
+def test_a_shuffle_buffer_is_reread_because_its_state_forgets(
     stream: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # datasets 5 sleeps for five seconds whenever it has shuffled shards read to their end.

@@ -97,6 +97,6 @@ def test_a_nested_tensor_is_a_list_of_documents(layout: torch.layout) -> None:
 
 
 @pytest.mark.parametrize("data", [(text for text in TEXTS), []], ids=["generator", "empty"])
-def test_what_has_no_items_by_number_is_refused(data: Any) -> None:
+def test_objects_without_items_by_index_are_refused(data: Any) -> None:
     with pytest.raises(ConfigError):
         Items(data)

@@ -93,7 +93,7 @@ def test_elements_of_any_array_are_lines_at_their_offsets(
         (lambda text: text.replace(b'"id": 200', b'"id": two'), 200),
     ],
 )
-def test_a_damaged_array_is_named_and_what_lies_before_the_damage_is_read(
+def test_a_damaged_array_is_named_and_read_up_to_the_damage(
     damage: Any, read: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.json"

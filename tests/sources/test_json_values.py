@@ -93,7 +93,7 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 @WITH_JSON
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("records", [TOOLS, MESSAGES, MIXED], ids=["tools", "messages", "content"])
-def test_json_features_of_datasets_are_what_the_lines_hold(
+def test_json_features_of_datasets_equal_the_lines(
     records: list[Any], way: str, tmp_path: Path
 ) -> None:
     file = Path(write_lines(tmp_path / "a.jsonl", records))
@@ -101,7 +101,7 @@ def test_json_features_of_datasets_are_what_the_lines_hold(
     assert conversations(WAYS[way](file)) == conversations(file)
 
 
-def test_nulls_of_json_stay_and_those_of_structs_go(tmp_path: Path) -> None:
+def test_nulls_of_json_stay_and_nulls_of_structs_go(tmp_path: Path) -> None:
     lines = [
         {"messages": asked(x=1, y=None), "tools": [tool("f", x={"default": None})]},
         {"messages": asked(z=[None, {"a": None}])},

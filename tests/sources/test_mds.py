@@ -66,7 +66,7 @@ def edit_index(folder: Path, change: Any) -> None:
     path.write_text(json.dumps(index))
 
 
-def test_tokens_are_those_of_mosaicmls_own_reader(tmp_path: Path) -> None:
+def test_tokens_match_mosaicmls_own_reader(tmp_path: Path) -> None:
     corpus(tmp_path / "c")
     theirs = [tuple(sample["tokens"].tolist()) for sample in mosaic_samples(tmp_path / "c")]
     assert read_all(MDS(tmp_path / "c", tokens="tokens")) == theirs

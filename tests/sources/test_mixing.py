@@ -68,9 +68,7 @@ def test_shares_add_up_to_one_exactly() -> None:
 
 
 @given(places=st.lists(st.integers(1, 50), max_size=4), start=st.integers(0, 99), data=st.data())
-def test_steps_are_due_what_their_phases_say(
-    places: list[int], start: int, data: st.DataObject
-) -> None:
+def test_steps_follow_the_phases(places: list[int], start: int, data: st.DataObject) -> None:
     stop = data.draw(st.integers(start + 1, 300))
     begins = [0, *np.cumsum(places).tolist()]
     phases = [[k + 1, 3, len(begins) - k] for k in range(len(begins))]

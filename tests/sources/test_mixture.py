@@ -232,7 +232,7 @@ def test_an_endless_run_outlives_its_finite_sources() -> None:
         (1, {"a": None}, {"a": 1, "b": 0}),
     ],
 )
-def test_runs_whose_end_is_not_clear_are_refused(
+def test_runs_without_a_clear_end_are_refused(
     epochs: int | None, own: dict[str, int | None], last: dict[str, float]
 ) -> None:
     mixture = Mixture({"a": ids(1, 9), "b": ids(2, 9)}, weights=last, epochs=own)
@@ -402,7 +402,7 @@ def test_skips_are_recorded_by_source_and_repeated_from_any_batch(tmp_path: Path
     assert_restores_everywhere(make)
 
 
-def test_a_resume_counts_once_what_was_skipped(tmp_path: Path) -> None:
+def test_a_resume_counts_skipped_documents_once(tmp_path: Path) -> None:
     mixture = broken_mixture(tmp_path)
 
     def make() -> PackedLoader:
@@ -417,7 +417,7 @@ def test_a_resume_counts_once_what_was_skipped(tmp_path: Path) -> None:
         assert again.state_dict()["lanes"]["0"]["skipped"] == 9 + 6
 
 
-def test_what_was_skipped_and_is_mended_since_is_refused_as_changed_data(tmp_path: Path) -> None:
+def test_a_skipped_document_mended_since_is_refused_as_changed_data(tmp_path: Path) -> None:
     def make() -> PackedLoader:
         made = dataset(broken, tokenizer=byte_tokenizer(), on_error="skip", lanes=1)
         return PackedLoader(made)
@@ -572,7 +572,7 @@ def test_a_source_is_added_twice_and_the_weights_may_change() -> None:
     assert tokens_by_source(found, 3) == [4000, 4000, 4000]
 
 
-def test_what_cannot_join_a_run_is_refused() -> None:
+def test_sources_that_cannot_join_a_run_are_refused() -> None:
     plain = PackedLoader(dataset(ids(1, 500)))
     next(iter(plain))
     with pytest.raises(StateError):

@@ -32,9 +32,7 @@ def _depth(value: Any) -> int:
 
 
 @given(value=VALUES, pad=st.integers(0, 110))
-def test_what_is_nested_deeper_than_the_limit_is_refused_and_nothing_else(
-    value: Any, pad: int
-) -> None:
+def test_only_values_nested_deeper_than_the_limit_are_refused(value: Any, pad: int) -> None:
     depth = _depth(value) + pad
     data = b'{"[":' * pad + json.dumps(value).encode() + b"}" * pad
     if depth > MOST_NESTED:

@@ -54,7 +54,7 @@ def ids_of(rng: np.random.Generator, n: int, high: int, width: int | None) -> li
 
 
 @pytest.mark.parametrize("rows_per_group", [50, 7])
-def test_files_too_many_for_their_footers_weigh_what_is_stored(
+def test_files_too_many_for_their_footers_weigh_their_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_per_group: int
 ) -> None:
     monkeypatch.setattr(file_source, "SAMPLED_FILES", 2)
@@ -89,7 +89,7 @@ def test_a_file_without_row_groups_is_read_as_the_empty_one_it_is(
     assert_source_contract(source, [[1], [2]] * 2, lane_counts=(1, 2, 40))
 
 
-def test_a_file_whose_footer_nobody_looked_at_is_checked_when_it_is_opened(
+def test_a_file_with_an_unread_footer_is_checked_when_it_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_source, "SAMPLED_FILES", 2)

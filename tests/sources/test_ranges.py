@@ -90,7 +90,7 @@ def blocks_of(source: Any, lanes: int) -> int:
     return sum(len(block) for part in parts for block, _ in part.read(None, ErrorPolicy()))
 
 
-def test_explain_counts_what_lies_in_a_store(http: HTTPServer, storage: Storage) -> None:
+def test_explain_counts_the_bytes_in_a_store(http: HTTPServer, storage: Storage) -> None:
     local = SOURCES["parquet-tokens"](http.folder)
     remote = REMOTE["parquet-tokens"](http.url, storage=storage)
     first_fetch._renew()

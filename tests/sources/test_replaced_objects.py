@@ -88,7 +88,7 @@ def test_an_object_replaced_while_it_is_downloaded_is_not_read(
         read_all(source)
 
 
-def test_an_object_replaced_after_it_was_read_is_refused_where_it_is_fetched_again(
+def test_an_object_replaced_after_it_was_read_is_refused_where_it_is_refetched(
     http: HTTPServer, storage: Storage
 ) -> None:
     make = _lines(http.folder / "a.jsonl", 1)

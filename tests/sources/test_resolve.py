@@ -66,7 +66,7 @@ def test_every_ending_of_a_source_that_needs_no_argument_is_known(
 
 
 @pytest.mark.parametrize("ending", sources.WebDataset.endings)
-def test_tar_shards_are_read_by_what_their_members_end_in(tmp_path: Path, ending: str) -> None:
+def test_tar_shards_are_read_by_the_endings_of_members(tmp_path: Path, ending: str) -> None:
     write_tar(tmp_path / "a.tar", DOCUMENTS)
     content = (tmp_path / "a.tar").read_bytes()
     path = tmp_path / f"b{ending}"
@@ -132,7 +132,7 @@ def test_arrays_series_and_records_of_one_field_are_read() -> None:
         assert read_all(source) == expected, given
 
 
-def test_datasets_of_hugging_face_are_read_as_what_they_are() -> None:
+def test_datasets_of_hugging_face_are_read_by_their_kind() -> None:
     datasets = pytest.importorskip("datasets")
     whole = datasets.Dataset.from_dict({"text": TEXTS, "n": [1, 2, 3]})
     source: Any = as_source(whole)
@@ -145,7 +145,7 @@ def test_datasets_of_hugging_face_are_read_as_what_they_are() -> None:
         as_source(datasets.DatasetDict({"train": whole, "test": whole}))
 
 
-def test_files_of_tokens_are_asked_for_what_they_do_not_say(tmp_path: Path) -> None:
+def test_files_of_tokens_require_the_settings_that_they_lack(tmp_path: Path) -> None:
     write_megatron(tmp_path / "m", [[ids] for ids in DOCUMENTS], "uint16")
     datatrove = write_datatrove(tmp_path / "a.ds", DOCUMENTS)
     write_tar(tmp_path / "a.tar", DOCUMENTS)
@@ -177,7 +177,7 @@ def test_a_file_that_two_patterns_find_is_refused(
     assert caught.value.path == str(tmp_path / "a.jsonl")
 
 
-def test_columns_named_in_the_call_are_those_of_sources_open(tmp_path: Path) -> None:
+def test_columns_named_in_the_call_equal_columns_of_sources_open(tmp_path: Path) -> None:
     rows = [
         {"a": text, "b": "x", "ids": ids, "m": [1] * len(ids)}
         for text, ids in zip(TEXTS, IDS, strict=True)

@@ -54,7 +54,7 @@ def test_lanes_read_every_document_of_the_shuffled_shards_once_in_equal_parts(
     st.integers(1, 12),
     st.booleans(),
 )
-def test_what_is_left_behind_a_cursor_is_what_is_read_after_it(
+def test_the_rest_behind_a_cursor_is_read_after_it(
     weights: list[int], n: int, shuffle: bool
 ) -> None:
     for lane in _source(weights).lanes(n, seed=5, epoch=2, shuffle=shuffle):

@@ -127,7 +127,7 @@ def test_a_shard_of_short_documents_gets_as_many_lanes_as_its_tokens_need(ending
 
 
 @pytest.mark.parametrize("column", ["npy", "txt", "json:ids", "ids.npy"])
-def test_tokens_are_estimated_whatever_holds_them(column: str) -> None:
+def test_tokens_are_estimated_in_any_container(column: str) -> None:
     files = {"npy": list(range(50)), "txt": b"abcd" * 50, "json": {"ids": list(range(50))}}
     files["ids.npy"] = files["npy"]
     path = write([{**files, "jpg": bytes(3000)}] * 300)

@@ -66,7 +66,7 @@ def test_the_header_of_llmc_is_no_tokens(
         read_all(Tokens(path, eos_id=EOS))
 
 
-def test_documents_that_are_longer_than_what_is_looked_at_at_once_come_whole(
+def test_documents_longer_than_a_search_step_come_whole(
     tmp_path: Path,
 ) -> None:
     documents = [[1] * 200_000 + [EOS], [EOS], [2] * 65_535 + [EOS], [3] * 70_000]

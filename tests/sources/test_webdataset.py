@@ -74,7 +74,7 @@ def theirs(path: Path, key: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("key", "form"), [("npy", list), ("txt", str)])
-def test_documents_are_those_of_webdatasets_own_reader(
+def test_documents_equal_the_ones_of_webdatasets_reader(
     tmp_path: Path, key: str, form: type
 ) -> None:
     shards(tmp_path, 60, 60)
@@ -201,7 +201,9 @@ GOOD = npy(np.arange(3, dtype=np.uint16))
         pickle.dumps([1, 2]),
     ],
 )
-def test_what_is_no_array_of_ids_is_a_broken_document(tmp_path: Path, content: bytes) -> None:
+def test_a_value_other_than_an_array_of_ids_is_a_broken_document(
+    tmp_path: Path, content: bytes
+) -> None:
     source = one(tmp_path, archive([("0.npy", GOOD), ("1.npy", content), ("2.npy", GOOD)]))
     with pytest.raises(ContentError, match="Document 1 "):
         read_all(source)

@@ -94,7 +94,7 @@ def _read_blocks(storage: Storage, listed: FileInfo) -> None:
         assert stream.read() == DATA
 
 
-def test_processes_that_were_forked_after_their_parent_has_read_share_what_they_fetch(
+def test_processes_forked_after_their_parent_has_read_share_fetched_blocks(
     http: HTTPServer, storage: Storage, url: str
 ) -> None:
     (listed,) = storage.list(url)
@@ -125,7 +125,7 @@ def test_workers_forked_after_the_parent_has_listed_and_read_read_a_bucket(
     assert [child.exitcode for child in children] == [0, 0]
 
 
-def test_a_damaged_block_is_fetched_again(http: HTTPServer, storage: Storage, url: str) -> None:
+def test_a_damaged_block_is_refetched(http: HTTPServer, storage: Storage, url: str) -> None:
     _read_blocks(storage, storage.list(url)[0])
     first, second, *_ = [path for path in blocks(storage) if path.stat().st_size > BLOCK_BYTES]
     first.write_bytes(first.read_bytes()[:-9] + b"damage!!!")
@@ -157,7 +157,7 @@ def test_who_is_killed_while_fetching_stops_nobody(
     _read_blocks(storage, listed)
 
 
-def test_a_cache_that_is_removed_while_a_file_is_read_is_filled_again(
+def test_a_cache_that_is_removed_while_a_file_is_read_is_refilled(
     storage: Storage, url: str
 ) -> None:
     with storage.open(url) as file, file.stream() as stream:
@@ -177,7 +177,7 @@ def test_a_cache_that_cannot_be_written_is_named(
     assert caught.value.setting == "cache_dir"
 
 
-def test_blocks_keep_the_limit_of_the_cache_and_what_is_mapped_stays_readable(
+def test_blocks_keep_the_limit_of_the_cache_and_mapped_ones_stay_readable(
     http: HTTPServer, tmp_path: Path, url: str
 ) -> None:
     limit = 12 * BLOCK_BYTES
@@ -190,7 +190,7 @@ def test_blocks_keep_the_limit_of_the_cache_and_what_is_mapped_stays_readable(
         assert first.tobytes() == DATA[:BLOCK_BYTES]
 
 
-def test_what_was_opened_longest_ago_is_evicted_first(tmp_path: Path) -> None:
+def test_the_block_opened_longest_ago_is_evicted_first(tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 10 * BLOCK_BYTES)
     block = bytes(BLOCK_BYTES)
     for number in range(8):
@@ -218,7 +218,7 @@ def test_an_object_that_is_replaced_is_named_wherever_reading_is(
         assert file.read(0, 10) == DATA[:10]  # of the version that was listed
 
 
-def test_what_killed_processes_leave_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 4 * BLOCK_BYTES)
     cache.put("a", 0, bytes(BLOCK_BYTES))
     folder = cache.path("a", 0).parent

@@ -216,7 +216,7 @@ def test_a_file_is_read_as_it_grows_and_its_maker_may_be_killed_meanwhile(
     maker.join(WAIT_S)
 
 
-def test_a_block_that_is_evicted_or_damaged_is_made_again(shard: Path, tmp_path: Path) -> None:
+def test_a_block_that_is_evicted_or_damaged_is_remade(shard: Path, tmp_path: Path) -> None:
     storage = Storage(cache_dir=tmp_path / "cache")
     assert read(storage, shard, whole) == CONTENT
     first, second, *_ = sorted(blocks(tmp_path / "cache"), key=lambda path: path.name)[1:]
@@ -257,7 +257,7 @@ def test_a_full_disk_makes_nothing(shard: Path, tmp_path: Path) -> None:
     assert read(storage, shard, whole) == CONTENT
 
 
-def test_a_file_that_is_replaced_is_decoded_again(shard: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_is_redecoded(shard: Path, tmp_path: Path) -> None:
     storage = Storage(cache_dir=tmp_path / "cache")
     assert read(storage, shard, whole) == CONTENT
     other = tmp_path / "other"

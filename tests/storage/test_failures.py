@@ -139,7 +139,7 @@ def test_an_answer_that_is_compressed_in_transfer_is_refused(once: Storage) -> N
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:9", "no-such-host.invalid"])
-def test_a_server_that_is_not_there_is_tried_again(host: str, tmp_path: Path) -> None:
+def test_an_absent_server_is_retried(host: str, tmp_path: Path) -> None:
     error = error_of(Storage(cache_dir=tmp_path, retries=1), f"http://{host}/a.bin", read)
     assert error.failure == "transient"
     assert "2 attempts" in str(error)
@@ -167,7 +167,7 @@ def test_redirects_in_a_circle_are_an_error_without_secrets(tmp_path: Path) -> N
         ("418 Teapot", "other"),
     ],
 )
-def test_a_refusal_says_which_and_is_not_tried_again(
+def test_a_refusal_names_the_file_and_is_not_retried(
     tmp_path: Path, status: str, expected: str
 ) -> None:
     storage = Storage(cache_dir=tmp_path, retries=5)
@@ -214,7 +214,7 @@ def test_retry_after_is_a_number_or_a_date() -> None:
     assert retry_after_s(OSError("no answer at all")) == 0
 
 
-def test_retry_after_is_found_in_what_s3_answers(tmp_path: Path) -> None:
+def test_retry_after_is_found_in_answers_of_s3(tmp_path: Path) -> None:
     import botocore.exceptions
 
     headers = {"retry-after": "7"}
@@ -243,7 +243,7 @@ def test_messages_show_no_query_and_no_password() -> None:
     ],
     ids=["another", "shorter", "longer", "less", "unsaid"],
 )
-def test_another_range_than_was_asked_for_is_an_error_that_is_tried_again(
+def test_another_range_than_was_asked_for_is_an_error_that_is_retried(
     tmp_path: Path, said: str, body: bytes
 ) -> None:
     wrong = [said]
@@ -287,7 +287,7 @@ def test_another_range_than_was_asked_for_is_an_error_that_is_tried_again(
         ('"{n}"', "", True),
     ],
 )
-def test_a_file_is_replaced_if_etag_and_time_both_say_so(
+def test_a_file_counts_as_replaced_if_etag_and_time_differ(
     once: Storage, etag: str, time: str, raises: bool
 ) -> None:
     answers = iter(range(10, 60))
@@ -342,7 +342,7 @@ def test_options_that_go_with_each_request_are_taken(tmp_path: Path) -> None:
         assert all("X-Mine: 1" in head and "a=b" in head for head in server.requests)
 
 
-def test_s3_without_credentials_says_what_is_missing(
+def test_s3_without_credentials_names_the_missing_setting(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = s3.put("a.bin", DATA)

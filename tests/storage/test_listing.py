@@ -107,7 +107,7 @@ def test_other_ways_to_write_a_url_name_the_same_file(s3: S3Server, storage: Sto
     memory.rm("/c", recursive=True)
 
 
-def test_links_to_what_is_named_too_are_refused(tmp_path: Path, storage: Storage) -> None:
+def test_links_to_named_files_are_refused(tmp_path: Path, storage: Storage) -> None:
     (tmp_path / "v1").mkdir()
     (tmp_path / "v1" / "a.txt").write_text("x")
     (tmp_path / "latest").symlink_to("v1")

@@ -105,7 +105,7 @@ def test_a_download_that_breaks_off_begins_again(
     assert getattr(http, fault) == 0
 
 
-def test_a_cache_that_is_removed_meanwhile_is_filled_again(
+def test_a_cache_that_is_removed_meanwhile_is_refilled(
     http: HTTPServer, storage: Storage, url: str
 ) -> None:
     removed = []

@@ -74,9 +74,7 @@ def batches(source: Any) -> list[list[int]]:
     return [batch.input_ids.flatten().tolist() for batch in PackedLoader(dataset)]
 
 
-def test_batches_are_those_of_the_local_files(
-    store: Store, storage: Storage, tmp_path: Path
-) -> None:
+def test_batches_match_the_local_files(store: Store, storage: Storage, tmp_path: Path) -> None:
     lengths = np.random.default_rng(0).integers(1, 100, 60)
     documents = [[i] * n for i, n in enumerate(lengths)]
     (tmp_path / "local").mkdir()

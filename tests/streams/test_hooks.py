@@ -84,7 +84,7 @@ def test_a_map_may_change_tokens_and_lengths() -> None:
     np.testing.assert_array_equal(result.document(0), documents.document(0)[:2])
 
 
-def test_a_filter_keeps_what_its_mask_says() -> None:
+def test_a_filter_keeps_the_documents_of_its_mask() -> None:
     documents = block([3, 0, 5, 1])
     seeds = document_seeds(0, 0, documents.origin)
     long = Hook("long", lambda given, _: given.lengths >= 3)

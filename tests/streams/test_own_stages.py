@@ -83,7 +83,7 @@ def test_a_stage_that_returns_no_documents_is_named(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [Shift, 7, lambda documents, place: documents])
-def test_what_is_no_stage_is_refused_when_the_dataset_is_built(wrong: Any) -> None:
+def test_objects_other_than_stages_are_refused_when_the_dataset_is_built(wrong: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         dataset(wrong)
     assert caught.value.setting == "stages"
@@ -144,7 +144,7 @@ def test_columns_that_contradict_each_other_are_refused_when_the_dataset_is_buil
     assert caught.value.setting == "stages"
 
 
-def test_a_stage_that_does_not_write_what_it_declares_is_named() -> None:
+def test_a_stage_that_does_not_write_its_declared_columns_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         list(dataset(Counts(keeps=False), document_fields={"length": "int32"}))
     assert caught.value.setting == "stages"

@@ -160,7 +160,7 @@ def test_loss_lies_on_exactly_the_assistants_tokens(style: str, talk: list[Any])
     "engine", [MARKED, TRIMMING, SENTENCES], ids=["bpe", "trimming", "unigram"]
 )
 @pytest.mark.parametrize("style", STYLES)
-def test_what_is_learnt_reads_as_what_the_assistant_said(style: str, engine: Engine) -> None:
+def test_learnt_tokens_read_as_the_assistants_words(style: str, engine: Engine) -> None:
     template, _, eos, _ = STYLES[style]
     end = {"headers": "\n\n", "open-ended": "<|user|>", "mistral": "</s>", "llama3": "<|eot_id|>"}
     chat = messages("who is it?", "hello  world", "and now?", "the quick\nbrown fox")
@@ -192,7 +192,7 @@ def test_marked_turns_agree_with_transformers() -> None:
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA3, MISTRAL, THINKING])
-def test_texts_are_those_of_transformers(template: str) -> None:
+def test_texts_equal_the_texts_of_transformers(template: str) -> None:
     eos = "</s>" if template is MISTRAL else "<|im_end|>"
     hf = with_template(BPE, template, eos=eos, bos="<s>")
     chat = messages("one", "two", "three", "four")
@@ -263,7 +263,7 @@ def test_a_plain_pair_is_joined_unless_a_template_is_given() -> None:
         ("as-is", ["hey<|im_end|>"], "hey"),
     ],
 )
-def test_eos_closes_what_nothing_else_does(rule: str, closed: list[str], plain: str) -> None:
+def test_eos_ends_documents_without_another_end(rule: str, closed: list[str], plain: str) -> None:
     tokenizer = load_tokenizer(BPE, eos=rule, eos_id=BPE.token_to_id("<|endoftext|>"))
     chat = {"messages": messages("hi", "hey")}
     assert learnt(BPE, encode(ChatTokenizer(tokenizer, CHATML, str), chat)) == closed
@@ -306,7 +306,7 @@ def test_templates_that_cannot_work_are_refused_at_once(template: str) -> None:
         ("{% if false %}{% generation %}{% endgeneration %}{% endif %}x", "nothing that the templ"),
     ],
 )
-def test_what_templates_must_not_do_is_a_content_error(template: str, message: str) -> None:
+def test_a_forbidden_action_of_a_template_is_a_content_error(template: str, message: str) -> None:
     with pytest.raises(ContentError, match=message):
         encode(chat_tokenizer(BPE, template), {"messages": messages("a", "b")})
 

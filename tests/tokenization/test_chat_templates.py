@@ -85,9 +85,7 @@ def test_one_document_of_a_conversation(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_one_document_of_every_turn_begins_with_what_the_model_is_prompted_with(
-    name: str, kind: str
-) -> None:
+def test_one_document_of_every_turn_begins_with_the_models_prompt(name: str, kind: str) -> None:
     tokenizer, chat = chat_tokenizer(name, turns="each"), KINDS[kind]
     expected = EACH[name][list(KINDS).index(kind)]
     if isinstance(expected, Refused):
@@ -215,7 +213,7 @@ REMEDIES: list[tuple[str, dict[str, Any], str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "rules", "kind", "remedy", "words"), REMEDIES)
-def test_what_the_error_advises_works(
+def test_the_advice_of_the_error_works(
     name: str, rules: dict[str, Any], kind: str, remedy: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ContentError) as caught:
@@ -236,7 +234,7 @@ def test_a_template_that_takes_content_in_parts_gets_it_so(text: str, turns: str
     assert [words.count("A") for words in learnt(made)] == [1, 1]
 
 
-def test_a_date_is_fixed_and_part_of_what_a_run_is() -> None:
+def test_a_date_is_fixed_and_part_of_the_fingerprint() -> None:
     tokenizer = chat_tokenizer("dated", kwargs={"strftime_now": "2024-02-29T12:00"})
     (text,) = [BPE.decode(ids) for ids, _ in found(encode(tokenizer, KINDS["one answer"]))]
     assert "It is 29 February 2024." in text
@@ -327,7 +325,7 @@ def test_arguments_may_be_text_or_objects(name: str, form: Any) -> None:
 )
 @drawn(12)
 @pytest.mark.parametrize("name", [n for n in TEMPLATES if n not in ("dropped", "stripped")])
-def test_whatever_is_said_is_learnt_whole_or_refused(name: str, contents: list[str]) -> None:
+def test_every_turn_is_learnt_whole_or_refused(name: str, contents: list[str]) -> None:
     chat = [asked(text) if i % 2 == 0 else said(text) for i, text in enumerate(contents)]
     answers = [text.strip() for text in contents[1::2]]
     marks = re.compile("</?think>")

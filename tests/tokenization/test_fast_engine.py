@@ -199,7 +199,7 @@ except ConfigError as error:
 """
 
 
-def test_without_kitoken_tokenizers_encodes_and_one_log_line_says_so(tmp_path: Path) -> None:
+def test_without_kitoken_tokenizers_encodes_and_one_log_line_reports_it(tmp_path: Path) -> None:
     engine = ENGINES["llama3"]()
     engine.save(str(tmp_path / "tokenizer.json"))
     command = [sys.executable, "-c", WITHOUT, str(tmp_path / "tokenizer.json")]

@@ -105,7 +105,7 @@ def test_ranks_and_workers_change_nothing() -> None:
     assert over_legs(make, [(2, 0, 3), (1, 1, 2), (1, 0, 999)]) == alone
 
 
-def test_a_turn_longer_than_a_row_is_cut_like_a_text_and_what_does_not_fit_is_counted() -> None:
+def test_a_turn_longer_than_a_row_is_cut_like_a_text_and_lost_tokens_are_counted() -> None:
     long = {
         "messages": [
             {"role": "user", "content": words(1, 60)},
@@ -156,7 +156,7 @@ def test_with_texts_in_a_mixture() -> None:
     assert {*answers(TALKS)} <= {*learnt}
 
 
-def test_what_does_not_go_with_it_is_refused_by_name() -> None:
+def test_incompatible_settings_are_refused_by_name() -> None:
     pair = [{"prompt": "a", "chosen": "b", "rejected": "c"}]
     wrong: list[tuple[str, Any, dict[str, Any]]] = [
         ("packer", TALKS, {"seq_len": None, "packer": Concat(seq_len=128)}),

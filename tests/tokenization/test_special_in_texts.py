@@ -33,7 +33,7 @@ def ends(loader: PackedLoader) -> int:
     return sum(int((batch.input_ids[batch.document_ids >= 0] == EOS_ID).sum()) for batch in loader)
 
 
-def test_an_end_inside_a_text_is_counted_and_said_once(caplog: Any) -> None:
+def test_an_end_inside_a_text_is_counted_and_logged_once(caplog: Any) -> None:
     loader = loader_of(TEXTS)
     assert ends(loader) == 7  # three inside, four at the ends
     assert loader.metrics().eos_in_texts == 3

@@ -188,7 +188,7 @@ def test_a_conversation_of_many_messages_is_within_the_limits() -> None:
     assert rendered(CHATML, talk).count("<|im_end|>") == 400
 
 
-def test_what_templates_do_with_texts_is_as_in_jinja() -> None:
+def test_templates_treat_texts_as_jinja_does() -> None:
     template = (
         "{% for m in messages if m.role == 'user' %}{{ loop.length }}{% endfor %}"
         "{{ 'a' ~ 1 ~ [2] }}{{ '%5d|%s' % (1753500000, 'x') }}{{ '{:>4}'.format(7) }}"

@@ -200,7 +200,7 @@ def test_a_folder_has_the_ids_that_transformers_gives_it(
             assert found == [expected] or "transformers" in caplog.text  # versions 4 and 5 differ
 
 
-def test_the_only_end_of_a_bare_tokenizer_is_taken_and_said(
+def test_the_only_end_of_a_bare_tokenizer_is_taken_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert Tokenizer(small_engine("<s>", "<eos>")).eos_id == 257
@@ -233,7 +233,7 @@ def test_the_only_end_of_a_bare_tokenizer_is_taken_and_said(
         ),
     ],
 )
-def test_what_files_beside_a_tokenizer_say_of_its_end_counts(
+def test_files_beside_a_tokenizer_define_its_end(
     files: dict[str, Any], expected: int | None, tmp_path: Path
 ) -> None:
     small_engine("<|endoftext|>", "<eos>").save(str(tmp_path / "tokenizer.json"))

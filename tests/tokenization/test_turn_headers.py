@@ -75,7 +75,7 @@ def spans(made: list[Rendered]) -> list[str]:
 @pytest.mark.parametrize("turns", ["whole", "each"])
 @pytest.mark.parametrize("record", RECORDS)
 @pytest.mark.parametrize("name", ALL)
-def test_what_is_learnt_of_a_turn_holds_no_header(name: str, record: str, turns: str) -> None:
+def test_learnt_tokens_of_a_turn_exclude_its_header(name: str, record: str, turns: str) -> None:
     chat = RECORDS[record]
     try:
         found = spans(rendered(name, chat, turns))
@@ -113,7 +113,7 @@ def test_the_end_of_an_empty_answer_is_learnt_turn_by_turn_too(name: str) -> Non
     assert spans(rendered(name, RECORDS["an empty answer"], "each")) == whole
 
 
-def test_a_tokenizer_that_says_it_has_no_bos_writes_none(tmp_path: Any) -> None:
+def test_a_tokenizer_declared_without_bos_writes_none(tmp_path: Any) -> None:
     engine = chats.bpe_tokenizer()
     engine.add_special_tokens([AddedToken("<s>", special=True)])
     engine.save(str(tmp_path / "tokenizer.json"))

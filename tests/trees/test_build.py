@@ -21,7 +21,7 @@ from tests.support.tree_reference import Group, flat, groups, reference
 @example([[[1], [2], [3]]])  # no common prefix
 @example([[[1, 2, 3, 4], [1, 2, 5], [1, 6], [1, 2, 3, 7]]])  # a run divided again and again
 @drawn(500)
-def test_slots_are_those_of_the_reference(drawn: list[Group]) -> None:
+def test_slots_match_the_reference(drawn: list[Group]) -> None:
     ids, ends, sizes = flat(drawn)
     trees = plant(ids, ends, sizes)
     for g, group in enumerate(drawn):

@@ -26,7 +26,7 @@ def loader_of(source: Any, layout: Any, **options: Any) -> PackedLoader:
 
 
 @pytest.mark.parametrize("pairs", [True, False])
-def test_conversations_share_what_was_said_and_learn_what_they_learn_apart(
+def test_conversations_share_common_turns_and_learn_as_they_do_apart(
     pairs: bool, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {}

@@ -172,7 +172,7 @@ def test_workers_give_the_same_batches() -> None:
     assert summary(PackedLoader(dataset(), num_workers=1)) == whole
 
 
-def test_what_changes_between_stages_changes_for_trees_too() -> None:
+def test_changes_between_stages_apply_to_trees_too() -> None:
     loader = PackedLoader(dataset())
     batches = iter(loader)
     first = [next(batches) for _ in range(3)]
@@ -239,7 +239,7 @@ def test_a_tree_that_fits_no_row_is_dropped_counted_and_named(
         {"layout": "trees"},
     ],
 )
-def test_what_cannot_be_a_tree_is_refused(options: Any) -> None:
+def test_records_that_form_no_tree_are_refused(options: Any) -> None:
     with pytest.raises(ConfigError) as error:
         dataset(**options)
     assert error.value.setting == "layout"

@@ -56,7 +56,7 @@ def in_double(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_losses_and_gradients_are_those_of_sequences_one_by_one(
+def test_losses_and_gradients_match_sequences_one_by_one(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     softmax = torch.nn.functional.softmax

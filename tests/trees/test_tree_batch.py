@@ -48,7 +48,7 @@ CASES = (
 @example(CASES[0], 1)
 @example(CASES[1], 4)
 @drawn(200)
-def test_slots_and_masks_are_those_of_the_reference(drawn: list[Group], align: int) -> None:
+def test_slots_and_masks_match_the_reference(drawn: list[Group], align: int) -> None:
     found = []
     for batch in batches_of(drawn, align=align):
         assert isinstance(batch, TreeBatch)
@@ -94,9 +94,7 @@ def test_tout_is_also_right_with_several_rows_and_on_a_copy_in_another_place() -
 @example(CASES[2], False)
 @example(CASES[3], True)
 @drawn(60)
-def test_loss_and_gradients_are_those_of_sequences_one_by_one(
-    drawn: list[Group], weighted: bool
-) -> None:
+def test_loss_and_gradients_match_sequences_one_by_one(drawn: list[Group], weighted: bool) -> None:
     sequences = [torch.tensor(sequence) for group in drawn for sequence in group]
     generator = torch.Generator().manual_seed(0)
     weights = [torch.rand(len(s), generator=generator, dtype=torch.float64) for s in sequences]
@@ -174,14 +172,14 @@ def test_a_known_prompt_length_plans_without_ids() -> None:
     assert error.value.setting == "prefix"
 
 
-def test_a_group_that_fits_no_row_says_what_it_takes() -> None:
+def test_a_group_that_fits_no_row_is_refused_with_its_size() -> None:
     with pytest.raises(PlanError, match="7 slots") as error:
         pack([4, 5, 4], groups=[0] * 3, layout="tree", seq_len=6, prefix=3)
     assert error.value.setting == "seq_len"
 
 
 @pytest.mark.parametrize("given", [{}, {"ids": [[1], [2]], "prefix": 1}, {"prefix": [1, 2, 3]}])
-def test_what_is_shared_is_named_in_one_way(given: Any) -> None:
+def test_shared_arguments_are_named_in_one_way(given: Any) -> None:
     with pytest.raises(ConfigError) as error:
         pack([1, 1], layout="tree", seq_len=8, **given)
     assert error.value.setting == "prefix"
@@ -204,7 +202,7 @@ def test_what_is_shared_is_named_in_one_way(given: Any) -> None:
         "limit_context",
     ],
 )
-def test_what_trees_do_not_have_says_so(name: str) -> None:
+def test_attributes_that_trees_lack_are_refused_by_name(name: str) -> None:
     (batch,) = batches_of([[[1, 2], [1, 3]]])
     with pytest.raises(ConfigError) as error:
         getattr(batch, name)

@@ -62,7 +62,7 @@ def slowest_over_mean(costs: NDArray[np.int64], slots: int, width: int) -> float
 # A width of 512 is to rows of 4,096 what 4,096 is to rows of 32,768.
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("width", [512, 0])
-def test_what_the_slowest_of_16_ranks_has_more_to_do_shrinks_to_a_fifth(
+def test_the_extra_work_of_the_slowest_of_16_ranks_shrinks_to_a_fifth(
     rows: int, width: int
 ) -> None:
     packer = BestFitDecreasing(seq_len=SEQ_LEN)
@@ -122,7 +122,7 @@ PACKERS: list[Packer] = [
     quantiles=st.lists(st.integers(0, 64), min_size=1, max_size=9),
     carry=st.sampled_from([0.0, 0.5, 0.9]),
 )
-def test_every_token_is_placed_once_whatever_the_schedule_wants(
+def test_every_token_is_placed_once_under_any_schedule(
     packer: Packer, lengths: list[int], rows: int, quantiles: list[int], carry: float
 ) -> None:
     values = np.array(lengths, dtype=np.int64)
@@ -141,7 +141,7 @@ def test_every_token_is_placed_once_whatever_the_schedule_wants(
     costs=st.lists(st.integers(0, 50), min_size=1, max_size=40),
     data=st.data(),
 )
-def test_what_is_chosen_is_closed_and_holds_what_must_go(costs: list[int], data: Any) -> None:
+def test_a_selection_is_closed_and_holds_all_overdue_rows(costs: list[int], data: Any) -> None:
     rows = len(costs)
     above = [data.draw(st.sampled_from([-1, *range(row)])) for row in range(rows)]
     offsets = np.concatenate([[0], np.cumsum([parent >= 0 for parent in above])]).astype(np.int64)

@@ -40,7 +40,7 @@ def held_by(buffer: TokenBuffer) -> list[tuple[list[int], list[bool]]]:
 
 
 @given(st.data(), st.integers(0, 1 << 30))
-def test_a_buffer_holds_what_lists_hold_and_earlier_entries_stay_as_they_were(
+def test_a_buffer_equals_lists_and_earlier_entries_stay_unchanged(
     data: st.DataObject, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)

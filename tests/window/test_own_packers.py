@@ -57,7 +57,7 @@ def test_a_packer_with_a_plan_alone_packs_as_ours_does() -> None:
 
 @pytest.mark.parametrize("choose", [fullest_rows, first_rows, rows_in_order, all_rows])
 @pytest.mark.parametrize("final", [False, True])
-def test_what_the_helpers_choose_accounts_for_every_token(
+def test_selections_of_the_helpers_account_for_every_token(
     choose: Callable[..., Selection], final: bool
 ) -> None:
     request = window_request(LENGTHS, seq_len=SEQ_LEN, final=final)
