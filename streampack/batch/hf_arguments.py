@@ -30,6 +30,7 @@ from streampack.batch.hf_attention import (
     dtype_of,
     first_and_last_row,
     rows_of,
+    takes,
     unwrapped,
     usual_ids,
     with_longer_ones,
@@ -294,7 +295,7 @@ def _as_alone(
 
 def by_itself(model: nn.Module, ids: Tensor, seq_len: int) -> Tensor:
     """Return the outputs, (n, ...), of a document (n,) in a batch by itself."""
-    return of_slots(model(input_ids=ids[None]), len(ids))
+    return of_slots(_without_cache(model, ids), len(ids))
 
 
 def _in_other_padding(model: nn.Module, ids: Tensor, seq_len: int) -> Tensor:
@@ -303,4 +304,10 @@ def _in_other_padding(model: nn.Module, ids: Tensor, seq_len: int) -> Tensor:
     The row keeps its length, because rotary frequencies may depend on it.
     """
     row = torch.cat([ids, ids.flip(0)])[:seq_len]
-    return of_slots(model(input_ids=row[None]), len(row))[: len(ids)]
+    return of_slots(_without_cache(model, row), len(row))[: len(ids)]
+
+
+def _without_cache(model: nn.Module, ids: Tensor) -> Any:
+    # Some families attend otherwise with a cache, such as Doge, which chooses keys by it.
+    cache = {"use_cache": False} if takes(model, "use_cache") else {}
+    return model(input_ids=ids[None], **cache)

@@ -47,6 +47,9 @@ def without_padding(
     Raises:
         ConfigError: the auxiliary loss would be wrong; the message has the reason.
     """
+    if batch._step_batches > 1:
+        reason = f"a group of {batch._step_batches} batches would count as often"
+        raise refused(model, reason, " and compute its loss by RouterLoss, which counts it once")
     if wrong:
         raise refused(model, f"needs a mask of padding ({wrong})", "")
     if way == "mask":

@@ -140,6 +140,7 @@ class PackedBatch(Explained):
         self.num_documents = len(packed.source_ids)
         self.num_loss_tokens = packed.num_loss_tokens
         self._step_items: float | None = None
+        self._step_batches = 1  # of this rank
         self.sum_squared_lengths = packed.sum_squared_lengths
         self.composition: PackingStats = packed.composition
         self.by_source: NDArray[np.int64] | None = packed.by_source

@@ -75,7 +75,8 @@ class RouterLoss:
         """Return the auxiliary loss of the last call over the batch's tokens, without the factor.
 
         It equals the loss of the same tokens in one batch without padding. It is 0 for a batch of
-        padding alone.
+        padding alone. In a group of `PackedLoader.accumulate` it is divided by the number of
+        batches, so that the sum over the group is their mean.
 
         Args:
             batch: the batch of the last call of the model in the ``with`` block.
@@ -101,7 +102,7 @@ class RouterLoss:
             layers = [layer[real.to(layer.device)] for layer in layers]
         experts, chosen = layers[0].shape[-1], self._model.num_experts_per_tok
         loss: Tensor = self._loss(tuple(layers), experts, chosen)
-        return loss
+        return loss / batch._step_batches
 
 
 def _ask(module: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

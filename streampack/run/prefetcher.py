@@ -117,6 +117,7 @@ class Prefetcher:
                 items = num_loss_tokens if num_ranks == 1 else num_loss_tokens / num_ranks
                 for batch in taken:
                     batch.num_items_in_batch = items
+                    batch._step_batches = len(taken)
                 items *= taken[0].cp_size  # each rank counts a batch that it shares
             self._run.metrics.count_step(counts, items / len(counts))
             self._start_copy(following)

@@ -266,3 +266,42 @@ def test_of_deepseek_v3_documents_are_apart_and_its_experts_are_chosen_as_for_ea
     torch.testing.assert_close(output.loss.double(), expected.double(), rtol=2e-6, atol=0)
     for got, wanted in zip(gradients(model, output.loss), gradients(model, expected), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+def grouped(model: Any) -> list[PackedBatch]:
+    dataset = PackedDataset(
+        DOCUMENTS, packer=BestFitDecreasing(seq_len=24), batch_size=1, topology=Topology()
+    )
+    (group,) = PackedLoader(dataset).accumulate(8)
+    assert len(group) > 1
+    return list(group)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+def test_the_summed_losses_of_a_group_have_the_mean_auxiliary_loss_of_its_batches(
+    family: str,
+) -> None:
+    model = model_of(family)
+    model.config.output_router_logits = False
+    group, coefficient = grouped(model), model.router_aux_loss_coef
+    summed = torch.zeros((), dtype=torch.float64)
+    for batch in group:
+        with RouterLoss(model) as routed:
+            output = model(**batch.hf(model=model))
+        summed = summed + output.loss + coefficient * routed.loss(batch)
+    wanted = torch.zeros((), dtype=torch.float64)
+    tokens = sum(batch.num_loss_tokens for batch in group)
+    for batch in group:
+        loss, auxiliary = expected_loss(model, batch)
+        wanted = wanted + loss * batch.num_loss_tokens / tokens
+        wanted = wanted + coefficient * auxiliary / len(group)
+    torch.testing.assert_close(summed, wanted, rtol=2e-6, atol=0)
+    for got, want in zip(gradients(model, summed), gradients(model, wanted), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_that_a_group_would_count_several_times_is_refused() -> None:
+    model = model_of("mixtral")
+    with pytest.raises(ConfigError) as caught:
+        grouped(model)[0].hf(model=model)
+    assert caught.value.setting == "model"
