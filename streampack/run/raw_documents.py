@@ -154,7 +154,7 @@ def _stored(source: ShardedSource, place: int) -> Any:
     shard, low, _ = _piece(source, place)
     path, size = manifest.paths[shard], int(manifest.num_bytes[shard])
     if "://" in path:
-        return size, manifest.versions[shard] if len(manifest.versions) else ""
+        return path, size, manifest.versions[shard] if len(manifest.versions) else ""
     begin = min(low * size // int(manifest.weights[shard]), size - _STORED_BYTES)
     with open(path, "rb") as file:
         file.seek(max(begin, 0))

@@ -99,5 +99,6 @@ def test_every_kind_of_split_data_is_refused_on_all_ranks_and_whole_data_lose_no
     assert_found(results(host, folder, 2, 2), replicas=1)
 
 
+@pytest.mark.slow
 def test_processes_that_share_a_rank_must_hold_the_same_documents(host: Host, folder: Path) -> None:
     assert_found(results(host, folder, 4, 2), replicas=2)
