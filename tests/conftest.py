@@ -1,4 +1,4 @@
-"""What every test process needs before anything is imported."""
+"""Settings of every test process, made before anything is imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.drawn import GATE, NIGHT
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 # Models are tiny, so threads only wait, and libgomp reads the number when torch is imported. Where
-# a process has used several of its threads, what is forked from it waits for them for ever.
+# a process has used several of its threads, its forks wait for them for ever.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # transformers and others import torchvision where it is installed, and mosaicml-streaming installs
@@ -28,7 +28,7 @@ except Exception:  # such a build raises other than ImportError
     sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 # The gate judges a change, so it draws the same few examples every time, however slow the machine
-# is. The night looks for new ones (scripts/test_slow.sh); commit what it falsifies as a case.
+# is. The night looks for new ones (scripts/test_slow.sh); commit its counterexamples as cases.
 settings.register_profile(
     "gate", max_examples=GATE, derandomize=True, deadline=None, suppress_health_check=SLOW
 )

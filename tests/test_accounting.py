@@ -1,4 +1,4 @@
-"""What is lost is counted once: behind the last batch, after a break, in every epoch."""
+"""Lost tokens are counted once: behind the last batch, after a break, in every epoch."""
 
 from __future__ import annotations
 

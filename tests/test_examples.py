@@ -1,4 +1,4 @@
-"""Every example runs on a CPU, and what it shows is right."""
+"""Every example runs on a CPU and prints correct results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PRINTS = {
 }
 
 
-#: With tests of their own for what they show, and half a minute each.
+#: Examples that take half a minute each; other tests cover their subject.
 LONG = ("elastic_torchrun", "lightning_datamodule", "ray_train")
 EXAMPLES = [
     pytest.param(path.stem, marks=pytest.mark.slow if path.stem in LONG else ())
@@ -95,7 +95,7 @@ def block(lengths: list[int], eos: bool) -> Documents:
 
 
 def restored(ids: list[int]) -> list[int]:
-    """What a document was before it was rearranged."""
+    """Return a document as it was before it was rearranged."""
     if PREFIX not in ids:
         return ids
     ends = ids[-1:] if ids[-1] == EOS else []

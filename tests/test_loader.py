@@ -1,4 +1,4 @@
-"""PackedLoader and the plain DataLoader: order, exactly once, resume, and what happens on death."""
+"""PackedLoader and the plain DataLoader: order, exactly once, resume, deaths of processes."""
 
 from __future__ import annotations
 

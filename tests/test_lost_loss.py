@@ -1,4 +1,4 @@
-"""What no row holds is counted in loss tokens too, and is logged while a run can be stopped."""
+"""Lost tokens are counted in loss tokens too, and logged while a run can be stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without the packages of an extra: what needs none works, and the rest names a pip command."""
+"""Without an extra's packages: all else works, and errors name a pip command for the extra."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.support.ordered_corpora import documents_of, write_topics
 from tests.support.program import output_of
 
-#: What needs a package of each extra, in a process where none of them can be imported.
+#: Calls that need a package of each extra, in a process that can import no such package.
 WITHOUT = """
 import sys
 for package in ("faiss", "ray", "PIL", "jinja2", "webdataset", "kitoken", "s3fs", "aiohttp"):

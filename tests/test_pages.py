@@ -1,4 +1,4 @@
-"""The pages name what exists: links, headings, files; their code fits the page."""
+"""Links, headings and files named on the pages exist; their code fits the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLUMNS = 88
 
 
 def anchors_of(page: Path) -> set[str]:
-    """What headings are called in links."""
+    """Return a heading's name in links."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     names = (heading.lower().replace("`", "") for heading in re.findall(r"^#+ (.*)", text, re.M))
     return {re.sub(r"[^\w\- ]", "", name).strip().replace(" ", "-") for name in names}

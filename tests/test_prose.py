@@ -31,7 +31,7 @@ LIMITS = {
     "again": 1.2,
     "none of": 0.2,
 }
-#: Names that do not tell what a variable holds, and the number of functions with such a variable.
+#: Names that do not describe a variable's value, and the number of functions with such a variable.
 NAMES = {"found": 12, "made": 12, "given": 14, "said": 0, "one": 6, "rest": 4, "own": 8}
 
 

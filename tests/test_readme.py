@@ -40,7 +40,7 @@ PAGES = [
         )
     ),
 ]
-#: Pages whose snippets have tests of their own, in these files.
+#: Pages with tests of their own for their snippets, in these files.
 OTHERS = {
     "check.md": "tests/checking/test_page.py",
     "design.md": "tests/test_worked_example.py",

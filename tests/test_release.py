@@ -1,4 +1,4 @@
-"""What is named in several places is the same in all of them: version, Pythons, extras, scripts."""
+"""Facts stated in several places agree: version, Pythons, extras, scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What objects say of themselves, and a batch as text."""
+"""The `repr` of objects, and a batch as text."""
 
 from __future__ import annotations
 

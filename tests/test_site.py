@@ -72,7 +72,7 @@ def test_every_link_leads_somewhere_inside_the_site(page: Path) -> None:
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_docstrings_name_each_argument_by_itself(name: str) -> None:
-    """The site refuses to be built if one describes what is no argument."""
+    """The build of the site fails for a description without such an argument."""
     found = place_of(name)
     public = vars(found) if inspect.isclass(found) else {}
     for one in (found, *(value for key, value in public.items() if key[0] != "_")):

@@ -1,4 +1,4 @@
-"""Users' type checkers accept the README, and find what is misspelt in a loop."""
+"""Users' type checkers accept the README, and find misspelt names in a loop."""
 
 from __future__ import annotations
 

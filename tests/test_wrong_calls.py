@@ -89,7 +89,7 @@ def bucketed(**options: Any) -> Any:
     return Buckets(**{"seq_lens": (8, 16), **options})
 
 
-#: What is refused as a ConfigError, and the setting that the error names.
+#: Calls that raise a ConfigError, and the setting that the error names.
 SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     **each(
         dataset,
@@ -278,7 +278,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     "a dict of logits": (lambda: batch().loss({"loss": 1}), "logits"),
 }
 
-#: What is no corpus. The paths are those of `folder`.
+#: Arguments that are not a corpus. The paths lie in `folder`.
 CORPORA: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
     "a number": lambda: 5,

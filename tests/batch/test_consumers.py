@@ -76,7 +76,7 @@ def test_the_block_mask_matches_every_pair(lengths: list[int], block_size: int, 
     assert torch.equal(made.to_dense(), expected.to_dense())
     token = torch.arange(slots)
     everything = (token[:, None] >= token) & (segment[:, None] == segment)
-    # A block that is said to be full is not looked at again.
+    # A block listed as full is not masked a second time.
     full = made.full_kv_num_blocks[0, 0]  # type: ignore[index]
     for i in range(len(full)):
         for j in made.full_kv_indices[0, 0, i, : full[i]].tolist():  # type: ignore[index]
@@ -269,7 +269,7 @@ def test_whole_rows_are_split_over_context_parallel_ranks_with_any_packer(packer
         BestFitDecreasing(seq_len=SEQ_LEN, align=4),
         FirstFitDecreasing(seq_len=SEQ_LEN, align=4),
         Buckets(seq_lens=(8, SEQ_LEN), shares=(1, 2), align=4),
-        Pad(seq_len=SEQ_LEN, atom=12),  # whose documents have rows' parts of their own
+        Pad(seq_len=SEQ_LEN, atom=12),  # each document has a part of a row to itself
     ],
     ids=lambda packer: type(packer).__name__,
 )
@@ -299,7 +299,7 @@ def test_context_parallel_ranks_together_have_the_losses_of_the_documents(packer
         logits = model(batch.input_ids.view(-1), batch.position_ids.view(-1), batch.cu_seqlens)
         expected = summed_loss(logits, batch.labels.view(-1))
         found = torch.zeros((), dtype=torch.float64)
-        # What ranks exchange: every key, seen by the queries that a rank holds.
+        # The exchange between ranks: every key, seen by the queries that a rank holds.
         mask = (segment[:, None] == segment).tril()
         ids, positions = whole["tokens"], whole["position_ids"]
         everywhere = model.attend(ids.view(-1), positions.view(-1), mask)  # type: ignore[union-attr]

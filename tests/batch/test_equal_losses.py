@@ -71,7 +71,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 
 
 class Piece(NamedTuple):
-    """Tokens that a batch holds of a document: `slots` of the batch, and what should be there."""
+    """A document's tokens in a batch: `slots` of the batch, and the values expected in them."""
 
     slots: slice
     ids: Tensor
@@ -79,7 +79,7 @@ class Piece(NamedTuple):
 
 
 def losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Summed next-token loss of one piece, whose labels are not shifted."""
+    """Summed next-token loss of one piece with labels that are not shifted."""
     return nn.functional.cross_entropy(logits[:-1], labels[1:], ignore_index=-100, reduction="sum")
 
 

@@ -1,4 +1,4 @@
-"""What needs a CUDA device: `pytest -m gpu`.
+"""Tests that need a CUDA device: `pytest -m gpu`.
 
 FlashAttention's tests need `pip install flash-attn` besides.
 """

@@ -56,7 +56,7 @@ def test_a_model_that_honours_boundaries_is_isolated_and_one_that_does_not_is_no
 
 
 class Mixer(nn.Module):
-    """Sums over each document, and over others where `leaks` says so: (changed, moved)."""
+    """Sums over each document, and over others for the pairs in `leaks`: (changed, moved)."""
 
     def __init__(self, leaks: set[tuple[int, int]]) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def test_a_short_convolution_that_reaches_over_a_boundary_is_found() -> None:
     batch = packed([9, 11, 20])
     found = check_isolation(call, batch)
     assert [(leak.changed, leak.moved) for leak in found.leaks] == [(0, 1)]
-    assert found.layer is None  # what was checked is no module
+    assert found.layer is None  # a function has no layers
 
 
 def test_mode_random_numbers_and_buffers_are_as_they_were() -> None:

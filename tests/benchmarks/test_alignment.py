@@ -1,4 +1,4 @@
-"""The page's slots used by alignment are those that the benchmark measures."""
+"""The page's slots used by alignment equal the benchmark's measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of training steps: its arms learn what they count, and the page has its figures."""
+"""The benchmark of training steps: the labels of its arms, and the page's figures."""
 
 from __future__ import annotations
 

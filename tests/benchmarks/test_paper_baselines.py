@@ -1,4 +1,4 @@
-"""The baselines that benchmarks/papers compares with: what they do is what the papers say."""
+"""The baselines in benchmarks/papers behave as the papers describe them."""
 
 from __future__ import annotations
 

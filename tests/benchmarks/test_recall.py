@@ -1,4 +1,4 @@
-"""The recall experiment asks only what its documents say, and measures what it says."""
+"""The recall experiment asks only for facts in its documents; its measures are as defined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark suite measures what it says, and docs/benchmarks.md has its committed figures."""
+"""The benchmark suite measures the stated work; docs/benchmarks.md has its committed figures."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from benchmarks.waits import RANKS, STAGES, Store, named, named_on_ranks
 
 
 def names(workers: int) -> dict[str, str]:
-    """What is named by the stage that is delayed, on one rank."""
+    """Return the stage that `Waits` names for each delayed stage, on one rank."""
     store = Store()
     try:
         return {

@@ -1,4 +1,4 @@
-"""The snippets of docs/check.md run, and print what the page has."""
+"""The snippets of docs/check.md run, and print the output shown on the page."""
 
 from __future__ import annotations
 

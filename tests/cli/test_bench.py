@@ -1,4 +1,4 @@
-"""`streampack bench` loads a corpus and says at what rate."""
+"""`streampack bench` loads a corpus and reports the rate."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_the_screen_forecasts_the_run(folder: Path) -> None:
 
 
 def epoch_of(source: Any, packer: Packer, **options: Any) -> tuple[Metrics, list[PackedBatch]]:
-    """What a whole run of one lane, unshuffled, counts and gives."""
+    """Return the metrics and the batches of a whole run of one lane, unshuffled."""
     loader = PackedLoader(in_order(source, packer, **options))
     batches = list(loader)
     return loader.metrics(), batches
@@ -115,7 +115,7 @@ def test_each_choice_has_the_effect_in_the_table(overflow: Any) -> None:
         then = metrics.composition
         for name in ("placed", "dropped", "repeated", "documents_cut"):
             off = abs(getattr(told, name) - getattr(then, name))
-            # These two plan the last rows with those that fill up the last batch.
+            # These two plan the last rows together with the rows that fill up the last batch.
             assert off <= (30 if isinstance(packer, Seamless | Buckets) else 0), (packer, name)
         last = then.slots - told.slots  # the last batch of each length is filled up
         assert 0 <= last < 8 * 64 * len(packer.seq_lens), packer

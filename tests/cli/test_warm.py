@@ -1,4 +1,4 @@
-"""What a first use says, and `streampack warm`, in processes with caches of their own."""
+"""The log of a first use, and `streampack warm`, in processes with caches of their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(loader.metrics().batches)
 
 
 def run(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A program with empty folders for what it compiles and for its temporary files."""
+    """Run a program with empty folders for compiled kernels and for temporary files."""
     (folder / "tmp").mkdir(exist_ok=True)
     own = {
         "NUMBA_CACHE_DIR": str(folder / "numba"),
@@ -47,7 +47,7 @@ def test_a_process_that_compiles_logs_it_once_and_the_next_logs_nothing(
     assert f"kept in {tmp_path / 'numba'}" in first.stderr
     assert "streampack warm" in first.stderr
     for kept in (tmp_path / "tmp").iterdir():
-        kept.unlink()  # what processes that compile together know of each other
+        kept.unlink()  # files that processes share while they compile
     assert run(tmp_path, "-c", COMPILES).stderr == ""
 
 

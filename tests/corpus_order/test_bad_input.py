@@ -1,4 +1,4 @@
-"""What cannot work is refused by a sentence, and what fails leaves what can be gone on with."""
+"""Unusable input is refused with its cause, and a run that fails can be continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster that wants a token: what is missing is named, and the remedy works."""
+"""A Ray cluster that requires a token: the error names the missing setting; the remedy works."""
 
 from __future__ import annotations
 

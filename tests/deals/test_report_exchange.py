@@ -1,4 +1,4 @@
-"""What lanes report, as ranks exchange it."""
+"""The reports of lanes, as ranks exchange them."""
 
 from __future__ import annotations
 

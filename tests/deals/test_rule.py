@@ -1,4 +1,4 @@
-"""What deals give: every unit of every epoch once, and lanes that come to one level."""
+"""Deals hand out every unit of every epoch once, and bring lanes to one level."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_late_deal_gives_every_lane_parts_from_several_places() -> None:
     assert [*bounds, place.at] == sorted([*bounds, place.at])
     assert {len(np.unique(np.diff(cut.bounds))) for cut in late} <= {1, 2}
     alike, _ = deal(_rule(reserve=10), _line(), 1, Place(0, 9_500), left, 1 << FRACTION, alike=True)
-    assert len(alike) == 1  # of half of what is left, not a quarter
+    assert len(alike) == 1  # half of the remaining units, not a quarter
     assert alike[0].bounds[-1] - 9_500 == 2 * (place.at - 9_500)
 
 

@@ -1,4 +1,4 @@
-"""Runs whose lanes are dealt: even ends, every token once, and states of bounded size.
+"""Runs with dealt lanes: even ends, every token once, and states of bounded size.
 
 That they give one sequence on any ranks and workers: `tests/run/test_one_sequence.py`.
 """
@@ -109,7 +109,7 @@ def test_a_second_epoch_added_on_the_way_gives_every_token_twice(stop: int) -> N
 
 
 def test_the_rest_of_an_ended_iterable_fills_batches() -> None:
-    """However small its weight was beside what is not dealt, and may end at any time."""
+    """However small its weight was beside the iterable, which is not dealt and may end any time."""
     first = Iterable(lambda lane, lanes: iter([[PAD + 1 + lane] * 20] * 20))
     web = MemorySource(SOURCES["web"], block_documents=16)
     mixture = Mixture({"first": first, "web": web}, weights={"first": 1, "web": 1e-4})
@@ -142,7 +142,7 @@ def test_the_size_of_a_state_has_a_bound_for_any_number_of_epochs(
 def test_no_lane_ends_before_the_batch_by_which_the_last_deal_gave_something(
     epochs: int, spread: float, seed: int
 ) -> None:
-    """So lanes end no further apart than what the longest still has from there on."""
+    """So the ends of lanes differ at most by the batches of the longest after that deal."""
     loader, ends = PackedLoader(of_many_epochs(epochs, spread, seed)), [0, 0, 0]
     for batch in loader:
         ends[batch.lane] = batch.step + 1

@@ -120,7 +120,7 @@ def short_documents() -> list[Any]:
     )
 
 
-#: Models whose rotary frequencies follow the longest document once one has more than 64 tokens.
+#: Models with rotary frequencies that follow the longest document once it exceeds 64 tokens.
 FOLLOWING = {
     "longrope": (
         "phi3",

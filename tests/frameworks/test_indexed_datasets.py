@@ -1,4 +1,4 @@
-"""What Megatron-LM's own builder writes is read."""
+"""Datasets written by Megatron-LM's own builder are read."""
 
 from __future__ import annotations
 

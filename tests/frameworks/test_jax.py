@@ -1,4 +1,4 @@
-"""PackedBatch.numpy in JAX: a jitted step whose loss is that of every document by itself."""
+"""PackedBatch.numpy in JAX: the loss of a jitted step equals the loss of each document alone."""
 
 from __future__ import annotations
 

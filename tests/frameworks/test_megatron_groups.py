@@ -1,8 +1,8 @@
 """Batches that ranks share, on the groups and with the slices of Megatron-LM, over gloo on the CPU.
 
-Its dynamic ("hybrid") context parallelism makes groups of every power of two. What it is not tried
-with here is its attention, which needs TransformerEngine and a GPU, as does its slicing of a whole
-packed batch: documents are sliced one by one.
+Its dynamic ("hybrid") context parallelism makes groups of every power of two. Its attention is not
+tested here, because it needs TransformerEngine and a GPU. The same holds for its slicing of a whole
+packed batch, so documents are sliced one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytest.importorskip("megatron.core.parallel_state")
 
 
 def groups_of(ranks: int) -> dict[int, Any]:
-    """Those of Megatron-LM, by their sizes."""
+    """Return the groups of Megatron-LM by size."""
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel(hybrid_context_parallel=True)

@@ -1,4 +1,4 @@
-"""Megatron-LM's router on batches with padding, over gloo: its auxiliary loss counts none of it."""
+"""Megatron-LM's router, over gloo: its auxiliary loss leaves out the padding of batches."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TABLE, WEIGHT = drawn(VOCAB, WIDTH, seed=0), drawn(WIDTH, EXPERTS, seed=1)
 
 
 def gradient(ids: torch.Tensor, padding: torch.Tensor | None, train: bool = True) -> torch.Tensor:
-    """That of the router's auxiliary loss, summed over ranks; `ids` and `padding` are (1, n)."""
+    """Return the gradient of the auxiliary loss, summed over ranks; `ids`, `padding`: (1, n)."""
     weight = WEIGHT.clone().requires_grad_()
     logits = TABLE[ids].transpose(0, 1) @ weight  # its own product is made on a GPU alone
     mask = None if padding is None else padding.transpose(0, 1)
@@ -93,7 +93,7 @@ def compare(rank: int, ranks: int, port: str) -> None:
     empty: Any = padding_alone().megatron(cp_size=ranks, cp_rank=rank)
     nothing = empty["tokens"], empty["padding_mask"]
     assert gradient(*nothing).isnan().all()  # the mean over no token, as of Megatron-LM 0.16
-    assert not gradient(*nothing, train=False).any()  # so that is what the page recommends
+    assert not gradient(*nothing, train=False).any()  # so the page recommends it
     assert float((unmasked - expected).abs().max()) > 0.1 * scale
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 * scale)
     dist.destroy_process_group()

@@ -34,7 +34,7 @@ FAMILIES = (
     *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "flex_olmo"),
     *("granitemoe", "granitemoeshared", "phimoe", "gpt_oss"),
 )
-#: Those that keep documents apart by a mask alone: all of transformers 4, and these of 5.
+#: Families that keep documents apart by a mask alone: all of transformers 4, and these of 5.
 BY_MASK = {"gpt_oss"} if transformers.__version__ >= "5" else {
     *("qwen2_moe", "olmoe", "granitemoe", "granitemoeshared", "phimoe", "gpt_oss")
 }  # fmt: skip

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(not SHIPPED, reason="TRL's templates are not ins
 #: Marks less than a turn, and its header.
 OTHERWISE = ("diffusion_gemma",)
 
-#: Why a conversation may be refused: the template leaves out what would be learnt or writes it
-#: elsewhere, prompts for something else, or refuses the conversation itself, in its own words.
+#: Accepted reasons of refusals: the template leaves out text to learn or writes it elsewhere,
+#: prompts for something else, or refuses the conversation itself, in its own words.
 REASONS = (
     "the template leaves out$",
     "of the assistant that the template leaves out in part or rewrites",
@@ -38,7 +38,7 @@ REASONS = (
     "Only user and assistant roles are supported",
 )
 
-#: What looks like a special token in a template.
+#: Pattern of special tokens in a template.
 SPECIAL = re.compile(r"<[|｜][^<>'\"{}\s]{1,30}[|｜]>|<\|?[a-z_]+\|?>|\[/?[A-Z_]+\]|</s>")
 NOT_SPECIAL = ("<think>", "</think>", "<tool_call>", "<tools>", "<function>", "<tool_response>")
 
@@ -70,7 +70,7 @@ def said(content: str | None, thought: str | None = None, call: bool = False) ->
     return {"role": "assistant", "content": content, **thoughts, **calls}
 
 
-#: What others say ends in U, what the assistant says in A.
+#: Contents of the assistant end in A, all other contents in U.
 KINDS: dict[str, list[dict[str, Any]]] = {
     "one answer": [asked("ONEU"), said("ONEA")],
     "two answers": [asked("ONEU"), said("ONEA"), asked("TWOU"), said("TWOA")],
@@ -105,7 +105,7 @@ def render(name: str, kind: str, turns: str = "whole") -> list[Rendered]:
 
 
 def words(kind: str) -> set[str]:
-    """What the assistant says: contents, thoughts and names of calls."""
+    """Return the assistant's contents, thoughts and names of calls."""
     spoken = [m for m in KINDS[kind] if m["role"] == "assistant"]
     return set(re.findall(r"[A-Z]+A\b", json.dumps(spoken)))
 

@@ -1,4 +1,4 @@
-"""The Trainer, accelerate: each rank trains on its own documents; who splits again is refused."""
+"""The Trainer, accelerate: each rank trains on its own documents; a second split is refused."""
 
 from __future__ import annotations
 

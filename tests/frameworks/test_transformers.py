@@ -1,4 +1,4 @@
-"""Hugging Face transformers, 4.57 and 5.x: what models and the collator take.
+"""Hugging Face transformers, 4.57 and 5.x: arguments of models and of the collator.
 
 `scripts/test_frameworks.sh` runs this file with transformers 5.
 """

@@ -63,4 +63,4 @@ def test_the_loop_of_the_page_is_restarted_on_two_agents_and_trains_on_every_tok
     loader = PackedLoader(dataset)
     tokens = sum(batch.num_tokens for batch in loader)
     assert sum({(lane, step): n for lane, step, n in logged}.values()) == tokens
-    assert len({(lane, step) for lane, step, _ in logged}) < len(logged)  # some were made again
+    assert len({(lane, step) for lane, step, _ in logged}) < len(logged)  # some were made twice

@@ -44,7 +44,7 @@ def serve(
     steps: int | None = None,
     leaves_out: bool = False,
 ) -> tuple[list[list[tuple[int, bool]]], list[int]]:
-    """Per rank (number, is real) of what is served of lanes with so many batches; what is left."""
+    """Return (number, is real) of each rank's served items, and its items left, for such lanes."""
     lanes = len(lengths)
 
     def run(rank: int, ranks: Any) -> tuple[list[tuple[int, bool]], int]:
@@ -166,7 +166,7 @@ def test_stopping_counts_the_undelivered_rest_and_draining_delivers_it() -> None
     results = on_ranks(2, run)
     served = in_order([found for found, _, _ in results])
     assert served == expected[: len(served)]
-    assert all(set(ids) != {PAD} for _, _, ids, _ in served)  # none of them is empty
+    assert all(set(ids) != {PAD} for _, _, ids, _ in served)  # every batch has tokens
     totals = results[0][1] + results[1][1]
     assert totals.left.placed > 0
     whole = everything.metrics().composition

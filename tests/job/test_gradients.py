@@ -1,4 +1,4 @@
-"""Gradients under DDP are those of the mean over a step's loss tokens, on any number of ranks."""
+"""Gradients under DDP: of the mean over a step's loss tokens, on any number of ranks."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ os._exit(0)  # whatever the others do
 def run_job(
     host: Host, folder: Path, mode: str, processes: int, world_size: int | None = None
 ) -> list[Any]:
-    """What each process wrote, None of one that did not."""
+    """Return the output file of each process, or None where there is no file."""
     (folder / "job.py").write_text(JOB)
     host.run_job(folder / "job.py", mode, world_size or processes, folder, processes=processes)
     return results_of(folder, processes)

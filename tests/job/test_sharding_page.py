@@ -1,4 +1,4 @@
-"""The snippets of docs/sharding.md give what each consumer divides, or parts of it."""
+"""The snippets of docs/sharding.md give the batch that each consumer divides, or its parts."""
 
 from __future__ import annotations
 

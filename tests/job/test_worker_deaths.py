@@ -1,4 +1,4 @@
-"""Workers of some ranks die: these iterate again, the others notice nothing, no batch differs."""
+"""Workers of some ranks die: these ranks restart, the others notice nothing, no batch differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Online, packers that overlap, crop or shuffle atoms do what they do offline."""
+"""Online, packers that overlap, crop or shuffle atoms give the same rows as offline."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_colours_of_the_smallest_images_are_the_last_dimension(size: tuple[int, 
 
 
 def bomb() -> bytes:
-    """A PNG that says it has 4 * 10**9 pixels."""
+    """A PNG with a header that declares 4 * 10**9 pixels."""
     data = bytearray(png(drawn(0, 20, 20)))
     data[16:24] = (65000).to_bytes(4, "big") * 2
     return bytes(data)

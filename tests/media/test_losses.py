@@ -1,4 +1,4 @@
-"""Losses and gradients of packed documents with images are those of the documents by themselves."""
+"""Losses and gradients of packed documents with images equal those without packing."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_model_that_takes_images_otherwise_than_alone_is_refused() -> None:
     usual = type(other).forward
 
     class Leaking(type(other)):  # type: ignore[misc]
-        @functools.wraps(usual)  # whose arguments are asked for
+        @functools.wraps(usual)  # its signature is inspected
         def forward(self, *args: Any, **given: Any) -> Any:
             if given.get("pixel_values") is not None:
                 mean = given["pixel_values"].mean(0, keepdim=True)

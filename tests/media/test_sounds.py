@@ -23,7 +23,7 @@ FRAME = 40  # samples of a token
 
 
 class Loudness:
-    """A token for every 40 samples, whose feature is their mean."""
+    """A token for every 40 samples, with their mean as its feature."""
 
     image_token = "<sound>"
     smallest = (FRAME,)

@@ -1,4 +1,4 @@
-"""Processors as AutoProcessor makes them, whose parts for images or videos need torchvision."""
+"""Processors as AutoProcessor makes them, with parts for images or videos from torchvision."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from tests.support.whole_processors import FIVE, whole_processor
 
 
 def least_side(family: str, fast: bool) -> int:
-    """Of transformers 4, those that are not fast mistake the dimensions of images of few pixels, or
-    that become such; GLM-4V refuses them.
+    """Return the least side of images that a family can process.
+
+    The slow processors of transformers 4 mistake the dimensions of images of few pixels, also after
+    a resize; GLM-4V refuses them.
     """
     return 1 if FIVE or (fast and family != "GLM-4V") else 24
 
@@ -43,7 +45,7 @@ def random_images(rng: np.random.Generator, least: int, most: int) -> list[Any]:
 
 
 def as_planned(processor: Any, text: str, images: list[Any]) -> tuple[list[int], dict[str, Any]]:
-    """What a run makes of a text: ids by the sizes of its images, and arrays."""
+    """Return the ids that a run plans from the sizes of a text's images, and their arrays."""
     planner = ImagePlanner(processor)
     ids, patches = planner.plan([(image.height, image.width) for image in images])
     arrays = [planner.arrays(image) for image in images]

@@ -39,7 +39,7 @@ def test_vectors_match_the_reference(
             h = reference.mix(term)
             expected[h % dimension] += -weight if h >> 63 else weight
         length = np.linalg.norm(expected)
-        if length > 1e-9:  # what is left of terms that cancel out may be rounding alone
+        if length > 1e-9:  # terms that cancel out leave rounding errors
             np.testing.assert_allclose(vector, expected * (4000 / length), atol=1.0)
         assert (vector.astype(np.int64) ** 2).sum() < 1 << 24
 

@@ -1,4 +1,4 @@
-"""Near-duplicates are alike as a whole; what is shared at the beginning is not enough."""
+"""Near-duplicates are alike as a whole; a common beginning is not enough."""
 
 from __future__ import annotations
 

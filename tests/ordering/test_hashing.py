@@ -1,4 +1,4 @@
-"""Hashed n-grams are what their description says, on every machine."""
+"""Hashed n-grams follow their description on every machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neighbours and near-duplicates are those of comparing every pair."""
+"""Neighbours and near-duplicates equal the result of comparing every pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of texts: what joins and what separates them, on any bytes."""
+"""Words of texts: characters that join or separate them, on any bytes."""
 
 from __future__ import annotations
 

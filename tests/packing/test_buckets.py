@@ -193,7 +193,7 @@ def test_batches_follow_the_schedule_and_only_tails_stay(
     )
     taken = np.zeros(len(lengths), dtype=np.int64)
     np.add.at(taken, plan.document, plan.stop - plan.start)
-    check_plan(plan, taken)  # heads without gaps: what stays is a tail
+    check_plan(plan, taken)  # heads without gaps: only tails stay
     assert (taken <= lengths).all()
     assert (taken[must_go] == np.array(lengths, dtype=np.int64)[must_go]).all()
     turns = scheduled_buckets(packer.curriculum, 1, rotation, len(batches) - 1)

@@ -1,4 +1,4 @@
-"""Golden plans: where lengths tie, what is cut and dropped, and what a seed decides.
+"""Golden plans: ties of lengths, cut and dropped tokens, and choices by the seed.
 
 Whoever changes one of them on purpose bumps the packer's `revision`.
 """
@@ -96,7 +96,7 @@ def test_golden_plans_do_not_change_between_versions(
 
 def test_the_golden_batches_of_a_schedule_do_not_change_between_versions() -> None:
     packer = Buckets(seq_lens=(8, 16), shares=(0.5, 0.5))
-    # What may not stay is 96 of the 165 tokens.
+    # 96 of the 165 tokens may not stay.
     found = packer.plan_window(window_request(TIED, seq_len=16, carry=0.42))
     assert found.batches.tolist() == BATCHES
     assert found.rows.tolist() == list(range(BATCHES[-1]))

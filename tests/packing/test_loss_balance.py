@@ -99,7 +99,7 @@ def test_steps_have_about_equally_many_loss_tokens_and_none_is_without(
     between, within = deviations(counts)
     assert counts.sum(axis=1).min() > 0
     assert between < 0.8 * without[0]
-    if rows == 1:  # what leaves steps stays within them; only more equal rows lower both
+    if rows == 1:  # variance goes from steps to their batches; only more equal rows lower both
         assert between**2 + within**2 < 1.05 * (without[0] ** 2 + without[1] ** 2)
     else:
         assert within < 0.85 * without[1]

@@ -1,4 +1,4 @@
-"""Under NUMBA_DISABLE_JIT=1, as a debugger wants it, kernels give what they give compiled."""
+"""Under NUMBA_DISABLE_JIT=1, which debuggers need, kernels give the compiled results."""
 
 from __future__ import annotations
 

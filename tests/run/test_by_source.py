@@ -1,4 +1,4 @@
-"""What a run says of the sources of a mixture: shares, counts, epochs."""
+"""Reports on the sources of a mixture: shares, counts, epochs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Going on with other settings: what was delivered stays so, the rest comes exactly once."""
+"""Resuming with other settings: delivered tokens do not return, all others come exactly once."""
 
 from __future__ import annotations
 

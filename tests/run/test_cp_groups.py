@@ -39,7 +39,7 @@ def whole_run(**options: Any) -> list[Any]:
 
 
 def steps_of(ranks: int, **options: Any) -> list[tuple[PackedBatch, ...]]:
-    """What every rank gets in each step of a run."""
+    """Return the batch of every rank in each step of a run."""
 
     def one(rank: int, member: Any) -> list[PackedBatch]:
         return list(PackedLoader(shared(Topology(rank, ranks), **options), ranks=member))

@@ -94,11 +94,11 @@ def assert_legs(make: Make, lanes: int, legs: list[Leg]) -> None:
 
 
 def filled(batches: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Those that hold anything."""
+    """Return the batches that hold documents."""
     return [batch for batch in batches if set(batch[-3]) != {-1}]
 
 
-# ------------------------------------------------------------------ what is drawn
+# ------------------------------------------------------------------ strategies
 
 
 def reverse_some(documents: Documents, seeds: NDArray[np.uint64]) -> Documents:
@@ -120,7 +120,7 @@ def memory_sources(draw: st.DrawFn) -> MemorySource:
     lengths = np.minimum(np.exp(rng.normal(mean, spread, count)).astype(int) + 1, 700)
     if draw(st.integers(0, 4)) == 0:
         lengths[rng.integers(0, count)] = 3000  # longer than any window
-    lengths[0] += lengths[0] % 7 == 0  # a run whose filter drops everything is refused
+    lengths[0] += lengths[0] % 7 == 0  # a filter that drops everything is an error
     dtype = draw(st.sampled_from([np.uint16, np.uint32]))
     top = 60_000 if dtype == np.uint16 else 1_000_000
     documents = [rng.integers(0, top, n).astype(dtype) for n in lengths]

@@ -64,7 +64,7 @@ def trees(mixed: bool, topology: Topology) -> PackedDataset:
 
 
 def filtered(*shards: int) -> Callable[[Topology], PackedDataset]:
-    """Lanes of one shard each, without those of these numbers."""
+    """Lanes of one shard each, without the shards of these indices."""
     return lambda topology: uneven(topology, filter=without(*shards), shuffle=False)
 
 

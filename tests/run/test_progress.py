@@ -1,4 +1,4 @@
-"""What a run says while it runs: the batches stay what they are, and the figures are true."""
+"""Progress reports of a run: the figures are true, and batches do not change."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_on_a_terminal_it_is_drawn_in_place_and_prints_stay() -> None:
         while True:
             try:
                 part = os.read(ours, 1 << 16)
-            except OSError:  # how Linux says that nobody writes any more
+            except OSError:  # on Linux: all writers have closed
                 break
             if not part:
                 break

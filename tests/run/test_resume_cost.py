@@ -1,4 +1,4 @@
-"""Going on reads what the windows need and nothing before it, wherever the run stopped."""
+"""Resuming reads the documents of the windows and nothing before, wherever the run stopped."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_restoring_reads_as_much_anywhere_in_an_epoch(
 ) -> None:
     source = make(tmp_path)
     source.prepare()
-    # A document waits 16 rounds at most, and a round emits half of a window or less: what was read
-    # since the oldest one is no more than 8 windows, with the window itself and a block.
+    # A document waits 16 rounds at most, and a round emits half of a window or less: a lane reads
+    # 8 windows at most after the oldest document, and the window itself and a block.
     most = LANES * (9 * 82 + 2 * source.reading.documents_per_block)
     assert most < COUNT / 3
     for state in states_of(source):

@@ -43,7 +43,7 @@ Changes = Mapping[int, list[tuple[dict[str, float], int | None]]]
 def endless(
     topology: Topology | None = None, weights: dict[str, float] | None = None, **options: Any
 ) -> PackedDataset:
-    """A mixture of three sources, whose tokens tell the source; six lanes."""
+    """A mixture of three sources, each with its own token; six lanes."""
     rng = np.random.default_rng(3)
     parts = {
         name: MemorySource(
@@ -183,7 +183,7 @@ def test_shares_of_an_interval_are_those_asked_for_within_half_a_percent() -> No
         {"a": 0.5, "b": 0.0, "c": 0.5},
     ]  # fmt: skip
     loader = PackedLoader(endless())
-    batches, flushed = iter(loader), 300  # what waited in the windows is over by then
+    batches, flushed = iter(loader), 300  # the windows hold no older documents by then
     for weights in asked:
         loader.set_weights(weights)
         for _ in islice(batches, flushed):

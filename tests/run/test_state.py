@@ -262,7 +262,7 @@ def test_a_damaged_state_is_refused(place: tuple[Any, ...], kind: str, data: st.
         del holder[place[-1]]
     elif kind == "replace":
         holder[place[-1]] = data.draw(ANYTHING)
-    else:  # with what another lane has there
+    else:  # with another lane's value
         lanes = state["lanes"]
         lanes["0"], lanes["1"] = lanes["1"], lanes["0"]
     assume(json.dumps(state, sort_keys=True) != json.dumps(STATE, sort_keys=True))

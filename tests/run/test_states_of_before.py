@@ -1,8 +1,8 @@
 """States that were saved when every footer, schema and index was read before the first batch.
 
-Files weighed their rows then, or what their headers declared. The folder `states_of_before` has a
-corpus, and for each run the state after some batches with a hash of the batches that followed;
-`python -m tests.run.test_states_of_before FOLDER` wrote it, with the streampack of then. The state
+Files weighed their rows then, or the tokens that their headers declared. The folder
+`states_of_before` has a corpus, and for each run the state after some batches with a hash of the
+batches that followed; `python -m tests.run.test_states_of_before FOLDER` wrote it, with the streampack of then. The state
 of "weights" is younger: a change of weights reopened the lanes then, and held from the next batch.
 """
 

@@ -1,4 +1,4 @@
-"""A state is refused under arguments that change batches, and taken under those that do not."""
+"""A state is refused under arguments that change batches, and accepted under other changes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def saved(made: PackedDataset) -> tuple[dict[str, Any], Any]:
     return state, next(batches)
 
 
-#: By the field of the state that is named: what is taken first, and what is then changed.
+#: Field of the state that the error names, first options, and options changed on resuming.
 CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("attention", {}, {"attention": "row"}),
     ("attention", {"attention": "row"}, {"attention": "document"}),
@@ -142,7 +142,7 @@ def test_of_documents_in_memory_numbers_and_lengths_are_compared() -> None:
     documents = [[1 + i % 90] * (3 + i % 21) for i in range(2000)]
     state, following = saved(dataset(documents))
     other_ids = PackedLoader(dataset([[99] * len(ids) for ids in documents]))
-    other_ids.load_state_dict(state)  # not noticed, as docs/resume.md says
+    other_ids.load_state_dict(state)  # not noticed, see docs/resume.md
     assert next(iter(other_ids)).num_tokens == following.num_tokens
     with pytest.raises(StateError, match="manifest"):
         PackedLoader(dataset(documents[1:])).load_state_dict(state)

@@ -1,4 +1,4 @@
-"""What is refused with a call or a name that works: each test does as the error says."""
+"""Errors with a call or a name as their remedy, which works: each test follows it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LAZY: dict[str, Callable[[Path], Any]] = {
 
 
 def advised(error: ConfigError) -> str:
-    """The last call in a remedy, or what follows "pass"."""
+    """Return the last call in a remedy."""
     return str(re.findall(r"(?:sources|datasets)\.\w+\(.*\)", error.remedy)[-1])
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.slow  # all kernels are compiled again
+@pytest.mark.slow  # all kernels are compiled with checks
 def test_no_kernel_leaves_a_damaged_shard(tmp_path: Path) -> None:
     # Code with checks is kept apart: numba's cache does not know them from one another.
     checks = {

@@ -1,4 +1,4 @@
-"""What every format promises about a document that is none: it is named, or skipped by itself."""
+"""In every format a broken document is named in the error, or skipped by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Chat source on files, and what PackedDataset makes of it."""
+"""The Chat source on files, and in a PackedDataset."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_message_with_weight_0_or_train_or_loss_false_carries_no_loss(
     marks: dict[str, Any], template: str, form: str, tmp_path: Path
 ) -> None:
     chat = marked(**marks)
-    chat[0].update(marks)  # of a user it says nothing new
+    chat[0].update(marks)  # redundant on a user's message
     record: Any = {"messages": chat}
     if form == "completion":
         record = {"prompt": messages("z", "y"), "completion": chat}

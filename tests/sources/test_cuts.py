@@ -247,7 +247,7 @@ def _row_sizes(rows_per_group: int) -> Callable[[Ids], Any]:
     return sizes_of
 
 
-#: How to make it, and what its documents weigh; of Parquet, as a part of all of a file.
+#: Maker of a source, and weights of its documents (for Parquet as shares of a file's weight).
 WEIGHED: dict[str, tuple[Maker, Callable[[Ids], Any]]] = {
     "mds": (_large_mds, lambda documents: [24 + 2 * len(d) for d in documents]),
     "tar": (_tar(""), _tar_sizes),
@@ -275,7 +275,7 @@ def test_lanes_weigh_the_same_within_a_document(kind: str, shuffle: bool, tmp_pa
             parts = [own * w / own.sum() for own, w in zip(parts, weights, strict=True)]
         sizes = np.concatenate(parts)
     numbers = {tuple(d.tolist()): i for i, d in enumerate(documents)}
-    # Heads and padding of a file, and what row groups hold besides, weigh as well.
+    # Heads and padding of a file, and the metadata of row groups, weigh as well.
     besides = abs(source.weight - sizes.sum()) + (0.01 * source.weight if "groups" in kind else 0)
     assert besides < 0.05 * source.weight
     for lanes in (2, 3, 7, 19):
@@ -322,7 +322,7 @@ DAMAGE: dict[str, tuple[Maker, Callable[[Path], None]]] = {
 def _outcome(
     lanes: Any, cursors: bool = False
 ) -> Iterator[tuple[list[tuple[Any, Any]], list[list[Any]]]]:
-    """The documents of each lane, and what it skipped; from every cursor it goes on the same."""
+    """Yield each lane's documents and skips; a resume from any cursor must give the same."""
     for lane in lanes:
         skips = RecordedSkips()
         blocks, recorded = [], []
@@ -368,7 +368,7 @@ def test_documents_before_damage_are_read_by_their_lanes(kind: str, tmp_path: Pa
         told = [records for _, records in parts]
         assert all(len(records) <= 1 for records in told)
         assert all(str(path) in records[0][3] for records in told if records)
-        # Those that lie before the damage know nothing of it, those behind it have nothing.
+        # Lanes before the damage do not notice it; lanes behind it have no documents.
         flags = [bool(records) for records in told]
         assert flags == sorted(flags)
         assert flags[-1]

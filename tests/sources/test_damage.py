@@ -1,4 +1,4 @@
-"""What every format promises about damage: files cut short, flipped, empty, replaced or missing."""
+"""Damage in every format: files cut short, flipped, empty, replaced or missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streampack.sources.sharded import ShardedSource
 from tests.support.every_source import SOURCES
 from tests.support.source_contract import Document, read_all
 
-#: Of every format in files. In those that are "open", a file that ends early may be a whole one.
+#: All formats in files. In an "open" format a file that ends early may be complete.
 FORMATS = {
     "mds-tokens": "closed",
     "mds-text": "closed",
@@ -54,7 +54,7 @@ def corpus(kind: str, folder: Path) -> Corpus:
 
 
 def assert_named(error: StreampackError, path: Path) -> None:
-    """The error says which file it is about, by the part that an index and its data share."""
+    """The error names the file, by the part of the name that an index and its data share."""
     assert path.name.split(".")[0] in str(error)
 
 
@@ -94,7 +94,7 @@ def test_flipped_bytes_give_an_error_of_ours_or_other_documents(kind: str, tmp_p
     rng = random.Random(0)
     for path in files:
         content = path.read_bytes()
-        for _ in range(400 if "parquet" in kind else 60):  # also of what Arrow decodes
+        for _ in range(400 if "parquet" in kind else 60):  # bytes that Arrow decodes are hit too
             damaged = bytearray(content)
             for _ in range(rng.randint(1, 3)):
                 damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)

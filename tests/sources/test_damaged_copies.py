@@ -1,4 +1,4 @@
-"""A copy in the cache that was damaged is fetched anew, and what is broken is never kept."""
+"""A damaged copy in the cache is fetched anew, and a broken file is never kept."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ COMPRESSORS = {
 
 
 def compressed(path: Path, program: str) -> str:
-    """The file beside which the program has put what it makes of it."""
+    """Compress a file with a program; return the compressed file, which lies beside it."""
     ending, command = COMPRESSORS[program]
     out = path.with_name(f"{path.name}.{ending}")
     with out.open("wb") as file:

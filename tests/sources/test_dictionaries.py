@@ -1,4 +1,4 @@
-"""Columns of dictionaries, whose chunks may not fit together, and arrays of datasets."""
+"""Columns of dictionaries, also with chunks that do not fit together, and arrays of datasets."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def _npz_member(row: Any) -> dict[str, bytes]:
 
 
 def _npy_members(row: Any) -> dict[str, bytes]:
-    """A file for each, those of some fields before that of the ids."""
+    """A file for each field; some come before the file of the ids."""
     members = {}
     for name in sorted({*row} - {"text"}, reverse=True):
         stream = io.BytesIO()

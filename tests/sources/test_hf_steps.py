@@ -145,7 +145,7 @@ def dataset_of(stream: Any, **options: Any) -> PackedDataset:
 
 
 def batch_documents(batch: Any) -> list[tuple[int, ...]]:
-    """The documents of a batch, none of which is cut."""
+    """The documents of a batch, all of them whole."""
     ids, numbers = batch.input_ids.flatten(), batch.document_ids.flatten()
     return [tuple(ids[numbers == number].tolist()) for number in range(int(numbers.max()) + 1)]
 

@@ -137,7 +137,7 @@ def test_a_lane_learns_of_a_part_after_its_first_bytes_are_on_their_way(
     for _ in loader:
         before = [*untold] if before is None else before
     assert len(told) > 4
-    assert untold == before  # by the first batch, whose lane is the first
+    assert untold == before  # by the first batch, from the first lane
 
 
 ENDS = """

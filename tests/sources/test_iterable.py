@@ -43,7 +43,7 @@ READ: list[int] = []
 
 
 class Stateful:
-    """Iterates as Hugging Face's datasets do, and notes in `READ` what is read."""
+    """Iterates as Hugging Face's datasets do, and records the items read in `READ`."""
 
     def __init__(self, make_state: Callable[[int], Any] | None = None) -> None:
         self.make_state = make_state

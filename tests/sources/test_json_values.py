@@ -34,7 +34,7 @@ def asked(**arguments: Any) -> list[dict[str, Any]]:
 
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-#: What differs inside becomes `Json`: of the schemas of tools, and of whole messages.
+#: Values with differing fields become `Json`: in schemas of tools, and in whole messages.
 TOOLS = [
     {"messages": TALK, "tools": [tool("ferry", harbour={"type": "string", "default": None})]},
     {"messages": TALK, "tools": [tool("tide", metres={"enum": [1, "a", None]}, at={"type": "x"})]},

@@ -52,7 +52,7 @@ def corpus(folder: Path, count: int = 300, **kwargs: Any) -> list[list[int]]:
 
 
 def mosaic_samples(folder: Path) -> list[dict[str, Any]]:
-    """What mosaicml-streaming's own reader returns for every sample."""
+    """Return every sample as mosaicml-streaming's own reader decodes it."""
     index = json.loads((folder / "index.json").read_text())
     with streaming_module("base.format") as formats:
         readers = [formats.reader_from_json(str(folder), None, s) for s in index["shards"]]

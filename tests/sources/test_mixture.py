@@ -500,7 +500,7 @@ def test_an_added_source_starts_at_its_beginning_and_catches_nothing_up(behind: 
     following = read(again, 400)
     rest = [source for source, _, _ in following]
     start = rest.index(2)
-    assert start <= 5  # what was left of the quantum
+    assert start <= 5  # the rest of the quantum
     length = np.array([20, 20, 13])
     drawn = np.zeros(3)
     for source in rest[5:]:
@@ -548,7 +548,7 @@ def test_a_source_is_added_to_a_run_and_every_document_comes_once(batches: int) 
     pieces = np.concatenate([batch.provenance for batch in [*found, *rest]])
     place = ["source", "shard", "index", "start"]
     assert len(np.unique(pieces[place])) == len(pieces)
-    for i in (0, 1, 3, 20, len(states) - 1):  # without naming the change again
+    for i in (0, 1, 3, 20, len(states) - 1):  # without a second allow=
         again = loader(grown(2))
         again.load_state_dict(json.loads(states[i]))
         for batch, expected in zip(again, rest[i + 1 :], strict=True):

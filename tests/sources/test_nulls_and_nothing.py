@@ -1,4 +1,4 @@
-"""Files whose columns are null or empty, that hold nothing, or that nobody can read."""
+"""Files with null or empty columns, without documents, or without a readable column."""
 
 from __future__ import annotations
 

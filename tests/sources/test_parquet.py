@@ -43,7 +43,7 @@ def text_corpus(folder: Path, shards: int = 3, n: int = 130) -> list[str]:
 
 
 def _whole(source: Parquet, shard: int, skips: ErrorPolicy | None = None) -> Iterator[Any]:
-    """What `read_shard` yields for all of a file."""
+    """Return the documents that `read_shard` yields for a whole file."""
     weight = int(source.manifest.weights[shard])
     return source.read_shard(shard, 0, weight, None, skips or ErrorPolicy())
 
@@ -212,7 +212,7 @@ def test_damage_inside_a_file_that_is_cut_loses_nothing_before_it(
         found += [text for block, _ in read_lane(lane, None, skips) for _, text in block]
         assert len(skips.records) <= 1
         reports += skips.records
-    # A lane that begins behind the damaged group reads what lies there.
+    # A lane that begins behind the damaged group reads the documents there.
     assert found[:200] == texts[:200]
     assert found[200:] == texts[400 - len(found[200:]) :]
     assert all(str(path) in message for _, _, _, message in reports)

@@ -36,7 +36,7 @@ def dataset(source: Any, **settings: Any) -> PackedDataset:
 
 
 def said(batch: Any) -> list[tuple[bool, float, str]]:
-    """Of every document of a batch: side, margin and what is learnt."""
+    """Return side, margin and learnt text of every document of a batch."""
     ids = batch.document_ids[0]
     fields = batch.document_fields
     found = []

@@ -1,4 +1,4 @@
-"""Every format that is read by range gives what local files give, and fetches little more."""
+"""Every format read by range gives the same documents as local files, and fetches little more."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ IDS = [tuple(ids.tolist()) for ids in DOCUMENTS]
 
 
 def write(path: Path) -> Path:
-    """The texts in the format that the name says."""
+    """Write texts in the format of the name's ending."""
     if path.suffix.lower() in sources.Parquet.endings:
         pq.write_table(pa.table({"text": TEXTS}), path)
         return path
@@ -39,7 +39,7 @@ def write(path: Path) -> Path:
 
 
 def packed(data: bytes, name: str) -> bytes:
-    """The data compressed as the name says."""
+    """Compress data by the name's ending."""
     if name.endswith("gz"):
         return gzip.compress(data)
     if name.endswith("bz2"):
@@ -49,7 +49,7 @@ def packed(data: bytes, name: str) -> bytes:
 
 
 def remedy(error: ConfigError) -> list[Any]:
-    """The sources that the remedy writes down, made as it says."""
+    """Make the sources that the remedy spells out."""
     calls = re.findall(r"sources\.\w+\([^()]*\)", error.remedy)
     return [eval(call, {"sources": sources}) for call in calls]
 

@@ -1,4 +1,4 @@
-"""Which lane reads what, and manifests of many shards."""
+"""The documents that each lane reads, and manifests of many shards."""
 
 from __future__ import annotations
 

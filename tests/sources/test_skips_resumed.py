@@ -1,4 +1,4 @@
-"""What is skipped, before or after its block is shuffled: the same after a resume, and named."""
+"""Skips before or after a block is shuffled are the same after a resume, and are named."""
 
 from __future__ import annotations
 

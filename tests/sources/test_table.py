@@ -22,7 +22,7 @@ TEXTS = [f"document {n}" for n in range(90)]
 
 
 def chunked(columns: dict[str, Any], rows: int = 13) -> pa.Table:
-    """A table whose columns are in chunks of so many rows."""
+    """A table with columns in chunks of `rows` rows."""
     return pa.Table.from_batches(pa.table(columns).to_batches(max_chunksize=rows))
 
 

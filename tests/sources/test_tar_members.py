@@ -1,4 +1,4 @@
-"""What stands beside documents in tar shards is read, or asked about; tokens are counted."""
+"""Files beside documents in tar shards are read, or the error asks for them; tokens are counted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 def write(samples: Sequence[Mapping[str, Any]], ending: str = "tar") -> str:
-    """A shard of samples: by what their files end in, arrays, records or bytes."""
+    """A shard of samples with arrays, records or bytes, by the ending of each file."""
 
     def file(name: str, content: Any) -> bytes:
         if name.endswith("json"):

@@ -69,7 +69,7 @@ def one(folder: Path, content: bytes, name: str = "a.tar", **arguments: Any) -> 
 
 
 def theirs(path: Path, key: str) -> list[Any]:
-    """What webdataset itself decodes from a shard."""
+    """Return the samples of a shard as webdataset itself decodes them."""
     return [sample[key] for sample in wds.WebDataset(str(path), shardshuffle=False).decode()]
 
 

@@ -1,4 +1,4 @@
-"""A process fetches ahead of its readers, by what they use and within its limit."""
+"""A process fetches ahead of its readers, at their rate and within its limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is decoded once per host: by one process, whole or not at all, and never needed."""
+"""Files decoded once per host: by one process, whole or not at all, and never required."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def batches(dataset: PackedDataset | PackedLoader) -> Iterator[list[int]]:
 
 
 def finish() -> None:
-    """Wait until what is being decoded has its name."""
+    """Wait until files being decoded have their final names."""
     for thread in threading.enumerate():
         if thread.name == THREAD_NAME:
             thread.join(WAIT_S)
@@ -199,7 +199,7 @@ def test_a_file_is_read_as_it_grows_and_its_maker_may_be_killed_meanwhile(
 
     def stopped(_file: StoredFile, out: IO[bytes]) -> None:
         out.write(CONTENT[:half])
-        signal.pause()  # for ever: what is read now was there before it is complete
+        signal.pause()  # for ever, so the bytes read next come from an incomplete file
 
     maker = FORK.Process(target=read, args=(storage, shard, stopped))
     maker.start()

@@ -96,7 +96,7 @@ class Corpus:
         ]
 
     def batches(self, job: str, processes: list[subprocess.Popen[str]]) -> list[str]:
-        """Those of a job that ends well, in order."""
+        """Return the batches of a job that succeeds, in order."""
         for process in processes:
             _, said = process.communicate(timeout=WAIT_S)
             assert process.returncode == 0, said

@@ -1,4 +1,4 @@
-"""What is said of servers that fail, each in its own way; they run on loopback."""
+"""Errors about servers that fail, each in its own way; they run on loopback."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(storage: Storage, url: str) -> bytes:
 
 
 def failure(storage: Storage, url: str, act: Callable[[Storage, str], Any] = read) -> str:
-    """What the error says that reading raises; its class and its cause are looked at."""
+    """Return the text of the error that reading raises, after checks of its class and cause."""
     error = error_of(storage, url, act)
     assert error.fact
     assert error.remedy

@@ -291,7 +291,7 @@ def test_a_server_that_falls_silent_times_out(http: HTTPServer, tmp_path: Path) 
     release = threading.Event()
     http.gate = lambda _: (release.wait(WAIT_S), None)[1]
     impatient = Storage(cache_dir=tmp_path / "cache", retries=0, timeout_s=0.2)
-    with pytest.raises(StorageError, match=r"Timeout|TooSlow"):  # what is met first
+    with pytest.raises(StorageError, match=r"Timeout|TooSlow"):  # whichever comes first
         content_of(impatient, url)
     release.set()
     assert content_of(Storage(cache_dir=tmp_path / "cache"), url) == data

@@ -24,5 +24,5 @@ def _running(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Store]:
-    """Each store in turn, with what earlier tests have stored."""
+    """Each store in turn, with the objects of earlier tests."""
     yield from _running(request.param, tmp_path_factory)

@@ -1,4 +1,4 @@
-"""What holds for every object store, each a server process or thread on loopback."""
+"""Claims about every object store, each a server process or thread on loopback."""
 
 from __future__ import annotations
 

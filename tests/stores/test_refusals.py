@@ -1,4 +1,4 @@
-"""What each store says when it refuses, and what is made of it: which it is, and at once."""
+"""Refusals of each store, which the error classifies without further attempts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA = b"0123456789"
 
 
 def refusal(tmp_path: Path, options: dict[str, Any], act: Callable[[Storage], Any]) -> str:
-    """What the failure was; it comes without another attempt, and without the secrets."""
+    """Return the failure; it comes without another attempt, and without the secrets."""
     storage = Storage(cache_dir=tmp_path / "cache", timeout_s=20, storage_options=options)
     with pytest.raises(StorageError) as caught:
         act(storage)

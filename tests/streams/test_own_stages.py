@@ -1,4 +1,4 @@
-"""A user's own stages: what they return is packed, and their settings are part of the state."""
+"""A user's own stages: their results are packed, and their settings are part of the state."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ def scheduled_rows(
     final: bool,
     levels: Sequence[int] | None = None,
 ) -> list[list[Row]]:
-    """Batches of rows: `count` of them, then as many as it takes for what must go.
+    """Batches of rows: `count` of them, then more until no document that must go is left.
 
     A batch of bucket b has rows_of[b] rows, in which a piece takes up a multiple of aligns[b].
-    With levels the opener of row r is the document nearest to that place among those of its bucket.
+    With levels the opener of row r is the document of its bucket that is nearest to that level.
     """
     shelf = [d for d, length in enumerate(lengths) if length]  # those with tokens left; ties go by
     left, at = list(lengths), [0] * len(lengths)  # their order here

@@ -1,7 +1,7 @@
-"""What of every kind of conversation is learnt under every template of `chat_templates`.
+"""Learnt text of every kind of conversation under every template of `chat_templates`.
 
-Each cell is written out: the text of the document, with « and » around what carries loss, or why the
-conversation is refused. A table has a row for each template and a column for each of `KINDS`.
+Each cell is written out: the text of the document, with « and » around the parts with loss, or the
+cause of a refusal. A table has a row for each template and a column for each of `KINDS`.
 """
 
 # ruff: noqa: E501  a text is a line
@@ -65,7 +65,7 @@ REWRITTEN = Refused("the template rewrites or leaves out earlier turns")
 REFUSED = Refused("cannot be rendered by the chat template")
 NOT_PROMPTED = Refused("does not begin with the template's generation prompt")
 
-#: A text, what is learnt of each turn, or why there is none.
+#: A text with marks, the learnt text of each turn, or the cause of a refusal.
 Cell = str | list[str]
 
 WHOLE: dict[str, list[Cell]] = {
@@ -169,7 +169,7 @@ WHOLE: dict[str, list[Cell]] = {
         NO_THOUGHTS,
     ],
 }
-#: Of each turn by itself, what is learnt of it.
+#: Learnt text of each turn by itself.
 EACH: dict[str, list[Cell]] = {
     "stripped": [
         ["<think>\n\n</think>\n\nA1<|im_end|>"],

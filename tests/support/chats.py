@@ -58,7 +58,7 @@ HEADERS = """{% for message in messages %}
 {{- '### ' + message['role'] + ':\\n' + message['content'] + '\\n\\n' }}
 {%- endfor %}"""
 
-#: The next turn's token is what closes a turn.
+#: The next turn's token closes a turn.
 OPEN_ENDED = """{{ bos_token }}{% for message in messages %}
 {{- '<|' + message['role'] + '|>\\n' + message['content'] }}
 {%- endfor %}

@@ -38,7 +38,7 @@ def write_arrow(columns: Columns, path: str = "a.feather") -> str:
 
 
 def write_mds(columns: Columns, path: str = "mds") -> str:
-    """Lists of numbers as arrays; what MDS has no encoding for as JSON."""
+    """Lists of numbers as arrays; values without an encoding in MDS as JSON."""
 
     def encoding(value: Any) -> str:
         if not isinstance(value, list):

@@ -57,7 +57,7 @@ def npy_bytes(array: Any) -> bytes:
 
 
 def write_samples(path: Path, samples: Sequence[Mapping[str, bytes]]) -> Path:
-    """A tar of samples: for each its files, by what their names end in; gzip as the path says."""
+    """A tar of samples, each a mapping from endings to files; gzip by the path's ending."""
     with tarfile.open(path, "w:gz" if path.name.endswith("gz") else "w") as archive:
         for number, sample in enumerate(samples):
             for ending, data in sample.items():

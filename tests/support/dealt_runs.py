@@ -1,4 +1,4 @@
-"""Runs whose lanes are dealt: shards that differ, alone and in mixtures, and many epochs."""
+"""Runs with dealt lanes: shards that differ, alone and in mixtures, and many epochs."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Gathered(torch.autograd.Function):
 
 
 class OwnPart(torch.autograd.Function):
-    """The sum over ranks of what each computed of all slots; of this, a rank's own slots."""
+    """A rank's own slots of the sum over ranks of their partial results for all slots."""
 
     @staticmethod
     def forward(ctx: Any, partial: Tensor) -> Tensor:

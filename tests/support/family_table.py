@@ -1,4 +1,4 @@
-"""What becomes of a packed batch in each family of transformers, and the page that says so."""
+"""The outcome of a packed batch in each family of transformers, and the page that lists it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(family: str, attention: str) -> Outcome:
-    """What `.hf(model=)` makes of a family; raises unless documents are as by themselves."""
+    """Return the outcome of `.hf(model=)` for a family; raise if documents influence each other."""
     transformers.logging.set_verbosity_error()
     try:
         model = tiny_model(family, attention)

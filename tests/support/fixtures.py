@@ -1,4 +1,4 @@
-"""Servers and storages as fixtures, for folders of tests whose `conftest.py` takes them."""
+"""Servers and storages as fixtures, imported by the `conftest.py` of some folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def s3_for_all() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3(s3_for_all: S3Server) -> S3Server:
-    """A running object store whose bucket is empty; started once for all tests."""
+    """A running object store with an empty bucket; started once for all tests."""
     listed = s3_for_all.client.list_objects_v2(Bucket=s3_for_all.bucket)
     for item in listed.get("Contents", []):
         s3_for_all.client.delete_object(Bucket=s3_for_all.bucket, Key=item["Key"])

@@ -1,4 +1,4 @@
-"""States that a test changed, with the checksum of what they say now."""
+"""States that a test changed, with the checksum of the new content."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ __all__ = ["sign"]
 
 
 def sign(state: dict[str, Any]) -> dict[str, Any]:
-    """Give a state the checksum that fits what it says; the state."""
+    """Give a state the checksum of its content; return the state."""
     state["checksum"] = checksum(state)
     return state

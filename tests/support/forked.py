@@ -87,7 +87,7 @@ class Host:
         environments: tuple[Mapping[str, str], ...] = ({},),
         folder: Path | None = None,
     ) -> tuple[list[int], str]:
-        """How processes of a program ended, one for each environment, and all that they said.
+        """Run a program once for each environment; return the exit statuses and the joint output.
 
         They run in its folder, if no other is given.
         """
@@ -107,7 +107,7 @@ class Host:
         return statuses, "".join(file.read_text() for file in said)
 
     def run_job(self, program: Path, *arguments: object, processes: int) -> tuple[list[int], str]:
-        """The same of the processes of one job, that find one another as those of torchrun do."""
+        """Run a program as the processes of one job, which find one another as under torchrun."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}

@@ -1,4 +1,4 @@
-"""Runs over records of several documents, and what their batches say of these."""
+"""Runs over records of several documents, and the group ids in their batches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def dataset(of: Any = None, **options: Any) -> PackedDataset:
 
 
 def groups_of(batches: Any, within: str = "row") -> list[list[int]]:
-    """The numbers of the documents of each group; checks what a batch says of each."""
+    """Return the numbers of the documents of each group, after checks of the batch's group ids."""
     found = []
     for batch in batches:
         numbers, groups = (batch.document_fields[name].tolist() for name in ("number", "group_ids"))

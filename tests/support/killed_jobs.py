@@ -50,7 +50,7 @@ DOCUMENTS = numbered_documents(heavy_tailed(2500, seed=8))
 
 
 def trees() -> sources.Items:
-    """Records whose slots as trees are the tokens of the documents."""
+    """Records that as trees have the documents' tokens as their slots."""
     reading = sources.ReadOptions(block_documents=16)
     return sources.Items(branching(DOCUMENTS, SEQ_LEN - 7), reading=reading)
 

@@ -1,4 +1,4 @@
-"""Token ids with labels or masks, and what is learnt of them."""
+"""Token ids with labels or masks, and the tokens learnt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from streampack import PackedDataset, Topology
 IDS = [[11, 12, 13, 14], [21, 22], [31, 32, 33]]
 LABELS = [[-100, -100, 13, 14], [-100, 22], [-100, 32, -100]]
 MASKS = [[0, 0, 1, 1], [0, 1], [0, 1, 0]]
-#: What `learnt` finds: as the labels and masks say, and where there are none.
+#: Expected results of `learnt`, with the labels or masks above and without any.
 EXPECTED = {(tuple(ids), tuple(labels)) for ids, labels in zip(IDS, LABELS, strict=True)}
 ALL = {(tuple(ids), (-100, *ids[1:])) for ids in IDS}
 

@@ -1,4 +1,4 @@
-"""Lanes over documents in memory, and what their batches are checked by."""
+"""Lanes over documents in memory, and checks of their batches."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def assert_equal(left: Sequence[Any], right: Sequence[LaneBatch]) -> None:
 
 
 def assert_lane_restores(config: LaneConfig, batches: list[LaneBatch], every: int = 1) -> None:
-    """Restore a lane after every batch, or after each of some, and compare what follows.
+    """Restore a lane after every batch, or every few, and compare the following batches.
 
     As in `assert_restores_everywhere`, until the lane has planned its next round; of one state in
     twenty all that follows.
@@ -108,7 +108,7 @@ def assert_lane_restores(config: LaneConfig, batches: list[LaneBatch], every: in
 
 
 def assert_delivered(batches: list[LaneBatch], num_tokens: int, times: int = 1) -> None:
-    """Every token `times` times, and those that packers repeat by design as often as counted."""
+    """Every token `times` times, and tokens that packers repeat by design as often as counted."""
     tokens, counts = np.unique(real_tokens(batches), return_counts=True)
     np.testing.assert_array_equal(tokens, np.arange(num_tokens))
     assert counts.min() >= times

@@ -1,4 +1,4 @@
-"""A rank of a Lightning run, counting what it trains on: see tests/frameworks/test_frameworks.py.
+"""A rank of a Lightning run, counting its training tokens: see tests/frameworks/test_frameworks.py.
 
     lightning_run.py FOLDER MAX_STEPS [CHECKPOINT]
 

@@ -205,7 +205,7 @@ def _check_part(
     if turns == "whole":
         assert own is not None
         assert text.startswith(own.rstrip())
-        assert len(text) - len(own.rstrip()) <= 24  # what closes the turn
+        assert len(text) - len(own.rstrip()) <= 24  # the end of the turn
     assert set(instructions) <= {*has, *range(last, len(chat))}
     for i in has:
         if chat[i]["role"] == "tool":

@@ -1,4 +1,4 @@
-"""A sharded source over arrays in memory, for tests of what lies above the formats."""
+"""A sharded source over arrays in memory, for tests of the layers above the formats."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MemorySource(ShardedSource):
 
 
 def numbered_documents(lengths: Sequence[int], dtype: Any = np.uint32) -> list[NDArray[np.generic]]:
-    """Documents whose tokens are all different from one another, so that each can be traced."""
+    """Documents with distinct tokens, so that each can be traced."""
     bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return [np.arange(bounds[i], bounds[i + 1]).astype(dtype) for i in range(len(lengths))]
 

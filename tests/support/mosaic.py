@@ -2,8 +2,8 @@
 
 `import streaming` imports torchvision, which fails if torchvision was built for another torch (a
 CUDA build with a CPU torch, for example), although nothing in `streaming.base` needs it. So a bare
-module takes the place of the package, with its path but without its `__init__`. What it writes is
-what MDS shards are like, and what it reads of ours must be what we wrote.
+module takes the place of the package, with its path but without its `__init__`. Its writer defines
+MDS shards, and its reader must return the documents of ours.
 """
 
 from __future__ import annotations

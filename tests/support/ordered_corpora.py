@@ -1,4 +1,4 @@
-"""Corpora of topics with planted copies, jobs that put them in order, and what these leave."""
+"""Corpora of topics with planted copies, jobs that put them in order, and their output."""
 
 from __future__ import annotations
 

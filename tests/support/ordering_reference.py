@@ -1,4 +1,4 @@
-"""The ordering algorithms again, as plainly as they can be said; slow."""
+"""Reference implementations of the ordering algorithms: plain and slow."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def squared_cosine(a: list[int], b: list[int]) -> Fraction:
 def neighbours(
     similarity: Any, k: int, threshold: Any
 ) -> tuple[list[int], list[int], list[list[int]]]:
-    """Kept documents, what each dropped one repeats (-1 if kept), neighbours of the kept ones."""
+    """Kept documents, the original of each duplicate (-1 if kept), neighbours of the kept ones."""
     count = len(similarity)
     kept: list[int] = []
     duplicate_of = []

@@ -1,4 +1,4 @@
-"""Packed batches of random documents, for tests of what consumers make of them."""
+"""Packed batches of random documents, for tests of their consumers."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def decreasing(
 def within(
     documents: list[tuple[int, ...]], limits: tuple[int, ...], *, best: bool, align: int = 1
 ) -> list[Row]:
-    """Rows of documents by what they take of each limit, tokens first."""
+    """Rows of documents with several limits; a document is its share of each, tokens first."""
     taken = [(-(-each[0] // align) * align, *each[1:]) for each in documents]
     fit = [
         i

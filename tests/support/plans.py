@@ -1,4 +1,4 @@
-"""Plans of packers, checked, as lists of rows; and what a window would ask of a packer."""
+"""Plans of packers, checked, as lists of rows; and requests as a window makes them."""
 
 from __future__ import annotations
 

@@ -325,5 +325,5 @@ LEGITIMATE: dict[str, Callable[[Path], Any]] = {
 
 
 def dataset_of(source: Any, **options: Any) -> PackedDataset:
-    """A run of this data; those of texts have a tokenizer."""
+    """A run of this data, with a tokenizer for texts."""
     return PackedDataset(source, seq_len=16, batch_size=2, tokenizer=byte_tokenizer(), **options)

@@ -8,7 +8,7 @@ from streampack.cli.app import app
 
 
 def output_of(*arguments: object, code: int = 0) -> str:
-    """What the program prints; it raises what the command raises, and ends with `code`."""
+    """Return the output of a command that ends with `code`; an error of the command is raised."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

@@ -1,4 +1,4 @@
-"""A server on loopback whose answers are written byte by byte, as no proper server would."""
+"""A server on loopback with answers written byte by byte, as no proper server would."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Connection:
         return self.head.split()[1]
 
     def send(self, data: str | bytes) -> None:
-        """Send bytes, or text whose lines end as HTTP wants it."""
+        """Send bytes, or text with line ends as HTTP requires."""
         if isinstance(data, str):
             data = data.replace("\n", "\r\n").encode("latin-1")
         self._socket.sendall(data)
@@ -56,7 +56,7 @@ class Connection:
 
 @dataclass
 class RawServer:
-    """A running server; `requests` are the heads of what it was asked, in order."""
+    """A running server; `requests` are the heads of its requests, in order."""
 
     url: str
     requests: list[str] = field(default_factory=list)

@@ -39,7 +39,7 @@ class Nodes:
     Attributes:
         cluster: of Ray.
         other: the node that is killed.
-        killed: functions during whose tasks it was.
+        killed: functions that lost a task when it was killed.
     """
 
     cluster: Any

@@ -1,4 +1,4 @@
-"""A policy that remembers what was skipped, so that tests can ask for it."""
+"""A policy that records skips, so that tests can ask for them."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ WHOLE = 20  # of one state in so many, all that follows is read
 
 
 def assert_restores_everywhere(make: Callable[[], PackedDataset], **options: Any) -> None:
-    """Save after every batch, through JSON; restore each state and compare what follows.
+    """Save after every batch, through JSON; restore each state and compare the batches after it.
 
     A restored run is compared, batch by batch and state by state, until each lane has planned its
-    next round. By then its state is one that the first run has saved, and what follows that state
-    is compared by itself. Of one state in twenty all that follows is compared, so that a run
-    which remembers more than its state holds is found too.
+    next round. By then its state is one that the first run has saved, and the batches after that
+    state are compared by themselves. For one state in twenty all batches are compared, so that a
+    run which remembers more than its state holds is found too.
 
     Args:
         make: returns the dataset, the same at each call.

@@ -1,4 +1,4 @@
-"""Small runs whose every token can be traced, and what their batches are compared by."""
+"""Small runs in which every token can be traced, and the identities of their batches."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def identities(batches: Any) -> list[tuple[int, int, list[int], list[int]]]:
 
 
 def filled(found: list[Any]) -> list[Any]:
-    """Identities of batches, without those that hold nothing but padding."""
+    """Identities of batches, without batches of padding alone."""
     return [one for one in found if set(one[2]) != {PAD}]
 
 
@@ -61,7 +61,7 @@ def tokens_of(batches: Any) -> list[int]:
 def gone_on(
     first: PackedLoader, taken: int, second: PackedLoader, allow: Collection[str] = ()
 ) -> list[PackedBatch]:
-    """The batches `taken` from the first loader, and those of the second, which goes on there."""
+    """Return `taken` batches of the first loader and all of the second, resumed after them."""
     batches = list(islice(first, taken))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())), allow=allow)
     return [*batches, *second]

@@ -105,8 +105,8 @@ class HTTPServer:
 
     Attributes:
         url: its address, without a slash at the end.
-        folder: what it serves.
-        requests: what it was asked, in order.
+        folder: the root of its files.
+        requests: all requests received, in order.
         fail_next: this many of the next GET requests are answered with `fail_status`.
         fail_status: that status.
         fail_head_too: HEAD requests fail (and count) as well.

@@ -32,9 +32,9 @@ def over_legs(
     legs: Iterable[tuple[int, int, int]],
     of: Callable[[Any], Any] = identity,
 ) -> list[Any]:
-    """A run that is stopped and goes on: so many ranks, workers and steps a leg, until it ends.
+    """Run in legs of (ranks, workers, steps), each resumed from the one before, until the end.
 
-    What `of` says of its batches that hold anything.
+    Return `of(batch)` for each batch that holds documents.
     """
     state: str | None = None
     found: list[Any] = []

@@ -1,4 +1,4 @@
-"""What every source in shards promises, checked on a real corpus in one call."""
+"""The contract of every source in shards, checked on a real corpus in one call."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ __all__ = ["AZURE_ACCOUNT", "AZURE_KEY", "HUB_TOKEN", "STORES", "Store", "free_p
 
 START_S = 60.0
 AZURE_ACCOUNT = "devstoreaccount1"
-#: Of every Azurite, as its documentation says.
+#: The documented key of every Azurite.
 AZURE_KEY = (
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 )

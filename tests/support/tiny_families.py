@@ -99,7 +99,7 @@ def tiny_model(family: str, attention: str, seconds: int = 10, **others: Any) ->
     return model.eval()
 
 
-#: What single families need besides.
+#: Further settings that single families need.
 OTHERS: dict[str, dict[str, Any]] = {
     "deepseek_v4": {
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
@@ -120,7 +120,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def small_config(kind: Any, **others: Any) -> Any:
-    """A config with `SMALL` where it has such a setting, in what it is composed of too."""
+    """Return a config with those settings of `SMALL` that it has, also in its sub-configs."""
     default = kind()
     settings = {name: value for name, value in SMALL.items() if name in default.to_dict()}
     if "kv_lora_rank" in settings:  # latent attention has a key for every query

@@ -1,4 +1,4 @@
-"""A small causal transformer in float64 whose attention is cut by `cu_seqlens`."""
+"""A small causal transformer in float64 with attention cut by `cu_seqlens`."""
 
 from __future__ import annotations
 

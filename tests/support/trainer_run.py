@@ -1,4 +1,4 @@
-"""A rank of a Trainer's run, counting what it trains on: see tests/frameworks/test_trainer.py.
+"""A rank of a Trainer's run, counting its training tokens: see tests/frameworks/test_trainer.py.
 
     trainer_run.py FOLDER MAX_STEPS SAVE_STEPS [CHECKPOINT]
 

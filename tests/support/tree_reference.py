@@ -58,7 +58,7 @@ def groups(draw: st.DrawFn, *, empty: bool = True, vocabulary: int = 4) -> list[
 
 
 def branching(documents: Iterable[Any], most: int) -> list[dict[str, Any]]:
-    """Records whose slots are the ids of the documents, each once and in their order.
+    """Records with the ids of the documents as slots, each once and in their order.
 
     Documents are cut to `most` ids. Of each there are three sequences: its first third, and that
     with either of the others. Its ids must differ from one another.

@@ -44,7 +44,7 @@ def can_make_hosts() -> bool:
 
 @contextmanager
 def two_hosts() -> Iterator[Hosts]:
-    """Two hosts that reach each other and nothing else; what still runs there ends with them."""
+    """Two hosts that reach each other and nothing else; their processes end with them."""
     hosts = Hosts({own: f"streampack-{os.getpid()}-{own[-1]}" for own in (HEAD, OTHER)})
     try:
         for name in hosts.names.values():

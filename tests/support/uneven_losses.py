@@ -1,4 +1,4 @@
-"""A corpus whose batches have very unequal numbers of loss tokens, and lanes that end early."""
+"""A corpus with very unequal numbers of loss tokens per batch, and lanes that end early."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ TOWER = {
 
 
 class Example(NamedTuple):
-    """A family: its processor, what stands for an image in a text, its model."""
+    """A family: its processor, the text that stands for an image, its model."""
 
     processor: Callable[[], Any]
     place: str

@@ -1,4 +1,4 @@
-"""Runs with images, and what their documents become beside the processor's own."""
+"""Runs with images, compared with the processor's own results for their documents."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pyarrow import feather
 from streampack import sources
 from tests.support.corpora import write_mds as write_mds_shards
 
-#: What may have such a size is decoded into the cache in tests.
+#: Files of this size or more are decoded into the cache in tests.
 SMALL_BYTES = 1 << 16
 
 

@@ -10,7 +10,7 @@ from tests.support.vision import engine
 from tests.support.vision_families import FAMILIES
 
 FIVE = int(transformers.__version__.partition(".")[0]) >= 5
-#: What each takes beside its image processor and its tokenizer, and what its tokenizer knows.
+#: Arguments of each beside its image processor and tokenizer, and tokens its tokenizer has.
 SETTINGS: dict[str, dict[str, Any]] = {
     "InternVL": {"image_seq_length": 4},
     "LLaVA-OneVision": {
@@ -34,7 +34,7 @@ TOKENS = {
 
 
 def whole_processor(family: str, *, fast: bool) -> Any:
-    """That of the family, whose image processor is the one of torchvision, or of Pillow."""
+    """Return the family's processor, with the image processor of torchvision or of Pillow."""
     model = FAMILIES[family].processor()
     kind = type(model).__mro__[1]
     own = type(kind.__name__, (kind,), {"tokenizer_class": "PreTrainedTokenizerFast"})

@@ -1,4 +1,4 @@
-"""Chat data: what the assistant said carries loss, and nothing else does, on every way there."""
+"""Chat data: the assistant's text carries loss, and nothing else does, by every route."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def headers(chat: list[Any]) -> Pieces:
     return pieces
 
 
-#: Template, what it should come to, the end-of-text token, and whether that is added at the end.
+#: Template, expected pieces, the end-of-text token, and whether that is added at the end.
 STYLES: dict[str, tuple[str, Callable[[list[Any]], Pieces], str, bool]] = {
     "chatml": (CHATML, chatml, "<|endoftext|>", False),
     "chatml-marked": (CHATML_MARKED, chatml, "<|endoftext|>", False),
@@ -129,7 +129,7 @@ def learnt(engine: Engine, documents: Documents, i: int = 0) -> list[str]:
 
 
 def by_hand(engine: Engine, pieces: Pieces, added_eos: int | None) -> tuple[list[int], list[bool]]:
-    """Ids and mask, token by token: one that overlaps with what is learnt carries loss."""
+    """Ids and mask, token by token: a token that overlaps with learnt text carries loss."""
     encoding = engine.encode("".join(text for text, _ in pieces), add_special_tokens=False)
     flags = [flag for text, flag in pieces for _ in text]
     mask = [any(flags[start:stop]) for start, stop in encoding.offsets]

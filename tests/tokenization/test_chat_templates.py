@@ -1,6 +1,6 @@
-"""Templates as they ship, without generation marks: what is learnt, written out by hand."""
+"""Templates as they ship, without generation marks: learnt text, written out by hand."""
 
-# ruff: noqa: E501  what is learnt is on one line
+# ruff: noqa: E501  each learnt text is on one line
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def encode(
 
 
 def by_hand(engine: Engine, written: str) -> tuple[list[int], list[bool]]:
-    """Ids and mask of a text with « and » around what is learnt."""
+    """Ids and mask of a text with « and » around its learnt parts."""
     parts = re.split("[«»]", written)
     encoding = engine.encode("".join(parts), add_special_tokens=False)
     flags = [bool(i % 2) for i, part in enumerate(parts) for _ in part]
@@ -101,7 +101,7 @@ def test_one_document_of_every_turn_begins_with_the_models_prompt(name: str, kin
 
 
 def prompt(template: str, chat: list[Any]) -> str:
-    """What transformers would give the model, with the date set."""
+    """Return the model's input as transformers renders it, with the date set."""
     import jinja2
 
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
@@ -199,7 +199,7 @@ def test_parts_that_the_template_mixes_are_refused_where_one_is_not_learnt() -> 
     assert learnt(everything)[0] == "<call>add</call>W<|im_end|>"
 
 
-#: What is refused, and arguments that the error names.
+#: Refused conversations, and the arguments that the error names.
 REMEDIES: list[tuple[str, dict[str, Any], str, dict[str, Any], str]] = [
     ("stripped", {}, "thoughts", {"turns": "each"}, 'turns="each"'),
     ("channels", {}, "thoughts and a call", {"turns": "each"}, 'turns="each"'),
@@ -329,7 +329,7 @@ def test_every_turn_is_learnt_whole_or_refused(name: str, contents: list[str]) -
     chat = [asked(text) if i % 2 == 0 else said(text) for i, text in enumerate(contents)]
     answers = [text.strip() for text in contents[1::2]]
     marks = re.compile("</?think>")
-    assume(all(marks.sub("", answer).strip() for answer in answers))  # says something
+    assume(all(marks.sub("", answer).strip() for answer in answers))  # every answer has text
     for turns in ("whole", "each"):
         try:
             documents = encode(chat_tokenizer(name, turns=turns), chat)

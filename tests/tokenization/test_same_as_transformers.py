@@ -67,7 +67,7 @@ _IF_TEXT = (
 _WITH_CALLS = {
     name: text for name, text in {**TEMPLATES, "chatml": CHATML}.items() if _AS_JSON in text
 }
-#: Templates that want objects, that print what they get, and that look at what it is.
+#: Templates that require objects, that print any value, and that test its type.
 WAYS = {
     "as JSON": _WITH_CALLS,
     "as it is": {

@@ -43,7 +43,7 @@ def test_an_end_inside_a_text_is_counted_and_logged_once(caplog: Any) -> None:
 
 def test_special_tokens_in_texts_are_split_if_so_asked(caplog: Any) -> None:
     loader = loader_of(TEXTS, TokenRules(special_tokens_in_text="split"))
-    assert ends(loader) == len(TEXTS)  # those that are added
+    assert ends(loader) == len(TEXTS)  # only the added ones
     assert loader.metrics().eos_in_texts == 0
     assert "special_tokens_in_text" not in caplog.text
 

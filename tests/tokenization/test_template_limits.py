@@ -69,7 +69,7 @@ def test_a_template_without_end_is_refused_by_its_steps(name: str) -> None:
 
 
 LONG = "{% set a = 'a' * 1000000 %}"
-#: Values of few objects whose text has no end.
+#: Values of few objects with endless text.
 LISTS, PAIRS, OBJECTS, SPACES = (
     f"{{% set n = namespace(l={start}) %}}{{% for i in range(60) %}}"
     f"{{% set n.l = {twice} %}}{{% endfor %}}"
@@ -81,7 +81,7 @@ LISTS, PAIRS, OBJECTS, SPACES = (
     )
 )
 TWO = LISTS + LISTS.replace("n.l", "m.l").replace("set n ", "set m ")
-#: What would take gigabytes or hours, by the template before it.
+#: Expressions that would take gigabytes or hours, by the template before them.
 EXPLODING: dict[str, list[str]] = {
     LONG: [
         "a|replace('a', a)", "a.replace('', a)", "a|replace(old='a', new=a)",

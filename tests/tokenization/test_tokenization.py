@@ -206,7 +206,7 @@ def test_the_only_end_of_a_bare_tokenizer_is_taken_and_logged(
     assert Tokenizer(small_engine("<s>", "<eos>")).eos_id == 257
     assert [record.getMessage().count("<eos> (id 257)") for record in caplog.records] == [1]
     caplog.clear()
-    Tokenizer(small_engine("<eos>"), eos_id=256)  # as the warning says
+    Tokenizer(small_engine("<eos>"), eos_id=256)  # as the warning advises
     Tokenizer(small_engine("<eos>"), eos="as-is")
     assert not caplog.records
 
@@ -359,7 +359,7 @@ def loaded(tokenizer: Any) -> Callable[[], Any]:
 
 
 def changed(**attributes: Any) -> Callable[[], Any]:
-    """A tokenizer whose engine or model has another attribute."""
+    """A tokenizer with another attribute in its engine or model."""
     engine = small_engine("</s>")
     for name, value in attributes.items():
         setattr(engine if hasattr(type(engine), name) else engine.model, name, value)
@@ -367,7 +367,7 @@ def changed(**attributes: Any) -> Callable[[], Any]:
 
 
 ONE = Documents.from_arrays([np.array([1], dtype=np.uint16)])
-#: What is refused as a ConfigError, and the setting that it names.
+#: Calls that raise a ConfigError, and the setting that it names.
 WRONG: list[tuple[Callable[[], Any], str]] = [
     (wrong(eos="sometimes"), "eos"),
     (wrong(eos_id=-1), "eos_id"),
@@ -495,5 +495,5 @@ def test_a_fork_after_use_neither_hangs_nor_warns_and_the_users_switch_stays(
         timeout=600,
         env=environment,
     )
-    assert "just got forked" not in done.stderr  # what the library says
+    assert "just got forked" not in done.stderr  # the library's warning
     assert done.stdout.strip() == f"0 {switch or 'false'}"

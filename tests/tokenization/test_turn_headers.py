@@ -52,7 +52,7 @@ RECORDS = {
     "three answers": [asked("Q1"), said("A1"), asked("Q2"), said("A2"), asked("Q3"), said("A3")],
     "a question last": [asked("Q1"), said("A1"), asked("Q2")],
 }
-#: What begins messages in these templates.
+#: Beginnings of messages in these templates.
 HEADER = re.compile(
     r"<\|im_start\|>|<\|start\|>|\[INST\]|\[SYS\]|<\|head\|>|<\|start_header_id\|>|### "
     r"|<\|(user|assistant|tool|system|observation)\|>|<\|TURN\|>|<\|BOT\|>|<\|role\|>"

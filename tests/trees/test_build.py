@@ -1,4 +1,4 @@
-"""plant: what sequences begin with alike has its slots once."""
+"""plant: a common prefix of sequences has its slots once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.tree_reference import Group, flat, groups, reference
 @example([[[], [1], [1, 2], [1, 2, 3]]])
 @example([[[1, 2], [1, 3], [1, 2, 4], [1, 3, 5]]])  # a prefix of one token
 @example([[[1], [2], [3]]])  # no common prefix
-@example([[[1, 2, 3, 4], [1, 2, 5], [1, 6], [1, 2, 3, 7]]])  # a run divided again and again
+@example([[[1, 2, 3, 4], [1, 2, 5], [1, 6], [1, 2, 3, 7]]])  # a run divided repeatedly
 @drawn(500)
 def test_slots_match_the_reference(drawn: list[Group]) -> None:
     ids, ends, sizes = flat(drawn)

@@ -1,4 +1,4 @@
-"""Batches of trees in memory: losses and gradients are those of the sequences one by one."""
+"""Batches of trees in memory: losses and gradients equal the values for single sequences."""
 
 from __future__ import annotations
 

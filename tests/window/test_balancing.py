@@ -59,7 +59,7 @@ def slowest_over_mean(costs: NDArray[np.int64], slots: int, width: int) -> float
     return float((total.max(axis=0) / total.mean(axis=0)).mean())
 
 
-# A width of 512 is to rows of 4,096 what 4,096 is to rows of 32,768.
+# Width 512 with rows of 4,096 has the ratio of width 4,096 with rows of 32,768.
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("width", [512, 0])
 def test_the_extra_work_of_the_slowest_of_16_ranks_shrinks_to_a_fifth(
@@ -130,7 +130,7 @@ def test_every_token_is_placed_once_under_any_schedule(
     plan = stream_plan(
         values, packer, config, batch_tokens=rows * 64, balance=Balance(tuple(sorted(quantiles)))
     )
-    if not isinstance(packer, Seamless):  # what rows repeat after a round has no segment before it
+    if not isinstance(packer, Seamless):  # after a round it may repeat tokens of no segment
         check_plan(plan, values)
     lost = plan.dropped.sum()
     assert (plan.stop - plan.start - plan.overlap).sum() + lost == values.sum()

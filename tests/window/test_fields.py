@@ -66,7 +66,7 @@ def dataset(source: Any = None, packer: Any = PACKERS[0], **options: Any) -> Pac
 
 
 def assert_fields_in_place(batch: PackedBatch) -> int:
-    """Every value is that of its token and document; returns how many tokens were looked at."""
+    """Every value belongs to its token and document; return the number of tokens checked."""
     assert batch.provenance is not None
     pieces = batch.document_ids.cpu().numpy().ravel()
     place = batch.provenance["shard"].astype(np.int64) * 1009 + batch.provenance["index"]

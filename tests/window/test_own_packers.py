@@ -1,4 +1,4 @@
-"""A packer of a user's own: one class; and what becomes of mistakes in it."""
+"""A packer of a user's own: one class, and errors about mistakes in it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_selections_of_the_helpers_account_for_every_token(
         np.arange(chosen.sum() + 1), SEQ_LEN, plan.document[chosen], plan.start[chosen],
         plan.stop[chosen], np.zeros_like(reached),
     )  # fmt: skip
-    check_plan(heads, reached)  # what goes of a document is its head
+    check_plan(heads, reached)  # the placed part of a document is its head
 
 
 def changed(selection: Selection, **columns: Any) -> Selection:
@@ -88,7 +88,7 @@ def first_to(column: np.ndarray, value: int) -> np.ndarray:
     return other
 
 
-#: What may be wrong with an answer.
+#: Mistakes in an answer.
 MISTAKES: dict[str, Callable[[Selection, WindowRequest], Selection]] = {
     "document": lambda s, r: changed(s, document=first_to(s.plan.document, len(r.held))),
     "negative-document": lambda s, r: changed(s, document=first_to(s.plan.document, -1)),
@@ -132,7 +132,7 @@ def test_a_mistake_in_a_packer_is_an_error(kind: str) -> None:
 
 
 class Miscounting(Plain):
-    """Says from a round on that it drops tokens which its rows hold."""
+    """Reports from round `after` on that it drops tokens which its rows hold."""
 
     def __init__(self, after: int) -> None:
         self.after = after

@@ -30,7 +30,7 @@ def documents(count: int, seed: int) -> NDArray[np.int64]:
 def emitted(
     monkeypatch: pytest.MonkeyPatch, kind: Any, seq_len: int, rows: int, lengths: NDArray[np.int64]
 ) -> tuple[Plan, int]:
-    """What a lane with the default window emits, and the greatest age at which anyone waits."""
+    """Return the plan of a lane with the default window, and the greatest age of its documents."""
     ages = [0]
 
     class Watched(Window):

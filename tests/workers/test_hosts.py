@@ -144,7 +144,7 @@ CHILD = """
                 os._exit("parent" not in error.fact)
             os._exit(1)"""
 SLOW = pytest.mark.slow
-#: What a program does; that its workers are interrupted may be said.
+#: Actions of a program; it may report that its workers are interrupted.
 PROGRAMS = {
     "sigchld is ignored": SIGCHLD_IGNORED,
     "a child goes on with the loop": FORKED_INSIDE % CHILD,

@@ -177,7 +177,7 @@ def test_the_loops_handlers_do_not_run_in_workers(tmp_path: Path) -> None:
 def test_loops_that_stop_half_way_leave_no_process_and_no_file_open() -> None:
     loader = PackedLoader(make_dataset(epochs=None), num_workers=2)
     next(iter(loader))
-    gc.collect()  # what earlier tests left
+    gc.collect()  # garbage of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(6):
         batches = iter(loader)

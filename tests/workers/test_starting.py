@@ -38,7 +38,7 @@ def test_a_worker_that_dies_while_it_starts_is_an_error_at_once(
     done = subprocess.run(
         [sys.executable, str(path), method, script], capture_output=True, text=True, timeout=600
     )
-    # A script without a guard runs in its worker again, which prints another one
+    # A script without a guard also runs in its worker, which prints a setting too
     assert done.stdout.splitlines()[-1] == f"setting: {setting}", done.stderr
 
 

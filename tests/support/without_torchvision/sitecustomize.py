@@ -1,4 +1,4 @@
-"""On the path of scripts that tests start: what `tests/conftest.py` does for the tests."""
+"""On the path of scripts that tests start: the settings that `tests/conftest.py` makes."""
 
 import sys
 
