@@ -2,8 +2,9 @@
 
 Files weighed their rows then, or the tokens that their headers declared. The folder
 `states_of_before` has a corpus, and for each run the state after some batches with a hash of the
-batches that followed; `python -m tests.run.test_states_of_before FOLDER` wrote it, with the streampack of then. The state
-of "weights" is younger: a change of weights reopened the lanes then, and held from the next batch.
+batches that followed; `python -m tests.run.test_states_of_before FOLDER` wrote it, with the
+streampack of then. The state of "weights" is younger: a change of weights reopened the lanes then,
+and held from the next batch.
 """
 
 from __future__ import annotations
