@@ -40,7 +40,7 @@ AFTER_PACKER = {
     "eos": "tokenization.ends:add",
     "filter": "streams.hooks:add_filter",
     "map": "streams.hooks:add_map",
-    "stages": "stages.own:add",
+    "stages": "streams.own:add",
     "fields": "streams.field_stage:add",
     "provenance": "window.provenance:add",
     "mixture": "run.by_source:add",

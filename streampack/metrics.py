@@ -17,8 +17,18 @@ from streampack.packing.plan import PackingStats
 #: Bytes that this process fetched from remote stores, in any thread, and that no lane has counted.
 fetched: deque[int] = deque()
 os.register_at_fork(after_in_child=fetched.clear)
+#: User code that no lane has counted: its stage, its seconds, and seconds of `thread_clock`.
+users: list[tuple[str, float, float]] = []
 #: Clock of the seconds in which a thread is not blocked; `watching.clock` has a finer one.
 thread_clock: Callable[[], float] = time.thread_time
+
+
+@contextmanager
+def user_code(stage: str) -> Iterator[None]:
+    """Let `LaneTimes` count the user's own code as `stage`, and not as the stage that calls it."""
+    began, clock = time.perf_counter(), thread_clock()
+    yield
+    users.append((stage, time.perf_counter() - began, thread_clock() - clock))
 
 
 @dataclass(slots=True)
@@ -28,7 +38,9 @@ class LaneTimes:
     Attributes:
         read_s: waiting for storage, or for another thread or process that decodes.
         decode_s: processor time in the source: decompressing, decoding and parsing.
-        prepare_s: tokenizing, checks and hooks.
+        iterate_s: taking items from the user's iterable or dataset.
+        prepare_s: tokenizing and checks.
+        hook_s: the user's `filter=`, `map=` and `stages=`.
         order_s: ordering windows of documents by similarity.
         pack_s: filling and planning the window.
         gather_s: copying rows out of the window.
@@ -41,7 +53,9 @@ class LaneTimes:
 
     read_s: float = 0.0
     decode_s: float = 0.0
+    iterate_s: float = 0.0
     prepare_s: float = 0.0
+    hook_s: float = 0.0
     order_s: float = 0.0
     pack_s: float = 0.0
     gather_s: float = 0.0
@@ -58,12 +72,15 @@ class LaneTimes:
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
-        """Add the time of the block to `stage`, the name of an attribute."""
+        """Add the block's time to `stage`, an attribute, without the times in `users`."""
         began = time.perf_counter()
         try:
             yield
         finally:
-            setattr(self, stage, getattr(self, stage) + time.perf_counter() - began)
+            other = time.perf_counter() - began - sum(seconds for _, seconds, _ in users)
+            for name, seconds, _ in [*users, (stage, other, 0.0)]:
+                setattr(self, name, getattr(self, name) + seconds)
+            users.clear()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -71,9 +88,8 @@ class LaneTimes:
         began = thread_clock()
         with self.measure("read_s"):
             yield
-        spent = thread_clock() - began
-        self.read_s -= spent
-        self.decode_s += spent
+            spent = thread_clock() - began - sum(clock for *_, clock in users)
+            users.append(("decode_s", spent, 0.0))
         while fetched:
             self.fetched_bytes += fetched.popleft()
 

@@ -141,7 +141,7 @@ def test_metrics_count_taken_batches_and_the_time_of_each_stage() -> None:
         metrics = loader.metrics()
         assert metrics.composition.placed == tokens == sum(LENGTHS)
         assert metrics.composition.documents == len(LENGTHS)
-        assert metrics.times.prepare_s >= blocks * SLEEP_S
+        assert metrics.times.hook_s >= blocks * SLEEP_S
         assert metrics.wait_s <= elapsed_s
         if workers == 0:  # whatever lanes do, the loop waits for
             assert sum(astuple(metrics.times)) <= metrics.wait_s

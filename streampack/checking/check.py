@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 from operator import add
 from typing import Any
@@ -14,7 +14,7 @@ from streampack.checking.loaders import Loaders, in_step
 from streampack.checking.marked import MarkedDocuments, marked_documents
 from streampack.checking.reading import NO_TARGET, View, read
 from streampack.checking.report import CheckReport
-from streampack.checking.resume import Saved, check_resume, digest_of, states_of
+from streampack.checking.resume import Saved, check_resume, digest_of, first_line, states_of
 from streampack.checking.slots import check_slots
 from streampack.checking.truth import (
     Truth,
@@ -154,6 +154,7 @@ class _Check:
         self.slots = self.padding = 0
         self.learnt: int | None = None
         self.boundaries, self.truth = "", "claims"
+        self.unread: dict[str, None] = {}
         self.model_checked = False
         self.coverage: list[Coverage] = []
         self._pending: list[tuple[int, Step]] | None = []
@@ -163,19 +164,20 @@ class _Check:
         own = loaders.make()
         if self.documents is not None:
             self.coverage = [Coverage(self.documents) for _ in own]
-        saved, steps, ended = None, 0, False
+        saved: Saved | str = "the run ended before"
+        steps, ended = 0, False
         stream = in_step(own)
         while steps < most and not self._has_read_enough():
-            batches = next(stream, None)
-            if batches is None:
-                ended = True
+            batches = self._next(stream, steps)
+            if not batches:
+                ended = batches is None
                 break
             step = {
                 rank: (batch, self.read(batch))
                 for rank, batch in enumerate(batches)
                 if batch is not None
             }
-            if saved is not None:
+            if isinstance(saved, Saved):
                 for rank, (_, view) in step.items():
                     saved.later[rank].append(digest_of(view))
             self._add(steps, step, len(own))
@@ -193,10 +195,13 @@ class _Check:
         if ended and self.coverage:  # buffers of endless loaders may hold documents back for long
             self.log.rank, self.log.batch = -1, -1
             check_epoch(self.coverage, self.log)
-        resumed = saved is not None and any(saved.later)
-        if saved is not None and resumed:
+        resumed = isinstance(saved, Saved) and any(saved.later)
+        if isinstance(saved, Saved) and resumed:
             longest = max(map(len, saved.later)) + ended
-            check_resume(loaders, saved, self.read, ended, longest, self.log)
+            try:
+                check_resume(loaders, saved, self.read, ended, longest, self.log)
+            except Exception as error:
+                self._raised("resume-raises", saved.after, error)
         return CheckReport(
             faults=tuple(self.log.by_kind.values()),
             ranks=len(own),
@@ -209,18 +214,35 @@ class _Check:
             truth=self.truth,
             loss=None if total is None else loss_of(total),
             resumed=resumed,
+            not_resumed="" if resumed or isinstance(saved, Saved) else saved,
+            unread=tuple(self.unread),
             model_checked=self.model_checked,
         )
+
+    def _next(self, stream: Iterator[list[Any]], steps: int) -> list[Any] | None:
+        """Return the next batches; None at the end, and nothing if a loader raises after some."""
+        try:
+            return next(stream, None)
+        except Exception as error:
+            if not steps:
+                raise
+            self._flush()
+            self._raised("loader-raises", steps, error)
+            return []
+
+    def _raised(self, kind: str, batch: int, error: Exception) -> None:
+        self.log.rank, self.log.batch = -1, batch
+        self.log.add(kind, detail=f"{type(error).__name__}: {first_line(error)}")
 
     def _has_read_enough(self) -> bool:
         """Return True if an endless loader has given several epochs of the documents."""
         delivered = sum(int(coverage.times.sum()) for coverage in self.coverage)
         return self.documents is not None and delivered >= EPOCHS * self.documents.num_tokens
 
-    def _saved(self, loaders: Sequence[Any], after: int) -> Saved | None:
+    def _saved(self, loaders: Sequence[Any], after: int) -> Saved | str:
         states = states_of(loaders)
-        if states is None:
-            return None
+        if isinstance(states, str):
+            return states
         total = self._total()
         coverage = None if total is None else total.copy()
         return Saved(after, states, coverage, [[] for _ in loaders])
@@ -263,6 +285,7 @@ class _Check:
             truth = self._truth_of(view)
             padding = truth.document < 0
             self.truth, self.boundaries = truth.by, view.claimed_by or self.boundaries
+            self.unread |= dict.fromkeys(view.unread)
             self.slots += view.tokens.size
             self.padding += int(padding.sum())
             if view.targets is not None:

@@ -154,6 +154,14 @@ KINDS = {
         "Ranks end after different numbers of batches, so the others hang.",
         "Let ranks agree on the end, or give each the same number of batches.",
     ),
+    "loader-raises": Kind(
+        "The loader ends with an error of its own, and the run with it; later batches are unknown.",
+        "Mend the loader, or catch its end as its own training loop does.",
+    ),
+    "resume-raises": Kind(
+        "A run that continues from this state fails.",
+        "Load the state in a new loader, as the training script does, and correct the error.",
+    ),
     "model-mixes-documents": Kind(
         "A change of one document changes the model's outputs for another one.",
         "Pass boundaries in the form that this model reads, and use_cache=False; see "

@@ -29,7 +29,8 @@ class Loaders:
     """
 
     def __init__(self, loader: Any, documents: MarkedDocuments | None, ranks: int) -> None:
-        self._make = loader if callable(loader) and not hasattr(loader, "__iter__") else None
+        is_function = isinstance(loader, type) or not hasattr(loader, "__iter__")
+        self._make = loader if callable(loader) and is_function else None
         self._names = _parameters(self._make) if self._make is not None else set()
         if self._make is None and not hasattr(loader, "__iter__"):
             raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ NO_TARGET = -100
 
 #: Names of the entries of a batch, the first that is there.
 TOKENS = ("input_ids", "tokens", "inputs", "input", "idx")
-LABELS = ("shift_labels", "labels", "targets", "target", "label")
+LABELS = ("shift_labels", "labels", "targets", "target", "target_ids", "label")
 POSITIONS = (
     "position_ids",
     "input_pos",
@@ -45,9 +45,11 @@ BOUNDARIES = (
 )
 LONGEST = ("max_length_q", "max_seqlen_q", "max_seqlen", "max_length")
 LOSS_MASKS = ("loss_mask", "targets_segmentation", "loss_weights")
-MASKS = ("attention_mask", "mask", "block_mask")
+MASKS = ("attention_mask", "attn_mask", "mask", "block_mask")
 #: Labels under these names are already the next token of each slot.
-SHIFTED = ("shift_labels", "targets", "target", "label")
+SHIFTED = ("shift_labels", "targets", "target", "target_ids", "label")
+_READ = {*TOKENS, *LABELS, *POSITIONS, *SEGMENTS, *BOUNDARIES, *LONGEST, *LOSS_MASKS, *MASKS}
+_READ |= {"padding_mask"}
 
 
 @dataclass
@@ -68,6 +70,7 @@ class View:
         cu_seqlens: boundaries in the flattened rows, as they are.
         longest: declared length of the longest segment.
         has_padding_mask: True if the batch tells which slots are padding.
+        unread: names of entries that are not understood.
     """
 
     tokens: NDArray[np.int64]
@@ -82,6 +85,7 @@ class View:
     cu_seqlens: NDArray[Any] | None = None
     longest: int | None = None
     has_padding_mask: bool = False
+    unread: tuple[str, ...] = ()
 
 
 def array_of(value: Any) -> NDArray[Any] | None:
@@ -160,6 +164,8 @@ def read(batch: Any, *, shifted: bool | None = None) -> View:
     if positions is not None:
         view.positions = positions.astype(np.int64)
     _read_boundaries(view, entries, arrays, hides_true="loss_mask" in entries)
+    present = [key for key, value in entries.items() if value is not None]
+    view.unread = tuple(str(key) for key in present if key not in _READ)
     return view
 
 
@@ -176,6 +182,8 @@ def _read_boundaries(
     flat_mask: NDArray[Any] | None = None
     if mask_name is not None:
         values = arrays.get(mask_name)
+        if values is not None and values.ndim == 2 and values.shape == (shape[1],) * 2 != shape:
+            values = values[None]  # one for all rows
         if values is not None and values.ndim <= 2:
             flat_mask = _shaped(values, shape, mask_name)
         else:
@@ -222,16 +230,37 @@ def _entries(batch: Any) -> Mapping[str, Any] | None:
     if hasattr(batch, "_asdict"):
         batch = batch._asdict()
     if isinstance(batch, (tuple, list)) and len(batch) > 1 and not isinstance(batch[0], list):
-        inputs, labels = batch[:2]
+        inputs, labels, *others = batch
         if not isinstance(inputs, Mapping):
             inputs = {"inputs": inputs}
         if isinstance(labels, Mapping) or array_of(labels) is None:
             return None
-        batch = {**inputs, "targets": labels}
+        batch = {**inputs, "targets": labels, **_named(others, array_of(labels))}
     if not isinstance(batch, Mapping):
         array = array_of(batch) if hasattr(batch, "shape") else None
         return None if array is None or array.ndim != 2 else {"idx": array}
     return batch if any(batch.get(name) is not None for name in TOKENS) else None
+
+
+def _named(others: Sequence[Any], labels: Any) -> dict[str, Any]:
+    """Name the entries of a tuple behind inputs and targets: "cu_seqlens", or by their index.
+
+    Boundaries are integers in one dimension, from 0 to the number of slots, that never decrease.
+    """
+    named: dict[str, Any] = {}
+    for index, value in enumerate(others, 2):
+        ends = array_of(value)
+        if ends is not None and _are_boundaries(ends, labels.size):
+            named.setdefault("cu_seqlens", ends)
+        elif value is not None:
+            named[f"item {index} of the tuple"] = value
+    return named
+
+
+def _are_boundaries(ends: NDArray[Any], size: int) -> bool:
+    if ends.ndim != 1 or ends.dtype.kind not in "iu" or len(ends) < 2:
+        return False
+    return bool(ends[0] == 0 and ends[-1] == size and (np.diff(ends.astype(np.int64)) >= 0).all())
 
 
 def _of_packed_batch(batch: Any) -> dict[str, Any]:
@@ -253,7 +282,7 @@ def _flat_boundaries(array: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         return flat
     parts = [np.zeros(1, dtype=array.dtype)]
     for row, ends in enumerate(array.reshape(shape[0], -1)):
-        last = np.flatnonzero(np.diff(ends) <= 0)  # what follows fills the array
+        last = np.flatnonzero(np.diff(ends) <= 0)  # the rest fills the array
         inside = ends[1 : last[0] + 1] if len(last) else ends[1:]
         parts.append(inside + row * shape[1])
     return np.concatenate(parts)

@@ -27,7 +27,9 @@ class CheckReport:
         truth: source of the true boundaries: "documents", "end tokens", or "claims" if they are
             unknown, so that boundaries are only compared with each other.
         loss: tokens of the marked documents that were delivered and learnt; None without them.
+        unread: names of entries of the batches that are not understood, and so were not compared.
         resumed: True if a state was loaded and the batches behind it compared.
+        not_resumed: reason why no state was loaded, or "".
         model_checked: True if a model was run.
     """
 
@@ -43,6 +45,8 @@ class CheckReport:
     loss: Loss | None
     resumed: bool
     model_checked: bool
+    unread: tuple[str, ...] = ()
+    not_resumed: str = ""
 
     def __bool__(self) -> bool:
         return not self.faults
@@ -76,7 +80,10 @@ class CheckReport:
             lost = self.loss.learnable - self.loss.learnt
             if self.learnt is not None:
                 yield "tokens never learnt", _share(lost, self.loss.learnable, "learnable tokens")
-        yield "resume", "tried" if self.resumed else "not tried"
+        if self.unread:
+            yield "not understood", ", ".join(self.unread)
+        reason = f": {self.not_resumed}" if self.not_resumed else ""
+        yield "resume", "tried" if self.resumed else f"not tried{reason}"
         yield "model", "run" if self.model_checked else "not run"
 
     def __str__(self) -> str:

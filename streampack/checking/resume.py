@@ -43,16 +43,21 @@ def digest_of(view: View) -> str:
     return whole.hexdigest()
 
 
-def states_of(loaders: Sequence[Any]) -> list[Any] | None:
-    """Return a copy of each loader's state, or None if a loader has none."""
+def states_of(loaders: Sequence[Any]) -> list[Any] | str:
+    """Return a copy of each loader's state, or the reason why there is none."""
     if not all(
         hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in loaders
     ):
-        return None
+        return "the loader has no state_dict and load_state_dict"
     try:
         return [copy.deepcopy(loader.state_dict()) for loader in loaders]
-    except NotImplementedError:
-        return None
+    except Exception as error:  # accelerate raises AttributeError
+        return f"state_dict raised {type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, shortened."""
+    return next(iter(str(error).splitlines()), "")[:200]
 
 
 def check_resume(

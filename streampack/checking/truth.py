@@ -12,6 +12,8 @@ from streampack.checking.reading import NO_TARGET, View
 
 #: Offset of a token before the first one of its document.
 BEFORE = -1
+#: Documents between which the id of padding must stand alone to count as an end token.
+LEAST_ALONE = 3
 #: Offset where it is unknown.
 UNKNOWN = -2
 
@@ -132,12 +134,16 @@ def declared_padding(view: View, pad_id: int | None, eos_id: int | None) -> NDAr
 def separators(views: list[View], documents: MarkedDocuments) -> tuple[int | None, int | None]:
     """Return the end token and the begin token that a loader places between marked documents.
 
-    Such a token stands alone between two documents. If rows begin with it, it is a begin token.
+    Such a token stands alone between two documents. If rows begin with it, it is a begin token. The
+    id of padding is one if it stands alone between all documents.
     """
+    padded = _stands_alone(views, documents)
     for view in views:
         document, offset, _ = documents.place_of(documents.token_of(view.tokens))
         length = documents.lengths[np.maximum(document, 0)]
-        middle = (document[:, 1:-1] < 0) & (view.tokens[:, 1:-1] != documents.pad_id)
+        middle = document[:, 1:-1] < 0
+        if not padded:
+            middle &= view.tokens[:, 1:-1] != documents.pad_id
         middle &= (document[:, :-2] >= 0) & (offset[:, :-2] == length[:, :-2] - 1)
         middle &= (document[:, 2:] >= 0) & (offset[:, 2:] == 0)
         candidates = np.unique(view.tokens[:, 1:-1][middle])
@@ -146,6 +152,21 @@ def separators(views: list[View], documents: MarkedDocuments) -> tuple[int | Non
             begins = (view.tokens[:, 0] == token) & (document[:, 1] >= 0)
             return (None, token) if begins.any() else (token, None)
     return None, None
+
+
+def _stands_alone(views: list[View], documents: MarkedDocuments) -> bool:
+    """Return True if several documents are followed by the id of padding once, and none twice."""
+    single = longer = 0
+    for view in views:
+        document, offset, _ = documents.place_of(documents.token_of(view.tokens))
+        length = documents.lengths[np.maximum(document, 0)]
+        ends = (document >= 0) & (offset == length - 1)
+        later = np.logical_or.accumulate((document >= 0)[:, ::-1], axis=1)[:, ::-1]
+        pad = (view.tokens == documents.pad_id) & later
+        behind = ends[:, :-2] & pad[:, 1:-1]
+        single += int((behind & (document[:, 2:] >= 0)).sum())
+        longer += int((behind & pad[:, 2:]).sum())
+    return single >= LEAST_ALONE and not longer
 
 
 def _of_extended(

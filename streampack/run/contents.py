@@ -173,7 +173,7 @@ class Contents:
         size, (read, content) = float(self._source.manifest.num_bytes[shard]), marks[-1]
         end = content + (size - read) * content / max(read, 1.0)
         self._profiles[shard] = np.append(marks[:, 0], size), np.append(marks[:, 1], end)
-        return [(float(stored), float(given)) for stored, given in np.diff(marks, axis=0)]
+        return [(float(stored), float(size)) for stored, size in np.diff(marks, axis=0)]
 
     def _ends(self, shard: int) -> Iterator[tuple[int, int]]:
         """Yield stored bytes and the content that they gave, up to the shard's end or damage."""
@@ -206,11 +206,15 @@ class Contents:
                 return content.produced
 
 
-_found: WeakKeyDictionary[Source, list[str | None]] = WeakKeyDictionary()
+_codecs_of: WeakKeyDictionary[Source, list[str | None]] = WeakKeyDictionary()
 
 
 def _codecs(source: Source) -> list[str | None]:
     """Return the compression of each shard; nothing for sources without files."""
-    if source not in _found and isinstance(source, FileSource) and isinstance(source, Compressed):
-        _found[source] = [source.codec(shard) for shard in range(len(source.manifest))]
-    return _found.get(source, [])
+    if (
+        source not in _codecs_of
+        and isinstance(source, FileSource)
+        and isinstance(source, Compressed)
+    ):
+        _codecs_of[source] = [source.codec(shard) for shard in range(len(source.manifest))]
+    return _codecs_of.get(source, [])

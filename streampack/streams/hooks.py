@@ -21,6 +21,7 @@ from streampack.documents.hook import Hook as Hook
 from streampack.documents.hook import HookFunction as HookFunction
 from streampack.documents.hook import as_hook
 from streampack.errors import ConfigError
+from streampack.metrics import user_code
 from streampack.packing.rng import derive_seed, derive_seeds
 from streampack.stages.base import Place
 from streampack.stages.ids import WithoutEmpty
@@ -165,7 +166,8 @@ def _called(
 ) -> Any:
     """Call the hook; reraise its exception as an error that names the document."""
     try:
-        return hook.function(documents, seeds)
+        with user_code("hook_s"):
+            return hook.function(documents, seeds)
     except Exception as error:
         where = f"at {name(documents.origin[0])} or after it in its block"
         for i in range(len(documents)):  # a hook's result does not depend on the block

@@ -17,7 +17,9 @@ SHOWN = 8  # ranks in a table
 MAKING = {
     "storage": ("read_s",),
     "decoding": ("decode_s",),
+    "iterable": ("iterate_s",),
     "tokenizing": ("prepare_s",),
+    "hooks": ("hook_s",),
     "ordering": ("order_s",),
     "packing": ("pack_s", "gather_s"),
     "media": ("finish_s",),
@@ -32,6 +34,8 @@ REMEDIES = {
     "decoding": "More workers, or shards of token ids (streampack convert); in Parquet small row "
     "groups.",
     "tokenizing": 'More workers, the extra "fast", or tokenize once (streampack convert).',
+    "iterable": "More workers and lanes, or an iterable or dataset that takes less time per item.",
+    "hooks": "More workers, or a faster filter=, map= or stage; or change the data once, before.",
     "ordering": "More workers, a smaller ordering window, or order once (streampack order).",
     "packing": "More workers, more rows per batch, or a smaller window.",
     "media": "More workers, or smaller images.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -351,3 +352,142 @@ def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ConfigError) as small:
         marked_documents(100, vocab_size=300)
     assert small.value.setting == "vocab_size"
+
+
+class WithoutState(Batches):
+    """As the loader of a Trainer: it has the methods, and no state behind them."""
+
+    def state_dict(self) -> dict[str, int]:
+        state: dict[str, int] = self.dl_state_dict  # type: ignore[attr-defined]
+        return state
+
+
+def test_methods_without_a_state_leave_the_rest_of_the_report() -> None:
+    report = streampack.check(WithoutState)
+    assert report
+    assert report.ended
+    assert not report.resumed
+    assert "dl_state_dict" in report.not_resumed
+    assert report.not_resumed in str(report)
+
+
+def test_the_loader_of_a_trainer_is_checked(tmp_path: Path) -> None:
+    from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
+
+    def make(documents: MarkedDocuments) -> Any:
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=64,
+                hidden_size=8,
+                intermediate_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=1,
+            )
+        )
+        trainer = Trainer(
+            model,
+            TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]),
+            train_dataset=[*documents.records("input_ids", "labels")],
+            data_collator=DataCollatorWithFlattening(),
+        )
+        return trainer.get_train_dataloader()
+
+    report = streampack.check(make)
+    assert report.ended
+    assert report
+
+
+@pytest.mark.parametrize("state", [True, False])
+def test_a_loader_that_ends_in_an_error_keeps_its_report(state: bool) -> None:
+    class Failing(Batches if state else object):  # type: ignore[misc]
+        def __init__(self, documents: MarkedDocuments) -> None:
+            self.documents = documents
+            if state:
+                super().__init__(documents)
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            yield from (flat(batch) for batch in islice(packed(self.documents), 5))
+            raise RuntimeError("the disk is full\nand more")
+
+    report = streampack.check(Failing)
+    fault = next(fault for fault in report.faults if fault.kind == "loader-raises")
+    assert fault.batch == report.batches == 5
+    assert "the disk is full" in fault.detail
+    assert not report.ended
+    assert "documents-missing" not in report.kinds
+
+
+def test_a_loader_that_cannot_continue_keeps_its_report() -> None:
+    class Failing(Batches):
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise KeyError("at")
+
+    report = streampack.check(Failing)
+    assert report.kinds == ("resume-raises",)
+
+
+@pytest.mark.parametrize("eos_id", [0, 1])
+@pytest.mark.parametrize("named", [True, False])
+def test_an_end_token_with_any_id_is_found(eos_id: int, named: bool) -> None:
+    def make(documents: MarkedDocuments) -> Iterator[dict[str, Any]]:
+        ids = torch.tensor([token for ids in documents for token in [*ids, eos_id]])
+        for row in ids[: len(ids) // 128 * 128].view(-1, 1, 128):
+            yield {"input_ids": row, "labels": row}
+
+    report = streampack.check(make, eos_id=eos_id if named else None)
+    expected = {"documents-see-each-other", "labels-across-borders", "documents-missing"}
+    assert {*report.kinds} == expected
+    assert report.padding == 0
+
+
+def test_padding_of_one_slot_is_no_end_token() -> None:
+    def make(documents: MarkedDocuments) -> Iterator[dict[str, Any]]:
+        for ids in documents:
+            row = torch.tensor([ids + [0] * (-len(ids) % 8)])
+            mask = torch.tensor([[1] * len(ids) + [0] * (-len(ids) % 8)])
+            labels = torch.where(mask > 0, row, -100)
+            yield {"input_ids": row, "labels": labels, "attention_mask": mask}
+
+    report = streampack.check(make)
+    assert report
+    assert report.padding > 0
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_boundaries_in_a_tuple_are_read_and_other_entries_named(right: bool) -> None:
+    def make(documents: MarkedDocuments) -> Iterator[Any]:
+        for start in range(0, 400, 20):
+            batch = [documents[number] for number in range(start, start + 20)]
+            ids = torch.tensor([token for ids in batch for token in [*ids, 0]])
+            ends = torch.tensor([0, *(len(ids) + 1 for ids in batch)]).cumsum(0).to(torch.int32)
+            ends = torch.cat([ends, ends[-1:].expand(7)])
+            if not right:
+                ends = ends[[0, -1]]
+            targets = torch.cat([ids[1:], ids[:1] * 0 - 100])
+            targets[ends[1:-8].long() - 1] = -100
+            yield ids, targets, ends, torch.zeros(3), "a name"
+
+    report = streampack.check(make, eos_id=0)
+    assert report.boundaries == "cu_seqlens"
+    assert report.unread == ("item 3 of the tuple", "item 4 of the tuple")
+    assert ("documents-see-each-other" in report.kinds) != right
+
+
+def test_labels_under_the_name_of_picotron_are_read() -> None:
+    def make(documents: MarkedDocuments) -> Iterator[Any]:
+        ids = torch.tensor([token for ids in documents for token in ids])
+        for row in ids[: len(ids) // 129 * 129].view(-1, 1, 129):
+            yield {
+                "input_ids": row[:, :-1],
+                "target_ids": row[:, 1:],
+                "position_ids": torch.arange(128)[None],
+                "attn_mask": torch.ones(128, 128, dtype=torch.bool).tril(),
+                "hidden_states": None,
+                "weights": torch.ones(3),
+            }
+
+    report = streampack.check(make)
+    assert report.learnt == report.slots
+    assert "labels-across-borders" in report.kinds
+    assert "documents-see-each-other" in report.kinds
+    assert report.unread == ("weights",)

@@ -24,6 +24,9 @@ def test_the_loader_of_the_page_has_the_faults_that_it_names(
     exec(compile(use, "use", "exec"), {})
     sys.modules.pop("my_loader")
     promised = re.findall(r"# (\(.*\))$", use, flags=re.MULTILINE)
-    assert promised == capsys.readouterr().out.splitlines()[:1]
+    shown = capsys.readouterr().out
+    assert promised == shown.splitlines()[:1]
+    (printed,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    assert printed == shown.split("\n", 1)[1]
     for kind in eval(promised[0]):
         assert kind in page

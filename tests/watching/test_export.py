@@ -76,7 +76,7 @@ def test_a_scrape_has_the_loop_s_waits_counts_and_occupancy(
     occupancy = found["streampack_occupancy"]
     assert set(occupancy) == {(stage, "3") for stage in report.occupancy}
     assert all(0 <= share <= 1 for share in occupancy.values())
-    assert occupancy["tokenizing", "3"] > occupancy["storage", "3"]
+    assert occupancy["hooks", "3"] > occupancy["storage", "3"]
 
 
 def test_of_another_loader_only_waits_are_exported(served: tuple[Any, int]) -> None:

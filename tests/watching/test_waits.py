@@ -10,8 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import Hook, PackedDataset, PackedLoader, Topology, Waits, WindowConfig, metrics
+from streampack import (
+    Hook,
+    PackedDataset,
+    PackedLoader,
+    Topology,
+    Waits,
+    WindowConfig,
+    metrics,
+    sources,
+)
 from streampack.errors import RankError
+from streampack.sources import ReadOptions
 from streampack.watching.clock import ready_s
 from tests.support.simulated_ranks import on_ranks
 
@@ -73,7 +83,63 @@ def test_waits_are_within_the_interval_and_their_quantiles_in_order() -> None:
     assert all(0 <= share <= 1 for share in report.occupancy.values())
     assert report.ranks_s == 0
     assert report.workers == 1
-    assert report.limit == "tokenizing"  # hooks count as that
+    assert report.limit == "hooks"
+    assert report.occupancy["tokenizing"] < 0.1
+
+
+class Slow:
+    """A stage of a user."""
+
+    def __call__(self, documents: Any, place: Any) -> Any:
+        return slow(documents, None)
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+
+class SlowItems:
+    """A map-style dataset."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> list[int]:
+        time.sleep(SLEEP_S)
+        return [1] * 30
+
+
+def slowly(busy: bool) -> Iterator[list[int]]:
+    for _ in range(40):
+        until = time.perf_counter() + SLEEP_S
+        while busy and time.perf_counter() < until:
+            pass
+        time.sleep(max(until - time.perf_counter(), 0))
+        yield [1] * 30
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "limit"),
+    [
+        (DOCUMENTS, {"filter": Hook("slow", lambda d, s: slow(d, s).lengths > 0)}, "hooks"),
+        (DOCUMENTS, {"stages": [Slow()]}, "hooks"),
+        (lambda: slowly(False), {"lanes": 1}, "iterable"),
+        (lambda: slowly(True), {"lanes": 1}, "iterable"),
+        (SlowItems(), {"lanes": 1}, "iterable"),
+    ],
+    ids=["filter", "stage", "waiting iterable", "busy iterable", "map-style dataset"],
+)
+def test_code_of_the_user_is_a_stage_of_its_own(source: Any, options: Any, limit: str) -> None:
+    dataset = PackedDataset(
+        sources.open(source, reading=ReadOptions(block_documents=4)),
+        seq_len=32,
+        batch_size=1,
+        window=WindowConfig(rows=4),
+        **options,
+    )
+    waits = Waits(PackedLoader(dataset))
+    for _ in waits:
+        pass
+    assert waits.report().limit == limit
 
 
 def test_a_loader_of_any_kind_is_told_from_a_slow_step() -> None:
@@ -151,7 +217,7 @@ def test_the_slowest_of_connected_ranks_is_named_with_its_stage() -> None:
         assert of_rank == reports[0]  # all ranks get the same figures
     for job in reports[0]:
         assert [rank.rank for rank in job.ranks] == [0, 1, 2, 3]
-        assert (job.slowest.rank, job.limit) == (2, "tokenizing")
+        assert (job.slowest.rank, job.limit) == (2, "hooks")
         assert job.ranks[2].ranks_s < job.ranks[0].ranks_s  # others wait for it
     assert [job.ranks[0].steps for job in reports[0]] == [199, 200]
 
@@ -178,8 +244,8 @@ def test_reports_are_numbers_for_a_logger_and_text_for_a_screen() -> None:
     report = waits.report()
     values = report.as_dict()
     assert values["steps"] == report.steps
-    assert values["occupancy/tokenizing"] == report.occupancy["tokenizing"]
-    assert "tokenizing" in str(report)
+    assert values["occupancy/hooks"] == report.occupancy["hooks"]
+    assert "hooks" in str(report)
     row = report.as_row()
     again = type(report).of_row(row)
     np.testing.assert_array_equal(again.as_row(), row)

@@ -11,6 +11,7 @@ import numpy as np
 from streampack.arguments import explained
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
+from streampack.metrics import user_code
 from streampack.sources.arguments import NamedFields
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
@@ -150,7 +151,7 @@ class Items(InMemory):
         items = self.items(base + at, base + high)
         waiting: list[Any] = []
         while at < high:
-            with outside_worker():
+            with outside_worker(), user_code("iterate_s"):
                 waiting += islice(items, reading.documents_per_block - len(waiting))
             num_bytes = item_sizes(waiting, self.fields).cumsum()
             taken = waiting[: int(num_bytes.searchsorted(reading.block_bytes)) + 1]

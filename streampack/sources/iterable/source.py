@@ -15,6 +15,7 @@ import numpy as np
 from streampack.arguments import explained
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError, StateError
+from streampack.metrics import user_code
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources.arguments import NamedFields
 from streampack.sources.base import Block, Cursor, LaneReader, Source
@@ -168,7 +169,7 @@ class _ItemLane(LaneReader):
             if count and state is None:
                 self._replay(iterator, count, items)
         while True:
-            with outside_worker():
+            with outside_worker(), user_code("iterate_s"):
                 taken = self._take(iterator)
                 state = items.state_dict() if stateful and taken else None
             if not taken:

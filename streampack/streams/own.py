@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from streampack.documents.blocks import Documents
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
+from streampack.metrics import user_code
 from streampack.stages.base import BlockStage, Place
 from streampack.stages.ids import CheckedIds, WithoutEmpty
 
@@ -41,7 +42,8 @@ class Own:
     def __call__(self, documents: Documents, place: Place) -> Documents:
         if not len(documents):
             return documents
-        result = self.stage(documents, place)
+        with user_code("hook_s"):
+            result = self.stage(documents, place)
         if not isinstance(result, Documents):
             raise _refused(
                 f"The stage {type(self.stage).__name__} must return Documents, got "
