@@ -20,14 +20,16 @@ __all__ = ["app"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
+#: A worker's death is noticed some steps later, and the job is killed after that.
+_FEWEST_STEPS = 24
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(help="Training steps.")] = 48,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 30,
     fast: Annotated[
-        bool, typer.Option("--fast", help="A smaller corpus, 40 steps at most.")
+        bool, typer.Option("--fast", help="A smaller corpus, 24 steps at most.")
     ] = False,
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep all files in this empty folder.")
@@ -38,9 +40,12 @@ def demo(
     Needs no network. Everything is stopped and removed in the end, also after Ctrl-C.
     """
     if fast:
-        steps = min(steps, 40)
-    if steps < 40:
-        raise ConfigError(f"{steps} steps were asked for.", "Use --steps 40 or more.")
+        steps = min(steps, _FEWEST_STEPS)
+    if steps < _FEWEST_STEPS:
+        raise ConfigError(
+            f"--steps must be {_FEWEST_STEPS} or more, got {steps}.",
+            f"Pass --steps {_FEWEST_STEPS}.",
+        )
     from demo.object_store import find_weed, object_store
     from demo.tour import Tour  # imports torch: other commands need not wait for it
 

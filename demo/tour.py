@@ -49,7 +49,8 @@ from streampack.tokenization import Tokenizer
 __all__ = ["Tour"]
 
 _SEQ_LEN = 1024
-_BATCH_TOKENS = 2048
+_TRAINING_SEQ_LEN = 512  # attention takes most of a step on a processor
+_BATCH_TOKENS = 1024
 _WORKERS = 2
 
 
@@ -175,7 +176,7 @@ class Tour:
             cache=str(self.folder / "cache"),
             url=url,
             vocab_size=vocab_size,
-            seq_len=_SEQ_LEN,
+            seq_len=_TRAINING_SEQ_LEN,
             batch_tokens=_BATCH_TOKENS,
             workers=_WORKERS,
             steps=self.steps,

@@ -93,7 +93,7 @@ class Training:
     def learn(self, batch: PackedBatch) -> float:
         """One step; returns the loss."""
         self.step += 1
-        warm = min(1.0, self.step / 20)
+        warm = min(1.0, self.step / 5)
         for group in self.optimizer.param_groups:
             group["lr"] = 2e-3 * warm * (1.0 - 0.9 * self.step / self.job.steps)
         names = ("input_ids", "labels", "position_ids", "document_ids")
