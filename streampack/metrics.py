@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import add, attrgetter, sub
+from threading import get_ident
 from typing import Any, NamedTuple
 
 from streampack.packing.plan import PackingStats
@@ -17,8 +18,8 @@ from streampack.packing.plan import PackingStats
 #: Bytes that this process fetched from remote stores, in any thread, and that no lane has counted.
 fetched: deque[int] = deque()
 os.register_at_fork(after_in_child=fetched.clear)
-#: User code that no lane has counted: its stage, its seconds, and seconds of `thread_clock`.
-users: list[tuple[str, float, float]] = []
+#: User code that no lane has counted, by thread: its stage, seconds, and seconds of `thread_clock`.
+users: defaultdict[int, list[tuple[str, float, float]]] = defaultdict(list)
 #: Clock of the seconds in which a thread is not blocked; `watching.clock` has a finer one.
 thread_clock: Callable[[], float] = time.thread_time
 
@@ -28,7 +29,7 @@ def user_code(stage: str) -> Iterator[None]:
     """Let `LaneTimes` count the user's own code as `stage`, and not as the stage that calls it."""
     began, clock = time.perf_counter(), thread_clock()
     yield
-    users.append((stage, time.perf_counter() - began, thread_clock() - clock))
+    users[get_ident()].append((stage, time.perf_counter() - began, thread_clock() - clock))
 
 
 @dataclass(slots=True)
@@ -77,10 +78,10 @@ class LaneTimes:
         try:
             yield
         finally:
-            other = time.perf_counter() - began - sum(seconds for _, seconds, _ in users)
-            for name, seconds, _ in [*users, (stage, other, 0.0)]:
+            apart = users.pop(get_ident(), [])
+            other = time.perf_counter() - began - sum(seconds for _, seconds, _ in apart)
+            for name, seconds, _ in [*apart, (stage, other, 0.0)]:
                 setattr(self, name, getattr(self, name) + seconds)
-            users.clear()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -88,8 +89,8 @@ class LaneTimes:
         began = thread_clock()
         with self.measure("read_s"):
             yield
-            spent = thread_clock() - began - sum(clock for *_, clock in users)
-            users.append(("decode_s", spent, 0.0))
+            spent = thread_clock() - began - sum(clock for *_, clock in users[get_ident()])
+            users[get_ident()].append(("decode_s", spent, 0.0))
         while fetched:
             self.fetched_bytes += fetched.popleft()
 
