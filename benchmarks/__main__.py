@@ -3,12 +3,12 @@
     python -m benchmarks [--only [JOB ...]] [--quick] [--rounds 3] [--out FOLDER] [--docs]
 
 Runs every job's runners in turn, each in a fresh process, prints the tables, and keeps the figures
-in the folder's `results.json`, beside those of jobs that were not run now. ``--docs`` keeps them in
+in the folder's `results.json`, beside the figures of other jobs. ``--docs`` keeps them in
 docs/benchmarks/ and puts the tables into docs/benchmarks.md; with ``--only`` and no job the tables
-are made again from the figures that are there.
+are renewed from the figures that are there.
 
-The environments of the peers are made by ``python -m benchmarks.environments``; a peer whose
-environment is missing is reported as such.
+The environments of the peers are made by ``python -m benchmarks.environments``; a peer without its
+environment is reported as such.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None, docs: Path = DOCS) -> None:
 
 
 def run(job: Job, options: argparse.Namespace, temporary: Path) -> dict[str, Any]:
-    """A job's samples and what they were made on, with a line of progress for each."""
+    """Return a job's samples and their machine, after a line of progress for each."""
     scale, rounds, seconds = options.scale, options.rounds, options.seconds
     if options.quick:
         scale, rounds, seconds = 0.002, 1, 0.0

@@ -1,12 +1,12 @@
-"""What `balance="attention"` does to the slowest rank: ``python -m benchmarks.balance``.
+"""Imbalance of ranks under `balance="attention"`: ``python -m benchmarks.balance``.
 
 Lanes of the library's own windows and packers are run on lengths alone, one for each rank; each
 draws its documents from the same distribution with a seed of its own. The schedule is measured on
-4,096 documents that are not the lanes', as many as a run takes, several times. What a batch costs
-is a * slots + sum(len ** 2): with a = 12 * width that is what a transformer of this width computes
-(a layer has 12 * width ** 2 weights, so a token costs 24 * width ** 2 in them, and causal attention
-2 * width * len ** 2 for a document); with a = 0 it is attention alone. The imbalance of a step is
-the slowest rank's cost over the mean; a cell is its mean over the steps.
+4,096 documents that are not the lanes', as many as a run takes, several times. A batch costs
+a * slots + sum(len ** 2): with a = 12 * width these are the operations of a transformer of this
+width (a layer has 12 * width ** 2 weights, so a token costs 24 * width ** 2 in them, and causal
+attention 2 * width * len ** 2 for a document); with a = 0 it is attention alone. The imbalance of a
+step is the slowest rank's cost over the mean; a cell is its mean over the steps.
 """
 
 from __future__ import annotations

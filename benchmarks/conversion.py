@@ -8,10 +8,10 @@ difference gives the rate, and the rest is the start with its imports. Rounds go
 in turn, and a figure is the median of its rounds. All must write as many tokens as we do. We encode
 by kitoken, and once by "tokenizers", the library of the others.
 
-datatrove runs in the environment of `benchmarks.environments`, or in that of ``--datatrove
-PYTHON``; Megatron-LM with its preprocess_data, in the checkout ``--megatron FOLDER`` and with this
-interpreter. Those that are not there are left out. ``--docs`` keeps figures in docs/benchmarks/,
-beside those of commands that are not measured now, and puts the table into docs/benchmarks.md.
+datatrove runs in the environment of `benchmarks.environments`, or with ``--datatrove PYTHON``;
+Megatron-LM with its preprocess_data, in the checkout ``--megatron FOLDER`` and with this
+interpreter. Missing ones are left out. ``--docs`` keeps figures in docs/benchmarks/, beside the
+figures of other commands, and puts the table into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def tokens_in(out: Path) -> int:
 def timed(
     corpus: Corpus, name: str, command: Command, workers: int, options: argparse.Namespace
 ) -> float:
-    """Return the seconds that a command takes; its tokens must be as many as those of others."""
+    """Return the seconds that a command takes; its token count must equal the others' counts."""
     out = corpus.folder / name.replace(" ", "-")
     paths = [DOCS.parent, options.megatron, os.environ.get("PYTHONPATH")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(p) for p in paths if p)}
@@ -212,7 +212,7 @@ def main() -> None:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return the table, and what it was measured on."""
+    """Return the table, and the machine it was measured on."""
     rows = []
     for name, of_name in results.items():
         tokens = of_name["tokens"][1] - of_name["tokens"][0]

@@ -1,15 +1,15 @@
 """A degree of context parallelism per row length: ``python -m benchmarks.cp_degrees``.
 
 Lanes of the library's own windows and packers are run on lengths alone, one for each rank, in
-groups as a run's ranks form them. A GPU's operations in a step are those of its group's rows, by
-`Cost` for a layer, divided by the group: the parts of a document by zigzag are equal. A step takes
-as long as its slowest GPU. The oracle knows all lengths: every document whole, on as few GPUs as
-its length needs, and all GPUs level.
+groups as a run's ranks form them. A GPU's operations in a step are its share of its group's rows,
+by `Cost` for a layer: the parts of a document by zigzag are equal. A step takes as long as its
+slowest GPU. The oracle knows all lengths: every document whole, on as few GPUs as its length needs,
+and all GPUs level.
 
-Communication is what a ring or an all-gather brings to a GPU: keys and values of the slots that the
-others of its group hold, so degree - 1 times those of its own. Seconds assume that none of it is
-hidden: 8 heads of 128 in 2 bytes, 50 GB/s and 400 TFLOP/s for a GPU. The backward pass has about
-twice as much of both.
+Communication counts the keys and values that a ring or an all-gather brings to a GPU: of all slots
+that the others of its group hold, so degree - 1 times as many as its own. Seconds assume that all
+of it is exposed: 8 heads of 128 in 2 bytes, 50 GB/s and 400 TFLOP/s for a GPU. The backward pass
+has about twice as much of both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAMPLE = 8192  # documents
 
 @dataclass(frozen=True)
 class Steps:
-    """What the GPUs do in a run's steps.
+    """Work of the GPUs in a run's steps.
 
     Attributes:
         mean, greatest: operations of the GPUs of a step; (steps,) float64 each.
@@ -58,7 +58,7 @@ class Steps:
 
 
 def lognormal(median: float) -> Draw:
-    """Lengths with a heavy tail; 665 is about that of web text, more of a long-context stage."""
+    """Lengths with a heavy tail; 665 resembles web text, more a long-context stage."""
 
     def draw(count: int, seed: int) -> NDArray[np.int64]:
         drawn = np.random.default_rng(seed).lognormal(np.log(median), 1.6, count)
@@ -109,7 +109,7 @@ def whole_cost(lengths: NDArray[np.int64], cost: Cost) -> NDArray[np.float64]:
 
 
 def least_keys(draw: Draw) -> float:
-    """Slots whose keys come for each held one, where documents are on as few GPUs as they need."""
+    """Received keys per slot held, where documents are on as few GPUs as they need."""
     lengths = draw(1_000_000, 7)
     pieces = np.concatenate([np.full(int((lengths // LONGEST).sum()), LONGEST), lengths % LONGEST])
     degree = np.array(DEGREES)[np.searchsorted(SEQ_LENS, pieces)]

@@ -6,11 +6,11 @@
 Each corpus is read, packed and counted through a `PackedLoader`, without tokens: documents have a
 size in bytes, by which the line is cut, and a length in tokens, which nobody knows before it is
 read. Prints the share of the batches of a finite run that are empty, and by how many steps the run
-is above what its batches would need if any rank could take any of them. One rank runs all lanes
-here: which steps more ranks would take follows from the numbers of the batches.
+is above the steps that its batches would need if any rank could take any of them. One rank runs all
+lanes here: which steps more ranks would take follows from the numbers of the batches.
 
 With --small: the steps of one epoch over few conversations, in as many lanes as the run would
-choose, beside those of planning them all at once.
+choose, beside the steps after planning them all at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Shard = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class Sizes(ShardedSource):
-    """Documents of given lengths whose tokens are all the same."""
+    """Documents of given lengths, with one token throughout."""
 
     tokenized = True
 
@@ -64,7 +64,7 @@ class Sizes(ShardedSource):
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Documents, int, int]]:
-        """Documents whose first byte lies in [low, high)."""
+        """Yield the documents with their first byte in [low, high)."""
         starts = self.starts[shard]
         first, stop = (int(n) for n in np.searchsorted(starts[:-1], [low, high]))
         if position is not None:
@@ -88,13 +88,13 @@ def shards(
     longest: int = 8192,
     documents: int = SHARD_DOCUMENTS,
 ) -> list[Shard]:
-    """Shards of documents whose lengths and bytes per token are lognormal.
+    """Shards of documents with lognormal lengths and bytes per token.
 
     Args:
         count: of shards.
-        between: deviation of the shards' typical log length; within: that of documents in one.
-        density: deviation of the shards' log bytes per token; noise: that of documents in one.
-        longest: a document is at most so long.
+        between: deviation of the shards' typical log length; within: of documents in a shard.
+        density: deviation of the shards' log bytes per token; noise: of documents in a shard.
+        longest: maximum length of a document.
         documents: of a shard.
     """
     numbers = np.random.default_rng(count)
@@ -125,7 +125,7 @@ def one_large(count: int) -> list[Shard]:
 
 
 def mixed(count: int, books: int, **options: Any) -> Mixture:
-    """Three sources whose shards differ; of each 20 shards `books` are of the smallest."""
+    """Three sources with unlike shards; `books` of each 20 shards belong to the smallest."""
     sizes = {"web": 20 - 6 - books, "code": 6, "books": books}
     sources = {
         name: Sizes(shards(max(count * n // 20, 1), between=0.4, within=0.9, density=d, noise=0.15))

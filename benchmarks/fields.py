@@ -1,4 +1,4 @@
-"""What fields cost: ``python -m benchmarks.fields``.
+"""Cost of fields: ``python -m benchmarks.fields``.
 
 Documents of 450 tokens (median) in Parquet are packed in rows of 4,096, with and without two
 float32 fields of tokens, by turns, from the same files. It prints the time per token, the bytes

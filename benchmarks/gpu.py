@@ -77,8 +77,8 @@ class Step(NamedTuple):
     """The tensors of a training step on the device.
 
     Attributes:
-        input_ids, labels, position_ids: (rows, length) int64; a label is that of the slot's next
-            token, -100 where nothing is learnt.
+        input_ids, labels, position_ids: (rows, length) int64; a label is the next token of
+            the slot, or -100 where nothing is learnt.
         attention: takes and gives (rows, length, heads, width of a head).
         tokens: real tokens in it.
         loss: from the logits, (rows, length, vocabulary), in place of the labels' cross-entropy.
@@ -376,7 +376,7 @@ def tokenizer() -> Any:
 
 
 def waiting(trainer: Trainer, steps: int, folder: Path, kernel: str) -> dict[str, Any]:
-    """What a loop waits for batches, and how much slower its steps are than with one batch kept."""
+    """Return a loop's waits for batches, and its slowdown against steps on one kept batch."""
     sizes, device = trainer.sizes, trainer.device
     engine = tokenizer()
     engine.save(str(folder / "tokenizer.json"))

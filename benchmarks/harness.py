@@ -31,10 +31,10 @@ TIMEOUT_S = 900
 
 @dataclass(frozen=True)
 class Order:
-    """What a process is asked to do.
+    """Instructions for a process.
 
     Attributes:
-        job, runner, workload: which; folder, scale, seed: of the workload.
+        job, runner, workload: names; folder, scale, seed: of the workload.
         check: compare the output too; seconds: time passes for about so long.
     """
 
@@ -53,8 +53,8 @@ def run_job(
 ) -> Iterator[dict[str, Any]]:
     """Every runner once per round; the first round checks its output.
 
-    A sample has `runner`, `workload`, `round`, and `found`, or the `error` that says why there is
-    nothing. A runner that fails, or whose environment is missing, is not tried again.
+    A sample has `runner`, `workload`, `round`, and `found`, or an `error` with the cause of
+    its absence. A runner that fails, or has no environment, is not tried in later rounds.
     """
     for workload in job.workloads:
         failed: set[type[Runner]] = set()
@@ -108,7 +108,7 @@ def measured(order: Order) -> dict[str, Any]:
     elif isinstance(runner, Timed):
         found |= time_passes(runner, order.seconds)
         found["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        if order.check:  # after the peak: it may keep what it compares
+        if order.check:  # after the peak: it may keep the compared output
             counts = runner.check()
             found["counts"] = {**asdict(counts), "lost": workload.num_tokens - counts.tokens}
     return {**found, "versions": library_versions()}

@@ -1,10 +1,9 @@
 """Rows of documents with images, by tokens and patches: ``python -m benchmarks.image_rows``.
 
-On sizes alone, which is what all of these plan by. An image takes a token for 28 x 28 pixels and
-four patches for a token, as for Qwen2-VL. Three made distributions: documents of one image each, of
-many small ones, and texts of which every seventh has a huge one. Rows hold 8,192 tokens; and
-patches in proportion to those of the corpus, so that both are scarce, or those of the largest
-document.
+On sizes alone, since all of these plan by sizes. An image takes a token for 28 x 28 pixels and four
+patches for a token, as for Qwen2-VL. Three made distributions: documents of one image each, of many
+small ones, and texts of which every seventh has a huge one. Rows hold 8,192 tokens, and as many
+patches as are in proportion in the corpus, so that both are scarce, or as the largest document has.
 
 Beside `BestFitDecreasing(capacity=...)` in a window of the usual size, in order of arrival:
   - first fit over 8 open rows: a document goes into the earliest with room by both limits; where
@@ -15,11 +14,11 @@ Beside `BestFitDecreasing(capacity=...)` in a window of the usual size, in order
     patches first; the first with room by both limits takes the document; a row goes when a limit
     is reached exactly, or when it is the first of more than 100.
 
-"Fill" is what rows that went hold of their tokens and of their patches; "planning" is the time of
-a document in the windows' plans, the shortest of three passes. The second table has the
-patches of the steps' greatest batches over those of their mean batches, all steps together (which
-is what ranks in step wait for), without and with ``balance="patches"``, for lanes of the library's
-own windows, one for each rank, after the first windows.
+"Fill" is the share of a completed row's tokens and of its patches in use; "planning" is the time of
+a document in the windows' plans, the shortest of three passes. The second table has the patches of
+the steps' greatest batches over the patches of their mean batches, all steps together (ranks in
+step wait for these), without and with ``balance="patches"``, for lanes of the library's own
+windows, one for each rank, after the first windows.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ Sizes = tuple[NDArray[np.int64], NDArray[np.int64]]
 def image_tokens(
     rng: np.random.Generator, count: int, median: float, most: int
 ) -> NDArray[np.int64]:
-    """(count,) tokens of images whose sides are lognormal around `median`, up to `most` pixels."""
+    """(count,) tokens of images with lognormal sides around `median`, up to `most` pixels."""
     sides = np.clip(rng.lognormal(np.log(median), 0.4, (2, count)), 56, most)
     wide, high = np.round(sides / 28).astype(np.int64)
     return np.asarray(wide * high)
@@ -127,7 +126,7 @@ def knapsack(sizes: Sizes, most: int) -> Rows:
 
 
 def internvl(sizes: Sizes, most: int) -> Rows:
-    """Up to 100 open rows, those of most patches first."""
+    """Up to 100 open rows, in descending order of patches."""
     rows: list[tuple[int, int]] = []
     for tokens, patches in zip(*(own.tolist() for own in sizes), strict=True):
         fits = (
@@ -148,7 +147,7 @@ def internvl(sizes: Sizes, most: int) -> Rows:
 
 
 def ours(sizes: Sizes, most: int) -> Rows:
-    """In a window of the usual size, all rows but those of its end."""
+    """All rows of a window of the usual size, except at its end."""
     packer = BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop", capacity={"patches": most})
     lengths, patches = sizes
     plan = stream_plan(
@@ -160,7 +159,7 @@ def ours(sizes: Sizes, most: int) -> Rows:
 
 
 def filled(draw: Callable[[int, int], Sizes], most: int, documents: int) -> list[str]:
-    """What rows hold of their tokens and patches, in percent: ours, then the others'."""
+    """Return the used share of tokens and patches in percent: ours, then the others'."""
     tokens, patches = draw(documents, 1)
     kept = (tokens <= SEQ_LEN) & (patches <= most)
     found = []

@@ -1,10 +1,10 @@
-"""What planning an image takes beside decoding it: ``python -m benchmarks.images``.
+"""Cost of planning an image, beside decoding it: ``python -m benchmarks.images``.
 
 Images of some kinds by the processor of Qwen2-VL with its own settings. "plan" is reading the size
-from the head of the file and placing its tokens, "decode" what is left for when the batch is made,
-decoding and the processor: both of one thread, per image, the shortest of several passes. "held"
-are the bytes that a window holds of an image, "pixels" those of its `pixel_values`, which a buffer
-of decoded samples holds.
+from the head of the file and placing its tokens, "decode" the work left for the batch, decoding and
+the processor: both of one thread, per image, the shortest of several passes. "held" are the bytes
+that a window holds of an image, "pixels" the bytes of its `pixel_values`, which a buffer of decoded
+samples holds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def drawn(seed: int, width: int, height: int, form: str) -> bytes:
 
 
 def shortest(call: Callable[[], Any], passes: int) -> tuple[float, Any]:
-    """Seconds of the fastest pass, after one to warm up, and what it returned."""
+    """Return the seconds of the fastest pass, after one to warm up, and its result."""
     times, made = [], None
     for _ in range(passes + 1):
         began = time.perf_counter()

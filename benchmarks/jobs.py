@@ -1,4 +1,4 @@
-"""The jobs of the suite: which runners do each, and what its table shows."""
+"""The jobs of the suite: their runners and the columns of their tables."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Job:
     """Runners that are run in turn, round by round.
 
     Attributes:
-        name: for ``--only``; title, says: above its table.
-        runners: the first is the one that others are compared with, unless they name another.
+        name: for ``--only``; title, caption: above its table.
+        runners: others are compared with the first, unless they name another.
         columns: of the table of times; compared: the one of ratios; form: of other figures;
-            clock: of what times are compared, "seconds" or "processor_s".
-        workloads: which workloads it is done on.
+            clock: of the times compared, "seconds" or "processor_s".
+        workloads: the workloads it is done on.
         rounds: None for as many as the run has; a number where more tell nothing new.
     """
 
     name: str
     title: str
-    says: str
+    caption: str
     runners: Sequence[type[Runner]]
     columns: Sequence[str] = BATCHES
     compared: str = "x copying"

@@ -7,8 +7,8 @@ kernels are loaded. Documents are lognormal(6.0, 1.1) ids unless noted.
 - "first": seconds to the first batch, listing included.
 - "ns": nanoseconds of processor time (user and system, all threads) per token.
 - "x lane": 12 lanes over one lane; "x tokens": 12 lanes over tokenizing alone, on one thread.
-- "MiB": memory that belongs to the process, beyond what it had before.
-- "read", "written": MB of files, or received from the store. What the system reads ahead counts.
+- "MiB": private memory of the process, beyond what it had before.
+- "read", "written": MB of files, or received from the store. The system's read-ahead counts.
 
 ``--remote`` adds layouts in an S3 store on this machine.
 """
@@ -170,7 +170,7 @@ def texts(folder: Path, _: Documents) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """What is written, and how it is read: by a source's class, a field; its millions of ids."""
+    """A writer of files, the source's class and arguments to read them, and millions of ids."""
 
     write: Callable[[Path, Documents], None]
     kind: Any
@@ -218,7 +218,7 @@ def moved() -> tuple[int, int]:
 
 
 def leave_memory(folder: Path) -> None:
-    """Have the system forget what it holds of files."""
+    """Have the system drop its cached pages of files."""
     for path in folder.rglob("*"):
         if path.is_file():
             with open(path, "rb") as file:

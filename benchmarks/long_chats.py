@@ -5,7 +5,7 @@
 Each cell is the share of the loss tokens that no row holds, in %: with "truncate" and "drop" of
 `BestFitDecreasing`, and with ``sources.Chat(overflow="turns")``. "split" loses no loss token, but
 later pieces lack the text before them. The last columns are the tokens that the documents of
-"turns" have, over those of the chats, and the share of their tokens before a turn that no row
+"turns" have, over the tokens of the chats, and the share of their tokens before a turn that no row
 holds.
 """
 

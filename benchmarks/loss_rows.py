@@ -5,7 +5,7 @@ where answers carry loss; questions about long texts with short answers; questio
 eleven is longer than a row, which then has no loss; and a mixture of the first two with texts,
 where all tokens carry loss. Without and with ``balance="loss"``, for lanes of the library's own
 windows, one for each rank, after the first windows: the standard deviation of the steps' loss
-tokens, and that of batches around the mean of their step, both in percent of the mean batch. The
+tokens, and of batches around the mean of their step, both in percent of the mean batch. The
 first is the weight of a token in steps of the same size of update; the second its weight where each
 rank averages over its own tokens.
 """

@@ -2,7 +2,7 @@
 
 A list of arrays becomes batches of eight rows with all fields, in the loop's own process. A folder
 is a checkout of another commit, as ``git worktree add FOLDER COMMIT`` makes it. The versions take
-turns, each in a fresh process; what counts is the least processor time of a pass over all
+turns, each in a fresh process; the result is the least processor time of a pass over all
 documents. Run as a script, with lengths in a file and the tokens of a row, this file is such a
 process: it prints its seconds.
 """

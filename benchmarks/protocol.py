@@ -1,4 +1,4 @@
-"""The protocol of the suite: what a runner is, and how its time is taken.
+"""The protocol of the suite: runners, and how their time is taken.
 
 A runner is one job done by one library, in a process of its own. It prepares (files, imports,
 compiled kernels; nothing of this is timed), its output is checked once, and then passes over
@@ -33,15 +33,15 @@ WARM_S = 0.5
 
 
 class WrongOutputError(Exception):
-    """A runner's output is not what its job asks for; its times would mean nothing."""
+    """A runner's output does not fit its job, so its times would mean nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a pass delivers.
+    """Counts of a pass.
 
     Attributes:
-        slots: of all rows that hold a token, padding included; tokens: those that are not padding.
+        slots: of all rows that hold a token, padding included; tokens: without padding.
         documents: delivered, at least in part; documents_cut: in more than one piece, or cropped.
         checksum: sum of all delivered ids, or None where ids are not looked at.
     """
@@ -58,7 +58,7 @@ class Runner(ABC):
 
     Attributes:
         label: names library and job in tables.
-        settings: the settings chosen, in words; delivers: what is there when a batch is done.
+        settings: the settings chosen, in words; delivers: contents of a finished batch.
         environment: name of the virtual environment it needs (see `benchmarks.environments`),
             None for the project's own.
         variables: environment variables of its process.
@@ -96,7 +96,7 @@ class Timed(Runner):
         """A pass that is not timed: compare the output with the workload, and count it.
 
         Raises:
-            WrongOutputError: the output is not what the job asks for.
+            WrongOutputError: the output does not fit the job.
         """
 
     def expect_all(self, counts: Counts) -> None:
@@ -121,7 +121,7 @@ class Timed(Runner):
 
 
 class Measured(Runner):
-    """A job whose result is not the time of a pass."""
+    """A job with other results than the time of a pass."""
 
     @abstractmethod
     def measure(self, seconds: float) -> dict[str, dict[str, float]]:

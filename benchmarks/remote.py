@@ -50,7 +50,7 @@ _PART_BYTES = 1 << 26
 
 
 def parquet(rows: int, *, columns: int = 1) -> Callable[[Path, Documents], None]:
-    """Row groups of so many rows, uncompressed; other columns are as large as that of the ids."""
+    """Row groups of `rows` rows, uncompressed; other columns are as large as the ids."""
 
     def write(folder: Path, documents: Documents) -> None:
         own = documents[: len(documents) // columns]
@@ -76,7 +76,7 @@ def flat(name: str) -> Callable[[Path, Documents], None]:
 
 
 class Layout(NamedTuple):
-    """What is written, how it is read, and bytes per id."""
+    """A writer of files, the source and arguments to read them, and bytes per id."""
 
     write: Callable[[Path, Documents], None]
     kind: Any
@@ -167,7 +167,7 @@ def _tell(figures: dict[str, float]) -> None:
 
 
 def measured(arguments: list[str], slow: SlowStore) -> dict[str, float]:
-    """The figures of one run, with what the store served meanwhile."""
+    """Return the figures of one run, and the store's counts meanwhile."""
     slow.served.clear()
     endpoint = f"http://127.0.0.1:{slow.port}"
     found: dict[str, float] = {}

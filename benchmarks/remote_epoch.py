@@ -4,8 +4,8 @@ Each host has a cache and fetches the blocks that the parts of its lanes touch. 
 check the counts: files of `--checked-megabytes`, cut once into the parts of 12 lanes, are read in
 full from an HTTP server that counts the ranges.
 
-The others are a corpus of `--gibibytes`, with the parts that a run over as many bytes deals. A run
-over synthetic documents finds them, whose shards are alike or differ as in `benchmarks.dealing`.
+The others are a corpus of `--gibibytes`, with the parts that a run over as many bytes deals. They
+come from a run over synthetic documents, with shards alike or as unlike as in `benchmarks.dealing`.
 
 - "x of N": bytes of all hosts over the bytes of the files, with a rank on each host; "x of 4 x 8":
   with eight ranks on each of four hosts.
@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
     Attributes:
         id_bytes: bytes per id.
-        unit_bytes: what a part is read from the beginning of: a row group.
+        unit_bytes: size of a unit (row group); a part is read from the beginning of its unit.
         beyond_bytes: read behind a part, inside its unit.
         opened: number of the block that each opened file is read at, if any.
         from_start: a part is read from the beginning of its file.

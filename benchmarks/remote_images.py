@@ -112,7 +112,7 @@ def _memory_bytes() -> int:
 
 
 def measured(path: Path, sizes: str, slow: SlowStore) -> dict[str, float]:
-    """The figures of one process, with what the store served."""
+    """Return the figures of one process, and the store's counts."""
     slow.served.clear()
     endpoint = f"http://127.0.0.1:{slow.port}"
     done = subprocess.run(

@@ -72,7 +72,7 @@ class Watched(threading.Thread):
             self.look()
 
     def look(self) -> None:
-        """Keep what is higher than before."""
+        """Keep the figures that are higher than before."""
         anonymous, mapped = (now - was for now, was in zip(_memory(), self._before, strict=True))
         held = sum(_size(file) for file in self._cache.rglob("*"))
         descriptors = len(os.listdir("/proc/self/fd"))
@@ -90,7 +90,7 @@ class Watched(threading.Thread):
 
 
 def _memory() -> tuple[int, int]:
-    """Bytes of this process: what belongs to it, and files that it maps."""
+    """Return the bytes of this process: private memory, and mapped files."""
     words = Path("/proc/self/status").read_text().split()
     anonymous, mapped = (1024 * int(words[words.index(f"{name}:") + 1]) for name in _RSS)
     return anonymous, mapped
@@ -129,7 +129,7 @@ def read(count: int, url: str, limit_bytes: int) -> dict[str, float]:
 
 
 def measured(arguments: list[str], store: SlowStore) -> dict[str, float]:
-    """The figures of one process, with what the store served."""
+    """Return the figures of one process, and the store's counts."""
     store.served.clear()
     endpoint = f"http://127.0.0.1:{store.port}"
     done = subprocess.run(

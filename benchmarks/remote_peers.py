@@ -86,7 +86,7 @@ def _environment(slow: SlowStore) -> dict[str, str]:
 
 
 def _run(commands: list[list[str]], slow: SlowStore, timeout_s: float = 240) -> dict[str, float]:
-    """The figures of processes that run at the same time, with what the store served meanwhile."""
+    """Return the figures of processes that run at the same time, and the store's counts."""
     slow.served.clear()
     processes = [
         subprocess.Popen(

@@ -5,8 +5,8 @@ lanes by a process of its own with an empty cache, with windows of 16 rows of 25
 first batch needs about as many files whether there are ten or thousands.
 
 - "listing": seconds and KB of the listing alone (MDS: of its index, which is parsed too).
-- "first", "KB", "requests", "CPU": seconds to the first batch, what the store sent by then, and
-  processor time; all without those of a listing.
+- "first", "KB", "requests", "CPU": seconds to the first batch, data and requests by then, and
+  processor time; all without a listing's share.
 - "CPU ms a file": of an epoch, from a store without delay, after the first batch.
 """
 
@@ -159,7 +159,7 @@ class _Told:
         return self
 
     def leave_out(self, owner: object, name: str) -> None:
-        """Tell what the calls of a method take apart from the step."""
+        """Report the time in calls of a method apart from the step."""
         method = getattr(owner, name)
 
         def timed(*arguments: Any, **named: Any) -> Any:
@@ -186,7 +186,7 @@ class _Told:
 
 
 def measured(arguments: list[str], store: SlowStore) -> dict[str, float]:
-    """The figures of one process, with what the store served in each step."""
+    """Return the figures of one process, and the store's counts in each step."""
     endpoint = f"http://127.0.0.1:{store.port}"
     found: dict[str, float] = {}
     with subprocess.Popen(
@@ -217,9 +217,9 @@ HEAD = [
 def row(name: str, count: int, found: dict[str, float], epoch_cpu_s: float | None) -> list[str]:
     """Of the table."""
 
-    def beyond(what: str) -> float:  # the run lists once more
-        listing = found.get(f"first listing {what}", found[f"listing {what}"])
-        return found[f"first {what}"] - listing
+    def beyond(figure: str) -> float:  # the run lists once more
+        listing = found.get(f"first listing {figure}", found[f"listing {figure}"])
+        return found[f"first {figure}"] - listing
 
     return [
         name,

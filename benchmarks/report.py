@@ -37,7 +37,7 @@ def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
 
 
 def put_between(page: Path, name: str, text: str) -> None:
-    """Replace what is between `<!-- name: begin -->` and `<!-- name: end -->`."""
+    """Replace the text between `<!-- name: begin -->` and `<!-- name: end -->`."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
     head, rest = page.read_text().split(begin)
     _, tail = rest.split(end)
@@ -76,7 +76,7 @@ def markdown(results: dict[str, Any]) -> str:
     parts = []
     for job in jobs:
         table = _table(job, results[job.name]["samples"])
-        parts.append("\n\n".join(filter(None, [f"### {job.title}", job.says, table])))
+        parts.append("\n\n".join(filter(None, [f"### {job.title}", job.caption, table])))
     return "\n\n".join([*parts, _peers(jobs), _machines(results)]) + "\n"
 
 
@@ -139,7 +139,7 @@ def _cells(found: list[dict[str, Any]], compared: list[float], job: Job) -> dict
 
 
 def ratios(job: Job, samples: list[dict[str, Any]], runner: type[Runner]) -> list[float]:
-    """Time per token beside that of the runner compared with, in each round that has both."""
+    """Return time per token over the reference runner's, in each round that has both."""
     assert issubclass(runner, Timed)
     other = runner.reference or job.runners[0].__name__
     ours = {sample["round"]: sample["found"] for sample in _of(samples, runner)}

@@ -9,13 +9,13 @@ a GPU's libraries:
   by the same rule, as many as the tokens of the fullest rank take up. Nothing limits a micro-batch.
 - prime-rl (`prepare_batch`): first-fit-decreasing into rows; the costliest rows are split until
   ranks divide their number (or rows are repeated without loss); largest differencing and exchanges
-  give each rank as many rows, by what they cost.
+  give each rank as many rows, by their cost.
 - TRL (GRPO): each rank has its own prompts; rollouts are shuffled, cut into micro-batches of equal
   numbers, and padded to the rank's longest.
 
-A rank's micro-batch costs what `Cost` says of its documents (TRL's: padded). Ranks wait for each
-other in every micro-batch; "time" is the sum of the costliest rank's over what would be spent if
-nothing was padded and nobody waited.
+A rank's micro-batch costs the sum of `Cost` over its documents (TRL's: padded). Ranks wait for each
+other in every micro-batch; "time" is the sum of the costliest rank's over the cost without padding
+and waits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Work:
     """A step's rollouts.
 
     Attributes:
-        lengths: (N,) int64 tokens, those of a prompt side by side; group: rollouts of a prompt.
+        lengths: (N,) int64 tokens, one prompt after another; group: rollouts of a prompt.
         seq_len: slots of a row; ranks: data-parallel ranks.
         cost: of a document.
     """
@@ -166,7 +166,7 @@ WAYS: dict[str, Callable[[Work], Rows]] = {
 
 
 def line(name: str, work: Work) -> list[str]:
-    """What a way gives, as a line of the table."""
+    """Return a way's results as a line of the table."""
     way = WAYS[name]
     way(work)
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a run of 15 T tokens in a million shards on 32,768 workers costs before and beside reading.
+"""Costs before and beside reading, for 15 T tokens in a million shards on 32,768 workers.
 
     python -m benchmarks.scale [--shards 1000000] [--lanes 65536]
 
@@ -54,7 +54,7 @@ def show(what: str, figure: str) -> None:
 
 
 def timed(what: str, action: Callable[[], T]) -> T:
-    """The result of `action`, whose time is shown."""
+    """Return the result of `action` and show its time."""
     began = time.perf_counter()
     result = action()
     show(what, f"{1e3 * (time.perf_counter() - began):.1f} ms")
@@ -79,7 +79,7 @@ def manifest_of(shards: int) -> Manifest:
 
 
 def lanes_and_manifest(shards: int, lanes: int, per_worker: int) -> None:
-    """The manifest, and which lane reads what."""
+    """Time the manifest and the assignment of documents to lanes."""
     before = resident_bytes()
     manifest = timed(f"manifest of {shards} shards from their names", lambda: manifest_of(shards))
     timed("its digest, once per run", lambda: manifest.digest)
@@ -104,7 +104,7 @@ def lanes_and_manifest(shards: int, lanes: int, per_worker: int) -> None:
 
 
 def deals(lanes: int) -> None:
-    """What a process does for one deal between all lanes: merge what another reports, and deal."""
+    """Time a process's work for a deal between all lanes: merge another's reports, and deal."""
     weight = 2 * TOKENS
     line = Line(weight=weight, epochs=1, rate=ONE // 2)
     rule = DealRule.of(
@@ -168,7 +168,7 @@ def states(folder: Path, lanes: int, ranks: int) -> None:
 
 
 def dataset_source(folder: Path) -> sources.MDS:
-    """The small corpus whose lane states stand for those of a large one."""
+    """Return a small corpus, with lane states that stand for a large one's."""
     return sources.MDS(str(folder), tokens="tokens")
 
 

@@ -1,12 +1,11 @@
-"""What a run's state weighs, and what taking one costs.
+"""Size of a run's state, and the cost of taking one.
 
     python -m benchmarks.state [--documents 10000] [--lanes 16]
 
 Lanes hold windows of 10,000 documents. A checkpoint comes so rarely that every lane has begun a new
-round since the last one, so nothing of a state is ready: that is what is timed. With worker
-processes, they make the lanes' states, and the loop's process only puts them together. Last come
-the sizes for documents that take more: short ones, which wait in no pattern, and ones that are
-split over rows.
+round since the last one, so no part of a state is ready when it is timed. With worker processes,
+they make the lanes' states, and the loop's process only puts them together. Last come the sizes for
+documents that take more: short ones, which wait in no pattern, and ones that are split over rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A source of any length that costs nothing to read: what a lane costs by itself shows."""
+"""A source of any length that costs nothing to read: it shows a lane's own cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Synthetic(ShardedSource):
     Args:
         lengths: (N,) int64, tokens of the documents that are repeated.
         tokens: of an epoch, about a tenth less than there are.
-        shards: how many; with `shard_documents` so many documents each, whatever `tokens` says.
+        shards: number of shards, each with `shard_documents` documents if given (`tokens` is
+            ignored then).
     """
 
     tokenized = True

@@ -4,11 +4,11 @@
 
 For each of `benchmarks.vocabularies`. Texts are random, of many scripts and of runs anywhere in
 Unicode, with special tokens; besides, 17,375 have every character of Unicode. kitoken's ids for
-them are compared with those of tokenizers; where "auto" takes kitoken, that is the engine with all
+them are compared with the ids of tokenizers; where "auto" takes kitoken, it is the engine with all
 its exceptions, elsewhere kitoken as it is. An encoding of tiktoken is compared too. Rates are of
 source files and processor time; on two cores two processes run at once, and their rates are added.
-``--docs`` keeps the figures in docs/benchmarks/, beside those of vocabularies that are not measured
-now, and puts the table into docs/benchmarks.md.
+``--docs`` keeps the figures in docs/benchmarks/, beside the figures of other vocabularies, and puts
+the table into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def measured(made: Made, count: int, megabytes: float) -> dict[str, Any]:
-    """What "auto" takes, how many texts have other ids, and the rates."""
+    """Return the engine that "auto" takes, the number of texts with other ids, and the rates."""
     fast = Tokenizer(made.engine, eos="as-is", bos=False)._fast
     encode = _kitoken(made.engine) if fast is None else fast._encode
     texts = differing = differing_tiktoken = 0

@@ -1,11 +1,11 @@
-"""What trees save, and what finding them takes: ``python -m benchmarks.trees``.
+"""Savings by trees, and the cost of finding them: ``python -m benchmarks.trees``.
 
 Sequences of random tokens in groups of three kinds: 16 answers of 500 tokens to a prompt of 6,000;
 a chat of 8 turns trained turn by turn, so that each sequence begins with the one before; pairs of
 answers. "Fewer" are the tokens of the sequences over the slots of their trees. Times are of one
 thread, the shortest of several passes, per token of the sequences: "found" is `trees.build.plant`
 alone, "rows" is packing from memory to rows (`layout="tree"`, with the plan; "documents" without
-trees), "fields" what a batch makes when it is first used.
+trees), "fields" the fields that a batch makes on first use.
 """
 
 from __future__ import annotations

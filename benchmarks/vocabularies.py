@@ -3,7 +3,7 @@
     pip install --no-deps llama-models==0.3.0 dashscope==2.0.2 mistral-common==1.13.1 \
         llama-index-core==0.14.25
 
-brings those of Llama, Qwen, Mistral and OpenAI; DeepSeek's and GPT-2's come with the development
+brings Llama's, Qwen's, Mistral's and OpenAI's; DeepSeek's and GPT-2's come with the development
 requirements. Unigram and WordPiece are trained on Python files.
 """
 

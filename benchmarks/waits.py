@@ -1,4 +1,4 @@
-"""Delays at each stage, and on one rank of eight: does `Waits` name them, and what does it cost?
+"""Delays at each stage, and on one rank of eight: does `Waits` name them, and at which cost?
 
     python -m benchmarks.waits [--trials 20] [--only PART] [--docs]
     python -m benchmarks.waits --show [--docs]  # the texts in docs/monitoring.md
@@ -230,7 +230,7 @@ def named(stage: str, port: int, workers: int) -> str:
 
 
 def rank_named(rank: int, folder: str, port: int, trials: Any, results: Any) -> None:
-    """One rank's process: for each trial (stage, slow rank), what is named."""
+    """One rank's process: send the named stage and rank of each trial (stage, slow rank)."""
     global _delayed
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=RANKS
@@ -246,9 +246,9 @@ def rank_named(rank: int, folder: str, port: int, trials: Any, results: Any) -> 
 
 
 def named_on_ranks(trials: list[tuple[str, int]], port: int) -> list[tuple[str, int, str]]:
-    """What eight processes name in each trial, a pair of the delayed stage and its rank.
+    """Run trials, pairs of the delayed stage and its rank, in eight processes.
 
-    Triples of stage, rank, and the text of the figures.
+    Return triples of the named stage and rank, and the text of the figures.
     """
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
@@ -340,7 +340,7 @@ PARTS = {
 
 
 def table(results: dict[str, Any]) -> str:
-    """The table of what was named, and the cost."""
+    """Return the table of named stages and costs."""
     trials = results["trials"]
     rows = [
         [stage, *(f"{n} of {trials}" if (n := results[part].get(stage)) else "" for part in PARTS)]

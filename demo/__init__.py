@@ -1,1 +1,1 @@
-"""What `scripts/demo.sh` runs: a corpus, an object store and a model that any machine has."""
+"""Parts of `scripts/demo.sh`: a corpus, an object store and a model that any machine has."""

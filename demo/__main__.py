@@ -1,4 +1,4 @@
-"""``python -m demo``; `scripts/demo.sh` sets up what it needs."""
+"""``python -m demo``; `scripts/demo.sh` sets up its environment."""
 
 import sys
 

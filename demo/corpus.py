@@ -1,4 +1,4 @@
-"""A real corpus that every machine with Python has: Python's own source and that of packages.
+"""A real corpus that every machine with Python has: Python's own source and its packages' source.
 
 Thousands of documents with a heavy tail, as in pre-training corpora: half of the files are short,
 a few are hundreds of times as long.

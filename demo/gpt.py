@@ -1,4 +1,4 @@
-"""A small GPT in plain PyTorch whose attention stays inside each document.
+"""A small GPT in plain PyTorch with attention inside each document only.
 
 Pre-norm blocks, rotary positions that restart with every document, and an exact softmax over the
 whole vocabulary in two steps (the id's upper part, then its lower part given the upper), because

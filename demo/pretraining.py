@@ -1,4 +1,4 @@
-"""The training job as its parent sees it: started, watched, killed and started again."""
+"""The training job as its parent sees it: started, watched, killed and restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Story", "train_with_accidents"]
 
 @dataclass
 class Story:
-    """What happened during training.
+    """Events of the training.
 
     Attributes:
         digests: per step, the digests of its batch, one for each time the step was taken.
@@ -56,7 +56,7 @@ def train_with_accidents(
 
     Args:
         job: its folder must exist.
-        report: called with the story so far and what is going on.
+        report: called with the story so far and the name of the current activity.
         environment: of the job's process.
 
     Raises:
@@ -132,7 +132,7 @@ def _watch(
                 tail = errors.read_text(errors="replace").strip()[-2000:]
                 raise WorkerError(
                     f"The training job ended too early, at step {story.step}:\n{tail}\n",
-                    "The text above is what the job said.",
+                    "The text above is the job's output.",
                 )
             time.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""What the demo shows, phase by phase."""
+"""The demo, phase by phase."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _WORKERS = 2
 
 
 class Tour:
-    """The phases, each of which prints what it did and how long that took.
+    """The phases, each of which prints its results and its time.
 
     Args:
         console: to print on.

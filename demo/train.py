@@ -35,7 +35,7 @@ __all__ = ["Job", "digest_of", "open_loader"]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to train on and how long.
+    """The data and length of the training.
 
     Attributes:
         folder: where log and checkpoint go; cache: for downloaded shards.

@@ -62,7 +62,7 @@ def by_flash(q: Tensor, k: Tensor, v: Tensor, batch: PackedBatch) -> Tensor:
 
 
 def main() -> None:
-    """Compare with the reference what runs here."""
+    """Compare the kernels that run here with the reference."""
     torch.manual_seed(0)
     gpu = torch.cuda.is_available()
     device, dtype = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)

@@ -11,7 +11,7 @@ with one process that computes the whole batches of it.
 
 A kernel for GPUs takes the place of `attend`: ring attention over the same group, with
 ``part["cu_seqlens"]`` and ``part["max_seqlen"]`` as the boundaries. With Megatron-LM the part is
-``batch.megatron()``, with ``batch.packed_seq_params()``, whose `cp_group` is the step's group; its
+``batch.megatron()``, with ``batch.packed_seq_params()``; the latter has the step's `cp_group`. Its
 own groups and slices take the place of `groups_of` and `part_of` in
 ``tests/frameworks/test_megatron_groups.py``.
 """
@@ -52,7 +52,7 @@ class Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        """What all ranks want of this rank's part."""
+        """Return the sum of all ranks' gradients for this rank's part."""
         total = gradients[0].clone()
         dist.all_reduce(total, group=ctx.group)
         return total.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], None
@@ -109,7 +109,7 @@ def groups_of(ranks: int) -> dict[int, Any]:
 
 
 def part_of(batch: PackedBatch, group: Any) -> dict[str, Any]:
-    """What this rank computes of a batch."""
+    """Return this rank's part of a batch."""
     return batch.context_parallel("zigzag")
 
 

@@ -1,22 +1,22 @@
 """Decomposition, a packer of your own: `python examples/decomposition.py`.
 
-Every document is cut into pieces whose lengths are powers of two, with a row for each of them. The
+Every document is cut into pieces, each as long as a power of two and with a row of its own. The
 packer changes the documents of a request into pieces, has `Buckets` pack these, and changes the
-plan back. docs/extending.md says what a packer has to do. Runs on a CPU in seconds.
+plan back. docs/extending.md describes the contract of packers. Runs on a CPU in seconds.
 
 Steps:
-  1. A document is as many pieces of the largest bucket as it fills, and of what is left the powers
-     of two that add up to it, as far down as the smallest bucket. Less than that is its tail.
+  1. A document is as many pieces of the largest bucket as it fills. The rest is divided into the
+     powers of two that add up to it, down to the smallest bucket. Less than that is its tail.
   2. A piece is a row of its own, of the bucket that it fills to the last slot. Tails of several
      documents share rows of the smallest bucket, the longest that fits first; or they are dropped
      (`keep_tails`).
-  3. Online the schedule of `Buckets` says which bucket each batch has, and its rows are drawn at
+  3. Online the schedule of `Buckets` selects the bucket of each batch, and its rows are drawn at
      random from the pieces of that length in the window. Where the window has none, shorter pieces
      share a row; where these fill less than half of it, a part of a longer one does.
   4. The pieces of a document are cut from it one after the other, in the order in which their rows
      go.
 
-Cost: that of `Buckets`, for as many pieces as there are. Keeps every token, unless tails are
+Cost: as `Buckets` over the pieces. Keeps every token, unless tails are
 dropped; cuts nearly every document; pads some rows of tails.
 
 Source: H. Pouransari et al., "Dataset Decomposition: Faster LLM Training with Variable Sequence
@@ -50,8 +50,8 @@ class Decomposition(Packer):
             `Curriculum` that changes them over training. None: measured on a sample of the corpus
             when a dataset starts, and kept in its state.
         warm_up: rotations over which the longer buckets come in one after another.
-        keep_tails: what is left of documents below the smallest bucket shares rows of it; False
-            drops it, and documents that are shorter whole.
+        keep_tails: tails of documents, shorter than the smallest bucket, share rows of it; False
+            drops them, and whole documents that are shorter.
     """
 
     seq_lens: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
@@ -74,7 +74,7 @@ class Decomposition(Packer):
 
     @property
     def _buckets(self) -> Buckets:
-        """What packs pieces: it cuts one only to fill a row that is not half full."""
+        """The packer of pieces, which cuts one only to fill a row that is not half full."""
         return Buckets(
             seq_lens=self.seq_lens, padding_threshold=0.5, shares=self.shares, warm_up=self.warm_up
         )
@@ -182,8 +182,8 @@ class _Pieces:
     def joined(self, plan: Plan) -> Plan:
         """A plan over the pieces as one over their documents.
 
-        Each document is cut in the order of the rows, so what no row holds of it is its tail. That
-        of dropped tokens goes with what is last of the document.
+        Each document is cut in the order of the rows, so its tail holds the tokens without a row.
+        These are the dropped ones, or stay in the window.
         """
         document = self.document[plan.document]
         size = plan.stop - plan.start

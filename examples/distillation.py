@@ -3,8 +3,8 @@
 The teacher runs once over the documents. Of each token the 8 most likely next tokens and their
 log-probabilities are kept beside the ids, as fixed-size lists in Parquet. The student's rows are
 packed while they stream, and `token_fields` bring the values of every slot. The loss is the
-Kullback-Leibler divergence from the teacher, with all other tokens as one class; that of the first
-batch is compared with its documents one by one.
+Kullback-Leibler divergence from the teacher, with all other tokens as one class. For the first
+batch it is compared with the documents one by one.
 
 Runs on a CPU in seconds: a student of half the width learns the distribution of a random teacher.
 """

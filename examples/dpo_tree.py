@@ -1,9 +1,9 @@
 """DPO with the prompt of each pair computed once: `python examples/dpo_tree.py`.
 
 A record holds a chosen and a rejected document. With ``layout="tree"`` they share a row, and the
-slots of what they begin with alike. `batch.pairs()` says which sequence is which, and the
-log-probability of a sequence is a sum over its tokens. The loss of every step is compared with that
-of the same pairs without sharing.
+slots of their common prefix. `batch.pairs()` gives the sequences of each pair, and the
+log-probability of a sequence is a sum over its tokens. The loss of every step is compared with the
+loss of the same pairs without sharing.
 
 Runs on a CPU in seconds: a model learns to prefer even tokens.
 """

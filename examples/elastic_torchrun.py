@@ -1,4 +1,4 @@
-"""Kill a job on 4 ranks, go on with 3, then with 8: the losses are those of a run never stopped.
+"""Kill a job on 4 ranks, continue with 3, then with 8: losses equal a run without interruption.
 
     python examples/elastic_torchrun.py
 
@@ -7,10 +7,10 @@ one of which is killed (SIGKILL) between two checkpoints, which ends the job, on
 the last checkpoint and end in the same way, and on 8 to the end. torchrun starts all of them. Then
 it compares the losses of every step.
 
-What makes it so: batch g of the run does not depend on the number of ranks, so 4 ranks x 6 batches,
-3 x 8 and 8 x 3 are the same 24 batches per step; losses are summed over tokens and divided by the
-step's loss tokens on all ranks; and the state is that of the batches that were trained on. The
-state of `DistributedState` is one for all ranks, and any number of ranks can load it.
+The reasons: batch g of the run does not depend on the number of ranks, so 4 ranks x 6 batches, 3 x
+8 and 8 x 3 are the same 24 batches per step; losses are summed over tokens and divided by the
+step's loss tokens on all ranks; and the state covers exactly the batches trained on.
+`DistributedState` has one state for all ranks, and any number of ranks can load it.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def train(folder: Path) -> None:
 def job(folder: Path, ranks: int, until: int) -> dict[int, float]:
     """Run torchrun with `ranks` processes, one of which dies after step `until`; losses by step.
 
-    torchrun ends the others. With ``--max-restarts`` it would start as many again, and they would
-    go on from the checkpoint.
+    torchrun ends the others. With ``--max-restarts`` it would restart as many, and they would
+    continue from the checkpoint.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(ranks), __file__, str(folder)]
@@ -138,7 +138,7 @@ def job(folder: Path, ranks: int, until: int) -> dict[int, float]:
 
 
 def runs() -> tuple[dict[int, float], dict[int, dict[int, float]]]:
-    """The losses of a run never stopped, and those of the run in legs, by ranks."""
+    """Return the losses of an uninterrupted run, and of the run in legs, by ranks."""
     with tempfile.TemporaryDirectory() as whole, tempfile.TemporaryDirectory() as parts:
         straight = job(Path(whole), 4, STEPS)
         return straight, {ranks: job(Path(parts), ranks, until) for ranks, until in LEGS.items()}

@@ -2,9 +2,9 @@
 
     python examples/fill_in_the_middle.py
 
-A part of the documents is cut at two random places and rearranged, so that the model sees what
-stands before and behind a gap and learns to write what belongs into it (Bavarian et al.,
-"Efficient Training of Language Models to Fill in the Middle", 2022). The document
+A part of the documents is cut at two random places and rearranged, so that the model sees the text
+on both sides of a gap and learns to write the missing part (Bavarian et al., "Efficient Training of
+Language Models to Fill in the Middle", 2022). The document
 
     prefix middle suffix        becomes        <PRE> prefix <SUF> suffix <MID> middle
 
@@ -89,7 +89,7 @@ def long_enough(documents: Documents, seeds: NDArray[np.uint64]) -> NDArray[np.b
 
 
 def main() -> None:
-    """Pack some files, half of them rearranged, and say what came of it."""
+    """Pack some files, half of them rearranged, and print the result."""
     folder = Path(sysconfig.get_path("stdlib"))
     texts = [path.read_text(errors="replace")[:6000] for path in sorted(folder.glob("*.py"))[:120]]
     tokenizer = byte_tokenizer()

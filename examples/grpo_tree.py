@@ -1,9 +1,9 @@
 """GRPO with every prompt computed once for all of its answers: `python examples/grpo_tree.py`.
 
-The answers to a prompt are a tree: `pack(..., layout="tree")` lays the prompt out once, and what
-answers begin with alike too. What belongs to tokens (old log-probabilities) and to answers
-(advantages) stays in the order in which it was sampled. The loss of every step is compared with
-that of the same answers without sharing.
+The answers to a prompt are a tree: `pack(..., layout="tree")` lays the prompt out once, and common
+prefixes of answers too. Values of tokens (old log-probabilities) and of answers (advantages) stay
+in the order of sampling. The loss of every step is compared with the loss of the same answers
+without sharing.
 
 Runs on a CPU in seconds: a model learns to answer with one token of its vocabulary.
 """

@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 examples/hf_trainer.py FOLDER
 
 `TrainerMixin` makes it exact: the Trainer gets the batches of the `PackedLoader` as they are, every
-checkpoint holds the loader's state, and the loader goes on from it. `max_steps` says how long to
-train, because a stream has no length.
+checkpoint holds the loader's state, and the loader continues from it. Training ends after
+`max_steps`, because a stream has no length.
 """
 
 from __future__ import annotations

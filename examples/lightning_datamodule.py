@@ -1,4 +1,4 @@
-"""Lightning: a DataModule whose checkpoints hold the data's place: pip install lightning.
+"""Lightning: a DataModule with the data's position in checkpoints: pip install lightning.
 
     python examples/lightning_datamodule.py
 
@@ -30,7 +30,7 @@ class PackedDataModule(DataModuleMixin, LightningDataModule):  # type: ignore[mi
 
 
 class Bigrams(LightningModule):  # type: ignore[misc]
-    """A model that knows nothing but the token before; `seen` counts what it was trained on."""
+    """A model that knows nothing but the token before; `seen` counts the training tokens."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
     python examples/megatron_batches.py
 
-What `get_batch` of a Megatron training script returns, made from a packed batch: with context
+The result of a Megatron training script's `get_batch`, made from a packed batch: with context
 parallelism every document is padded to a multiple of ``2 * cp_size`` (`align=`), and each rank of
 the group holds the head and the tail of every document. All ranks of a context-parallel, tensor or
 pipeline group load the same batch: give them the same data-parallel `Topology`.

@@ -1,11 +1,12 @@
-"""Weights of a mixture by what is still to learn: `python examples/online_mixing.py`.
+"""Weights of a mixture by excess loss: `python examples/online_mixing.py`.
 
-DoReMi (Xie et al. 2023, arXiv 2305.10429): a source whose loss is above that of a reference model
-gets more weight, in proportion to exp(rate * excess). Losses are summed over the ranks, so that all
-set the same weights, also with `torchrun --nproc-per-node 2 examples/online_mixing.py`.
+DoReMi (Xie et al. 2023, arXiv 2305.10429): a source with more loss than a reference model has
+on it gets more weight, in proportion to exp(rate * excess). Losses are summed over the ranks, so
+that all set the same weights, also with `torchrun --nproc-per-node 2 examples/online_mixing.py`.
 
-The corpus says what is right: "cycle" is learnt in a few steps, "noise" never, and "table" has 192
-pairs of tokens to learn. The losses of a perfect model, which stand for the reference, are known.
+The right weights follow from the corpus: "cycle" is learnt in a few steps, "noise" never, and
+"table" has 192 pairs of tokens to learn. The losses of a perfect model are known and stand for the
+reference.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Table(Source):
             (self.count,) = table.execute("SELECT count(*) FROM documents").fetchone()
 
     def describe(self) -> dict[str, Any]:
-        """What must be the same when a run goes on."""
+        """Return the settings that a resumed run must share."""
         return {"kind": "Table", "path": self.path, "documents": self.count}
 
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> list[Any]:

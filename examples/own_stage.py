@@ -3,7 +3,7 @@
     python examples/own_stage.py
 
 A stage takes a block of documents and returns one. It has no memory: it does to a document the
-same in any block, so a run that resumes reads some documents again and leaves out the same ones.
+same in any block, so a run that resumes reads some documents twice and leaves out the same ones.
 `describe` is its part of the fingerprint: a state is refused if the test set is another one.
 """
 

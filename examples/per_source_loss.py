@@ -30,7 +30,7 @@ def per_source_loss(logits: Tensor, batch: PackedBatch, num_sources: int) -> tup
     losses = nn.functional.cross_entropy(
         logits[:, :-1].transpose(1, 2), labels, ignore_index=-100, reduction="none"
     )
-    counted = labels != -100  # never on padding, whose document id is -1
+    counted = labels != -100  # never on padding, where the document id is -1
     source = batch.per_token(batch.source_ids)[:, 1:][counted]
     sums = torch.zeros(num_sources, device=losses.device).index_add_(0, source, losses[counted])
     return sums, torch.bincount(source, minlength=num_sources)

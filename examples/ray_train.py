@@ -3,11 +3,11 @@
     python examples/ray_train.py
 
 trains a tiny model on this machine. As long as the cluster has one core, there is one worker. With
-two cores there are two, which go on from its checkpoint. Then one of them is killed, and Ray Train
-starts both again. The losses are those of a run that was never stopped, and every token of the
+two cores there are two, which continue from its checkpoint. Then one of them is killed, and Ray
+Train restarts both. The losses equal the losses of an uninterrupted run, and every token of the
 corpus was trained on once.
 
-What makes it so: the loader is used as it is (``prepare_data_loader`` would take a batch ahead).
+The reasons: the loader is used as it is (``prepare_data_loader`` would take a batch ahead).
 All workers ask `DistributedState` for the state, rank 0 saves it beside the model, and any number
 of workers loads it. The dataset takes its rank from the process group that Ray Train makes.
 """
@@ -141,7 +141,7 @@ def run(folder: Path) -> None:
 
 
 def main() -> None:
-    """Compare the losses with those of a run in this process, and count the tokens."""
+    """Compare the losses with a run in this process, and count the tokens."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run(folder)

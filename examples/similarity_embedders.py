@@ -59,7 +59,7 @@ def minilm_embedder() -> TextEmbedder:
 
 
 def orders() -> dict[str, SimilarityOrder]:
-    """What can be used here, by name."""
+    """Return the orders that are available here, by name."""
     found = {"hashed n-grams": SimilarityOrder(first_tokens=FIRST_TOKENS)}
     for name, make in (("wordllama", wordllama_embedder), ("MiniLM", minilm_embedder)):
         try:

@@ -2,8 +2,8 @@
 
     python examples/torchtitan_loader.py
 
-A trainer needs three things of a loader: what it builds the loader with (ranks and sizes), a batch
-in its own form, and a state for its checkpoint. `PackedDataLoader` has the three for torchtitan.
+A trainer needs three things of a loader: arguments (ranks and sizes), a batch in the trainer's own
+form, and a state for its checkpoint. `PackedDataLoader` has the three for torchtitan.
 Copy it into your code, and change `microbatch` where your version of torchtitan, or your trainer,
 takes something else. In a job's config, ``dataloader=PackedDataLoader.Config(source=...)`` is all.
 Here the trainer's part is done by hand, with torchtitan installed or not, through a real
@@ -48,7 +48,7 @@ _Base: Any = _base()
 
 
 def microbatch(batch: PackedBatch, *, flat: bool, one_dict: bool) -> Any:
-    """What torchtitan's trainer takes; all tensors int64, labels are those of the next token.
+    """Return the input of torchtitan's trainer: int64 tensors, with labels for the next token.
 
     Args:
         batch: with labels that are not shifted, as all batches.
@@ -72,7 +72,7 @@ class PackedDataLoader(_Base):  # type: ignore[misc]
 
     @dataclass(kw_only=True, slots=True)
     class Config(_Base.Config):  # type: ignore[misc]
-        """What to load.
+        """Settings of the loader.
 
         Attributes:
             source: a source, a path, or whatever `PackedDataset` takes.
@@ -121,7 +121,7 @@ class PackedDataLoader(_Base):  # type: ignore[misc]
 
 
 def main() -> None:
-    """Take batches, save, take some more; load, and take the same again."""
+    """Take batches, save, take some more; load, and take the same once more."""
     documents = [[1 + i % 63] * (1 + i * 7 % 60) for i in range(300)]
     config = PackedDataLoader.Config(source=documents, options={"lanes": 1})
     shape = {"max_context_length": 64, "num_tokens_per_batch": 256}

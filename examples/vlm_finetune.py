@@ -80,7 +80,7 @@ class ImagesAlone(transformers.Qwen2VLProcessor):
 
 
 def make_processor() -> Any:
-    """One whose tokens are bytes, with patches of four pixels."""
+    """Return a processor with bytes as tokens and patches of four pixels."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     engine = Engine(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""Virtual environments of the peers whose requirements clash with ours, or are not ours.
+"""Virtual environments of peers with requirements that clash with ours, or are not ours.
 
     python -m benchmarks.environments [NAME ...]
 

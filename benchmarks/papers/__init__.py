@@ -1,1 +1,1 @@
-"""Figures of the papers whose strategies are implemented, beside ours."""
+"""Figures of papers with strategies implemented here, beside ours."""

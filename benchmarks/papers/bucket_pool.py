@@ -178,7 +178,7 @@ def _take(
     longest_first: tuple[NDArray[np.uint64], NDArray[np.uint64]],
     shortest_first: tuple[NDArray[np.uint64], NDArray[np.uint64]],
 ) -> int:
-    """Remove `size` tokens of a document from the pool; return 1 if none of it remains, else 0."""
+    """Remove `size` tokens of a document from the pool; return 1 if it is used up, else 0."""
     shelf = min(left[d], largest + 1)
     if before[d] >= 0:
         after[before[d]] = after[d]

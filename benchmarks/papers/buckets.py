@@ -1,13 +1,13 @@
-"""Tables 1 and 2 of "Bucket Pre-training is All You Need" beside what the strategies here give.
+"""Tables 1 and 2 of "Bucket Pre-training is All You Need" beside results of the strategies here.
 
     python -m benchmarks.papers.buckets [--documents 1000000] [--seed 0]
 
-The paper's corpus (100 GB of RefinedWeb, its tokenizer not named) is not given, only what follows
-from it: 719 tokens per document on average (fixed lengths over their concatenation ratios) and
+The paper's corpus (100 GB of RefinedWeb, its tokenizer not named) is not given, only two figures
+about it: 719 tokens per document on average (fixed lengths over their concatenation ratios) and
 28.39 % of the documents cut at a fixed length of 2048. The script fits a lognormal to these two
 numbers, draws lengths, runs every strategy over all of them and prints Markdown; then `Buckets`
-again with a shortest document, since a web corpus has no documents of one token. Nothing else is
-fitted: all other figures are what comes out. Takes about half a minute for a million documents.
+once more with a shortest document, since a web corpus has no documents of one token. Nothing else
+is fitted: all other figures are results. Takes about half a minute for a million documents.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def print_table_2(plan: Plan) -> None:
 
 
 def print_bound() -> None:
-    """What the mean length alone says about the number of documents per row."""
+    """Print the bound on documents per row that follows from the mean length alone."""
     kept = (1 - PADDING) / MEAN
     shares = np.array(TABLE_2) / sum(TABLE_2)
     sizes = np.array(SEQ_LENS)

@@ -7,8 +7,8 @@
 "planted" makes short documents of topics with vocabularies of their own, and copies of some of them
 with one token in fifty replaced; "files" takes text files of this machine (sources, manuals,
 documentation), each cut to its first 6,000 characters, in random order. Both are written as Parquet
-and put in order by `run_job`, whose summary is printed, with the most memory that all processes
-had in a stage. What --folder names is kept, and a run that was stopped goes on there.
+and put in order by `run_job`. Its summary is printed, with the most memory that all processes had
+in a stage. The folder of --folder is kept, and a stopped run continues there.
 
 Source: "In-Context Pretraining: Language Modeling Beyond Document Boundaries".
 """
@@ -128,9 +128,9 @@ def write_corpus(options: argparse.Namespace, file: Path) -> None:
 
 
 class Watch(Thread):
-    """Of each stage: its time, the files it left, and the most private memory of all processes.
+    """Records each stage's time, files left, and peak of the private memory of all processes.
 
-    What the system keeps of files, which it may drop, does not count as memory.
+    The system's cache of files, which it may drop, does not count as memory.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -158,7 +158,7 @@ class Watch(Thread):
 
 
 def private_bytes() -> int:
-    """Of this process and its descendants, shared memory divided among those that share it."""
+    """Return the memory of this process and its descendants; shared memory counts once."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -176,7 +176,7 @@ def private_bytes() -> int:
 
 
 def report(summary: Summary, seconds: float, watch: Watch) -> None:
-    """Print what came of it."""
+    """Print the results."""
     print(
         f"{summary.documents:,} documents, {summary.units:,} tokens or bytes; "
         f"{summary.duplicates:,} duplicates ({summary.duplicate_units:,}); {summary.runs:,} runs, "
@@ -240,7 +240,7 @@ def rows_of(file: Path) -> Iterator[NDArray[np.uint32]]:
 
 
 def run(options: argparse.Namespace, folder: Path) -> None:
-    """Make the corpus, put it in order, and print what came of it."""
+    """Make the corpus, put it in order, and print the results."""
     file, out = folder / "corpus.parquet", folder / "ordered"
     if not file.exists():
         began = time.monotonic()

@@ -2,7 +2,7 @@
 
     python -m benchmarks.papers.in_context [--documents 16384] [--seed 0]
 
-The paper's corpus and models are out of reach; what is measured is what ordering does to a real
+The paper's corpus and models are out of reach; this measures the effect of ordering on a real
 corpus: Python files of the standard library and of the packages installed beside streampack, in
 random order, each cut to its first 1,024 tokens so that a row of 8,192 holds several. Batches come
 from the whole pipeline (`PackedDataset` with `Concat`), and the mean cosine of documents that

@@ -19,14 +19,14 @@ __all__ = ["Size", "SmallGPT", "adamw", "descend", "label_losses", "segment_mask
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of a model.
+    """Size of a model.
 
     Attributes:
         vocab_size: ids are below it.
         width, layers, heads: of the blocks; expansion: of their two-layer networks.
-        smeared_keys: the key of a token is mixed with that of the token before it in its segment,
+        smeared_keys: the key of a token is mixed with the previous token's key in its segment,
             by a learnt share for each head, and keys begin as queries. Without it a model of this
-            size takes thousands of steps to find what followed a token when it last occurred.
+            size takes thousands of steps to find the successor of a token's last occurrence.
         initial_std: of all matrices.
     """
 
@@ -42,7 +42,7 @@ class Size:
 def segment_mask(batch: PackedBatch) -> Tensor:
     """(rows, 1, seq_len, seq_len) bool, True where a token may look: back in its segment.
 
-    `cu_seqlens` already says which attention was chosen: a segment is a document's piece, or a
+    `cu_seqlens` already reflects the chosen attention: a segment is a document's piece, or a
     row; padding is a segment of its own, so no line of the mask is empty.
     """
     ends = batch.cu_seqlens

@@ -1,12 +1,12 @@
-"""What packers lose or cut online, in the window of a lane, and over a whole corpus.
+"""Tokens that packers lose or cut online, in the window of a lane, and over a whole corpus.
 
     python -m benchmarks.papers.online [--documents 12000] [--seq-len 2048]
 
-The corpora are those of the machine: manual pages, C headers, and the Python files of the standard
+The corpora come from the machine: manual pages, C headers, and the Python files of the standard
 library and of installed packages, tokenized by DeepSeek's tokenizer, each document ended by an EOS,
 in random order. Offline is one plan over all documents; online is a dry run of one lane with the
 default window and eight rows per batch. `Buckets` has batches of 65,536 tokens and the shares of
-8,192 documents, as a run measures them. The numbers depend on what is installed. Some minutes,
+8,192 documents, as a run measures them. The numbers depend on the installed packages. Some minutes,
 nearly all of it the tokenizer's.
 """
 

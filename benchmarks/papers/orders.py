@@ -1,4 +1,4 @@
-"""What similarity order is compared with: random order, documents with their neighbours, clusters.
+"""Baselines for similarity order: random order, documents with their neighbours, clusters.
 
 All of them are `DocumentOrder`s, so they run online as well. `NeighbourOrder` and `ClusterOrder`
 drop near-duplicates as `SimilarityOrder` does; `RandomOrder` embeds nothing and drops nothing.
@@ -58,8 +58,8 @@ class RandomOrder:
 class NeighbourOrder(SimilarityOrder):
     """Each document followed by its k nearest neighbours, so that documents repeat.
 
-    The documents come in seeded random order. About k + 1 times as many go on as came in, popular
-    ones more often than others, which is what the paper holds against it.
+    The documents come in seeded random order. About k + 1 times as many go out as came in, popular
+    ones more often than others; the paper criticizes this.
     """
 
     def order(self, documents: Documents, *, seed: int = 0) -> Ordered:

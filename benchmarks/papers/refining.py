@@ -28,7 +28,7 @@ SHORTEST = round(50 * TOKENS / WORDS)
 
 
 def documents() -> int:
-    """Documents per epoch: what Concat's rows hold beyond the tokens, where rows are shortest."""
+    """Return documents per epoch: Concat's slots beyond the tokens, where rows are shortest."""
     seq_len, rows, steps, _ = TABLE_3[0]
     return seq_len * rows * steps // EPOCHS - TOKENS
 

@@ -28,7 +28,7 @@ class Results:
 
     @classmethod
     def read(cls, file: Path, protocol: str) -> Results:
-        """What the file has; nothing if there is none.
+        """Return the results in a file, or no results if it does not exist.
 
         Raises:
             StateError: a run of another protocol is in it.
@@ -50,7 +50,7 @@ class Results:
         return any(run["arm"] == arm and run["seed"] == seed for run in self.runs)
 
     def add(self, run: dict[str, Any]) -> None:
-        """Append it, with the protocol and what it was made on."""
+        """Append a run, with the protocol and the versions used."""
         made_on = {"torch": torch.__version__, "python": platform.python_version()}
         line = {"protocol": self.protocol, **run, **made_on}
         with self.file.open("a") as file:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.papers.row_mates [--documents 8192] [--seed 0] [--alike oci]
 
-The corpus and the pipeline are those of `in_context`, with one ordering window that holds all
+The corpus and the pipeline come from `in_context`, with one ordering window that holds all
 documents. The first table has a measure that no order uses, whether two documents of a row are of
 one package, beside their cosines in both embeddings. The second one compares the nearest documents
 by hashed BM25 with those by BM25 as in the textbook, one document as the query; near-duplicates by

@@ -108,7 +108,7 @@ def main() -> None:
 
 
 def stage_one(lengths: NDArray[np.int64]) -> None:
-    """Section 4.8: what the formulas say and what is counted, at 0.3."""
+    """Section 4.8: figures by the formulas and by counting, at 0.3."""
     share = Fraction(3, 10)
     sliding, short = formulas(PUBMED, share)
     texts, tokens = counted(PUBMED, share, lengths)
@@ -155,7 +155,7 @@ def dropping(draws: int) -> None:
 
 
 def packed(packer: Packer, lengths: NDArray[np.int64]) -> PackingStats:
-    """What a plan over everything holds, once it has been checked."""
+    """Return the statistics of a checked plan over all documents."""
     plan = packer.plan(lengths, final=True, seed=0)
     check_plan(plan, lengths)
     return plan.metrics(lengths)

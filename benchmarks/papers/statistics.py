@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 __all__ = ["Paired", "holm", "mean_and_error", "paired", "student_tail"]
 
-_INTERVALS = 400  # of Simpson's rule: errors are far below what is printed
+_INTERVALS = 400  # of Simpson's rule: errors are far below the printed digits
 
 
 @dataclass(frozen=True)

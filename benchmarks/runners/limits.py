@@ -1,4 +1,4 @@
-"""What the hardware allows: copying the bytes of full batches."""
+"""Limits of the hardware: copying the bytes of full batches."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class LitdataTokens(Timed):
         )
 
     def check(self) -> Counts:
-        """Blocks of the workload's ids; what the ends of chunks lose is counted."""
+        """Blocks of the workload's ids; tokens lost at ends of chunks are counted."""
         rows = checksum = 0
         for block in self.batches():
             rows += 1

@@ -26,8 +26,8 @@ class StreamingDatasetIterating(Timed):
         # For the rest of the process: importing it plainly needs a working torchvision.
         base = ExitStack().enter_context(streaming_module("base"))
         base.util.clean_stale_shared_memory()
-        # Its threads sleep 7 ms whenever they are `predownload` documents ahead, by default 8: at
-        # documents that need no download that is thirty times what reading them takes.
+        # Its threads sleep 7 ms whenever they are `predownload` documents ahead, by default 8:
+        # thirty times as long as reading them takes without a download.
         self.dataset = base.StreamingDataset(
             local=str(mds_shards(self.workload)),
             shuffle=False,

@@ -62,7 +62,7 @@ def taken(batches: Iterator[Any], seconds: float) -> tuple[int, int, float, floa
 
 
 class Stages(Measured):
-    """Where the time goes, by format: the lanes' own clocks, and what is around them."""
+    """Time of stages, by format: the lanes' own clocks, and the work around them."""
 
     label = "stages"
 
@@ -150,7 +150,7 @@ def _in_lanes(lengths: NDArray[np.int64], lanes: int, rows: int) -> float:
 
 
 class Costs(Measured):
-    """What a batch costs a process, over documents that cost nothing to read."""
+    """A process's cost of a batch, over documents that cost nothing to read."""
 
     label = "costs"
     USUAL = {"shards": 100_000, "lanes": 12, "window rows": 320, "batch rows": ROWS}  # noqa: RUF012

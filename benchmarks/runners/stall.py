@@ -1,4 +1,4 @@
-"""A training loop beside its loader: how long it waits, and what the loader costs its compute."""
+"""A training loop beside its loader: its waits, and the slowdown of its compute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.runners.streampack import fields_of
 __all__ = ["STALLS"]
 
 COMPUTE_S = 0.020
-SHARE = 4  # the loop needs this part of what the loader can give
+SHARE = 4  # the loop needs a quarter of the loader's rate
 STEPS = 120
 STRETCH = 20  # steps with the loader, then as many without, in turn
 AHEAD = 4

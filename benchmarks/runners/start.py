@@ -43,7 +43,7 @@ class ImportsOnly(Timed):
             yield process.stdout.readline()
 
     def check(self) -> Counts:
-        """It did get there (and has compiled what is to be cached)."""
+        """Raise unless the process was ready (kernels are cached by then)."""
         (line,) = self.batches()
         if not line.startswith("ready"):
             raise WrongOutputError(f"{self.label}: the process printed {line!r}.")

@@ -35,7 +35,7 @@ def fields_of(batch: Any) -> tuple[Any, ...]:
 
 
 class StreampackLoader(Timed):
-    """What the sources have in common."""
+    """Base of the runners over streampack's sources."""
 
     delivers = "input_ids, position_ids, labels int64, document_ids int32 as torch tensors"
     settings = f"defaults, batches of {ROWS} rows"
@@ -45,7 +45,7 @@ class StreampackLoader(Timed):
 
     @abstractmethod
     def source(self) -> Any:
-        """What the dataset is made of."""
+        """Return the dataset's source."""
 
     def loader(self, **options: Any) -> Any:
         """A fresh loader over a fresh source."""
@@ -102,7 +102,7 @@ class FromMDS(StreampackLoader):
 
 
 class FromMDSOneLane(FromMDS):
-    """One lane: what a window's working set costs shows beside the default."""
+    """One lane: beside the default it shows the cost of a window's working set."""
 
     label = "streampack, MDS, one lane"
     settings = f"lanes=1, batches of {ROWS} rows"
@@ -110,7 +110,7 @@ class FromMDSOneLane(FromMDS):
 
 
 class FromMDSOneRow(FromMDS):
-    """The default batch of one row: what a batch costs whatever its size shows."""
+    """The default batch of one row: it shows a batch's cost apart from its size."""
 
     label = "streampack, MDS, one row per batch"
     settings = "all defaults, batches of one row"
@@ -206,4 +206,4 @@ def expect_documents(documents: dict[Any, list[Any]], wanted: list[NDArray[np.ui
             at = stop
         made.append(np.concatenate([p[2] for p in pieces]).astype(np.uint16).tobytes())
     if sorted(made) != sorted(document.tobytes() for document in wanted):
-        raise WrongOutputError("The documents delivered are not those of the workload.")
+        raise WrongOutputError("The documents delivered differ from the workload's.")

@@ -83,7 +83,7 @@ class Text(Timed):
         return Counts(tokens, tokens, len(self.texts))
 
     def check(self) -> Counts:
-        """Nothing to compare, where others are compared with it or none of its rows is ours."""
+        """Return the expected counts: it is the reference, or has rows unlike ours."""
         return self.expected()
 
 
@@ -171,7 +171,7 @@ class StreampackText(Text):
 
 
 class TRLText(Text):
-    """What TRL's SFTTrainer does with a dataset of texts before it trains: map, map, pack."""
+    """TRL's SFTTrainer on a dataset of texts before it trains: map, map, pack."""
 
     label = "TRL, preparation of SFTTrainer"
     environment = "trl"
@@ -223,7 +223,7 @@ class TRLText(Text):
 class NanochatText(Text):
     """nanochat's loader, until its tokenizer has had every text once.
 
-    It crops what does not fit, and what waits in its buffer at the end is not packed. Needs a
+    It crops documents that do not fit, and leaves its buffer unpacked at the end. Needs a
     checkout, which the environment variable NANOCHAT names.
     """
 

@@ -13,10 +13,9 @@ __all__ = ["TRLPackDataset"]
 class TRLPackDataset(Timed):
     """Best-fit decreasing over an Arrow-backed datasets.Dataset.
 
-    "bfd_split" keeps every token. `keep_in_memory` spares the cache file, and 10,000 documents
-    per call of the packing function were the fastest of 1,000, 10,000 and all. What is timed ends
-    at the packed Arrow table; its collator, which makes tensors by way of Python lists, does not
-    count.
+    "bfd_split" keeps every token. `keep_in_memory` spares the cache file, and 10,000 documents per
+    call of the packing function were the fastest of 1,000, 10,000 and all. The time ends at the
+    packed Arrow table; its collator, which makes tensors by way of Python lists, does not count.
     """
 
     label = "TRL, pack_dataset bfd_split"

@@ -21,7 +21,7 @@ NEEDS = {
 
 
 def missing_for(name: str, path: str | None) -> str:
-    """A sentence on what a client needs and is not there, before it runs for minutes; or ""."""
+    """Return a sentence about a client's missing packages, before it runs for minutes; or ""."""
     absent = [module for module in NEEDS[name] if importlib.util.find_spec(module) is None]
     if absent:
         return f"{name} needs {', '.join(absent)}: pip install --no-deps {' '.join(absent)}"

@@ -1,4 +1,4 @@
-"""What the clients share: a corpus, a tokenizer, a tiny Llama, and the table of both sides."""
+"""Parts that the clients share: a corpus, a tokenizer, a tiny Llama, the table of both sides."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ class Corpus:
 
     @property
     def tokens(self) -> int:
-        """Of all documents, with their ends."""
+        """Tokens of all documents, with their ends."""
         return sum(map(len, self.documents))
 
     def dataset(self, row: int = SEQ_LEN, **options: Any) -> PackedDataset:
-        """streampack's batches of the corpus; `options` are those of `PackedDataset`."""
+        """Return streampack's dataset of the corpus, with the `options` of a `PackedDataset`."""
         return PackedDataset(
             self.files, seq_len=row, batch_size=ROWS, tokenizer=self.tokenizer_file,
             token_rules=TokenRules(eos_id=0), **options,

@@ -17,7 +17,7 @@ from streampack import PackedLoader
 
 
 def losses(corpus: Corpus, make_loader: Any, *, resume: bool) -> list[float]:
-    """Of a run from the beginning, or from what that saved after step `SAVED_AFTER`."""
+    """Return the losses of a whole run, or of one resumed from its state after `SAVED_AFTER`."""
     fabric = Fabric(accelerator="cpu", devices=1)
     model = tiny_llama()
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), 1e-3))

@@ -45,7 +45,7 @@ class Module(DataModule):
 
 
 def train(make_loader: Any, folder: Path) -> tuple[list[float], list[float]]:
-    """The losses of a run, and those of one that resumes after step `SAVED_AFTER`.
+    """Return the losses of a run, and of a run that resumes after step `SAVED_AFTER`.
 
     litgpt puts its loader into the checkpoint. Of one without a state that is the whole object,
     which torch refuses to load: none are resumed.

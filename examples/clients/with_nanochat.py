@@ -1,7 +1,7 @@
 """nanochat's base training: its own loader, which crops documents, and streampack's.
 
-The change is that of docs/migration.md: the same files, tokenizer and tensors, another loader. The
-model and the loader of before are those of the checkout at the path given (its tokenizer needs
+docs/migration.md describes the change: the same files, tokenizer and tensors, another loader. The
+model and the former loader come from the checkout at the path given (its tokenizer needs
 `rustbpe`). Both run in the order of nanochat's own loop, which takes the next batch before the step
 and saves with it in hand.
 """
@@ -52,7 +52,7 @@ class Its:
 
 
 def losses(tokenizer: Any, loader: Any, weights: Any = None) -> tuple[list[float], Any]:
-    """Of the steps that are left, and what is saved after step `SAVED_AFTER`."""
+    """Return the losses of the remaining steps, and the state after step `SAVED_AFTER`."""
     from nanochat.gpt import GPT, GPTConfig
 
     torch.manual_seed(0)
@@ -82,10 +82,9 @@ def losses(tokenizer: Any, loader: Any, weights: Any = None) -> tuple[list[float
 
 
 def epoch_of_its(tokenizer: Any, tokens: int) -> tuple[int, int, int, int]:
-    """Steps, tokens, slots and cut documents (it crops them) of an epoch of nanochat's loader.
+    """Return steps, tokens, slots and cut (cropped) documents of an epoch of nanochat's loader.
 
-    From the moment at which it begins to read the files again until it does so once more, since its
-    buffer is full at both.
+    It counts the second epoch, from one start of the files to the next: its buffer is full at both.
     """
     loader, steps = Its(tokenizer), 0
     for _ in loader:

@@ -65,7 +65,7 @@ class Training:
 
 
 def run(corpus: Corpus, make_loader: Any, *, resume: bool) -> list[float]:
-    """The losses of a run from the beginning, or from what that saved after step `SAVED_AFTER`."""
+    """Return the losses of a whole run, or of one resumed from its state after `SAVED_AFTER`."""
     model, loader = tiny_llama(), make_loader()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     state = {"training": Training(model, optimizer), "dataloader": loader}

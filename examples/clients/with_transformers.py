@@ -39,7 +39,7 @@ def losses(trainer: Any) -> list[float]:
 
 
 def train(make: Any, corpus: Corpus) -> tuple[list[float], list[float]]:
-    """The losses of a run, and those of one that resumes after step `SAVED_AFTER`."""
+    """Return the losses of a run, and of a run that resumes after step `SAVED_AFTER`."""
     whole, again = make(), make()
     for trainer in (whole, again):
         trainer.remove_callback(PrinterCallback)

@@ -1,1 +1,1 @@
-"""Synthetic recall: what packing does to a model that must read its documents."""
+"""Synthetic recall: effects of packing on a model that must read its documents."""

@@ -4,8 +4,8 @@
     python -m benchmarks.papers.recall --report [FILE]
 
 Trains every run that the file of results lacks, on one thread, all arms of a seed before the next
-seed, and adds a line for each; then prints the tables. It may be stopped and started again at any
-time. `--report` only prints. What they say: docs/papers.md.
+seed, and adds a line for each; then prints the tables. It may be stopped and restarted at any
+time. `--report` only prints. See docs/papers.md for the results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESULTS = Path(__file__).with_name("results.jsonl")
 
 
 def main() -> None:
-    """Train what is missing, or only print."""
+    """Train the missing runs, or only print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.papers.recall")
     parser.add_argument("--results", type=Path, default=RESULTS, help="a JSON line for each run")
     parser.add_argument("--report", type=Path, nargs="?", const=RESULTS, help="print this, no runs")

@@ -1,14 +1,14 @@
-"""Documents whose facts are their only source: the corpus of the recall experiment.
+"""Documents as the only source of their facts: the corpus of the recall experiment.
 
 A fact is a key with a random value. A document states it once ("key value") and asks for it once,
 later ("? key", and the value is the answer), among fillers. Keys and values are drawn anew for
-every document, so nothing but the document says what the answer is.
+every document, so only the document contains the answer.
 
 Two kinds of documents have more. A document of an event names the event and, `EVENT_DISTANCE`
 tokens later, its date: a pair that is the same in all documents, so that it can only be learnt by
-heart; in those of half of the events the end of a row of 256 lies between the two, if a document is
-cut where its rows end. Documents of a group share a table of facts: each states half of it and
-asks also for facts that it does not state.
+heart; for half of the events the end of a row of 256 lies between the two, if a document is cut
+where its rows end. Documents of a group share a table of facts: each states half of it and asks
+also for facts that it does not state.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ GROUP_LENGTHS = (64, 96)
 
 
 class Kind(IntEnum):
-    """What a token answers; everything that is not NOTHING is learnt and measured."""
+    """Kind of a token as an answer; all kinds but NOTHING are learnt and measured."""
 
     NOTHING = 0
     OWN = 1  # a fact that its document states

@@ -1,4 +1,4 @@
-"""What the recall experiment measures: right answers and misplaced probability, on held-out rows.
+"""Measures of the recall experiment: right answers, misplaced probability, on held-out rows.
 
 Every set is made of whole documents by `PackedDataset`, the same for all arms and seeds.
 """
@@ -79,7 +79,7 @@ def batches_of(
 
 
 def same_piece(batch: PackedBatch) -> Tensor:
-    """(rows, seq_len) bool: answers whose statement is in the same piece of their document."""
+    """(rows, seq_len) bool: answers with their statement in the same piece of the document."""
     distance = batch.fields["distance"].long()
     columns = torch.arange(batch.seq_len).expand_as(distance)
     stated = columns - distance
@@ -153,7 +153,7 @@ class HeldOut:
 
 @torch.no_grad()
 def answers_of(model: SmallGPT, batches: Iterable[PackedBatch], *, behind: bool) -> Answers:
-    """All answers; with `behind`, those of the second document of every row."""
+    """Return all answers, or with `behind` the answers of every row's second document."""
     return Answers(
         *(torch.cat(parts) for parts in zip(*_parts(model, batches, behind), strict=True))
     )

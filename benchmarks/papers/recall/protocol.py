@@ -92,9 +92,9 @@ class Comparison:
     """A measure of an arm minus a measure of an arm, seed by seed.
 
     Attributes:
-        question: what it answers.
-        arm, measure: what is compared, as in the results.
-        to, to_measure: what with; None is the same measure.
+        question: the question it answers.
+        arm, measure: left side, named as in the results.
+        to, to_measure: right side; None is the same measure.
     """
 
     question: str
@@ -129,7 +129,7 @@ def planned() -> list[tuple[Arm, int]]:
 
 
 def digest(preset: Preset) -> str:
-    """Of everything that decides what a run gives, but seeds and packers' revisions."""
+    """Return a digest of all settings that determine a run, but seeds and packers' revisions."""
     text = json.dumps([asdict(preset), _documents.settings(), [
         (arm.name, arm.corpus, type(arm.packer).__name__, arm.attention) for arm in ARMS
     ]])  # fmt: skip

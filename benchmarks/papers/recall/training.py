@@ -18,7 +18,7 @@ from streampack.packing import PackingStats
 
 __all__ = ["learn", "rows_of"]
 
-WINDOW_TOKENS = 400_000  # beyond what is trained on, so that the window is never short of documents
+WINDOW_TOKENS = 400_000  # more than is trained on, so that the window is never short of documents
 
 
 def rows_of(arm: Arm, seed: int, preset: Preset) -> PackedDataset:
@@ -36,8 +36,8 @@ def learn(arm: Arm, seed: int, preset: Preset, held_out: HeldOut) -> dict[str, A
     """One run.
 
     Returns:
-        What a line of the file of results holds: the measures, the curve of the loss at answers
-        (nats, means of so many steps), and what the rows were made of.
+        A line of the file of results: the measures, the curve of the loss at answers (nats, means
+        over several steps), and the composition of the rows.
     """
     began = time.process_time()
     torch.manual_seed(seed)
