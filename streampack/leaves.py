@@ -88,6 +88,7 @@ METHODS = {
     "by_source": "run.by_source:by_source",
     "set_weights": "run.weights:set_weights",
     "explain": "run.explanation:explain",
+    "summary": "run.summary:summary",
     "locate": "run.provenance:locate",
     "text_of": "run.provenance:text_of",
     "with_provenance": "window.provenance:traced",

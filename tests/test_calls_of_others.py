@@ -198,6 +198,11 @@ def test_the_error_of_a_property_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
         _ = dataset().plan
 
 
+def test_a_plan_is_printed_as_a_summary() -> None:
+    assert "8 rows of 16 tokens" in str(dataset().plan)
+    assert len(str(dataset().plan).splitlines()) < 12
+
+
 def test_a_dataset_in_torchs_loader_has_no_length_either() -> None:
     torchs = DataLoader(dataset(), batch_size=None)
     with pytest.raises(TypeError):

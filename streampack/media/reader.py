@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 #: Default fields of images; a record has at most one of them.
 USUAL_FIELDS = ("images", "image")
+#: Field of paths in the metadata of an imagefolder of datasets.
+FILE_NAME = "file_name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,15 @@ class ImageReader:
                 f"None, but has the fields {fields}.",
                 "Pass text= with the field of the texts; None reads conversations.",
                 setting="text",
+                document=where,
+            )
+        unnamed = self.images == USUAL_FIELDS and not {*self.images} & {*names}
+        if self.text is not None and unnamed and FILE_NAME in names:
+            raise ConfigError(
+                f"{where} has the fields {fields}, and images= is not given.",
+                f'Pass images="{FILE_NAME}", whose paths count from the folder of the file; for '
+                "texts alone pass sources.open(path) in place of Images.",
+                setting="images",
                 document=where,
             )
         if self.text is not None and {*names} - {self.text} and not {*self.images} & {*names}:

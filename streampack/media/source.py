@@ -10,12 +10,15 @@ from typing import Any
 
 from streampack.arguments import explained
 from streampack.documents.conversations import TurnRules
-from streampack.media.reader import USUAL_FIELDS, ImageReader
+from streampack.errors import ConfigError
+from streampack.media.reader import FILE_NAME, USUAL_FIELDS, ImageReader
 from streampack.packing.overflow import Overflow
 from streampack.sources.chat.records import ADDED_FIELDS
 from streampack.sources.chat.source import Chat, source_of_records
 from streampack.sources.formats import RECORD_FORMATS
 from streampack.sources.reading import ReadOptions
+from streampack.sources.record_files import RecordFiles
+from streampack.storage.file_info import shown
 from streampack.storage.storage import Storage
 
 _BLOCK_DOCUMENTS = 32  # small, because an image takes as much memory as hundreds of texts
@@ -45,7 +48,8 @@ class Images(Chat):
         sizes: fields with the heights and the widths of the images in pixels, after EXIF rotation;
             numbers or lists. None reads them from the heads of the files, which is slower for
             remote images. For a `MediaModel`, the fields of its sizes.
-        folder: base of relative image paths, a path or URL. None means the working directory.
+        folder: base of relative image paths, a path or URL. None means the working directory, and
+            for ``images="file_name"``, as in an imagefolder of datasets, the folder of the file.
         placeholder: text that marks an image in texts and messages. None means "<image>", except in
             conversations with image parts; "" means no text does.
         template: as for `Chat`; None uses the processor's.
@@ -88,6 +92,11 @@ class Images(Chat):
         reading = ReadOptions(block_documents=_BLOCK_DOCUMENTS) if reading is None else reading
         formats = RECORD_FORMATS if text is None else ("MDS", "WebDataset", *RECORD_FORMATS)
         self._records = source_of_records(data, reader, reading, storage, formats, text)
+        if fields == (FILE_NAME,) and folder is None and isinstance(self._records, RecordFiles):
+            below = _one_folder(self._records.manifest.paths)
+            self._records.fields = replace(
+                self._records.fields, records=replace(reader, folder=below)
+            )
         self.reading, self.once = self._records.reading, self._records.once
 
     def __repr__(self) -> str:
@@ -103,3 +112,16 @@ class Images(Chat):
             reader = replace(reader, images=USUAL_FIELDS[:1])
         fields = [name for name in reader.columns if name not in ADDED_FIELDS]
         return {**super().describe(), "fields": fields, "images": reader.placeholder}
+
+
+def _one_folder(paths: Sequence[str]) -> str:
+    """Return the folder of files; raise `ConfigError` if they lie in several."""
+    folders = sorted({path.rpartition("/")[0] for path in paths})
+    if len(folders) > 1:
+        raise ConfigError(
+            f"The files lie in {len(folders)} folders, such as {shown(folders[0])} and "
+            f"{shown(folders[1])}, and their images are named from their own folder.",
+            "Make each an Images of its own in a sources.Mixture, or pass folder=.",
+            setting="folder",
+        )
+    return folders[0]

@@ -15,7 +15,15 @@ from typing import Any, ClassVar
 
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
-from streampack.leaves import CHANGED_FIELDS, CHANGED_SETTINGS, MEASURED, PLANS, load, of_settings
+from streampack.leaves import (
+    CHANGED_FIELDS,
+    CHANGED_SETTINGS,
+    MEASURED,
+    METHODS,
+    PLANS,
+    load,
+    of_settings,
+)
 from streampack.packing.packer import Packer
 from streampack.run.fingerprint import fingerprint_of
 from streampack.run.state import Deferred, RunState, check_state
@@ -98,6 +106,10 @@ class RunPlan:
     config: LaneConfig
     topology: Topology
     fingerprint: dict[str, Any]
+
+    def __str__(self) -> str:
+        summary: str = load(METHODS["summary"])(self)
+        return summary
 
     @classmethod
     def of(cls, config: LaneConfig, topology: Topology) -> RunPlan:

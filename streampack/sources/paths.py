@@ -125,7 +125,7 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
             other = listed.get(None, next(iter(listed.values())))
             raise ConfigError(
                 f'"{shown(path)}" must name files of a supported format, got {shown(other)}.',
-                remedy=_loaded_by_datasets(other)
+                remedy=_converted_by_pyarrow(other)
                 or f"Name files that end in {endings} or the like, or pass a source of "
                 "streampack.sources.",
                 path=shown(path),
@@ -159,11 +159,17 @@ def _files(path: str, storage: Storage) -> list[FileInfo]:
         raise
 
 
-def _loaded_by_datasets(path: str) -> str:
-    """Return advice for reading a file with `datasets`; "" if `datasets` has no reader for it."""
-    for ending, more in ((".csv", ""), (".tsv", ', sep="\\t"')):
-        if has_ending(path, (ending, f"{ending}.gz")):
-            return f'Pass datasets.load_dataset("csv", data_files={path!r}, split="train"{more}).'
+def _converted_by_pyarrow(path: str) -> str:
+    """Return the lines that convert a table of text, which declares no types; "" for others."""
+    for ending, mark in ((".csv", ","), (".tsv", "\t")):
+        if has_ending(path, tuple(f"{ending}{codec}" for codec in ("", ".gz", ".bz2", ".zst"))):
+            target = path[: path.lower().rindex(ending)] + ".parquet"
+            return (
+                "It declares no types; convert it, and pass the new file:\n"
+                "from pyarrow import csv, parquet\n"
+                f"form = csv.ParseOptions(delimiter={mark!r}, newlines_in_values=True)\n"
+                f"parquet.write_table(csv.read_csv({path!r}, parse_options=form), {target!r})"
+            )
     return ""
 
 

@@ -11,8 +11,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
+from streampack.errors import ConfigError
 from streampack.media import Images
+from streampack.sources.error_policy import ErrorPolicy
 from tests.support.mosaic import streaming_module
 from tests.support.vision import PLACE, drawn, png, records
 from tests.support.vision_runs import assert_as_processor, dataset, documents_of
@@ -95,3 +98,21 @@ def test_fields_of_documents_come_with_images_of_mds(tmp_path: Path) -> None:
     batches = dataset(mds(tmp_path, given), document_fields={"number": "int64"})
     found = [number for batch in batches for number in batch.document_fields["number"].tolist()]
     assert sorted(found) == list(range(9))
+
+
+def test_paths_of_an_imagefolder_count_from_its_file(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    path = tmp_path / "metadata.jsonl"
+    path.write_text('{"file_name": "a.png", "text": "one"}\n')
+    with pytest.raises(ConfigError) as caught:
+        Images(path, text="text").prepare()
+    assert caught.value.setting == "images"
+    source = Images(path, text="text", images="file_name")
+    ((block, _),) = source.lanes(1, seed=0, epoch=0, shuffle=False)[0].read(None, ErrorPolicy())
+    (attached,) = block.document_fields["media"]
+    assert attached.references == (str(tmp_path / "a.png"),)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metadata.jsonl").write_text(path.read_text())
+    with pytest.raises(ConfigError) as caught:
+        Images(tmp_path, text="text", images="file_name")
+    assert caught.value.setting == "folder"
