@@ -6,7 +6,7 @@ Converts the same JSON lines, of source code, with GPT-2's vocabulary and an end
 document, in one process and in two. Every command runs on the corpus and on a sixtieth of it; the
 difference gives the rate, and the rest is the start with its imports. Rounds go over all commands
 in turn, and a figure is the median of its rounds. All must write as many tokens as we do. We encode
-by kitoken, and once by "tokenizers", the library of the others.
+by gigatoken, and once by "tokenizers", the library of the others.
 
 datatrove runs in the environment of `benchmarks.environments`, or with ``--datatrove PYTHON``;
 Megatron-LM with its preprocess_data, in the checkout ``--megatron FOLDER`` and with this

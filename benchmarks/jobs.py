@@ -117,8 +117,8 @@ JOBS = [
             "Python source with the vocabulary. Tokens per second of processor time, that of "
             "worker processes included, and of wall time. Ratios are of processor time.",
             runners,
-            columns=("M tokens/s of a core", "M tokens/s", "x kitoken alone", "first batch, ms"),
-            compared="x kitoken alone",
+            columns=("M tokens/s of a core", "M tokens/s", "x engine alone", "first batch, ms"),
+            compared="x engine alone",
             clock="processor_s",
         )
         for vocabulary, runners in TEXT_RUNNERS.items()

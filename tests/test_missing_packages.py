@@ -16,7 +16,7 @@ from tests.support.program import output_of
 #: Calls that need a package of each extra, in a process that can import no such package.
 WITHOUT = """
 import sys
-for package in ("faiss", "ray", "PIL", "jinja2", "webdataset", "kitoken", "s3fs", "aiohttp"):
+for package in ("faiss", "ray", "PIL", "jinja2", "webdataset", "gigatoken", "s3fs", "aiohttp"):
     sys.modules[package] = None
 from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError

@@ -87,16 +87,16 @@ class Text(Timed):
         return self.expected()
 
 
-class KitokenAlone(Text):
+class EngineAlone(Text):
     """The engine that "auto" takes, alone."""
 
-    label = "kitoken alone"
+    label = "gigatoken alone"
     settings = f"calls of {CALL} texts in memory"
-    delivers = "lists of ids"
+    delivers = "one array of ids"
 
     def batches(self) -> Iterator[Any]:
         """One call at a time."""
-        encode = self.tokenizer._fast._by_kitoken
+        encode = self.tokenizer._fast._fast.encode
         for first in range(0, len(self.texts), CALL):
             yield encode(self.texts[first : first + CALL])
 
@@ -285,7 +285,7 @@ class NanochatText(Text):
 
 def _runners(vocabulary: str) -> list[type[Text]]:
     """The engines alone, then pipelines."""
-    members: list[tuple[type[Text], dict[str, Any]]] = [(KitokenAlone, {}), (TokenizersAlone, {})]
+    members: list[tuple[type[Text], dict[str, Any]]] = [(EngineAlone, {}), (TokenizersAlone, {})]
     for engine in ("auto", "tokenizers"):
         for kind in ("JSON lines", "Parquet"):
             label = f"streampack, {kind}" + (", engine tokenizers" if engine != "auto" else "")

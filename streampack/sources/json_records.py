@@ -24,16 +24,27 @@ def parse_json(data: bytes) -> Any:
     Raises:
         ValueError: `data` is not JSON, or nested more than `MOST_NESTED` deep.
     """
-    # Nearly all records have fewer brackets, and a look at every byte takes longer than counting.
-    if data.count(b"[") + data.count(b"{") > MOST_NESTED:
-        # Without pairs of backslashes, and then without escaped quotes, every other part is a text.
-        parts = data.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
-        outside = np.frombuffer(b"".join(parts[::2]), dtype=np.uint8)
-        opened, closed = ((outside == a) | (outside == b) for a, b in (b"[{", b"]}"))
-        depth = int(np.cumsum(opened.astype(np.int64) - closed).max())
-        if depth > MOST_NESTED:
-            raise ValueError(f"it is nested {depth} levels deep, at most {MOST_NESTED} are allowed")
-    return json.loads(data.decode())
+    try:
+        value = json.loads(data.decode())
+    except RecursionError:
+        _check_depth(data)
+        raise
+    # Texts may hold any number of brackets. Nearly all other records have fewer than the limit, and
+    # a look at every byte takes longer than counting.
+    flat = isinstance(value, dict) and not any(isinstance(v, dict | list) for v in value.values())
+    if not flat and data.count(b"[") + data.count(b"{") > MOST_NESTED:
+        _check_depth(data)
+    return value
+
+
+def _check_depth(data: bytes) -> None:
+    # Without pairs of backslashes, and then without escaped quotes, every other part is a text.
+    parts = data.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
+    outside = np.frombuffer(b"".join(parts[::2]), dtype=np.uint8)
+    opened, closed = ((outside == a) | (outside == b) for a, b in (b"[{", b"]}"))
+    depth = int(np.cumsum(opened.astype(np.int64) - closed).max())
+    if depth > MOST_NESTED:
+        raise ValueError(f"it is nested {depth} levels deep, at most {MOST_NESTED} are allowed")
 
 
 _BOM = b"\xef\xbb\xbf"

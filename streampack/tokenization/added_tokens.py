@@ -1,12 +1,11 @@
-"""Conversion of added tokens so that kitoken splits texts at them as `tokenizers` does.
+"""Conversion of added tokens so that gigatoken splits texts at them as `tokenizers` does.
 
-`tokenizers` searches for added tokens twice: in the text, and in the normalized text between the
-tokens found there. Each time the leftmost match wins, and the longest of several at one position.
+`tokenizers` searches for added tokens twice: in the text for those that are not "normalized", and
+in the normalized text between the tokens found there for the others. Each time the leftmost match
+wins, and the longest of several at one position.
 
-kitoken also searches twice, but takes the first match in the order of the file. It drops ordinary
-tokens of one byte or with a merge, removes a token's text from the vocabulary, where it may mean
-other bytes, and replaces the id of a token that shares one. It is therefore given all tokens as
-special tokens, longest first, and no vocabulary with ambiguous texts or ids.
+gigatoken searches once, by the same rule for all tokens. So no normalized token may overlap one of
+the others that starts later, and its tokenizer.json has no vocabulary with ambiguous texts or ids.
 """
 
 from __future__ import annotations
@@ -24,30 +23,34 @@ _ALPHABET = frozenset(LETTERS)
 
 
 def with_the_same_cuts(engine: Engine, described: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the tokenizer.json for kitoken, without a normalizer; None if cuts would differ.
+    """Return the tokenizer.json for gigatoken, without a normalizer; None if cuts would differ.
 
     Args:
         engine: the tokenizer. If `encode_special_tokens` is set, special tokens are ordinary text.
         described: its tokenizer.json, with a byte-level BPE.
     """
     tokens: list[dict[str, Any]] = []
-    ordinary: list[dict[str, Any]] = []
+    ordinary: list[str] = []
+    kinds: tuple[list[str], list[str]] = [], []
     for token in described["added_tokens"]:
         text = token["content"]
         if token["normalized"] and engine.normalizer is not None:
             text = engine.normalizer.normalize_str(text)
-        special = {**token, "content": text, "special": True}
-        (ordinary if token["special"] and engine.encode_special_tokens else tokens).append(special)
+        if token["special"] and engine.encode_special_tokens:
+            ordinary.append(text)
+        else:
+            tokens.append({**token, "content": text})
+            kinds[token["normalized"]].append(text)
     model = _reachable(described["model"])
     if (
         any(token[name] for token in tokens for name in _CONDITIONS)
         or len({token["content"] for token in tokens}) < len(tokens)
         or _is_ambiguous(tokens, model["vocab"])
+        or _precede(kinds[1], kinds[0])
         # `tokenizers` also matches these tokens, and skips the text that they cover.
-        or _touch(*([token["content"] for token in some] for some in (tokens, ordinary)))
+        or _touch([token["content"] for token in tokens], ordinary)
     ):
         return None
-    tokens.sort(key=lambda token: len(token["content"]), reverse=True)
     return {**described, "added_tokens": tokens, "model": model, "normalizer": None}
 
 
@@ -56,15 +59,14 @@ def _reachable(model: Mapping[str, Any]) -> dict[str, Any]:
 
     These are tokens with a character that encodes no byte, and tokens that no merge produces.
     """
-    merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-    merges = [pair for pair in merges if _ALPHABET.issuperset("".join(pair))]
-    merged = {"".join(pair) for pair in merges}
-    all_match = model.get("ignore_merges", False)
-    vocabulary = {
-        text: number
-        for text, number in model["vocab"].items()
-        if _ALPHABET.issuperset(text) and (all_match or len(text) == 1 or text in merged)
-    }
+    vocabulary, merges = model["vocab"], model["merges"]
+    kept = set(vocabulary)
+    if not _ALPHABET.issuperset("".join(vocabulary)):
+        kept = {text for text in vocabulary if _ALPHABET.issuperset(text)}
+        merges = [pair for pair in merges if kept.issuperset(pair)]
+    if not model.get("ignore_merges"):
+        kept &= {"".join(pair) for pair in merges} | _ALPHABET
+    vocabulary = {text: number for text, number in vocabulary.items() if text in kept}
     return {**model, "vocab": vocabulary, "merges": merges}
 
 
@@ -82,13 +84,15 @@ def _is_ambiguous(tokens: Iterable[Mapping[str, Any]], vocabulary: Mapping[str, 
 
 def _touch(some: Sequence[str], others: Sequence[str]) -> bool:
     """Return True if a token of each list can share characters in some text."""
+    return _precede(some, others) or _precede(others, some)
+
+
+def _precede(some: Sequence[str], others: Sequence[str]) -> bool:
+    """Return True if one of `some` can share characters with one of `others` that starts in it."""
     begins = {text[:n] for text in others for n in range(1, len(text))}
-    ends = {text[-n:] for text in others for n in range(1, len(text))}
-    if any(text[-n:] in begins or text[:n] in ends for text in some for n in range(1, len(text))):
+    if any(text[-n:] in begins for text in some for n in range(1, len(text))):
         return True
-    return any(_holds(text, {*others}) for text in some) or any(
-        _holds(text, {*some}) for text in others
-    )
+    return any(_holds(text, {*others}) for text in some)
 
 
 def _holds(text: str, few: Collection[str]) -> bool:

@@ -17,10 +17,41 @@ Span = tuple[int, int]
 
 #: Split pattern of GPT-2 (https://github.com/openai/gpt-2), which a tokenizer.json implies.
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-#: A variant that keeps white space other than " " with the text after it. It gives other tokens
-#: only where a token of the vocabulary joins the two (`joined_white_space`), and is twice as fast
-#: because it has no lookahead.
-GPT2_JOINED = r"[^\S ]?'(?:[sdmt]|ll|ve|re)|\s?\p{L}+|\s?\p{N}+|\s?[^\s\p{L}\p{N}]+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+)
+_SLASHES = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
+_CL100K = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|%s| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+#: Lists of patterns that gigatoken cuts as `tokenizers` does, as a tokenizer.json has them, and as
+#: gigatoken reads them: its src/pretokenize/options.rs (github.com/marcelroed/gigatoken, 0.10.0),
+#: without the text of cl100k for which white space at the end of a text is cut otherwise.
+_KNOWN: list[tuple[str, ...]] = [
+    (GPT2,),
+    (_ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST,),  # Llama 3, OLMo 2 and 3
+    (_ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST,),  # Qwen 2 and 3
+    (
+        _ENDINGS
+        + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+        + _REST.replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}"),
+    ),  # Qwen 3.5
+    (f"{_WORDS[0]}{_ENDINGS}?|{_WORDS[1]}{_ENDINGS}?" + r"|\p{N}{1,3}" + _SLASHES,),  # o200k
+    ("|".join(_WORDS) + r"|\p{N}" + _SLASHES,),  # Nemotron 3, Tekken
+    (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+        "|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
+        "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ),  # DeepSeek V3
+]
+_SAME = dict(zip(_KNOWN, _KNOWN, strict=True))
+_SAME[(_CL100K % r"(?>\p{N}{1,3})",)] = (_CL100K % r"\p{N}{1,3}+",)  # as `tiktoken` converts it
 
 _SEEN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = iter(range(256, 512))
@@ -28,23 +59,22 @@ _OTHERS = iter(range(256, 512))
 LETTERS = [chr(byte if byte in _SEEN else next(_OTHERS)) for byte in range(256)]
 _BYTE_OF = {letter: byte for byte, letter in enumerate(LETTERS)}
 
-_WHITE = [
-    *"\t\n\x0b\x0c\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000",
-    *map(chr, range(0x2000, 0x200B)),
-]
 
-
-def patterns(described: Mapping[str, Any]) -> list[str] | None:
-    """Return the patterns that split a text before BPE; None unless it is plain byte-level BPE.
+def known_patterns(described: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return gigatoken's text of the patterns that split a text before BPE.
 
     Args:
         described: content of a tokenizer.json. Added tokens are ignored; see `added_tokens`.
+
+    Returns:
+        The patterns, or None if it is not a plain byte-level BPE with patterns in `_SAME`.
     """
     model, normalizers = described["model"], _steps(described["normalizer"], "normalizers")
-    plain = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+    plain = ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "dropout")
     if (
         model["type"] != "BPE"
-        or any(model.get(name) for name in (*plain, "dropout", "fuse_unk"))
+        or any(model.get(name) for name in plain)
+        or not model["vocab"].keys() >= _BYTE_OF.keys()
         or any(step["type"] != "NFC" for step in normalizers)
     ):
         return None
@@ -52,13 +82,15 @@ def patterns(described: Mapping[str, Any]) -> list[str] | None:
     if not steps or steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
         return None
     *splits, last = steps
-    expressions = []
-    for step in splits:
-        known = step["type"] == "Split" and step["behavior"] == "Isolated" and not step["invert"]
-        if not known or "Regex" not in step["pattern"]:
-            return None
-        expressions.append(step["pattern"]["Regex"])
-    return [*expressions, GPT2] if last.get("use_regex", True) else expressions
+    if not splits:
+        return (GPT2,) if last.get("use_regex", True) else None
+    if last.get("use_regex", True):
+        return None
+    # A pattern that matches all text may also remove what lies between its matches: nothing.
+    cuts = {("Isolated", False)} | ({("Removed", True)} if len(splits) == 1 else set())
+    if any(s["type"] != "Split" or (s["behavior"], s["invert"]) not in cuts for s in splits):
+        return None
+    return _SAME.get(tuple(split["pattern"].get("Regex", "") for split in splits))
 
 
 def _steps(described: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
@@ -68,34 +100,11 @@ def _steps(described: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     return described[name] if described["type"] == "Sequence" else [described]
 
 
-def joined_white_space(vocabulary: Mapping[str, int]) -> set[str]:
-    """Return white-space characters other than " " that a token joins to non-space text."""
-    ends: dict[bytes, set[str]] = {}
-    for character in _WHITE:
-        whole = character.encode()
-        for start in range(len(whole)):
-            ends.setdefault(whole[start:], set()).add(character)
-    joined: set[str] = set()
-    for token in vocabulary:
-        if not all(letter in _BYTE_OF for letter in token[:4]):
-            continue  # skips added tokens
-        head = bytes(_BYTE_OF[letter] for letter in token[:4])
-        for cut in range(1, len(head)):
-            whole_before = head[:cut] in ends and head[cut] & 0xC0 != 0x80
-            if whole_before and not _bytes_of(token)[cut:].decode(errors="replace").isspace():
-                joined |= ends[head[:cut]]
-    return joined
-
-
-def _bytes_of(token: str) -> bytes:
-    return bytes(_BYTE_OF[letter] for letter in token)
-
-
 class TokenPlaces:
     """Positions of a text's tokens, from their lengths in bytes.
 
     Args:
-        engine: a tokenizer for which `patterns` does not return None.
+        engine: a tokenizer for which `known_patterns` does not return None.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -108,7 +117,7 @@ class TokenPlaces:
             self._lengths[number] = len(special.content.encode())
 
     def mask(
-        self, text: str, ids: Sequence[int], spans: Sequence[Span]
+        self, text: str, ids: NDArray[np.uint32], spans: Sequence[Span]
     ) -> NDArray[np.bool_] | None:
         """Return an (N,) bool mask of the tokens that contain characters of `spans`.
 
@@ -120,7 +129,7 @@ class TokenPlaces:
         Returns:
             The mask, or None if the lengths of the tokens do not add up to the text's.
         """
-        stops = self._lengths[np.asarray(ids, dtype=np.int64)].cumsum()
+        stops = self._lengths[ids].cumsum()
         size = len(text.encode())
         if size != (stops[-1] if len(stops) else 0):
             return None

@@ -1,24 +1,22 @@
-"""Encoding by kitoken: the ids of `tokenizers` for byte-level BPE, several times faster.
+"""Encoding by gigatoken: the ids of `tokenizers` for BPE at many times the speed.
 
-A tokenizer is eligible only if kitoken supports every part of it exactly: byte-level BPE with the
-pattern of GPT-2 or explicit patterns, no normalizer or NFC, and added tokens at which kitoken can
-split texts in the same way (`added_tokens`). Every process compares the ids of both: first on the
-given texts, on `HOSTILE` and on texts with the added tokens, and later on one text in 251.
+A tokenizer is eligible only if gigatoken supports every part of it exactly: byte-level BPE with
+known patterns (`byte_level`), no normalizer or NFC, and added tokens at which gigatoken can split
+texts in the same way (`added_tokens`). Texts with rare properties are left to `tokenizers`. Every
+process compares the ids of both: first on the given texts, on `HOSTILE` and on texts with the added
+tokens, and later on one text in 4,001.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
-import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from importlib.util import find_spec
-from itertools import compress
-from operator import not_
-from typing import Any, Literal, TypeVar
-from unicodedata import is_normalized
+from typing import Any, Literal
+from unicodedata import category, is_normalized
 from zlib import crc32
 
 import numpy as np
@@ -30,25 +28,19 @@ from streampack.errors import ConfigError
 from streampack.extras import pip_command
 from streampack.notices import is_first
 from streampack.tokenization.added_tokens import texts_of, with_the_same_cuts
-from streampack.tokenization.byte_level import (
-    GPT2,
-    GPT2_JOINED,
-    Span,
-    TokenPlaces,
-    joined_white_space,
-    patterns,
-)
+from streampack.tokenization.byte_level import Span, TokenPlaces, known_patterns
 
 logger = logging.getLogger(__name__)
 
-EngineName = Literal["auto", "tokenizers", "kitoken"]
-Result = TypeVar("Result")
+EngineName = Literal["auto", "tokenizers", "gigatoken"]
+Flat = tuple[NDArray[np.uint32], NDArray[np.int64]]
 
-CHECKED_EVERY = 251  # in texts; prime, so that periodic corpora hide no difference
-PROOF_CHARACTERS = 1 << 18  # characters of the corpus to compare before the first ids are used
-LONG_RUN = 20_000  # in characters
-#: On such runs, patterns with lookahead exhaust the stack or take minutes.
-_LONG_RUN = re.compile(rf"[\s\x00-\x1f\x7f]{{{LONG_RUN}}}")
+CHECKED_EVERY = 4001  # in texts; prime, so that periodic corpora hide no difference
+PROOF_CHARACTERS = 1 << 16  # characters of the corpus to compare before the first ids are used
+LONG_TEXT = 1 << 18  # characters; longer ones are encoded without the interpreter's lock
+MOST_GROWTH = 512 << 20  # bytes of the process after which the engine is loaded anew
+LEAST_RENEWED = 32 << 20  # characters: the process may have grown for another reason
+MOST_UNSEEN = 2 << 30  # characters, where the size of the process cannot be read
 
 HOSTILE = (
     *("", " ", "  ", "\n", "\r\n\r\n", " \n \t ", "a  b   c", "\n's", "x\n'll ", "it's I'M we'Re"),
@@ -68,36 +60,91 @@ HOSTILE = (
 )
 
 
+class Gigatoken:
+    """BPE by gigatoken. Its caches of words have no bound, so it is loaded anew now and then."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._short: Any = None
+        self._long: Any = None  # its own, because threads may use it at the same time
+        self._encoded = self._size = 0
+
+    def encode(self, texts: Sequence[str]) -> Flat:
+        """Return the ids (T,) of all texts, and their number (N,) for each text.
+
+        Args:
+            texts: N strings without lone surrogates. Nothing else may be passed: gigatoken does
+                not check that bytes are UTF-8.
+        """
+        self._encoded += sum(map(len, texts))
+        if self._short is None or self._has_grown():
+            self._short, self._long = self._load(), None
+            self._encoded, self._size = 0, _process_bytes()
+        ids = [self._encode_one(text) for text in texts]
+        counts = np.fromiter(map(len, ids), np.int64, len(ids))
+        return np.concatenate([np.zeros(0, np.uint32), *ids]), counts
+
+    def _encode_one(self, text: str) -> NDArray[np.uint32]:
+        if len(text) <= LONG_TEXT:
+            short: NDArray[np.uint32] = self._short.encode(text)
+            return short
+        from gigatoken.gigatoken_rs import BytesSource, PadTruncate
+
+        if self._long is None:
+            self._long = self._load()
+        source = BytesSource([text.encode()])
+        rows, _ = self._long.encode_batch_padded(source, PadTruncate(0), parallel=False)
+        row: NDArray[np.uint32] = rows[0]
+        return row
+
+    def _load(self) -> Any:
+        from gigatoken import gigatoken_rs
+
+        if hasattr(gigatoken_rs, "set_max_cache_bytes"):
+            gigatoken_rs.set_max_cache_bytes(MOST_GROWTH)
+        return gigatoken_rs.load_hf_json(self._source)
+
+    def _has_grown(self) -> bool:
+        if self._encoded < LEAST_RENEWED:
+            return False
+        if self._size == 0:
+            return self._encoded > MOST_UNSEEN
+        return _process_bytes() - self._size > MOST_GROWTH
+
+
+def _process_bytes() -> int:
+    """Return the resident memory of the process, or 0 if the system does not tell it."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
 class FastEngine:
-    """Encoder with kitoken that returns the ids of `tokenizers`; see `fast_engine`.
+    """Encoder with gigatoken that returns the ids of `tokenizers`; see `fast_engine`.
 
     Args:
         engine: the reference; its setting for special tokens in texts applies.
-        described: its tokenizer.json, with added tokens converted for kitoken.
-        cuts: patterns that split a text before BPE.
+        described: its tokenizer.json for gigatoken.
     """
 
-    def __init__(self, engine: Engine, described: dict[str, Any], cuts: list[str]) -> None:
+    def __init__(self, engine: Engine, described: dict[str, Any]) -> None:
         self._reference = engine
-        self._left_out, self._shortest = _LONG_RUN, LONG_RUN
-        if cuts == [GPT2]:
-            joined = joined_white_space(described["model"]["vocab"])
-            if not any(character.isascii() for character in joined):
-                cuts = [GPT2_JOINED]
-                self._left_out = re.compile(rf"[{''.join(sorted(joined))}]\S" if joined else "(?!)")
-                self._shortest = 2
         # Normalizers have different versions of Unicode. Text that is NFC by Python's newer version
         # is also NFC by the older one of tokenizers, and needs no normalizer.
         self._composed = engine.normalizer is not None
         added = [token.content for token in engine.get_added_tokens_decoder().values()]
         added += [token["content"] for token in described["added_tokens"]]
         self._added = [*dict.fromkeys(added)]  # in original and normalized form
-        self._described, self._patterns = json.dumps(described).encode(), tuple(cuts)
+        source = json.dumps(described, ensure_ascii=False)
+        self._fast = Gigatoken(source)
+        self._number = crc32(source.encode())
         self._proved = False
         self._count = 0
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]] | None:
-        """Encode texts; return None if the first comparison fails and the engine must not be used.
+    def encode(self, texts: Sequence[str]) -> Flat | None:
+        """Encode as `Gigatoken.encode`; None if the first comparison fails: it must not be used.
 
         Raises:
             ConfigError: a later comparison fails, after ids have been used.
@@ -107,10 +154,10 @@ class FastEngine:
         if not self._proved:
             proof = [*_sample(texts), *HOSTILE, *texts_of(self._added)]
             if (text := self._difference(proof)) is not None:
-                if is_first(f"kitoken differs {crc32(self._described)}"):
+                if is_first(f"gigatoken differs {self._number}"):
                     logger.warning(
-                        "kitoken and tokenizers give other ids for %.200r: tokenizers is used, "
-                        "which is several times slower.",
+                        "gigatoken and tokenizers give other ids for %.200r: tokenizers is used, "
+                        "which is many times slower.",
                         text,
                     )
                 return None
@@ -119,7 +166,7 @@ class FastEngine:
         self._count += len(texts)
         if (text := self._difference(texts[first::CHECKED_EVERY])) is not None:
             raise ConfigError(
-                f"kitoken must give the ids of tokenizers, but differs for {text!r:.200}.",
+                f"gigatoken must give the ids of tokenizers, but differs for {text!r:.200}.",
                 "Resume from an earlier checkpoint with "
                 'streampack.Tokenizer(..., engine="tokenizers").',
                 setting="engine",
@@ -127,35 +174,34 @@ class FastEngine:
         return self._encode(texts)
 
     def mask(
-        self, text: str, ids: Sequence[int], spans: Sequence[Span]
+        self, text: str, ids: NDArray[np.uint32], spans: Sequence[Span]
     ) -> NDArray[np.bool_] | None:
         """Return a mask of the tokens that overlap `spans`; see `TokenPlaces.mask`."""
-        return None if self._is_changed(text) else self._places.mask(text, ids, spans)
+        return self._places.mask(text, ids, spans) if self._is_composed(text) else None
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        left_out = [*map(self._is_left_out, texts)]
-        if not any(left_out):
-            return self._by_kitoken(texts)
-        taken = iter(self._by_kitoken([*compress(texts, map(not_, left_out))]))
-        return [
-            self._slow(text) if slow else next(taken)
-            for text, slow in zip(texts, left_out, strict=True)
-        ]
+    def _encode(self, texts: Sequence[str]) -> Flat:
+        left_out: list[int] = []
+        together = "".join(texts)
+        if not (together.isascii() or self._takes(together)):
+            left_out = [i for i, text in enumerate(texts) if not self._takes(text)]
+        if not left_out:
+            return self._fast.encode(texts)
+        others = set(left_out)
+        ids, counts = self._fast.encode([t for i, t in enumerate(texts) if i not in others])
+        pieces = np.split(ids, counts.cumsum())[:-1]
+        for i in left_out:
+            pieces.insert(i, np.array(self._slow(texts[i]), np.uint32))
+        return np.concatenate(pieces), np.fromiter(map(len, pieces), np.int64, len(pieces))
 
-    def _is_left_out(self, text: str) -> bool:
-        if len(text) >= self._shortest and self._left_out.search(text) is not None:
-            return True
-        return self._is_changed(text)
+    def _takes(self, text: str) -> bool:
+        return not _has_new_characters(text) and self._is_composed(text)
 
-    def _is_changed(self, text: str) -> bool:
-        return self._composed and not text.isascii() and not is_normalized("NFC", text)
+    def _is_composed(self, text: str) -> bool:
+        return not self._composed or is_normalized("NFC", text)
 
     @cached_property
     def _places(self) -> TokenPlaces:
         return TokenPlaces(self._reference)
-
-    def _by_kitoken(self, texts: Sequence[str]) -> list[list[int]]:
-        return _in_thread(_encode_all, self._described, self._patterns, list(texts))
 
     def _slow(self, text: str) -> list[int]:
         ids: list[int] = self._reference.encode(text, add_special_tokens=False).ids
@@ -163,48 +209,85 @@ class FastEngine:
 
     def _difference(self, texts: Sequence[str]) -> str | None:
         """Return the first text for which the engines disagree, or None."""
-        for text, ids in zip(texts, self._encode(texts) if texts else [], strict=True):
-            if ids != self._slow(text):
+        ids, counts = self._encode(texts)
+        for text, each in zip(texts, np.split(ids, counts.cumsum()), strict=False):
+            if each.tolist() != self._slow(text):
                 return text
         return None
 
 
-def fast_engine(engine: Engine, name: EngineName) -> FastEngine | None:
+#: Code points from which no character is in `_new_characters`, and of the first one that is.
+_END, _FIRST = 0x2A6DE, 0x378
+
+
+@functools.cache
+def _new_characters() -> NDArray[np.bool_]:
+    """Return an (N,) mask of the code points that were no character in Python's Unicode.
+
+    gigatoken and `tokenizers` have different, newer versions. Ideographs, syllables and private
+    characters are old. What lies behind the mask counts as its last element, which is new.
+    """
+    new = np.zeros(_END + 1, dtype=np.bool_)
+    for start, stop in ((0, 0x3400), (0xA000, 0xAC00), (0xD7A4, 0x20000)):
+        kinds = map(category, map(chr, range(start, stop)))
+        new[start:stop] = np.fromiter(map("Cn".__eq__, kinds), np.bool_, stop - start)
+    new[_END] = True
+    return new
+
+
+def _has_new_characters(text: str) -> bool:
+    for start in range(0, len(text), 1 << 20):
+        part = text[start : start + (1 << 20)]
+        points = np.frombuffer(part.encode("utf-32-le"), dtype=np.uint32)
+        if _new_characters().take(points[points >= _FIRST], mode="clip").any():
+            return True
+    return False
+
+
+def fast_engine(engine: Engine, name: EngineName, source: str | None = None) -> FastEngine | None:
     """Return the fast engine for a tokenizer, or None if it has none and `name` is "auto".
 
+    Args:
+        engine: the tokenizer.
+        name: see `Tokenizer`.
+        source: its tokenizer.json, if that is at hand.
+
     Raises:
-        ConfigError: `name` is "kitoken", which is not installed or does not support the tokenizer.
+        ConfigError: `name` is "gigatoken", which is not installed or does not support the
+            tokenizer.
     """
     if name == "tokenizers":
         return None
-    described = json.loads(engine.to_str())
-    cuts = patterns(described)
-    described = None if cuts is None else with_the_same_cuts(engine, described)
-    installed = find_spec("kitoken") is not None
-    if cuts is not None and described is not None and installed:
-        return FastEngine(engine, described, cuts)
-    if name == "kitoken":
+    described = _for_gigatoken(engine, json.loads(source or engine.to_str()))
+    installed = find_spec("gigatoken") is not None
+    if described is not None and installed:
+        return FastEngine(engine, described)
+    if name == "gigatoken":
         raise ConfigError(
-            'engine="kitoken" needs a plain byte-level BPE tokenizer, which this one is not.'
+            'engine="gigatoken" needs a byte-level BPE with usual patterns, which this one is not.'
             if installed
-            else 'engine="kitoken" needs kitoken, which is not installed.',
+            else 'engine="gigatoken" needs gigatoken, which is not installed.',
             'Pass engine="auto" or "tokenizers"'
             + ("." if installed else f", or run `{pip_command('fast')}`."),
             setting="engine",
         )
-    if not installed and described is not None:
-        _warn_missing()
+    if described is not None and is_first("gigatoken is missing"):
+        logger.warning(
+            "gigatoken is not installed: texts are encoded by tokenizers, which is many times "
+            'slower. `%s` brings it; engine="tokenizers" is without this warning.',
+            pip_command("fast"),
+        )
     return None
 
 
-def _warn_missing() -> None:
-    if not is_first("kitoken is missing"):
-        return
-    logger.warning(
-        "kitoken is not installed: texts are encoded by tokenizers, which is several times slower. "
-        '`%s` brings it; engine="tokenizers" is without this warning.',
-        pip_command("fast"),
-    )
+def _for_gigatoken(engine: Engine, described: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the tokenizer.json from which gigatoken gives the same ids, or None."""
+    patterns = known_patterns(described)
+    converted = None if patterns is None else with_the_same_cuts(engine, described)
+    if converted is None or patterns is None:
+        return None
+    cuts = [{"type": "Split", "pattern": {"Regex": pattern}} for pattern in patterns]
+    return {**converted, "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts}}
 
 
 def _sample(texts: Sequence[str]) -> list[str]:
@@ -216,43 +299,3 @@ def _sample(texts: Sequence[str]) -> list[str]:
             break
         chosen.append(text)
     return chosen
-
-
-# ------------------------------------------------------------------ the thread that calls kitoken
-
-#: One thread creates, uses and deletes all kitoken objects, because kitoken's allocator fails when
-#: threads come and go. Other threads run meanwhile, since kitoken releases the GIL.
-_thread = ThreadPoolExecutor(1, "streampack-tokenize")
-_opened: dict[tuple[bytes, tuple[str, ...]], Any] = {}
-_of_parents: list[Any] = []
-KEPT = 4  # number of tokenizers kept
-
-
-def _after_fork() -> None:
-    global _thread, _opened
-    _of_parents.append(_opened)  # never freed: a fork does not copy the thread that owns them
-    _thread, _opened = ThreadPoolExecutor(1, "streampack-tokenize"), {}
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def _in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
-    return _thread.submit(function, *arguments).result()
-
-
-def _encode_all(described: bytes, patterns: tuple[str, ...], texts: list[str]) -> list[list[int]]:
-    key = described, patterns
-    if key not in _opened:
-        from kitoken import Kitoken
-
-        while len(_opened) >= KEPT:
-            del _opened[next(iter(_opened))]
-        opened = Kitoken.from_tokenizers(described)
-        split = [
-            {"Pattern": {"pattern": {"Regex": regex}, "behavior": "Isolate"}} for regex in patterns
-        ]
-        opened.set_config({**opened.config(), "split": split})
-        _opened[key] = opened
-    ids: list[list[int]] = _opened[key].encode_all(texts, True)
-    return ids

@@ -1,9 +1,9 @@
 """Encoding of blocks of texts to blocks of token ids.
 
-The fast engine encodes a block in one call. The tokenizers library encodes text by text, because it
-takes 50 to 400 bytes of memory per encoded byte of a call and is not faster for several texts. Ids
-go into one flat array, uint16 if the vocabulary allows. No Python code runs per token: converting
-each list of ids to `array("I")` is twice as fast as "H" and three times as fast as numpy.
+The tokenizers library encodes text by text, because it takes 50 to 400 bytes of memory per encoded
+byte of a call and is not faster for several texts. Ids go into one flat array, uint16 if the
+vocabulary allows. No Python code runs per token: converting each list of ids to `array("I")` is
+twice as fast as "H" and three times as fast as numpy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -24,11 +24,12 @@ from tokenizers import Tokenizer as Engine
 from streampack.arguments import explained, one_of, type_in_words
 from streampack.documents.blocks import Documents, Texts, offsets_of
 from streampack.errors import ConfigError, ContentError
+from streampack.extras import pip_command
 from streampack.notices import is_first
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization.byte_level import Span
 from streampack.tokenization.ends import apply_bos, apply_eos, missing_id
-from streampack.tokenization.fast import EngineName, FastEngine, fast_engine
+from streampack.tokenization.fast import EngineName, FastEngine, Flat, fast_engine
 from streampack.tokenization.rules import (
     EosRule,
     SpecialInText,
@@ -93,10 +94,10 @@ class Tokenizer:
         pad_id: padding id. None uses the one that the tokenizer declares, if any.
         model_vocab_size: number of rows of the model's embedding, if larger than the vocabulary, to
             allow EOS, BOS and padding ids up to it.
-        engine: library that encodes: "tokenizers", "kitoken" (the same ids several times faster),
-            or "auto", which uses kitoken if it is installed and supports the tokenizer (byte-level
-            BPE). Its ids are compared with tokenizers' before the first use and on
-            one text in 251. Either uses one thread of a process; use workers for more.
+        engine: library that encodes: "tokenizers", "gigatoken" (the same ids many times faster),
+            or "auto", which uses gigatoken if it is installed and supports the tokenizer. Its ids
+            are compared with tokenizers' before the first use and on one text in 4,001. Either
+            uses one thread of a process; use workers for more.
         special_tokens_in_text: see `TokenRules`.
 
     Attributes:
@@ -124,6 +125,12 @@ class Tokenizer:
         special_tokens_in_text: SpecialInText | None = None,
         engine: EngineName = "auto",
     ) -> None:
+        if str(engine) == "kitoken":
+            raise ConfigError(
+                'engine="kitoken" does not exist any more: gigatoken gives the same ids, faster.',
+                f'Pass engine="auto", and run `{pip_command("fast")}`.',
+                setting="engine",
+            )
         one_of("engine", engine, get_args(EngineName))
         vocabulary = open_vocabulary(tokenizer)
         if special_tokens_in_text is not None:
@@ -165,9 +172,10 @@ class Tokenizer:
         self._left_out = () if eos != "as-is" and after == (self.eos_id,) else after
         self._engine = vocabulary.engine
         self.engine: EngineName = engine
-        self._fast: FastEngine | None = fast_engine(self._engine, engine)
+        source = self._engine.to_str()
+        self._fast: FastEngine | None = fast_engine(self._engine, engine, source)
         self.splits_special_tokens = vocabulary.engine.encode_special_tokens
-        self.fingerprint = self._digest()
+        self.fingerprint = self._digest(source)
         self.chat_template = vocabulary.chat_template
         self.tool_template = vocabulary.tool_template
         # Special tokens are never added by the engine. The post-processor would only trim white
@@ -181,11 +189,11 @@ class Tokenizer:
         self.__dict__.update(state)
         self._engine = Engine.from_str(state["_engine"])
         self._engine.encode_special_tokens = self.splits_special_tokens
-        self._fast = fast_engine(self._engine, self.engine)
+        self._fast = fast_engine(self._engine, self.engine, state["_engine"])
 
-    def _digest(self) -> str:
+    def _digest(self, source: str) -> str:
         rules = (self.eos, self.eos_id, self.bos, self.bos_id, self.splits_special_tokens)
-        digest = hashlib.blake2b(self._engine.to_str().encode(), digest_size=8)
+        digest = hashlib.blake2b(source.encode(), digest_size=8)
         digest.update(repr(rules).encode())
         if self.bos and self.bos_ids != (self.bos_id,):
             digest.update(repr(self.bos_ids).encode())
@@ -201,17 +209,19 @@ class Tokenizer:
             name: function from a text's origin to its name, for errors.
         """
         self._warn_left_out()
-        encoded: Iterable[list[int] | None] | None = self._by_fast_engine(texts.texts)
-        if encoded is None:
-            encodings = (self._encoding(texts, i, skips, name) for i in range(len(texts.texts)))
-            encoded = (None if encoding is None else encoding.ids for encoding in encodings)
-        kept: list[int] = []
-        arrays: list[array[int]] = []
-        for i, ids in enumerate(encoded):
-            if ids is not None:
-                kept.append(i)
-                arrays.append(array("I", ids))
-        documents = self._documents(texts.origin[kept], arrays)
+        flat = self._by_fast_engine(texts.texts)
+        if flat is not None:
+            ids, counts = flat
+            ids = ids.astype(self.dtype, copy=False)
+            documents = Documents(ids, offsets_of(counts), texts.origin)
+        else:
+            kept: list[int] = []
+            arrays: list[array[int]] = []
+            for i in range(len(texts.texts)):
+                if (encoding := self._encoding(texts, i, skips, name)) is not None:
+                    kept.append(i)
+                    arrays.append(array("I", encoding.ids))
+            documents = self._documents(texts.origin[kept], arrays)
         if self.bos:
             documents = apply_bos(documents, self.bos_ids)
         return apply_eos(documents, self.eos, self.eos_id)
@@ -235,18 +245,23 @@ class Tokenizer:
         Returns:
             The M documents, and the indices (M,) of their texts; skipped texts are missing.
         """
-        encoded = self._by_fast_engine(texts.texts)
-        kept, arrays, masks = [], [], [np.zeros(0, dtype=np.bool_)]
+        flat = self._by_fast_engine(texts.texts)
+        pieces = None if flat is None else np.split(flat[0], flat[1].cumsum())
+        kept, masks = [], [np.zeros(0, dtype=np.bool_)]
+        arrays: list[array[int] | NDArray[np.uint32]] = []
         for i, text in enumerate(texts.texts):
-            ids = [] if encoded is None else encoded[i]
-            mask = self._fast.mask(text, ids, spans[i]) if self._fast and encoded else None
-            if mask is None:  # the fast engine cannot derive offsets
+            mask = None
+            if self._fast and pieces is not None:
+                mask = self._fast.mask(text, pieces[i], spans[i])
+            if mask is not None and pieces is not None:
+                arrays.append(pieces[i])
+            else:  # the fast engine cannot derive offsets
                 encoding = self._encoding(texts, i, skips, name, places=True)
                 if encoding is None:
                     continue
-                ids, mask = encoding.ids, _mask(encoding, spans[i], len(text))
+                arrays.append(array("I", encoding.ids))
+                mask = _mask(encoding, spans[i], len(text))
             kept.append(i)
-            arrays.append(array("I", ids))
             masks.append(mask)
         documents = self._documents(texts.origin[kept], arrays)
         return replace(documents, loss_mask=np.concatenate(masks)), np.array(kept, dtype=np.int64)
@@ -272,7 +287,7 @@ class Tokenizer:
         """
         return str(self._engine.decode(ids.tolist(), skip_special_tokens=False))
 
-    def _by_fast_engine(self, texts: Sequence[str]) -> list[list[int]] | None:
+    def _by_fast_engine(self, texts: Sequence[str]) -> Flat | None:
         """Encode with the fast engine; return None without one, or if a text is not valid."""
         if self._fast is None:
             return None
@@ -295,7 +310,7 @@ class Tokenizer:
                 "nothing" if self.eos == "as-is" else f"{self.token(self.eos_id)} there",
             )
 
-    def _documents(self, origin: NDArray[np.void], encoded: Sequence[array[int]]) -> Documents:
+    def _documents(self, origin: NDArray[np.void], encoded: Sequence[Any]) -> Documents:
         ids = np.frombuffer(b"".join(encoded), dtype=np.uint32).astype(self.dtype, copy=False)
         return Documents(ids, offsets_of(np.array([*map(len, encoded)], dtype=np.int64)), origin)
 

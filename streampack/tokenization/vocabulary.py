@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -253,8 +253,8 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
 
 def _added_ids(engine: Engine) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the ids that the post-processor puts before and after a text."""
-    some = islice(engine.get_vocab(with_added_tokens=False), 8)  # a vocabulary may have no "a"
-    for text in ("a", *some):
+    others = map(engine.id_to_token, range(256))  # a vocabulary may have no "a"
+    for text in chain(["a"], (token for token in others if token)):
         try:
             whole = tuple(engine.encode(text).ids)
             plain = tuple(engine.encode(text, add_special_tokens=False).ids)

@@ -1,4 +1,4 @@
-"""kitoken gives the ids of tokenizers, and where it does not, nobody gets its ids."""
+"""gigatoken gives the ids of tokenizers, and where it does not, nobody gets its ids."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
@@ -21,10 +22,10 @@ from streampack.errors import ConfigError
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import Tokenizer
 from streampack.tokenization.byte_level import LETTERS
-from streampack.tokenization.fast import CHECKED_EVERY, FastEngine, fast_engine
+from streampack.tokenization.fast import FastEngine, fast_engine
 from tests.support.vocabularies import LLAMA3, QWEN2, random_texts, trained
 
-pytest.importorskip("kitoken")
+pytest.importorskip("gigatoken")
 
 WHITE = "\t\n\r\x85\xa0\u2000\u2008\u2028\u3000 "
 
@@ -54,7 +55,7 @@ def test_random_texts_of_many_scripts_have_the_same_ids(name: str, special: Any)
     engine = ENGINES[name]()
     fast, slow = (
         Tokenizer(engine, eos="as-is", special_tokens_in_text=special, engine=kind)
-        for kind in ("kitoken", "tokenizers")
+        for kind in ("gigatoken", "tokenizers")
     )
     texts = [*random_texts(1, 1500), " " * 400_000, "\x00" * 30_000]
     assert encoded(fast, texts) == encoded(slow, texts)
@@ -64,7 +65,7 @@ def test_random_texts_of_many_scripts_have_the_same_ids(name: str, special: Any)
 
 def test_the_pattern_of_gpt2_is_exact_at_apostrophes_after_white_space() -> None:
     engine = ENGINES["gpt2"]()
-    fast = Tokenizer(engine, eos="as-is", engine="kitoken")
+    fast = Tokenizer(engine, eos="as-is", engine="gigatoken")
     assert encoded(fast, ["a\n's"]) == [engine.encode("a\n's", add_special_tokens=False).ids]
 
 
@@ -72,19 +73,18 @@ def test_marks_that_only_newer_versions_of_unicode_know_stay_as_tokenizers_order
     engine = ENGINES["qwen2"]()
     texts = ["q\u1dc5\u1df9", "q\u0301\U0001e130\u0316", "e\U0001e130\u0301", "e\u0301"]
     slow = [engine.encode(text, add_special_tokens=False).ids for text in texts]
-    assert encoded(Tokenizer(engine, eos="as-is", engine="kitoken"), texts) == slow
+    assert encoded(Tokenizer(engine, eos="as-is", engine="gigatoken"), texts) == slow
 
 
 def test_a_vocabulary_that_joins_white_space_to_letters_has_the_same_ids() -> None:
     engine = trained(r"[^x]+|x")
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast = Tokenizer(engine, eos="as-is", engine="kitoken")
+    fast = Tokenizer(engine, eos="as-is", engine="gigatoken")
     texts = random_texts(2, 1000) + Path(json.__file__).read_text().splitlines(keepends=True)
     texts += [f"a{white}{after}" for white in WHITE for after in ("b", "\u8aaa", "(", "'s", "1")]
     assert encoded(fast, texts) == encoded(
         Tokenizer(engine, eos="as-is", engine="tokenizers"), texts
     )
-    assert fast._fast is not None
 
 
 @pytest.mark.parametrize("all_match", [False, True])
@@ -116,14 +116,14 @@ def test_masks_follow_from_lengths_of_tokens(name: str) -> None:
         Tokenizer(engine, eos="as-is", engine=kind).encode_spans(
             block(texts), spans, ErrorPolicy()
         )[0]  # type: ignore[arg-type]
-        for kind in ("kitoken", "tokenizers")
+        for kind in ("gigatoken", "tokenizers")
     ]
     assert np.array_equal(made[0].tokens, made[1].tokens)
     assert np.array_equal(made[0].loss_mask, made[1].loss_mask)  # type: ignore[arg-type]
 
 
 def test_broken_texts_are_skipped_as_before() -> None:
-    tokenizer = Tokenizer(ENGINES["gpt2"](), eos="as-is", engine="kitoken")
+    tokenizer = Tokenizer(ENGINES["gpt2"](), eos="as-is", engine="gigatoken")
     skips = ErrorPolicy("skip")
     assert len(encoded(tokenizer, ["good", "\ud800", None, "also good"], skips)) == 2
     assert skips.counts.skipped == 2
@@ -131,18 +131,20 @@ def test_broken_texts_are_skipped_as_before() -> None:
 
 def err(fast: FastEngine, word: str) -> None:
     """Make an engine give other ids for texts that hold a word."""
-    right = fast._by_kitoken
+    right = fast._fast.encode
 
-    def wrong(texts: Sequence[str]) -> list[list[int]]:
-        found = zip(texts, right(texts), strict=True)
-        return [[*ids[1:], 5] if word in text else ids for text, ids in found]
+    def wrong(texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        ids, counts = right(texts)
+        for text, end in zip(texts, counts.cumsum(), strict=True):
+            ids[end - 1] += word in text
+        return ids, counts
 
-    fast._by_kitoken = wrong  # type: ignore[method-assign]
+    fast._fast.encode = wrong  # type: ignore[method-assign]
 
 
 def test_an_engine_that_differs_on_the_first_texts_is_not_used() -> None:
     engine = ENGINES["gpt2"]()
-    tokenizer = Tokenizer(engine, eos="as-is", engine="kitoken")
+    tokenizer = Tokenizer(engine, eos="as-is", engine="gigatoken")
     assert tokenizer._fast is not None
     err(tokenizer._fast, "wrong")
     texts = ["fine", "a wrong text"]
@@ -151,15 +153,15 @@ def test_an_engine_that_differs_on_the_first_texts_is_not_used() -> None:
     ]
 
 
-def test_an_engine_that_errs_once_in_ten_thousand_texts_is_caught() -> None:
-    fast = fast_engine(ENGINES["gpt2"](), "kitoken")
+def test_an_engine_that_errs_in_few_texts_after_the_first_ones_is_caught() -> None:
+    fast = fast_engine(ENGINES["gpt2"](), "gigatoken")
     assert fast is not None
-    assert fast.encode(["first"])
-    err(fast, "text 7609")  # reached in the third pass
-    texts = [f"text {i}" for i in range(10_000)]
+    assert fast.encode(["first"]) is not None
+    err(fast, "text 7")
+    texts = [f"text {i}" for i in range(1000, 10_000)]
 
     def encode_many() -> None:
-        for _ in range(CHECKED_EVERY):
+        for _ in range(20):
             fast.encode(texts)
 
     with pytest.raises(ConfigError) as caught:
@@ -174,7 +176,7 @@ def test_kinds_that_are_not_proved_are_left_to_tokenizers() -> None:
     for engine in (with_space, stripped, pieces):
         assert Tokenizer(engine, eos="as-is")._fast is None
         with pytest.raises(ConfigError):
-            Tokenizer(engine, eos="as-is", engine="kitoken")
+            Tokenizer(engine, eos="as-is", engine="gigatoken")
     with pytest.raises(ConfigError):
         Tokenizer(with_space, eos="as-is", engine="quick")  # type: ignore[arg-type]
 
@@ -182,7 +184,7 @@ def test_kinds_that_are_not_proved_are_left_to_tokenizers() -> None:
 WITHOUT = """
 import logging, sys
 logging.basicConfig(format="%(message)s")
-sys.modules["kitoken"] = None  # as if it were not installed
+sys.modules["gigatoken"] = None  # as if it were not installed
 import numpy as np
 from streampack.documents import Texts, make_origin
 from streampack.errors import ConfigError
@@ -193,20 +195,22 @@ for _ in range(2):
 texts = Texts(["two words"], make_origin(0, np.arange(1)))
 print(tokenizer.encode(texts, ErrorPolicy()).tokens.tolist())
 try:
-    Tokenizer(sys.argv[1], eos="as-is", engine="kitoken")
+    Tokenizer(sys.argv[1], eos="as-is", engine="gigatoken")
 except ConfigError as error:
     print(error.setting)
 """
 
 
-def test_without_kitoken_tokenizers_encodes_and_one_log_line_reports_it(tmp_path: Path) -> None:
+def test_without_gigatoken_tokenizers_encodes_and_one_log_line_reports_it(tmp_path: Path) -> None:
     engine = ENGINES["llama3"]()
     engine.save(str(tmp_path / "tokenizer.json"))
     command = [sys.executable, "-c", WITHOUT, str(tmp_path / "tokenizer.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     ids = engine.encode("two words", add_special_tokens=False).ids
     assert done.stdout.splitlines() == [str(ids), "engine"]
-    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["kitoken is not installed"]
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == [
+        "gigatoken is not installed"
+    ]
 
 
 def test_an_encoding_of_tiktoken_is_taken_with_its_ids() -> None:
@@ -238,8 +242,70 @@ def test_threads_that_come_and_go_make_and_use_tokenizers_at_once() -> None:
     expected = engine.encode("a text", add_special_tokens=False).ids
 
     def make(_: int) -> list[list[int]]:
-        return encoded(Tokenizer(engine, eos="as-is", engine="kitoken"), ["a text"] * 20)
+        return encoded(Tokenizer(engine, eos="as-is", engine="gigatoken"), ["a text"] * 20)
 
     for _ in range(5):
         with ThreadPoolExecutor(5) as pool:
             assert all(found == [expected] * 20 for found in pool.map(make, range(10)))
+
+
+LIFE = """
+import os, pickle, random, sys, threading, time
+import numpy as np
+from streampack.documents.blocks import Texts, make_origin
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.tokenization import Tokenizer, fast
+
+def encode(tokenizer, *texts):
+    return tokenizer.encode(Texts(texts, make_origin(0, np.arange(len(texts)))), ErrorPolicy())
+
+tokenizer = Tokenizer(sys.argv[1], eos="as-is", engine="gigatoken")
+expected = encode(tokenizer, "two words").tokens.tolist()
+assert encode(pickle.loads(pickle.dumps(tokenizer)), "two words").tokens.tolist() == expected
+child = os.fork()
+if child == 0:
+    os._exit(encode(tokenizer, "two words").tokens.tolist() != expected)
+assert os.waitpid(child, 0)[1] == 0
+
+long, turns, done = "some words of a long text, and the next. " * 200_000, [], threading.Event()
+
+def count():
+    while not done.is_set():
+        turns.append(encode(tokenizer, "two words").tokens.tolist() == expected)
+
+encode(tokenizer, long[:300_000])
+other = threading.Thread(target=count)
+other.start()
+tokens = encode(tokenizer, long, long).num_tokens
+done.set()
+other.join()
+assert len(turns) > 5 and all(turns) and tokens == 2 * encode(tokenizer, long).num_tokens
+
+fast.MOST_GROWTH, fast.LEAST_RENEWED = 64 << 20, 1 << 20
+rng, most = random.Random(1), 0
+for _ in range(int(sys.argv[2])):  # megabytes
+    words = " ".join(hex(rng.randrange(1 << 44)) for _ in range(77_000))
+    encode(tokenizer, words.translate(dict(zip(range(48, 58), "ghijklmnop"))))
+    most = max(most, fast._process_bytes())
+print(most - tokenizer._fast._fast._size >> 20, "awkward" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("megabytes", [25, pytest.param(100, marks=pytest.mark.slow)])
+def test_an_engine_lives_in_forks_pickles_and_threads_and_its_memory_is_bounded(
+    megabytes: int, tmp_path: Path
+) -> None:
+    ENGINES["llama3"]().save(str(tmp_path / "tokenizer.json"))
+    command = [sys.executable, "-c", LIFE, str(tmp_path / "tokenizer.json"), str(megabytes)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    grown, awkward = done.stdout.split()
+    assert int(grown) < 160  # MiB; without renewal 8.7 for a megabyte
+    assert awkward == "False"
+
+
+def test_the_engine_of_before_is_refused_with_the_one_to_choose() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Tokenizer(ENGINES["gpt2"](), eos="as-is", engine="kitoken")  # type: ignore[arg-type]
+    assert caught.value.setting == "engine"
+    assert "gigatoken" in str(caught.value)

@@ -1,0 +1,151 @@
+"""The rule by which a tokenizer.json goes to gigatoken: what it takes has equal ids, unproved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import chain, islice
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as Engine
+
+from streampack.tokenization.byte_level import _SAME, GPT2, LETTERS
+from tests.support.engines import differing, every_character, hostile, unproved
+from tests.support.vocabularies import LLAMA3, QWEN2, trained
+
+pytest.importorskip("gigatoken")
+
+
+def split(*patterns: str, behavior: str = "Isolated", invert: bool = False) -> list[Any]:
+    return [
+        {"type": "Split", "pattern": {"Regex": p}, "behavior": behavior, "invert": invert}
+        for p in patterns
+    ]
+
+
+def letters(**settings: Any) -> dict[str, Any]:
+    whole = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {**whole, "use_regex": False, **settings}
+
+
+def cuts(*steps: Any, normalizer: Any = None) -> Callable[[dict[str, Any]], None]:
+    def change(described: dict[str, Any]) -> None:
+        described["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*steps]}
+        described["normalizer"] = normalizer
+
+    return change
+
+
+def model(**settings: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda described: described["model"].update(settings)
+
+
+def added(*tokens: Any, **settings: Any) -> Callable[[dict[str, Any]], None]:
+    """Add tokens, with `normalized` as given for each or False."""
+
+    def change(described: dict[str, Any]) -> None:
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        for n, token in enumerate(tokens):
+            text, own = token if isinstance(token, tuple) else (token, {})
+            entry = {"id": 5000 + n, "content": text, **flags, **settings, **own}
+            described["added_tokens"].append(entry)
+        described["normalizer"] = described["normalizer"] or settings.get("normalizer")
+
+    return change
+
+
+def with_vocabulary(*tokens: str) -> Callable[[dict[str, Any]], None]:
+    def change(described: dict[str, Any]) -> None:
+        vocabulary = described["model"]["vocab"]
+        for token in tokens:
+            vocabulary.setdefault(token, max(vocabulary.values()) + 1)
+
+    return change
+
+
+def without_a_letter(described: dict[str, Any]) -> None:
+    described["model"]["vocab"].pop(LETTERS[0x85])
+    described["model"]["merges"] = [
+        pair for pair in described["model"]["merges"] if LETTERS[0x85] not in "".join(pair)
+    ]
+
+
+NFC, NFKC = {"type": "NFC"}, {"type": "NFKC"}
+CL100K = LLAMA3.replace(r"[\r\n]+|\s+(", r"[\r\n]|\s+(")
+DIGITS = {"type": "Digits", "individual_digits": True}
+PUNCTUATION = {"type": "Punctuation", "behavior": "Isolated"}
+NORMALIZED = {"normalized": True}
+
+#: Changes of a tokenizer.json with the patterns of Llama 3, and whether gigatoken may take it.
+VARIANTS: dict[str, tuple[Callable[[dict[str, Any]], None], bool]] = {
+    **{f"pattern {n}": (cuts(*split(*known), letters()), True) for n, known in enumerate(_SAME)},
+    "pattern removed": (cuts(*split(LLAMA3, behavior="Removed", invert=True), letters()), True),
+    "kept as removed": (cuts(*split(LLAMA3, behavior="Removed"), letters()), False),
+    "pattern merged": (cuts(*split(LLAMA3, behavior="MergedWithNext"), letters()), False),
+    "pattern inverted": (cuts(*split(LLAMA3, invert=True), letters()), False),
+    "pattern of cl100k": (cuts(*split(CL100K), letters()), False),
+    "possessive": (cuts(*split(LLAMA3.replace("{1,3}", "{1,3}+")), letters()), False),
+    "pattern of nobody": (cuts(*split(LLAMA3 + "|x"), letters()), False),
+    "two patterns": (cuts(*split(QWEN2, LLAMA3), letters()), False),
+    "pattern and regex": (cuts(*split(LLAMA3), letters(use_regex=True)), False),
+    "regex alone": (cuts(letters(use_regex=True)), True),
+    "no regex": (cuts(letters()), False),
+    "space before": (cuts(letters(use_regex=True, add_prefix_space=True)), False),
+    "digits": (cuts(DIGITS, *split(LLAMA3), letters()), False),
+    "punctuation": (cuts(*split(LLAMA3), PUNCTUATION, letters()), False),
+    "digits alone": (cuts(DIGITS, letters(use_regex=True)), False),
+    "GPT-2 as text": (cuts(*split(GPT2), letters()), True),
+    "NFC": (cuts(*split(QWEN2), letters(), normalizer=NFC), True),
+    "NFKC": (cuts(*split(QWEN2), letters(), normalizer=NFKC), False),
+    "lower case": (cuts(*split(QWEN2), letters(), normalizer={"type": "Lowercase"}), False),
+    "all tokens match": (model(ignore_merges=True), True),
+    "unknown token": (model(unk_token="<|endoftext|>", fuse_unk=True), True),
+    "end of word": (model(end_of_word_suffix="</w>"), False),
+    "prefix of words": (model(continuing_subword_prefix="##", merges=[]), False),
+    "raw character": (with_vocabulary("你", "\u2603", "好a"), True),
+    "no such letter": (without_a_letter, False),
+    "added": (added("abc", " tok", "<x>", "\n\n"), True),
+    "added, normalized": (added("abc", " tok", "éa", **NORMALIZED), True),
+    "added in the other": (added(("bc", {}), ("abcd", NORMALIZED), ("xb", NORMALIZED)), False),
+    "added around the other": (added(("abc", {}), ("bc", NORMALIZED)), True),
+    "one word": (added("abc", single_word=True), False),
+    "stripped left": (added("<x>", lstrip=True), False),
+    "stripped right": (added("<x>", rstrip=True), False),
+    "letters of other bytes": (added(LETTERS[0x85] + "a"), True),
+    "added with an id of another": (added(("abc", {"id": 300})), True),
+}
+
+
+def changed(name: str) -> Engine:
+    described = json.loads(trained(LLAMA3).to_str())
+    VARIANTS[name][0](described)
+    return Engine.from_str(json.dumps(described))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_settings_that_are_taken_have_equal_ids_and_others_are_refused(name: str) -> None:
+    engine = changed(name)
+    fast = unproved(engine)
+    assert (fast is not None) == VARIANTS[name][1]
+    if fast is not None:
+        texts = [*hostile(1, 600), *every_character(4099)]
+        assert differing(engine, fast, texts) == []
+
+
+def test_split_special_tokens_are_text() -> None:
+    engine = changed("added, normalized")
+    engine.encode_special_tokens = True
+    fast = unproved(engine)
+    assert fast is not None
+    assert differing(engine, fast, hostile(2, 600)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name.startswith("pattern ")])
+def test_all_characters_of_unicode_have_equal_ids(name: str) -> None:
+    engine = changed(name)
+    fast = unproved(engine)
+    texts = chain(every_character(1, 0x2B000), every_character(61))
+    while fast is not None and (some := [*islice(texts, 1 << 15)]):
+        assert differing(engine, fast, some) == []
