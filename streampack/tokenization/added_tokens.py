@@ -1,6 +1,6 @@
 """Conversion of added tokens so that gigatoken splits texts at them as `tokenizers` does.
 
-`tokenizers` searches for added tokens twice: in the text for those that are not "normalized", and
+`tokenizers` searches for added tokens twice: in the text for tokens that are not "normalized", and
 in the normalized text between the tokens found there for the others. Each time the leftmost match
 wins, and the longest of several at one position.
 

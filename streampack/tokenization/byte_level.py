@@ -86,7 +86,7 @@ def known_patterns(described: Mapping[str, Any]) -> tuple[str, ...] | None:
         return (GPT2,) if last.get("use_regex", True) else None
     if last.get("use_regex", True):
         return None
-    # A pattern that matches all text may also remove what lies between its matches: nothing.
+    # A pattern that matches all text may also remove the text between its matches: nothing.
     cuts = {("Isolated", False)} | ({("Removed", True)} if len(splits) == 1 else set())
     if any(s["type"] != "Split" or (s["behavior"], s["invert"]) not in cuts for s in splits):
         return None

@@ -225,7 +225,7 @@ def _new_characters() -> NDArray[np.bool_]:
     """Return an (N,) mask of the code points that were no character in Python's Unicode.
 
     gigatoken and `tokenizers` have different, newer versions. Ideographs, syllables and private
-    characters are old. What lies behind the mask counts as its last element, which is new.
+    characters are old. Code points behind the mask count as its last element, which is new.
     """
     new = np.zeros(_END + 1, dtype=np.bool_)
     for start, stop in ((0, 0x3400), (0xA000, 0xAC00), (0xD7A4, 0x20000)):

@@ -46,7 +46,7 @@ _BOS_NAMES = (
 _PAD_NAMES = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<｜▁pad▁｜>", "<PAD>")
 
 
-#: Classes of transformers 4 with a post-processor of their own, by what they do without
+#: Classes of transformers 4 with a post-processor of their own: True if they add BOS without
 #: "add_bos_token".
 _OWN_PROCESSOR = {
     "CodeLlamaTokenizer": True,
@@ -285,20 +285,20 @@ def _by_class(
         return before, after
     wanted = settings.get("add_bos_token"), settings.get("add_eos_token")
     has_bos = begins if wanted[0] is None else bool(wanted[0])
-    own = (
+    replaced = (
         (ids["bos"],) if has_bos and ids["bos"] is not None else (),
         (ids["eos"],) if wanted[1] and ids["eos"] is not None else (),
     )
-    if own != (before, after) and is_first(f"post-processor {settings}"):
+    if replaced != (before, after) and is_first(f"post-processor {settings}"):
         logger.warning(
             "The tokenizer.json puts the ids %s before a text and %s after it, but %s in "
             "tokenizer_config.json stands for %s and %s. These are used, as by transformers 4; "
             "transformers 5 uses the others. Tokenizer(path, bos=) chooses.",
             *map(list, (before, after)),
             f'"{name}"' if name else '"add_bos_token"',
-            *map(list, own),
+            *map(list, replaced),
         )
-    return own
+    return replaced
 
 
 def _chat_templates(templates: Any) -> tuple[str | None, str | None]:
