@@ -115,7 +115,8 @@ JOBS = [
             f"text-{vocabulary.split()[0].lower()}",
             f"Raw text to full batches, {vocabulary}",
             "Python source with the vocabulary. Tokens per second of processor time, that of "
-            "worker processes included, and of wall time. Ratios are of processor time.",
+            "worker processes included, and of wall time. Ratios are of processor time. Figures of "
+            "streampack are with kitoken, its engine before gigatoken.",
             runners,
             columns=("M tokens/s of a core", "M tokens/s", "x engine alone", "first batch, ms"),
             compared="x engine alone",

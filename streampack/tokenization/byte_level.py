@@ -23,6 +23,7 @@ _WORDS = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
 )
+_MARKS = _REST.replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _SLASHES = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
 _CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|%s| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
@@ -35,11 +36,7 @@ _KNOWN: list[tuple[str, ...]] = [
     (GPT2,),
     (_ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _REST,),  # Llama 3, OLMo 2 and 3
     (_ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _REST,),  # Qwen 2 and 3
-    (
-        _ENDINGS
-        + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
-        + _REST.replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}"),
-    ),  # Qwen 3.5
+    (_ENDINGS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}" + _MARKS,),  # Qwen 3.5
     (f"{_WORDS[0]}{_ENDINGS}?|{_WORDS[1]}{_ENDINGS}?" + r"|\p{N}{1,3}" + _SLASHES,),  # o200k
     ("|".join(_WORDS) + r"|\p{N}" + _SLASHES,),  # Nemotron 3, Tekken
     (

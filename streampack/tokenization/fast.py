@@ -13,8 +13,10 @@ import functools
 import json
 import logging
 import os
+from bisect import bisect_right
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import accumulate
 from typing import Any, Literal
 from unicodedata import category, is_normalized
 from zlib import crc32
@@ -47,14 +49,8 @@ HOSTILE = (
     *("\u00a0's", "a\u3000\u3000b", "\u2003\u2028\u2029\x85", "\ufeffa\u200bb\u200dc", "\x00\x01"),
     *("e\u0301\u0308", "\u0301", "n\u0303o\u0308", "\u1100\u1161\u11a8", "İıſßǅ", "ﬁ", "½²Ⅷⓐ"),
     *("0123456789", "1234 5", "٣४๕", "你好,世界。カタカナ한국어", "العربية हिन्दी ไทย", "Ꭰꭰ"),
-    *(
-        "🙂👍🏽👨‍👩‍👧🇩🇪",
-        "𝒜𝔅\U0010ffff\ue000\ufffd",
-        "<|endoftext|>",
-        " <|endoftext|> x",
-        "<|end",
-        "</s><s>",
-    ),
+    *("🙂👍🏽👨‍👩‍👧🇩🇪", "𝒜𝔅\U0010ffff\ue000\ufffd"),
+    *("<|endoftext|>", " <|endoftext|> x", "<|end", "</s><s>"),
     *("a" * 3000, " " * 3000 + "x", "\n" * 3000, "!?" * 1500, "7" * 1000, "人" * 1000),
     *("http://a.b/c?d=e&f#g", "snake_case CamelCase", "(\t{[x]}\t);  # y", "--__--", "'\"`´’‘"),
 )
@@ -84,18 +80,16 @@ class Gigatoken:
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
         return np.concatenate([np.zeros(0, np.uint32), *ids]), counts
 
-    def _encode_one(self, text: str) -> NDArray[np.uint32]:
+    def _encode_one(self, text: str) -> Any:
         if len(text) <= LONG_TEXT:
-            short: NDArray[np.uint32] = self._short.encode(text)
-            return short
+            return self._short.encode(text)
         from gigatoken.gigatoken_rs import BytesSource, PadTruncate
 
         if self._long is None:
             self._long = self._load()
         source = BytesSource([text.encode()])
         rows, _ = self._long.encode_batch_padded(source, PadTruncate(0), parallel=False)
-        row: NDArray[np.uint32] = rows[0]
-        return row
+        return rows[0]
 
     def _load(self) -> Any:
         from gigatoken import gigatoken_rs
@@ -203,9 +197,8 @@ class FastEngine:
     def _places(self) -> TokenPlaces:
         return TokenPlaces(self._reference)
 
-    def _slow(self, text: str) -> list[int]:
-        ids: list[int] = self._reference.encode(text, add_special_tokens=False).ids
-        return ids
+    def _slow(self, text: str) -> Any:
+        return self._reference.encode(text, add_special_tokens=False).ids
 
     def _difference(self, texts: Sequence[str]) -> str | None:
         """Return the first text for which the engines disagree, or None."""
@@ -290,12 +283,6 @@ def _for_gigatoken(engine: Engine, described: dict[str, Any]) -> dict[str, Any] 
     return {**converted, "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts}}
 
 
-def _sample(texts: Sequence[str]) -> list[str]:
+def _sample(texts: Sequence[str]) -> Sequence[str]:
     """Return the first texts, up to `PROOF_CHARACTERS` characters in total."""
-    chosen, left = [], PROOF_CHARACTERS
-    for text in texts:
-        left -= len(text)
-        if left < 0:
-            break
-        chosen.append(text)
-    return chosen
+    return texts[: bisect_right([*accumulate(map(len, texts))], PROOF_CHARACTERS)]
