@@ -196,8 +196,6 @@ def explain_mismatch(
 def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str | None:
     chunk = getattr(config_of(model), "attention_chunk_size", None)
     seq_len, slots = batch.seq_len, batch.rows * batch.seq_len
-    if way in ("positions", "seq_idx") and chunk and slots > chunk and chunk % seq_len:
-        return f"chunks of {chunk} tokens are counted through the batch, not in each document"
     ids, images = usual_ids(model), images_of(batch)
 
     def of_rows(lengths: Sequence[Lengths]) -> Any:
@@ -220,6 +218,10 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
             if _first_moves(call, [of_rows(each) for each in lengths], isolation.context):
                 return reason
         alone = _in_other_padding if way == "rows" else by_itself
+        if way in ("positions", "seq_idx") and chunk and slots > chunk and chunk % seq_len:
+            crossed = of_rows(_across(chunk, seq_len))
+            if not _as_alone(model, crossed, call, alone, isolation.context):
+                return f"chunks of {chunk} tokens are counted through the batch"
         if not _as_alone(model, two, call, alone, isolation.context):
             return "documents are not as they are by themselves (as if at other positions)"
     if batch.rows > 2:  # raises if the whole batch is too long for the model
@@ -249,6 +251,14 @@ def _of_images(model: Any, batch: Any, way: str) -> str | None:
             call = partial(arguments_by, model, way=way)
             reasons[key] = documents_moved(model, batch, lambda part: call(batch=part), tolerance)
     return reasons[key]
+
+
+def _across(chunk: int, seq_len: int) -> list[Lengths]:
+    """Return documents' lengths in full rows, the last document across the end of a chunk."""
+    row, at = divmod(chunk, seq_len)
+    start = min(at - 1, at // 2 | 1)
+    whole: list[Lengths] = [[seq_len]] * row
+    return [*whole, [start, seq_len - start] if start else [seq_len]]
 
 
 @contextmanager

@@ -30,6 +30,8 @@ SOME = {
     "mistral": "positions",
     "gemma2": "positions",
     "mixtral": "positions",
+    "doge": "positions",
+    "llama4_text": "positions" if transformers.__version__ >= "5" else "refused",  # chunks
     "gpt_oss": "mask",
     "opt": "mask",
     "biogpt": "mask",
