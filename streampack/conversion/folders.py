@@ -69,7 +69,7 @@ def alone(folder: Path, url: str) -> Iterator[None]:
     """
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = Lock.acquire(folder / LOCK, wait=False)
+        lock = Lock.acquire(folder / LOCK)
     if lock is None:
         raise ConfigError(
             f"Another command is writing to {url}.",

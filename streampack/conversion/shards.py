@@ -196,13 +196,13 @@ class Destination:
 
     Args:
         url: local path or URL.
-        retries: number of retries for remote files.
+        retries: number of retries for remote files; None repeats attempts for some minutes.
 
     Raises:
         ConfigError: the URL is a file or is not writable.
     """
 
-    def __init__(self, url: str, *, retries: int = 5) -> None:
+    def __init__(self, url: str, *, retries: int | None = None) -> None:
         protocol, path = split_url(url)
         self.url = url.rstrip("/")
         self.local = Path(path).expanduser().absolute() if protocol is None else None

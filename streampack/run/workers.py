@@ -398,6 +398,13 @@ class _Receiver:
 
 def _died(who: str, code: int) -> WorkerError:
     how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+    if code == -signal.SIGBUS:
+        return WorkerError(
+            f"{who} {how}: a shard was cut while it was mapped, or a folder in memory such as "
+            "/dev/shm is full.",
+            "Restore the shard, or free some space; then continue from the last checkpoint. "
+            "Replace shards by renaming new ones, never in place.",
+        )
     return WorkerError(
         f"{who} {how}.",
         remedy="Iterate the loader once more to continue after the last batch of the loop; if the "

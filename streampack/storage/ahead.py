@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from streampack.storage.blocks import BLOCK_BYTES
+from streampack.storage.waiting import start_daemon
 
 if TYPE_CHECKING:
     from streampack.storage.file_info import FileInfo
@@ -38,7 +39,7 @@ _LEAST_AHEAD = 32  # blocks ahead of all readers
 _SHARES = 4  # multiple of its share of all use that a reader may hold ahead
 _MEASURED_S = 4.0
 _MEASURED_BLOCKS = 1024
-_THREADS = 16
+_NAME, _THREADS = "streampack-read-ahead", 16
 _IDLE_S = 0.5  # starting a thread takes as long as reading a block that is there
 _MOST_HINTS = 256  # a later one would be called after its readers
 
@@ -214,9 +215,8 @@ class ReadAhead:
         work = hinted or (bool(self._hungry) and self._held < self._room())
         if work and self._waiting:
             self._idle.notify()
-        elif work and self._threads < _THREADS:
+        elif work and self._threads < _THREADS and start_daemon(self._work, name=_NAME):
             self._threads += 1
-            threading.Thread(target=self._work, name="streampack-read-ahead", daemon=True).start()
 
     def _next(self) -> Callable[[], object] | None:
         return self._hinted(self._hints) or self._hungriest() or self._hinted(self._rests)

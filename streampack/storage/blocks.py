@@ -18,6 +18,7 @@ import os
 import random
 import struct
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -92,7 +93,7 @@ class BlockCache:
             size = stored if size is None else size
             if stored != size or size < 0:
                 return None
-            data = mapped(fd, size + _TRAILER.size).data
+            data = _content(fd, size + _TRAILER.size)
             with suppress(OSError):  # the file belongs to another user
                 os.utime(path)
         finally:
@@ -107,13 +108,14 @@ class BlockCache:
         return self.path(key, number).exists()
 
     def put(self, key: str, number: int, block: bytes | memoryview) -> None:
-        """Store a block; to be called under its lock.
+        """Store a block.
 
         Raises:
             StorageError: the folder cannot be written.
         """
         path = self.path(key, number)
-        part = path.with_name(f".{path.name}")
+        # A process that waited for a lock in vain fetches without it, so it writes another part.
+        part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
         trailer = _TRAILER.pack(len(block), zlib.crc32(block))
         for attempt in range(2):
             try:
@@ -139,13 +141,13 @@ class BlockCache:
         self._added[zone] = added
 
     @contextmanager
-    def fetching(self, key: str, first: int, end: int, *, wait: bool = True) -> Iterator[int]:
+    def fetching(self, key: str, first: int, end: int, *, wait_s: float = 0) -> Iterator[int]:
         """Enter a context in which no other process fetches blocks from `first` on.
 
         Args:
             key: key of the file.
             first, end: range of blocks.
-            wait: True waits for another fetch of block `first`.
+            wait_s: longest time to wait for another fetch of block `first`.
 
         Yields:
             The end of the blocks that are fetched here: less than `end` if others fetch a block of
@@ -154,7 +156,7 @@ class BlockCache:
         held: list[Lock] = []
         try:
             for number in range(first, end):
-                lock = self._lock(key, number, wait=wait and not held)
+                lock = self._lock(key, number, 0 if held else wait_s)
                 if lock is None:
                     break
                 held.append(lock)
@@ -163,20 +165,20 @@ class BlockCache:
             for lock in held:
                 lock.remove()
 
-    def making(self, key: str, *, wait: bool = False) -> Lock | None:
-        """Lock all blocks of a content; return None if another process has the lock.
+    def making(self, key: str, *, wait_s: float = 0) -> Lock | None:
+        """Lock all blocks of a content; return None if another process has the lock for `wait_s`.
 
         Raises:
             StorageError: the folder cannot be written.
         """
-        return self._lock(key, _ALL, wait=wait)
+        return self._lock(key, _ALL, wait_s)
 
-    def _lock(self, key: str, number: int, *, wait: bool) -> Lock | None:
+    def _lock(self, key: str, number: int, wait_s: float) -> Lock | None:
         path = self.path(key, number)
         path = path.with_name(f".{path.name}.lock")
         for _ in range(2):
             try:
-                return Lock.acquire(path, wait=wait)
+                return Lock.acquire(path, wait_s=wait_s)
             except FileNotFoundError:
                 with suppress(FileNotFoundError):
                     self._make_folder(path.parent)
@@ -271,13 +273,21 @@ class BlockCache:
         )
 
 
+def _content(fd: int, size: int) -> memoryview:
+    """Map a file, or read it if the process has too many maps."""
+    try:
+        return mapped(fd, size).data
+    except OSError:
+        return memoryview(os.pread(fd, size, 0))
+
+
 def _remove_stale(path: Path) -> None:
     """Remove a part or a lock of a killed process."""
     if path.suffix != ".lock":
         _unlink(str(path))
         return
     with suppress(OSError):
-        if (lock := Lock.acquire(path, wait=False)) is not None:
+        if (lock := Lock.acquire(path)) is not None:
             lock.remove()
 
 

@@ -12,7 +12,7 @@ from streampack.storage.retries import with_retries
 BUCKETS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
 
 
-def missing_container(filesystem: Any, url: str, *, retries: int) -> str:
+def missing_container(filesystem: Any, url: str, *, retries: int | None) -> str:
     """Return a sentence if the container of a URL does not exist, or "".
 
     Args:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import re
 import ssl
 import time
@@ -68,7 +69,7 @@ class DamagedError(ValueError):
 def failure_of(error: BaseException) -> StoreFailure:
     """Classify an error of a file system."""
     chain = list(_chain(error))
-    if any(isinstance(link, TooSlowError) for link in chain):
+    if any(map(_garbled, chain)):
         return "transient"
     status = next((s for s in map(_status, chain) if s), None)
     if status is not None:
@@ -90,6 +91,12 @@ def failure_of(error: BaseException) -> StoreFailure:
     lasts = isinstance(error, _LASTING) or getattr(error, "errno", None) in _LASTING_ERRNOS
     untrusted = any(isinstance(link, ssl.SSLCertVerificationError) for link in chain)
     return "other" if lasts or untrusted else "transient"
+
+
+def _garbled(error: BaseException) -> bool:
+    """Return True for an answer too slow, or not in its format; aiohttp gives that status 400."""
+    in_http = type(error).__module__ == "aiohttp.http_exceptions"
+    return in_http or isinstance(error, TooSlowError | json.JSONDecodeError)
 
 
 def is_of_system(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -11,16 +12,21 @@ from streampack.errors import StorageError
 from streampack.storage.ahead import MOST_BLOCKS, ReadAhead
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.file_info import FileInfo, shown
-from streampack.storage.growing import MOST_TRIES, BlockWriter
+from streampack.storage.growing import MOST_TRIES, PATIENCE_S, BlockWriter
 
 if TYPE_CHECKING:
     from streampack.storage.ranged_file import RangedFile
 
-#: Called with a file, a range of its bytes and the number of retries (None is the default); returns
-#: None if the server sends whole files only.
-GetRange = Callable[[FileInfo, int, int, "int | None"], "bytes | None"]
+logger = logging.getLogger(__name__)
+
+#: Called with a file and a range of its bytes; returns None if the server sends whole files only.
+GetRange = Callable[[FileInfo, int, int], "bytes | None"]
 #: Called with a file and the beginning of a writer; writes the whole file, checked at its end.
 GetWhole = Callable[[FileInfo, Callable[[], BlockWriter]], BlockWriter]
+#: Called with a file, an attempt and the number of retries (None is the default).
+Attempts = Callable[[FileInfo, Callable[[], memoryview], "int | None"], memoryview]
+
+_PATIENCE_S = 5.0  # longest wait for a block that another process fetches
 
 
 class Fetcher:
@@ -28,8 +34,9 @@ class Fetcher:
 
     Args:
         cache: cache of blocks.
-        get: fetches a range of a file's bytes.
-        get_whole: fetches a file from a server without ranges.
+        get: fetches a range of a file's bytes, in one attempt.
+        get_whole: fetches a file from a server without ranges, in one attempt.
+        attempts: makes attempts.
         ahead_bytes: bytes that may be fetched ahead of all readers together; 0 turns that off.
 
     Attributes:
@@ -37,11 +44,17 @@ class Fetcher:
     """
 
     def __init__(
-        self, cache: BlockCache, get: GetRange, get_whole: GetWhole, ahead_bytes: int
+        self,
+        cache: BlockCache,
+        get: GetRange,
+        get_whole: GetWhole,
+        attempts: Attempts,
+        ahead_bytes: int,
     ) -> None:
         self.cache = cache
         self.ahead = ReadAhead(self.fetch_ahead, ahead_bytes)
-        self._get, self._get_whole = get, get_whole
+        self._get, self._get_whole, self._attempts = get, get_whole, attempts
+        self._others: set[str] = set()  # files with a log line on the locks of other processes
         # A block has one map, however many lanes read it.
         self._mapped: WeakValueDictionary[tuple[str, int], memoryview] = WeakValueDictionary()
 
@@ -61,36 +74,54 @@ class Fetcher:
         return self.cache.forget(key, blocks)
 
     def fetched(self, file: RangedFile, number: int, end: int) -> memoryview:
-        """Fetch a block now, with missing blocks up to `end`; return it."""
+        """Fetch a block now, with missing blocks up to `end`; return it.
+
+        The blocks are locked during each attempt, and not between them. Without the lock after
+        `_PATIENCE_S`, as while its process is stopped, the block is fetched here too.
+        """
         end = min(end, number + MOST_BLOCKS, -(-file.num_bytes // BLOCK_BYTES))
-        with self.cache.fetching(file.key, number, end) as stop:
-            block = self.kept(file, number)
-            if block is not None:
+
+        def attempt() -> memoryview:
+            with self.cache.fetching(file.key, number, end, wait_s=_PATIENCE_S) as stop:
+                block = self.kept(file, number)
+                if block is not None:
+                    return block
+                if stop == number:
+                    self._without_lock(file)
+                missing = self._missing(file, number + 1, stop)
+                for first, last in _runs([number, *missing]):
+                    view = self._put(file, first, last)
+                    block = view if block is None else block
+                assert block is not None
                 return block
-            missing = self._missing(file, number + 1, stop)
-            for first, last in _runs([number, *missing]):
-                view = self._put(file, first, last, file.retries)
-                block = view if block is None else block
-            assert block is not None
-            return block
+
+        return self._attempts(file.listed, attempt, file.retries)
+
+    def _without_lock(self, file: RangedFile) -> None:
+        if file.key not in self._others:
+            self._others.add(file.key)
+            logger.warning(
+                "Another process has fetched a part of %s for more than %.0f s, or is stopped; it "
+                "is fetched here too.", shown(file.listed.path), _PATIENCE_S,
+            )  # fmt: skip
 
     def fetch_ahead(self, file: RangedFile, first: int, end: int) -> None:
         """Fetch the missing blocks of [first, end) that nobody else fetches; without retries."""
         for low, high in _runs(self._missing(file, first, end)):
             while low < high:
                 last = min(low + MOST_BLOCKS, high)
-                with self.cache.fetching(file.key, low, last, wait=False) as stop:
+                with self.cache.fetching(file.key, low, last) as stop:
                     for run in _runs(self._missing(file, low, stop)):
-                        self._put(file, *run, 0)
+                        self._put(file, *run)
                 low = max(stop, low + 1)
 
     def _missing(self, file: RangedFile, first: int, end: int) -> list[int]:
         return [number for number in range(first, end) if not self.cache.has(file.key, number)]
 
-    def _put(self, file: RangedFile, first: int, end: int, retries: int | None) -> memoryview:
+    def _put(self, file: RangedFile, first: int, end: int) -> memoryview:
         """Fetch and store consecutive blocks; return the first one."""
         stop = min(end * BLOCK_BYTES, file.num_bytes)
-        part = self._get(file.listed, first * BLOCK_BYTES, stop, retries)
+        part = self._get(file.listed, first * BLOCK_BYTES, stop)
         if part is None:
             return self._put_whole(file, first)
         data = memoryview(part)
@@ -109,7 +140,14 @@ class Fetcher:
         """
         cache, key, listed = self.cache, file.key, file.listed
         new = hashlib.blake2b(f"{key} whole".encode(), digest_size=12).hexdigest()
-        lock = cache.making(key, wait=True)
+        lock, grown, before = None, 0, -1
+        while lock is None and grown > before:  # until another process does not go on with it
+            lock = cache.making(key, wait_s=_PATIENCE_S if before < 0 else PATIENCE_S)
+            before = grown
+            while lock is None and cache.has(new, grown):
+                grown += 1
+        if lock is None:
+            self._without_lock(file)
         try:
             for _ in range(MOST_TRIES):
                 if (view := self.kept(file, number)) is not None:

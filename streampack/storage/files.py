@@ -93,7 +93,12 @@ class LocalFile(StoredFile):
 
     def array(self, start: int, stop: int, until: int = 0) -> NDArray[np.uint8]:
         if self._data is None:
-            self._data = map_file(self.path)
+            try:
+                self._data = map_file(self.path)
+            except OSError as error:
+                from streampack.storage.unmapped import not_mapped
+
+                raise not_mapped(self.path, error) from error
         return self._data[start:stop]
 
     def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:

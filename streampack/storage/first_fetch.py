@@ -10,6 +10,7 @@ import time
 from streampack.metrics import fetched
 from streampack.notices import is_first
 from streampack.storage.file_info import shown
+from streampack.storage.waiting import start_daemon
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,7 @@ class FirstFetch:
                 return
             self._began = time.monotonic()
         fetched.append(_MARK)
-        name, arguments = "streampack-first-fetch", (shown(url),)
-        threading.Thread(target=self._log, args=arguments, name=name, daemon=True).start()
+        start_daemon(self._log, shown(url), name="streampack-first-fetch")
 
     def add(self, num_bytes: int) -> None:
         """Count bytes that arrived."""

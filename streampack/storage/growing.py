@@ -8,6 +8,7 @@ bytes on every call, so that readers continue at their offsets.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import io
 import logging
@@ -15,6 +16,7 @@ import shutil
 import struct
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +31,7 @@ from streampack.storage.decompression import DamagedError
 from streampack.storage.failures import is_of_system
 from streampack.storage.files import StoredFile
 from streampack.storage.locks import Lock
+from streampack.storage.waiting import pause, start_daemon
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,18 @@ _KEPT_BLOCKS = 64  # blocks that a process keeps mapped
 _SIZE = -1  # number of the block that complete content has behind the others
 _END = struct.Struct("<q?")  # size of the content, and True if its origin is not cut short
 _MOST_KNOWN = 64  # number of contents with kept notes
+
+
+_makers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+PATIENCE_S = 20.0  # longest time in which another maker must write a block
+_END_S = 1.5  # longest time for makers to notice that the process ends
+
+
+@atexit.register
+def _end_makers() -> None:
+    until = time.monotonic() + _END_S
+    for maker in list(_makers):
+        maker.join(max(until - time.monotonic(), 0))
 
 
 #: Writes a content; returns False if its origin is cut short.
@@ -247,6 +262,7 @@ class GrowingFile(StoredFile):
         if view is not None:
             return view
         pause_s, most_s = _PAUSES_S
+        looked_s, grown = time.monotonic(), 0
         while key not in self._growings.failed:
             view = cache.get(key, number)
             if view is None and self.num_bytes < 0:
@@ -257,8 +273,15 @@ class GrowingFile(StoredFile):
             if view is not None:
                 return self._growings.keep(key, number, view)
             if not self._begin(number):
-                time.sleep(pause_s)
+                pause(pause_s)
                 pause_s = min(2 * pause_s, most_s)
+                if time.monotonic() - looked_s > PATIENCE_S:
+                    looked_s, before = time.monotonic(), grown
+                    while cache.has(key, grown):
+                        grown += 1
+                    if grown == before:
+                        stopped = OSError(errno.EAGAIN, "the process that makes it does not go on")
+                        self._growings.refuse(key, self._name, stopped)
         raise NotMadeError
 
     def _begin(self, number: int) -> bool:
@@ -280,6 +303,10 @@ class GrowingFile(StoredFile):
             lost = f"it disappeared from the cache {MOST_TRIES} times while it was made."
             growings.refuse(key, self._name, StorageError(lost, "Raise cache_limit_bytes."))
             return True
-        arguments = (key, self._name, lock, self._write)
-        threading.Thread(target=growings.make, args=arguments, name=THREAD_NAME).start()
+        maker = start_daemon(growings.make, key, self._name, lock, self._write, name=THREAD_NAME)
+        if maker is None:
+            lock.remove()
+            growings.refuse(key, self._name, OSError(errno.EAGAIN, "no thread can be started"))
+            return True
+        _makers.add(maker)
         return False

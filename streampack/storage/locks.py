@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
+
+from streampack.storage.waiting import pause
 
 #: Locks of this process, so that a forked child can close its copies. They would keep the locks of
 #: the parent for as long as the child lives.
@@ -20,20 +23,23 @@ class Lock:
         _held.add(self)
 
     @classmethod
-    def acquire(cls, path: Path, *, wait: bool = True) -> Lock | None:
-        """Lock `path`, created if missing; return None if it is locked and `wait` is False."""
-        kind = fcntl.LOCK_EX
+    def acquire(cls, path: Path, *, wait_s: float = 0) -> Lock | None:
+        """Lock `path`, created if missing; return None if it is locked for `wait_s` seconds."""
+        until, pause_s = time.monotonic() + wait_s, 0.001
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Another process may have removed the file, and a lock on it then locks nothing.
                 if (lock := cls(fd, path)).is_current():
                     return lock
                 lock._release()
             except BlockingIOError:
                 os.close(fd)
-                return None
+                if time.monotonic() >= until:
+                    return None
+                pause(pause_s)
+                pause_s = min(2 * pause_s, 0.02)
             except BaseException:
                 os.close(fd)
                 raise

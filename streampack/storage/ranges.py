@@ -8,11 +8,9 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from fsspec.asyn import sync
-
 from streampack.storage import first_fetch as progress
 from streampack.storage.file_info import replaced, split_url
-from streampack.storage.remote import VERSION_FIELDS, Pace, info_from, info_of, version_of
+from streampack.storage.remote import VERSION_FIELDS, Pace, info_from, info_of, version_of, wait_for
 
 _HTTP = ("http", "https")
 _S3 = ("s3", "s3a")
@@ -129,7 +127,7 @@ def _http_chunks(filesystem: Any, url: str, pace: Pace) -> Generator[bytes, None
     """Yield what has come of a file; fsspec's own stream would wait for a whole part."""
     answer = pace.call(filesystem, _http_answer, filesystem, url, num_bytes=0)
     try:
-        while data := sync(filesystem.loop, answer.content.readany):
+        while data := wait_for(filesystem.loop, answer.content.readany):
             yield data
     finally:
         filesystem.loop.call_soon_threadsafe(answer.close)
@@ -211,6 +209,8 @@ async def _http_range(filesystem: Any, url: str, start: int, stop: int, size: in
     async with session.get(filesystem.encode_url(url), **asked) as answer:
         answer.raise_for_status()
         if answer.status == 200 and (start, stop) != (0, size):
+            if answer.content_length not in (None, size):  # the page of a portal, or of an error
+                raise OSError(f"{answer.content_length} bytes came for a range")
             return None
         if answer.status != 200:
             _check_range(answer.headers.get("Content-Range", ""), url, start, stop, size)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import wait
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -14,6 +16,7 @@ from streampack.errors import StorageError
 from streampack.storage.failures import TooSlowError, failure_of
 from streampack.storage.file_info import FileInfo, shown, split_url
 from streampack.storage.retries import with_retries
+from streampack.storage.waiting import end_with_process
 
 T = TypeVar("T")
 
@@ -32,6 +35,7 @@ VERSION_FIELDS = (
     "mtime",
     "created",
 )
+_LOOK_S = 0.2
 _AND_TIME = "; Last-Modified "
 
 
@@ -126,12 +130,12 @@ class Pace:
                 return getattr(filesystem, method)(*args, **options)
             method = getattr(filesystem, "_" + method)
         if num_bytes is None:
-            return sync(filesystem.loop, method, *args, **options)
+            return wait_for(filesystem.loop, method, *args, **options)
 
         async def limited() -> Any:
             return await self.limited(method(*args, **options), num_bytes)
 
-        return sync(filesystem.loop, limited)
+        return wait_for(filesystem.loop, limited)
 
     async def limited(self, answer: Awaitable[T], num_bytes: int) -> T:
         """Await an answer, and give up after the time allowed for `num_bytes`."""
@@ -150,6 +154,16 @@ class Pace:
                 await asyncio.wait({task}, timeout=1)
 
 
+def wait_for(loop: Any, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Return the result of a coroutine function, called in the loop of a file system."""
+    if threading.current_thread() is threading.main_thread():
+        return sync(loop, method, *args, **options)
+    answer = asyncio.run_coroutine_threadsafe(method(*args, **options), loop)
+    while not wait([answer], timeout=_LOOK_S).done:
+        end_with_process()
+    return answer.result()
+
+
 def info_of(filesystem: Any, url: str, pace: Pace) -> dict[str, Any]:
     """Look up a URL with a single attempt; for hf:// the result includes the version."""
     options = {"expand_info": True} if split_url(url)[0] == "hf" else {}
@@ -157,7 +171,7 @@ def info_of(filesystem: Any, url: str, pace: Pace) -> dict[str, Any]:
     return info
 
 
-def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int) -> dict[str, Any]:
+def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int | None) -> dict[str, Any]:
     """Look up the file or directory at a URL.
 
     Raises:

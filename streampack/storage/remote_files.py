@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from streampack.errors import StorageError
@@ -23,12 +27,19 @@ from streampack.storage.ranges import fetch_range, fetch_start, whole_file
 from streampack.storage.remote import Pace, info_from, info_of, is_another_version, look_up
 from streampack.storage.remote_listing import list_remote
 from streampack.storage.retries import with_retries
+from streampack.storage.waiting import pause
 
 if TYPE_CHECKING:
     from streampack.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+_START = secrets.token_hex(8)  # of a process and its forks
+
+_ASKED_ANEW_S = (0.1, 0.5)  # pauses after an answer that is no range, as of a cold cache
+_WHOLE_S = 60.0  # time for which a server without ranges is taken for one
 _MOST_LOOKED_UP = 4096  # files with size and version remembered by a process
 
 
@@ -46,12 +57,13 @@ class RemoteFiles:
     def __init__(self, storage: Storage, cache: BlockCache) -> None:
         self._storage = storage
         self._filesystems: dict[str, Any] = {}
-        self._whole: set[str] = set()  # servers that do not support ranges
+        # Servers that answered with whole files, and the times until which they are not asked anew.
+        self._whole: dict[str, float] = {}
         # Sizes and versions of the last files that were looked up, by URL.
         self._looked_up: OrderedDict[str, FileInfo] = OrderedDict()
         self.pace = Pace(storage.timeout_s, storage.min_bytes_per_s)
         ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2)
-        self.fetcher = Fetcher(cache, self._get, self._get_whole, ahead)
+        self.fetcher = Fetcher(cache, self._get, self._get_whole, self._attempts, ahead)
 
     def list(
         self, protocol: str, names: Sequence[str], endings: Sequence[str]
@@ -107,7 +119,7 @@ class RemoteFiles:
     def read_range(self, file: str | FileInfo, start: int, stop: int) -> bytes:
         """See `Storage.read_range`."""
         listed = self.listed(file)
-        data = self._get(listed, start, stop)
+        data = self._attempts(listed, lambda: self._get(listed, start, stop))
         if data is not None:
             return data
         opened = self.open(listed)
@@ -139,7 +151,7 @@ class RemoteFiles:
                     raise
             else:
                 if part.size is not None:
-                    self._remember(FileInfo(url, part.size, part.version))
+                    self._remember(self._with_start(FileInfo(url, part.size, part.version)))
                 fetched.append(len(part.data))
                 return part.data
         size = self.look_up(url).num_bytes
@@ -147,56 +159,51 @@ class RemoteFiles:
             url, 0, size if most_bytes is None else min(most_bytes, size)
         )
 
-    def _get(
-        self, listed: FileInfo, start: int, stop: int, retries: int | None = None
-    ) -> bytes | None:
-        """Fetch bytes [start, stop) of the listed version of a remote file.
+    def _attempts(
+        self, listed: FileInfo, attempt: Callable[[], T], retries: int | None = None
+    ) -> T:
+        """Return the result of `attempt`; None for `retries` is the default."""
+        retries = self._storage.retries if retries is None else retries
+        try:
+            return with_retries(attempt, doing="Reading", url=listed.path, retries=retries)
+        except StorageError as error:
+            if error.failure == "other":  # for example a range beyond the end of a shorter file
+                self._check_unchanged(listed, error)
+            raise
+
+    def _get(self, listed: FileInfo, start: int, stop: int) -> bytes | None:
+        """Fetch bytes [start, stop) of the listed version of a remote file, in one attempt.
 
         Return None if the server sends whole files only.
         """
-        url, pace = listed.path, self.pace
+        url, server = listed.path, _server(listed.path)
+        whole = (start, stop) == (0, listed.num_bytes)
+        if not whole and time.monotonic() < self._whole.get(server, 0):
+            return None
         filesystem = self._filesystem_of(url)
-
-        def read() -> bytes | None:
-            part = fetch_range(filesystem, url, start, stop, listed.num_bytes, pace)
-            if part is None:
-                return None
-            _require_version(listed, part.version)
-            return part.data
-
-        data, server = None, _server(url)
-        if server not in self._whole or (start, stop) == (0, listed.num_bytes):
-            retries = self._storage.retries if retries is None else retries
-            try:
-                data = with_retries(read, doing="Reading", url=url, retries=retries)
-            except StorageError as error:
-                if error.failure == "other":  # for example a range beyond the end of a shorter file
-                    self._check_unchanged(listed, error)
-                raise
-        if data is not None:
-            fetched.append(len(data))
-            return data
+        for pause_s in (*_ASKED_ANEW_S, 0):
+            part = fetch_range(filesystem, url, start, stop, listed.num_bytes, self.pace)
+            if part is not None:
+                _require_version(listed, part.version)
+                fetched.append(len(part.data))
+                return part.data
+            pause(pause_s)
         if server not in self._whole:
-            self._whole.add(server)
             logger.warning(
                 "Files of %s are downloaded whole before they are read: it sends no ranges.", server
             )
+        self._whole[server] = time.monotonic() + _WHOLE_S
         return None
 
     def _get_whole(self, listed: FileInfo, begin: Callable[[], BlockWriter]) -> BlockWriter:
-        """Write a whole file, and check its size and version."""
+        """Write a whole file, and check its size and version, in one attempt."""
         url, pace = listed.path, self.pace
         filesystem = self._filesystem_of(url)
-
-        def download() -> BlockWriter:
-            writer = begin()
-            for data in whole_file(filesystem, url, listed.num_bytes, pace):
-                writer.write(data)
-            writer.finish()
-            _require_version(listed, info_from(url, info_of(filesystem, url, pace)).version)
-            return writer
-
-        writer = with_retries(download, doing="Downloading", url=url, retries=self._storage.retries)
+        writer = begin()
+        for data in whole_file(filesystem, url, listed.num_bytes, pace):
+            writer.write(data)
+        writer.finish()
+        _require_version(listed, info_from(url, info_of(filesystem, url, pace)).version)
         fetched.append(listed.num_bytes)
         return writer
 
@@ -233,10 +240,21 @@ class RemoteFiles:
         known = self._looked_up.get(url)
         return self._remember(self._ask(url, self._storage.retries)) if known is None else known
 
-    def _ask(self, url: str, retries: int) -> FileInfo:
-        return info_from(
-            url, look_up(self._filesystem_of(url), url, pace=self.pace, retries=retries)
-        )
+    def _ask(self, url: str, retries: int | None) -> FileInfo:
+        info = look_up(self._filesystem_of(url), url, pace=self.pace, retries=retries)
+        return self._with_start(info_from(url, info))
+
+    def _with_start(self, info: FileInfo) -> FileInfo:
+        """Return a file of this process and its forks in place of one without a version.
+
+        The cache has no other content for it then: not of an earlier start, when the file may have
+        been another one, nor of other `storage_options`. Listings, which ranks compare, lack it.
+        """
+        if info.version:
+            return info
+        options = repr(sorted(self._storage.storage_options.items()))
+        digest = hashlib.blake2b(f"{_START} {options}".encode(), digest_size=8)
+        return replace(info, version=f"start {digest.hexdigest()}")
 
     def _remember(self, info: FileInfo) -> FileInfo:
         looked_up = self._looked_up

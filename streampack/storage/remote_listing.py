@@ -28,7 +28,7 @@ class RemoteFolders(Folders):
         retries: attempts of each call after the first.
     """
 
-    def __init__(self, filesystem: Any, retries: int) -> None:
+    def __init__(self, filesystem: Any, retries: int | None) -> None:
         super().__init__()
         self._filesystem, self._retries = filesystem, retries
 
@@ -75,7 +75,12 @@ class RemoteFolders(Folders):
 
 
 def list_remote(
-    filesystem: Any, names: Sequence[str], endings: Sequence[str], *, pace: Pace, retries: int
+    filesystem: Any,
+    names: Sequence[str],
+    endings: Sequence[str],
+    *,
+    pace: Pace,
+    retries: int | None,
 ) -> list[list[FileInfo]]:
     """Return the files of each of these URLs without braces; an empty list for no file.
 
@@ -132,7 +137,7 @@ def _list_named(
     url: str,
     endings: Sequence[str],
     pace: Pace,
-    retries: int,
+    retries: int | None,
 ) -> list[FileInfo]:
     """Return the files of a literal URL: a file, the files of a directory, or none."""
     try:

@@ -92,7 +92,8 @@ class Storage:
             may share it. Default: ``$XDG_CACHE_HOME/streampack`` or ``~/.cache/streampack``, or a
             private temporary directory if that cannot be written.
         cache_limit_bytes: maximum size of the cache; the least recently used data is removed first.
-        retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s.
+        retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s. None
+            repeats reading for five minutes, and looking up and listing for twenty seconds.
         timeout_s: seconds without an answer after which an attempt fails.
         min_bytes_per_s: minimum rate over `timeout_s` seconds, below which an attempt fails, so
             that a server that sends a byte now and then causes no hang. 0 is no limit. It does not
@@ -109,7 +110,7 @@ class Storage:
         *,
         cache_dir: str | Path | None = None,
         cache_limit_bytes: int = 64 << 30,
-        retries: int = 5,
+        retries: int | None = None,
         timeout_s: float = 60.0,
         min_bytes_per_s: float = 1024.0,
         read_ahead_bytes: int = 256 << 20,
@@ -117,7 +118,7 @@ class Storage:
     ) -> None:
         self.cache_dir = None if cache_dir is None else Path(cache_dir).expanduser().absolute()
         self.cache_limit_bytes = whole_number("cache_limit_bytes", cache_limit_bytes)
-        self.retries = whole_number("retries", retries, least=0)
+        self.retries = None if retries is None else whole_number("retries", retries, least=0)
         self.timeout_s = real_number("timeout_s", timeout_s, least=0.001)
         self.min_bytes_per_s = real_number("min_bytes_per_s", min_bytes_per_s, least=0)
         self.read_ahead_bytes = whole_number("read_ahead_bytes", read_ahead_bytes, least=0)
