@@ -82,7 +82,7 @@ JOBS = [
     Job(
         "lengths",
         "Other lengths",
-        "Documents in memory again.",
+        "Documents in memory, as above.",
         [COPY, FromMemory, EnergonPacking, TRLPackDataset],
         columns=BATCHES[:3],
         workloads=WORKLOADS[1:],
@@ -114,7 +114,7 @@ JOBS = [
         Job(
             f"text-{vocabulary.split()[0].lower()}",
             f"Raw text to full batches, {vocabulary}",
-            "Python source with the vocabulary. Tokens per second of processor time, that of "
+            "Python source with the vocabulary. Tokens per second of processor time, with "
             "worker processes included, and of wall time. Ratios are of processor time. Figures of "
             "streampack are with kitoken, its engine before gigatoken.",
             runners,
@@ -137,7 +137,7 @@ JOBS = [
         "Windows and lanes",
         "The share of slots that hold a token, %. Half of a window's tokens may stay for the next "
         "round, so a window packs like a flushed one several times its size. A lane packs its end "
-        "from what remains: that loss grows with lanes divided by windows per lane.",
+        "from the remaining documents: that loss grows with lanes divided by windows per lane.",
         [Windows],
         form=".2f",
         workloads=WORKLOADS,
@@ -146,7 +146,7 @@ JOBS = [
     Job(
         "costs",
         "What a batch costs",
-        "Nanoseconds of processor time per slot. What is not varied is the usual one.",
+        "Nanoseconds of processor time per slot. All other settings are the usual ones.",
         [Costs],
         form=".2f",
     ),

@@ -230,7 +230,7 @@ class NanochatText(Text):
     label = "nanochat, its loader"
     environment = "nanochat"
     settings = "tiktoken with the same ranks, tokenizer_threads=1, batches of 128 texts"
-    delivers = "inputs and targets int64, cropped documents; tokens are those that it tokenized"
+    delivers = "inputs and targets int64, cropped documents; tokens count all that it tokenized"
 
     def prepare(self) -> None:
         """Texts as its Parquet files, and its tokenizer."""

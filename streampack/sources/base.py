@@ -19,7 +19,7 @@ from streampack.documents.fields import FieldSpec
 from streampack.errors import ContentError
 from streampack.packing.overflow import Overflow
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.reading import ReadOptions, too_long
+from streampack.sources.reading import TOO_LONG_REMEDY, ReadOptions, too_long
 
 if TYPE_CHECKING:
     from streampack.documents.conversations import Conversations
@@ -186,24 +186,20 @@ class Source(ABC):
         """Return a document's location as the subject of a sentence: "row 7 of part-3.parquet"."""
         return f"document {int(origin['index'])} of shard {int(origin['shard'])}"
 
-    def broken_document(
-        self,
-        shard: int,
-        index: int,
-        reason: str,
-        remedy: str = 'Repair it, or leave such documents out with on_error="skip" (--on-error).',
-    ) -> ContentError:
+    def broken_document(self, shard: int, index: int, reason: str) -> ContentError:
         """Return the error for a document that cannot be used.
 
         Args:
             shard: shard index of its origin.
             index: document index of its origin.
             reason: ends the sentence that begins with the document's name: "is not UTF-8".
-            remedy: the advice of the error.
         """
         name = self.document_name(make_origin(shard, np.array([index], dtype=np.int64))[0])
         fact = f"{name[0].upper()}{name[1:]} {reason}."
-        setting = "max_document_bytes" if "max_document_bytes" in reason else None
+        remedy = 'Repair it, or leave such documents out with on_error="skip" (--on-error).'
+        setting = None
+        if "max_document_bytes" in reason:
+            remedy, setting = TOO_LONG_REMEDY, "max_document_bytes"
         return ContentError(fact, remedy, shard=shard, index=index, setting=setting, document=name)
 
     def report_broken(

@@ -288,7 +288,7 @@ class JSONL(RecordFiles):
         """
         if line is None:
             limit = self.reading.most_bytes
-            raise BrokenDocumentError(f"is longer than max_document_bytes={limit} of ReadOptions")
+            raise BrokenDocumentError(f"is longer than max_document_bytes={limit}")
         record = record_of(line)
         return beside.record(record) if beside else record
 

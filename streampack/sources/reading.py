@@ -1,4 +1,4 @@
-"""Reading: limits of blocks, documents and open shards."""
+"""`ReadOptions`: limits of blocks, documents and open shards."""
 
 from __future__ import annotations
 
@@ -94,10 +94,11 @@ def checked_reading(reading: ReadOptions | None) -> ReadOptions:
 
 
 TOO_LONG_REMEDY = (
-    'Cut it, raise the limit, or leave such documents out with on_error="skip" (--on-error).'
+    "Cut it, raise ReadOptions(max_document_bytes=), or leave such documents out with "
+    'on_error="skip" (--on-error).'
 )
 
 
 def too_long(num_bytes: int, limit_bytes: int) -> str:
     """Return the reason for rejecting a document above the limit of `ReadOptions`."""
-    return f"has {num_bytes} bytes and is longer than max_document_bytes={limit_bytes} of Reading"
+    return f"has {num_bytes} bytes and is longer than max_document_bytes={limit_bytes}"

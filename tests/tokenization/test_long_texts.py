@@ -79,6 +79,7 @@ def test_a_longer_text_is_an_error_of_its_document_or_skipped(make: Any, tmp_pat
     with pytest.raises(ContentError, match="max_document_bytes=1000") as raised:
         list(loader_of(source))
     assert raised.value.setting == "max_document_bytes"
+    assert "max_document_bytes=" in raised.value.remedy
     assert raised.value.document is not None
     assert raised.value.document.casefold() in str(raised.value).casefold()
     loader = loader_of(make(tmp_path, ["a", LONG, "b"]), on_error="skip")

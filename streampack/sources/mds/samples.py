@@ -16,7 +16,7 @@ STATUS = {
     4: "has an array of more than one dimension",
     5: "has an array with bytes that do not match its shape",
     6: "has a loss mask or a field that is not as long as its tokens",
-    7: "is longer than max_document_bytes of Reading",
+    7: "is longer than max_document_bytes",
     8: "has an array with another shape for each token than its field",
 }
 UNEVEN, TOO_LONG = 6, 7

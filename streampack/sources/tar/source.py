@@ -82,11 +82,11 @@ class _Unreported(ErrorPolicy):
 class WebDataset(RecordFiles):
     """Documents in WebDataset shards.
 
-    Steps: an archive is mapped into memory (a compressed one is first decompressed into the
-    cache); one kernel walks its headers and finds the wanted file of each sample,
-    another reads the `.npy` headers, and one gather copies the ids of a block into a compact
-    array. Cost: about 1 microsecond per `.npy` document of 700 tokens; a decode for text and a
-    parse for JSON, per document.
+    Steps: an archive is read block by block, a compressed one from its decompressed copy; one
+    kernel walks the headers and finds the wanted file of each sample, another reads the `.npy`
+    headers, and one gather copies the ids of a block into a compact array. Cost: about 1
+    microsecond per `.npy` document of 700 tokens; a decode for text and a parse for JSON, per
+    document.
 
     Files belong to one sample if they follow each other and have the same folder and the same name
     up to the first dot. Several archives in one file, one after the other, are all read. An archive
@@ -94,8 +94,8 @@ class WebDataset(RecordFiles):
     reported.
 
     A shard is cut by its bytes among any number of lanes. A process that begins inside it, as
-    after a restart, first reads all its headers, once; a compressed shard read in parts is
-    decompressed into the cache, once per host.
+    after a restart, first reads the headers before that place, once. A compressed shard of 1 MiB
+    or more is decompressed into the cache, once per host; a smaller one into memory.
 
     Args:
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
