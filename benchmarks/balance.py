@@ -51,7 +51,7 @@ class Run:
     moved: float
 
     def imbalances(self, seq_len: int) -> list[float]:
-        """Of each case, ranks in groups of so many."""
+        """Return the imbalance of each case, for ranks in groups of that size."""
         found = []
         for width, ranks in CASES:
             costs = (self.squares + 12 * width * seq_len).reshape(-1, ranks, self.squares.shape[1])

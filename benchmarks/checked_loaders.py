@@ -27,7 +27,7 @@ from streampack import CheckReport, marked_documents
 from streampack.checking.marked import MarkedDocuments
 
 ROW, EOS, BOS, PAD = 256, 2, 1, 0
-#: By name: the package with the version, and the function that makes the loader.
+#: Package with the version, and function that makes the loader, by name.
 LOADERS: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {}
 
 

@@ -1,4 +1,4 @@
-"""How even the end of an epoch is, with lanes cut equally once and with lanes that are dealt.
+"""Evenness of an epoch's end, with lanes cut equally once and with dealt lanes.
 
     python -m benchmarks.dealing [--ranks 8 64] [--batches 200] [--only NAME ...]
     python -m benchmarks.dealing --small
@@ -38,7 +38,7 @@ SEQ_LEN, ROWS = 2048, 8
 LANES = {1: 12, 8: 48, 64: 64}  # by ranks
 SHARD_DOCUMENTS = 500
 
-#: Of one shard: (N,) tokens and (N,) bytes of its documents.
+#: A shard: (N,) tokens and (N,) bytes of its documents.
 Shard = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
@@ -162,7 +162,7 @@ def loader_of(source: Source, lanes: int, *, dealt: bool) -> PackedLoader:
 
 
 def steps_of(source: Source, lanes: int, ranks: int, *, dealt: bool) -> tuple[int, int]:
-    """How many steps a run has, and how many batches that are not empty."""
+    """Return the number of a run's steps, and of its batches that are not empty."""
     batches = loader_of(source, lanes, dealt=dealt)
     steps = [(batch.step * lanes + batch.lane) // ranks for batch in batches if batch.num_documents]
     return len(set(steps)), len(steps)

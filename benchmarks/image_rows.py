@@ -89,7 +89,7 @@ KINDS: dict[str, Callable[[int, int], Sizes]] = {
     "one image each": one_each, "many small images": many_small, "a few huge images": few_huge,
 }  # fmt: skip
 
-#: Of rows that go one after the other, their tokens and patches.
+#: Tokens and patches of completed rows, one after the other.
 Rows = Iterator[tuple[int, int]]
 
 

@@ -71,12 +71,12 @@ def table_of(documents: Documents) -> pa.Table:
 
 
 def one_row_group(folder: Path, documents: Documents) -> None:
-    """As pandas and pyarrow write up to a million rows."""
+    """A row group as pandas and pyarrow write up to a million rows."""
     pq.write_table(table_of(documents), folder / "a.parquet", row_group_size=len(documents))
 
 
 def small_row_groups(folder: Path, documents: Documents) -> None:
-    """Of 100 rows."""
+    """Row groups of 100 rows."""
     pq.write_table(table_of(documents), folder / "a.parquet", row_group_size=100)
 
 
@@ -109,7 +109,7 @@ CODECS = {"gz": "gzip", "zst": "zstd", None: None}
 
 
 def small_files(folder: Path, documents: Documents) -> None:
-    """Of some 20 KB, a document each."""
+    """Files of some 20 KB, a document each."""
     for number, ids in enumerate(documents):
         (folder / f"{number:06d}.jsonl").write_text(json.dumps({"tokens": ids.tolist()}) + "\n")
 
@@ -134,14 +134,14 @@ def archive(codec: str | None) -> Callable[[Path, Documents], None]:
 
 
 def arrow_stream(folder: Path, documents: Documents) -> None:
-    """As `datasets` writes it: batches of 1,000 rows."""
+    """An Arrow stream as `datasets` writes it: batches of 1,000 rows."""
     table = table_of(documents)
     with pa.ipc.new_stream(str(folder / "a.arrow"), table.schema) as writer:
         writer.write_table(table, max_chunksize=1000)
 
 
 def compressed_arrow(folder: Path, documents: Documents) -> None:
-    """As `write_feather` does by default: lz4, batches of 65,536 rows."""
+    """An Arrow file as `write_feather` makes it by default: lz4, batches of 65,536 rows."""
     feather.write_feather(table_of(documents), folder / "a.feather", compression="lz4")
 
 
@@ -291,7 +291,7 @@ def measured(name: str, path: str) -> list[dict[str, float]]:
 
 
 def row(name: str, size: int, one: dict[str, float], many: dict[str, float]) -> list[Any]:
-    """Of the table, but for the comparison with tokenizing."""
+    """Return a row of the table, but for the comparison with tokenizing."""
     pairs = [f"{one[key]:{form}} / {many[key]:{form}}" for key, form in COLUMNS.items()]
     content = f"{size / 1e6:,.0f} MB, {one['tokens'] / 1e6:,.1f} M"
     return [

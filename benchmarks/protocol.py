@@ -148,7 +148,7 @@ def time_passes(runner: Timed, seconds: float) -> dict[str, float]:
 
 
 def _processor_s() -> float:
-    """Of this process and of children that have ended."""
+    """Return processor time of this process and of children that have ended."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 

@@ -202,7 +202,7 @@ def put(store: ObjectStore, folder: Path, prefix: str) -> int:
 
 
 def row(name: str, size: int, found: dict[str, float]) -> list[str]:
-    """Of the table."""
+    """Return a row of the table."""
     return [
         name,
         f"{size / 1e6:,.0f}",

@@ -43,7 +43,7 @@ _HEAD_BYTES = 1 << 20  # of a file, fetched when it is opened or listed
 
 
 class Layout(NamedTuple):
-    """How files are written and read.
+    """A way to write and read files.
 
     Attributes:
         id_bytes: bytes per id.
@@ -94,7 +94,7 @@ LARGE_GROUPS = {
     for size in (32, 128)
 }
 
-#: By lane, the parts [low, high) of the line that it reads.
+#: Parts [low, high) of the line that each lane reads.
 Spans = list[list[tuple[int, int]]]
 
 

@@ -126,7 +126,7 @@ def measured(path: Path, sizes: str, slow: SlowStore) -> dict[str, float]:
 
 
 def row(name: str, found: dict[str, float]) -> list[str]:
-    """Of the table."""
+    """Return a row of the table."""
     count = found["images"]
     return [
         f"{count:,.0f}",

@@ -148,7 +148,7 @@ HEAD = [
 
 
 def row(count: int, size: float, limit: float, found: dict[str, float]) -> list[str]:
-    """Of the table."""
+    """Return a row of the table."""
     return [
         str(count),
         f"{limit / 1e6:,.0f}",

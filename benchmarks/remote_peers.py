@@ -55,7 +55,7 @@ def _in_files(
 
 
 class Corpus(NamedTuple):
-    """How a layout is written, its name in `remote.LAYOUTS`, bytes per id, and its peers."""
+    """The writer of a layout, its name in `remote.LAYOUTS`, bytes per id, and its peers."""
 
     write: Callable[[Path, Documents], None]
     ours: str
@@ -136,7 +136,7 @@ def _commands(reader: str, layout: str, url: str, scratch: Path) -> tuple[list[s
 def row(
     layout: str, reader: str, size: int, found: dict[str, float], shared: float | None
 ) -> list[str]:
-    """Of the table."""
+    """Return a row of the table."""
     rate = size / 1e6 / max(found["epoch"] - found["first"], 1e-3)
     return [
         layout,

@@ -81,7 +81,7 @@ def _litdata(url: str, folder: str) -> Iterator[Any]:
     return iter(dataset)
 
 
-#: By name: called with the URL of a corpus and an empty folder.
+#: Readers by name, called with the URL of a corpus and an empty folder.
 PEERS: dict[str, Callable[[str, str], Iterator[Any]]] = {
     "webdataset": _webdataset,
     "datasets-parquet": _datasets("parquet", ".parquet"),

@@ -59,7 +59,7 @@ def arrow(folder: Path, documents: Documents) -> None:
 
 
 class Format(NamedTuple):
-    """How one file is written and how many are read; `write` None is MDS, written at once."""
+    """A writer of one file and the number of files read; `write` None is MDS, written at once."""
 
     write: Callable[[Path, Documents], None] | None
     kind: Any
@@ -215,7 +215,7 @@ HEAD = [
 
 
 def row(name: str, count: int, found: dict[str, float], epoch_cpu_s: float | None) -> list[str]:
-    """Of the table."""
+    """Return a row of the table."""
 
     def beyond(figure: str) -> float:  # the run lists once more
         listing = found.get(f"first listing {figure}", found[f"listing {figure}"])

@@ -57,12 +57,12 @@ def machine() -> str:
 
 
 def load_before() -> str:
-    """How busy the machine is with other things; to be asked before anything is measured."""
+    """Return the machine's load by other programs; call it before anything is measured."""
     return f"load {os.getloadavg()[0]:.1f} before it began" if hasattr(os, "getloadavg") else ""
 
 
 def library_versions() -> dict[str, str]:
-    """Of the libraries that are imported here, by name."""
+    """Return the versions of the libraries that are imported here, by name."""
     return {
         name: metadata.version(name)
         for name in LIBRARIES

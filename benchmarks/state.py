@@ -60,7 +60,7 @@ def loader_of(lanes: int, documents: int, workers: int, corpus: Corpus = MIXED) 
 
 
 def rounds(state: dict[str, Any]) -> dict[str, int]:
-    """Which round each lane is in."""
+    """Return the round of each lane."""
     return {lane: own["round"] for lane, own in state["lanes"].items() if own}
 
 

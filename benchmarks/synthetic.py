@@ -46,7 +46,7 @@ class Synthetic(ShardedSource):
         self.each = shard_documents or int(1.1 * tokens / self.mean / shards) + len(lengths)
 
     def list_shards(self) -> Manifest:
-        """As many documents in each."""
+        """Return shards with as many documents in each."""
         documents = np.full(self.shards, self.each, dtype=np.int64)
         return Manifest(
             paths=tuple(f"synthetic-{i}" for i in range(self.shards)),

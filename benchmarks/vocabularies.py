@@ -80,7 +80,7 @@ def _deepseek() -> Made:
 
 
 def _of_ranks(path: Path, pattern: str, *special: str) -> Made:
-    """Of a file with a token, in base64, and its rank per line."""
+    """Return the engine of a file with a token, in base64, and its rank per line."""
     lines = (line.split() for line in path.read_bytes().splitlines() if line)
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     return _encoding(pattern, ranks, {text: len(ranks) + i for i, text in enumerate(special)})

@@ -1,4 +1,4 @@
-"""How long `set_weights` takes if it is called at every step, and how large the state becomes.
+"""Time of `set_weights` if it is called at every step, and the size of the state.
 
     python -m benchmarks.weights [--steps 1000] [--lanes 16]
 

@@ -72,7 +72,7 @@ def open_loader(job: Job, workers: int) -> PackedLoader:
 
 
 def digest_of(batch: PackedBatch) -> str:
-    """Of every input id and document boundary."""
+    """Return a digest of every input id and document boundary."""
     digest = hashlib.blake2b(batch.input_ids.numpy().tobytes(), digest_size=8)
     digest.update(batch.cu_seqlens.numpy().tobytes())
     return digest.hexdigest()

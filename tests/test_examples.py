@@ -151,7 +151,7 @@ def test_per_source_loss_matches_each_sources_documents() -> None:
 
 
 def test_online_mixing_moves_weight_to_sources_not_yet_learnt() -> None:
-    """Of a cycle that is learnt at once, noise that nothing learns, and a table that takes time."""
+    """The sources: a cycle that is learnt at once, unlearnable noise, a table that takes time."""
     loader = train()
     changes = loader.state_dict()["weights"]
     batches = [batch for batch, _ in changes][:-1]  # the last change comes with the end of the run

@@ -1,4 +1,4 @@
-"""Of several processes of a job one logs a notice; another job, or another notice, has its own."""
+"""One process of a job logs a notice; another job, or another notice, has its own."""
 
 from __future__ import annotations
 

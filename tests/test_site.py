@@ -34,7 +34,7 @@ def prose(page: Path) -> str:
 
 
 def anchor(heading: str) -> str:
-    """As mkdocs makes it."""
+    """Return a heading's anchor as mkdocs makes it."""
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
 
 

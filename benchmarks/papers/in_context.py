@@ -1,4 +1,4 @@
-"""How related the documents of a row are, against the size of the ordering window; duplicates.
+"""Similarity of the documents of a row, against the size of the ordering window; duplicates.
 
     python -m benchmarks.papers.in_context [--documents 16384] [--seed 0]
 
@@ -44,7 +44,7 @@ PLANTED = 200
 
 
 def python_files() -> list[Path]:
-    """Of the standard library and of the installed packages, sorted."""
+    """Return the files of the standard library and of the installed packages, sorted."""
     paths = sysconfig.get_paths()
     standard = Path(paths["stdlib"])
     files = [f for f in standard.rglob("*.py") if "site-packages" not in f.parts]

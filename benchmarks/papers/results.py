@@ -46,7 +46,7 @@ class Results:
         return cls(file, protocol, runs)
 
     def has(self, arm: str, seed: int) -> bool:
-        """Whether the run was made."""
+        """Return True if the run was made."""
         return any(run["arm"] == arm and run["seed"] == seed for run in self.runs)
 
     def add(self, run: dict[str, Any]) -> None:
@@ -58,6 +58,6 @@ class Results:
         self.runs.append(line)
 
     def of(self, arm: str, measure: str) -> dict[int, float]:
-        """By seed, a measure of the arm's runs."""
+        """Return a measure of the arm's runs by seed."""
         runs = sorted(self.runs, key=lambda run: run["seed"])
         return {run["seed"]: run["measures"][measure] for run in runs if run["arm"] == arm}

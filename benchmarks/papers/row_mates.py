@@ -1,4 +1,4 @@
-"""How related the documents of a row are by n-grams and by BM25, without and with a limit.
+"""Similarity of the documents of a row by n-grams and by BM25, without and with a limit.
 
     python -m benchmarks.papers.row_mates [--documents 8192] [--seed 0] [--alike oci]
 

@@ -59,7 +59,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def paired(differences: Sequence[float]) -> Paired:
-    """Of two seeds or more; one seed has neither interval nor p (both are NaN)."""
+    """Statistics of two seeds or more; one seed has neither interval nor p (both are NaN)."""
     mean, error = mean_and_error(differences)
     freedom = len(differences) - 1
     if freedom < 1:

@@ -151,7 +151,7 @@ class StreampackText(Text):
             yield fields_of(batch)
 
     def check(self) -> Counts:
-        """As many tokens and documents as the tokenizer alone gives."""
+        """Expect as many tokens and documents as the tokenizer alone gives."""
         slots = tokens = 0
         pieces: set[tuple[int, ...]] = set()
         cut: set[tuple[int, ...]] = set()

@@ -74,7 +74,7 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """As a fast tokenizer of transformers."""
+        """The tokenizer as a fast tokenizer of transformers."""
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast(

@@ -68,5 +68,5 @@ def runs(corpus: Corpus, make_loader: Any) -> list[list[float]]:
 
 
 def sides(corpus: Corpus) -> dict[str, Side]:
-    """Both."""
+    """Return both sides."""
     return {"joined rows": before(corpus), "streampack": after(corpus)}

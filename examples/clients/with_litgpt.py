@@ -60,7 +60,7 @@ def train(make_loader: Any, folder: Path) -> tuple[list[float], list[float]]:
 
 
 def losses(make_loader: Any, folder: Path, *, resume: Path | bool) -> list[float]:
-    """Of one run, as litgpt logs them."""
+    """Return the losses of one run, as litgpt logs them."""
     sys.argv[1:] = ["tiny"]  # litgpt saves its settings as its command line gives them
     setup(
         "tiny",
@@ -87,7 +87,7 @@ def losses(make_loader: Any, folder: Path, *, resume: Path | bool) -> list[float
 
 
 def sides(corpus: Corpus) -> dict[str, Side]:
-    """Both."""
+    """Return both sides."""
 
     def joined() -> Any:
         ids = torch.tensor([token for document in corpus.documents for token in document])

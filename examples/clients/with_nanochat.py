@@ -20,7 +20,7 @@ from streampack import PackedBatch, PackedDataset, PackedLoader, Tokenizer, sour
 
 
 def inputs_and_targets(batch: PackedBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """As nanochat's loop takes them: shifted, and -1 where there is nothing to learn."""
+    """Return tensors for nanochat's loop: shifted, and -1 where there is nothing to learn."""
     targets = batch.labels[:, 1:]
     return batch.input_ids[:, :-1], targets.masked_fill(targets == -100, -1)
 
@@ -47,7 +47,7 @@ class Its:
             yield inputs, targets
 
     def state_dict(self, before: Any) -> Any:
-        """That which came with the batch in hand, as nanochat saves it."""
+        """Return the state of the batch in hand, as nanochat saves it."""
         return self.state
 
 
@@ -96,7 +96,7 @@ def epoch_of_its(tokenizer: Any, tokens: int) -> tuple[int, int, int, int]:
 
 
 def sides(corpus: Corpus, path: str) -> dict[str, Side]:
-    """Both."""
+    """Return both sides."""
     sys.path.insert(0, path)
     os.environ["NANOCHAT_BASE_DIR"] = str(corpus.folder)
     (corpus.folder / "base_data_climbmix").symlink_to(corpus.folder / "texts")

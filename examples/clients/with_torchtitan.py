@@ -52,7 +52,7 @@ class Training:
     optimizer: Any
 
     def state_dict(self) -> dict[str, Any]:
-        """By names, as a checkpoint may be read in any order."""
+        """Return the state by names, as a checkpoint may be read in any order."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 

@@ -25,7 +25,7 @@ class PackedTrainer(TrainerMixin, Trainer):  # type: ignore[misc]
 
 
 def settings(corpus: Corpus) -> dict[str, Any]:
-    """Of `TrainingArguments`, for both sides and for TRL."""
+    """Return `TrainingArguments` settings for both sides and for TRL."""
     return {
         "output_dir": str(corpus.folder / "run"), "max_steps": STEPS, "save_steps": SAVED_AFTER,
         "learning_rate": 1e-3, "lr_scheduler_type": "constant", "logging_steps": 1, "seed": 0,
@@ -34,7 +34,7 @@ def settings(corpus: Corpus) -> dict[str, Any]:
 
 
 def losses(trainer: Any) -> list[float]:
-    """Of the steps that a Trainer has logged."""
+    """Return the losses of the steps that a Trainer has logged."""
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
@@ -74,5 +74,5 @@ def after(corpus: Corpus) -> Side:
 
 
 def sides(corpus: Corpus) -> dict[str, Side]:
-    """Both."""
+    """Return both sides."""
     return {"padding": before(corpus), "streampack": after(corpus)}

@@ -58,7 +58,7 @@ def limited(batch: PackedBatch) -> PackedBatch:
 
 
 def ends_without(batch: PackedBatch, attention: str) -> list[int]:
-    """Where attention segments end in the flattened rows, slot by slot, without a schedule."""
+    """Return the ends of attention segments in flattened rows, slot by slot, without a schedule."""
     documents = batch.document_ids
     ends = []
     for row in range(batch.rows):

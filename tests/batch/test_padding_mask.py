@@ -17,7 +17,7 @@ PACKERS = every_packer(SEQ_LEN)
 
 
 def batches(packer: Any) -> list[PackedBatch]:
-    """Of documents without the id of padding, so that ids alone say where padding is."""
+    """Batches of documents without the id of padding, so that ids alone show the padding."""
     return packed_batches(random_documents(LENGTHS), packer, batch_size=2)
 
 

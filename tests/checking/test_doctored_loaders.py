@@ -83,7 +83,7 @@ def padded_labels(batch: dict[str, Any], rows: Packed) -> torch.Tensor:
 
 f = hand_packed
 ONES = {"attention_mask": lambda b, r: torch.ones_like(r.tokens)}
-#: By name: the kind of the fault, and the loader.
+#: Kind of the fault and loader, by name.
 DOCTORED: dict[str, tuple[str, Callable[..., Any]]] = {
     "a mask of ones beside positions": (
         "documents-see-each-other",

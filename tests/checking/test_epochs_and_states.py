@@ -355,7 +355,7 @@ def test_bad_arguments_are_refused() -> None:
 
 
 class WithoutState(Batches):
-    """As the loader of a Trainer: it has the methods, and no state behind them."""
+    """Like the loader of a Trainer: it has the methods, and no state behind them."""
 
     def state_dict(self) -> dict[str, int]:
         state: dict[str, int] = self.dl_state_dict  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ def batch_of() -> PackedBatch:
 
 
 def padding_alone() -> PackedBatch:
-    """As ranks get after the last of their documents, until all ranks have ended."""
+    """Padding as ranks get it after their last document, until all ranks have ended."""
     packer = BestFitDecreasing(seq_len=32, align=8)
     dataset = PackedDataset([[1, 2]], packer=packer, batch_size=4, topology=Topology())
     empty: PackedBatch = PackedLoader(dataset)._run.empty_batch(0, 1)

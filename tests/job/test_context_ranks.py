@@ -102,7 +102,7 @@ def mask_of(cu_seqlens: Tensor) -> Tensor:
 
 
 def expected() -> Tensor:
-    """Of the documents one by one, in one process."""
+    """Gradients of the documents one by one, in one process."""
     of, batch = weights(), batch_of()
     embedding, places, into, out = of
     loss = torch.zeros((), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How runs end: the same step everywhere, nothing lost, the same sequence on any topology."""
+"""Ends of runs: the same step everywhere, nothing lost, the same sequence on any topology."""
 
 from __future__ import annotations
 

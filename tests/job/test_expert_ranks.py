@@ -70,7 +70,7 @@ def auxiliary(shares: Tensor, chosen: Tensor, counted: Tensor) -> tuple[Tensor, 
 
 
 def gradients_of_rank(batch: PackedBatch, masked: bool) -> dict[str, Tensor]:
-    """Of the sum of the ranks' losses, the experts' from their own rank."""
+    """Gradients of the sum of the ranks' losses, the experts' from their own rank."""
     import torch.distributed as dist
 
     rank, ranks = dist.get_rank(), dist.get_world_size()

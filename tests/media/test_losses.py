@@ -20,7 +20,7 @@ from tests.support.vision_runs import dataset
 
 #: They round to single precision inside, whatever the weights are.
 IN_SINGLE_PRECISION = {"GLM-4V", "Gemma 3"}
-#: By transformers 5 documents are not in packed rows as they are by themselves.
+#: In transformers 5 packed rows change the documents of these families.
 REFUSED = {"Gemma 3"} if int(transformers.__version__.partition(".")[0]) >= 5 else set()
 
 
@@ -31,7 +31,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 
 def logits_of(model: Any, given: Any) -> torch.Tensor:
-    """In double precision; Gemma 3 makes floats of its own."""
+    """Return logits in double precision; Gemma 3 makes floats of its own."""
     given = {name: own for name, own in given.items() if name not in ("labels", "use_cache")}
     return model.lm_head(model.model(**given, use_cache=False).last_hidden_state)
 

@@ -76,7 +76,7 @@ def source(given: list[dict[str, Any]], sizes: tuple[str, ...] | None = ("sample
 
 
 def features_of(batches: Any) -> dict[str, bytes]:
-    """By the first words of the documents."""
+    """Return features by the first words of the documents."""
     model, found = Loudness(), {}
     for batch in batches:
         rows = np.append(0, np.cumsum(images_of(batch).entries))

@@ -1,4 +1,4 @@
-"""How records write their images and the places for them: all ways that are common, or an error."""
+"""Images and their places in records: all common notations are read, others are an error."""
 
 from __future__ import annotations
 

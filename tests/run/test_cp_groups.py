@@ -32,7 +32,7 @@ def number(batch: PackedBatch) -> int:
 
 
 def whole_run(**options: Any) -> list[Any]:
-    """Of one rank, which shares nothing."""
+    """Return the batches of a run on one rank, which shares nothing."""
     batches = list(PackedLoader(shared(Topology(), **options)))
     assert {batch.cp_size for batch in batches} == {1}
     return [identity(batch) for batch in batches if batch.num_documents]

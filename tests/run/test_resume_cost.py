@@ -61,7 +61,7 @@ def states_of(source: ShardedSource) -> list[dict[str, Any]]:
 def documents_read(
     source: ShardedSource, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> int:
-    """How many documents leave the source until every lane has given a batch."""
+    """Count the documents that leave the source until every lane has given a batch."""
     counts = []
     original = source.read_shard
 

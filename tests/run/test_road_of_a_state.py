@@ -29,7 +29,7 @@ def marked(value: Any, name: str = "") -> Any:
 
 
 def is_saved(value: Any) -> bool:
-    """Whether a value is a state or a part of it, or a container with one."""
+    """Return True for a state, a part of it, or a container with one."""
     if isinstance(value, (list, tuple)):
         return any(isinstance(part, Saved) for part in value)
     if isinstance(value, dict):

@@ -237,7 +237,7 @@ def _tar_sizes(documents: Ids) -> list[int]:
 
 
 def _row_sizes(rows_per_group: int) -> Callable[[Ids], Any]:
-    """As if the rows of a row group were equal."""
+    """Return sizes of rows, as if all rows of a row group were equal."""
 
     def sizes_of(documents: Ids) -> Any:
         sizes = np.array([1 + len(d) for d in documents])

@@ -1,4 +1,4 @@
-"""How many shards the documents of a window come from."""
+"""The number of shards from which the documents of a window come."""
 
 from __future__ import annotations
 

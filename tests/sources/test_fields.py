@@ -215,7 +215,7 @@ def dataset(source: Any, **options: Any) -> PackedDataset:
 
 
 def pieces(batch: PackedBatch) -> list[tuple[int, int, np.ndarray]]:
-    """Of every piece of a batch: its number, where it begins in its document, and its slots."""
+    """Return the number, the offset in the document and the slots of every piece of a batch."""
     assert batch.provenance is not None
     numbers = batch.document_ids.numpy().ravel()
     starts = batch.provenance["start"].tolist()

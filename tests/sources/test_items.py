@@ -18,7 +18,7 @@ TEXTS = [f"text {i} " * (1 + i % 5) for i in range(90)]
 
 
 class MapStyle:
-    """As torch's are: a length and an item by its number."""
+    """Map-style dataset as in torch: a length, and an item by its number."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items

@@ -69,7 +69,7 @@ def saved(file: Path) -> Path:
 
 
 def without_types(file: Path) -> Path:
-    """Where JSON is plain text, which the features in the schema tell, as before Arrow had it."""
+    """A table with JSON as plain text, marked in the schema's features, as before Arrow had it."""
     table = pq.read_table(parquet(file))
     plain = pa.Table.from_pylist(table.to_pylist())
     pq.write_table(plain.replace_schema_metadata(table.schema.metadata), file.with_suffix(".pq"))

@@ -1,4 +1,4 @@
-"""How deep a record may be nested does not depend on who reads it."""
+"""The limit of nesting in records is the same for all readers."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.support.every_source import SOURCES
 from tests.support.servers import HTTPServer, S3Server
 from tests.support.source_contract import assert_source_contract, read_all
 
-#: How a format is opened at a URL; and below which name, if the URL of a file is needed.
+#: Opens a format at a URL, and the file's name if the URL of a file is needed.
 REMOTE: dict[str, tuple[Callable[..., Any], str]] = {
     "mds-zstd": (sources.MDS, "mds"),
     "tar": (lambda url, **o: sources.WebDataset(url, tokens="npy", **o), "{0,1}.tar"),

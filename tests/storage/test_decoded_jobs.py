@@ -105,7 +105,7 @@ class Corpus:
         return [batch for step in zip(*found, strict=True) for batch in step]
 
     def decoded(self) -> int:
-        """How many files were decoded into the cache."""
+        """Count the files that were decoded into the cache."""
         return (self.folder / "log").read_text().count("decoded into the cache")
 
 

@@ -1,4 +1,4 @@
-"""Which files a pattern or folder names, on this machine and in a store; and which are refused."""
+"""Files that a pattern or folder names, on this machine and in a store, and refused names."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def of_many_epochs(
 
 
 def one_long_document(topology: Topology | None = None) -> PackedDataset:
-    """Of a document that is a hundred times as long as all others together, in six lanes."""
+    """A run with a document a hundred times as long as all others together, in six lanes."""
     documents = numbered_documents([7] * 50 + [20_000] + [9] * 50)
     source = MemorySource([documents[:50], documents[50:51], documents[51:]])
     return dealt(topology, source, window=WindowConfig(rows=10), lanes=6)

@@ -37,7 +37,7 @@ def contract() -> dict[str, list[str]]:
 
 
 def is_in(module: str, names: Sequence[str]) -> bool:
-    """Whether a module is one of the names, or inside a package that is."""
+    """Return True if a module is one of the names, or inside such a package."""
     return any(module == name or module.startswith(f"{name}.") for name in names)
 
 

@@ -1,4 +1,4 @@
-"""How many examples a drawn test takes: few in the gate, many at night."""
+"""The number of examples of a drawn test: few in the gate, many at night."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ TITLES = {
 
 
 class Outcome(NamedTuple):
-    """How documents are kept apart, and why not in a better way."""
+    """The way in which documents are kept apart, and the reason against a better one."""
 
     way: str
     reason: str = ""

@@ -94,7 +94,7 @@ def packed(
 
 
 def flat(batch: Packed) -> dict[str, Any]:
-    """As transformers' varlen attention takes them."""
+    """Arguments for transformers' varlen attention."""
     ends = batch.cu_seqlens
     longest = int(ends.diff().max())
     return {
@@ -109,7 +109,7 @@ def flat(batch: Packed) -> dict[str, Any]:
 
 
 def positions(batch: Packed) -> dict[str, Any]:
-    """As transformers finds boundaries where positions restart."""
+    """Arguments with boundaries where positions restart."""
     return {
         "input_ids": batch.tokens,
         "labels": batch.labels,
@@ -126,7 +126,7 @@ def additive(batch: Packed) -> dict[str, Any]:
 
 
 def numbers(batch: Packed) -> dict[str, Any]:
-    """As patches for multipack take them: the mask has the number of the document."""
+    """Arguments for multipack patches: the mask has the number of the document."""
     return {**positions(batch), "attention_mask": batch.segments}
 
 

@@ -108,7 +108,7 @@ def write(file: Path, text: str) -> None:
 
 
 def saved_steps(folder: Path) -> dict[int, dict[str, Any]]:
-    """By number of the next batch: the merged state of the ranks, where all of them have saved."""
+    """Return merged states of the ranks by number of the next batch, where all have saved."""
     states: dict[int, list[dict[str, Any]]] = {}
     for file in folder.glob("*.json"):
         state = json.loads(file.read_text())

@@ -25,7 +25,7 @@ PAD = 4_000_000
 EOS = 4_000_001
 ONE_OF_EACH = [with_rows(kind, SEQ_LEN) for kind in packer_kinds().values()]
 LOSSY = (BestFitCrop, Seamless)  # as they are by default
-#: Those with rows of one length that lose nothing, and variants of them.
+#: Packers with rows of one length that lose nothing, and variants of them.
 PACKERS: list[Packer] = [
     *(p for p in ONE_OF_EACH if len(p.seq_lens) == 1 and not isinstance(p, LOSSY)),
     Concat(seq_len=SEQ_LEN, restart=True),

@@ -69,12 +69,12 @@ def documents_of(folder: Path) -> list[Any]:
 
 
 def counted(documents: Sequence[Any]) -> Counter[Any]:
-    """How often each document is there."""
+    """Count the occurrences of each document."""
     return Counter(documents)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """As the embedding stage leaves them, in float64."""
+    """Return unit vectors as the embedding stage leaves them, in float64."""
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
     halved = (vectors / np.where(lengths == 0, 1, lengths)).astype(np.float16).astype(np.float64)
     lengths = np.linalg.norm(halved, axis=1, keepdims=True)

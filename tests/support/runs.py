@@ -44,7 +44,7 @@ def identity(batch: PackedBatch) -> tuple[int, int, list[int], list[int]]:
 
 
 def identities(batches: Any) -> list[tuple[int, int, list[int], list[int]]]:
-    """Of the batches that hold anything."""
+    """Return the identities of the batches that hold documents."""
     return [identity(batch) for batch in batches if batch.num_documents]
 
 

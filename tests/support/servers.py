@@ -129,12 +129,12 @@ class HTTPServer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, method: str, name: str = "") -> int:
-        """How many requests of this method asked for a path that ends in `name`."""
+        """Count the requests of this method for paths that end in `name`."""
         with self.lock:
             return sum(r.method == method and r.path.endswith(name) for r in self.requests)
 
     def take_fault(self, method: str) -> str | None:
-        """Which planned fault this request meets, counting it off."""
+        """Return the planned fault of this request, and count it off."""
         with self.lock:
             if self.fail_next > 0 and (method == "GET" or self.fail_head_too):
                 self.fail_next -= 1

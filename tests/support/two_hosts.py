@@ -33,7 +33,7 @@ class Hosts:
 
 
 def can_make_hosts() -> bool:
-    """Whether this process may make network namespaces, and the program for it is there."""
+    """Return True if this process may make network namespaces and has the program for it."""
     if shutil.which("ip") is None:
         return False
     name = f"streampack-{os.getpid()}"

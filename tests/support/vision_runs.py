@@ -19,7 +19,7 @@ def dataset(source: Any, processor: Any = None, **settings: Any) -> PackedDatase
 
 
 def documents_of(batches: Any) -> dict[str, tuple[list[int], list[int], bytes]]:
-    """By their first words: ids, which of them carry loss, pixels."""
+    """Return ids, their loss mask and pixels of documents by first words."""
     processor = qwen_processor()
     found = {}
     for batch in batches:

@@ -17,7 +17,7 @@ from tests.support.tree_reference import Group, branching, groups
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, nodes: TreeNodes) -> Tensor:
-    """As flash_attn_varlen_func with causal=True: queries are the last ones of their keys."""
+    """Like flash_attn_varlen_func with causal=True: queries are the last ones of their keys."""
     assert nodes.max_seqlen_q == int(nodes.cu_seqlens_q.diff().max())
     assert nodes.max_seqlen_k == int(nodes.cu_seqlens_k.diff().max())
     k, v = k[nodes.kv_index], v[nodes.kv_index]

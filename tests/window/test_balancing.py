@@ -54,7 +54,7 @@ def squares(plan: Plan, rows: int) -> NDArray[np.int64]:
 
 
 def slowest_over_mean(costs: NDArray[np.int64], slots: int, width: int) -> float:
-    """Of costs (ranks, steps), the mean over the steps."""
+    """Return the slowest rank's cost (with `width`) over the mean, averaged over the steps."""
     total = costs + 12 * width * slots
     return float((total.max(axis=0) / total.mean(axis=0)).mean())
 

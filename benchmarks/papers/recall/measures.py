@@ -89,7 +89,7 @@ def same_piece(batch: PackedBatch) -> Tensor:
 
 @dataclass(frozen=True)
 class Answers:
-    """Of all answers that a set counts, in order: (N,) each.
+    """Measures of all answers that a set counts, in order: (N,) each.
 
     Attributes:
         kind, distance: as in `Document`.
