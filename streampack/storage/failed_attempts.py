@@ -21,8 +21,6 @@ LONGEST_RETRY_AFTER_S = 300.0  # longest wait that a server may ask for
 RETRY_S, LOOK_UP_S = 300.0, 20.0
 _TOLD_S = 10.0  # an outage that lasts longer is a warning
 
-_chance = random.Random()  # not the module's generator, which users may seed
-
 
 def wait_or_raise(
     error: Exception, attempt: int, began_s: float, *, doing: str, url: str, retries: int | None
@@ -50,7 +48,8 @@ def wait_or_raise(
         asked = min(LONGEST_RETRY_AFTER_S, retry_after_s(error))
         level = logging.INFO if spent_s < _TOLD_S else logging.WARNING
         logger.log(level, "%s %s: attempt %d failed (%s)", doing, shown(url), attempt, words)
-        pause(asked + _chance.uniform(0, bound))
+        # Not the module's generator, which users may seed and forked workers share.
+        pause(asked + random.Random().uniform(0, bound))
         return
     times = "attempt" if attempt == 1 else "attempts"
     fact, remedy = WORDS[failure]
