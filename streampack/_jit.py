@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from streampack.cached import cached_property
+from streampack.leaves import INNER_TYPE, INSTRUCTION_TYPE, load
 
 if TYPE_CHECKING:
     from streampack._compiler import Compiled
@@ -144,9 +145,7 @@ class _Kernel:
 
     @cached_property
     def _numba_type_(self) -> Any:
-        from streampack._compiler import type_of_inner
-
-        return type_of_inner(self.py_func)
+        return load(INNER_TYPE)(self.py_func)
 
     @cached_property
     def _may_be_cached(self) -> bool:
@@ -167,9 +166,7 @@ class Instruction:
 
     @cached_property
     def _numba_type_(self) -> Any:
-        from streampack._compiler import type_of_instruction
-
-        return type_of_instruction(self.name)
+        return load(INSTRUCTION_TYPE)(self.name)
 
 
 def _count_elements(*arguments: Any) -> int:

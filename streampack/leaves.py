@@ -105,6 +105,8 @@ FEEDS = {"num_workers": "run.worker_feed:WorkerFeed"}
 DEVICE_COPIES = "run.device_copies:DeviceCopies"
 #: Classes of plans, by the attribute of the packer that requests them.
 PLANS = {"shares_batches": "run.cp_run:plan_of"}
+#: Names the numbers of a run's metrics.
+NAMED_METRICS = "run.named_metrics:named_metrics"
 #: Reports the tokens that are in no row.
 LOST = "run.lost_tokens:lost_summary"
 #: Measures a sample of the corpus.
@@ -115,6 +117,11 @@ CHANGED_FIELDS = "run.changed_fields:changed_fields"
 CHANGED_SETTINGS = "run.changed_settings:resume_changed"
 #: Checks that all ranks start the same run.
 SAME_START = "run.same_start:check_same_start"
+#: Types that numba gives to a kernel which others call, and to a machine instruction.
+INNER_TYPE = "_compiling:type_of_inner"
+INSTRUCTION_TYPE = "_compiling:type_of_instruction"
+#: Waits for other processes that compile; logs the first compilation.
+COMPILATION_TURN, LOG_COMPILATION = "_compiling:turn", "_compiling:log_first"
 #: Connection of the ranks in a job of several processes.
 RANKS = "job.exchange:ProcessRanks"
 

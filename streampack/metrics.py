@@ -13,6 +13,7 @@ from operator import add, attrgetter, sub
 from threading import get_ident
 from typing import Any, NamedTuple
 
+from streampack.leaves import NAMED_METRICS, load
 from streampack.packing.plan import PackingStats
 
 #: Bytes that this process fetched from remote stores, in any thread, and that no lane has counted.
@@ -235,46 +236,8 @@ class Metrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Return flat names and numbers for a logger, with ``tokens/NAME`` etc. for a mixture."""
-        composition = self.composition
-        return {
-            "batches": self.batches,
-            "empty_batches": self.empty_batches,
-            "tokens": self.tokens,
-            "documents": self.documents,
-            "shared_tokens": self.shared_tokens,
-            "loss_tokens": self.loss_tokens,
-            "loss_deviation_between_steps": self.loss_deviation_between_steps,
-            "loss_deviation_within_steps": self.loss_deviation_within_steps,
-            "tokens_dropped": composition.dropped,
-            "loss_tokens_dropped": composition.loss_dropped,
-            "documents_cropped": composition.documents_cropped,
-            "documents_lost": composition.documents_lost,
-            "documents_unlearnt": composition.documents_unlearnt,
-            "utilisation": self.utilisation,
-            "row_utilisation": composition.utilisation,
-            "padding_ratio": composition.padding_ratio,
-            "truncation_ratio": composition.truncation_ratio,
-            "dropped_ratio": composition.dropped_ratio,
-            "loss_dropped_ratio": self.loss_dropped_ratio,
-            "mean_context": composition.mean_context,
-            "tokens_left": self.left.placed,
-            "documents_left": self.left.documents,
-            "tokens_stepped_over": self.stepped_over.placed,
-            "documents_stepped_over": self.stepped_over.documents,
-            "empty_documents": self.empty_documents,
-            "eos_in_texts": self.eos_in_texts,
-            "skipped": self.skipped,
-            "duplicates": self.duplicates,
-            "duplicate_tokens": self.duplicate_tokens,
-            "context_dropped": self.context_dropped,
-            **{
-                f"{kind}/{name}": count
-                for name, counts in self.sources.items()
-                for kind, count in counts._asdict().items()
-            },
-            "wait_s": self.wait_s,
-            **{f.name: getattr(self.times, f.name) for f in fields(LaneTimes)},
-        }
+        named: dict[str, Any] = load(NAMED_METRICS)(self)
+        return named
 
 
 #: Attribute paths of the counts in the repr of `Metrics`.
