@@ -168,7 +168,7 @@ def _peers(jobs: Sequence[Job]) -> str:
         for runner in reversed(job.runners)
         if runner.settings and not runner.label.startswith("streampack")
     }
-    rows = [[label, *said] for said, label in peers.items()]
+    rows = [[label, *details] for details, label in peers.items()]
     table = markdown_table(["peer", "settings", "a batch is done with"], rows)
     return f"### Settings of peers\n\n{table}"
 

@@ -105,12 +105,12 @@ class Tour:
     @contextmanager
     def phase(self, title: str) -> Iterator[Callable[[str], None]]:
         """Print a line while a step runs, and its result afterwards."""
-        said: list[str] = []
+        parts: list[str] = []
         began = time.monotonic()
         with self.console.status(f"{title} ..."):
-            yield said.append
+            yield parts.append
         took = time.monotonic() - began
-        text = "; ".join(said)
+        text = "; ".join(parts)
         self.console.print(f"[green]+[/] [bold]{title}[/] [dim]{took:.1f} s[/]  {text}")
 
     def _shards(

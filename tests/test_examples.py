@@ -71,9 +71,9 @@ def test_the_example_runs_and_prints_its_claim(host: Host, name: str, tmp_path: 
         )
     if name == "ray_train":
         pytest.importorskip("ray.train")
-    (status,), said = host.run(FOLDER / f"{name}.py", folder=tmp_path)
-    assert status == 0, said
-    assert re.search(PRINTS[name], said), said
+    (status,), output = host.run(FOLDER / f"{name}.py", folder=tmp_path)
+    assert status == 0, output
+    assert re.search(PRINTS[name], output), output
 
 
 @pytest.mark.slow
@@ -81,9 +81,9 @@ def test_the_example_runs_and_prints_its_claim(host: Host, name: str, tmp_path: 
 def test_groups_of_ranks_have_the_gradients_of_one_process(
     host: Host, ranks: int, tmp_path: Path
 ) -> None:
-    (status,), said = host.run(FOLDER / "cp_degrees.py", ranks, folder=tmp_path)
-    assert status == 0, said
-    assert re.search(PRINTS["cp_degrees"], said), said
+    (status,), output = host.run(FOLDER / "cp_degrees.py", ranks, folder=tmp_path)
+    assert status == 0, output
+    assert re.search(PRINTS["cp_degrees"], output), output
 
 
 def block(lengths: list[int], eos: bool) -> Documents:
@@ -181,7 +181,7 @@ def test_online_mixing_weighs_by_the_excess_of_the_loss_alone() -> None:
 def test_online_mixing_sets_the_same_weights_on_every_rank(host: Host, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text((FOLDER / "online_mixing.py").read_text())
-    statuses, said = host.run_job(program, processes=2)
-    assert statuses == [0, 0], said
-    first, second = re.findall(r"weights: .*", said)
+    statuses, output = host.run_job(program, processes=2)
+    assert statuses == [0, 0], output
+    first, second = re.findall(r"weights: .*", output)
     assert first == second

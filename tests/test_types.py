@@ -113,10 +113,10 @@ def checked_by_pyright(pages: Sequence[Path]) -> str:
 
 @pytest.mark.parametrize("check", [checked_by_mypy, checked_by_pyright])
 def test_exactly_the_misspelt_lines_are_errors(check: object, pages: list[Path]) -> None:
-    said = check(pages)  # type: ignore[operator]
+    report = check(pages)  # type: ignore[operator]
     found = {
         (Path(file).name, int(line))
-        for file, line in re.findall(r"^\s*(\S+\.py):(\d+)(?::\d+)?(?: -|:) error", said, re.M)
+        for file, line in re.findall(r"^\s*(\S+\.py):(\d+)(?::\d+)?(?: -|:) error", report, re.M)
     }
     lines = enumerate(MISSPELT.splitlines(), start=1)
-    assert found == {("user_misspelt.py", n) for n, line in lines if "# wrong" in line}, said
+    assert found == {("user_misspelt.py", n) for n, line in lines if "# wrong" in line}, report

@@ -45,21 +45,21 @@ def sizes(value: int) -> list[object]:
 def test_the_screen_forecasts_the_run(folder: Path) -> None:
     pq.write_table(pa.table({"ids": pa.array(ids(5.0, 1.0, 900))}), folder / "a.parquet")
     path = str(folder / "a.parquet")
-    said = json.loads(run(path, "--tokens", "ids", *sizes(512), "--json"))
+    report = json.loads(run(path, "--tokens", "ids", *sizes(512), "--json"))
     dataset = PackedDataset(sources.open(path, tokens="ids"), seq_len=512)
     loader = PackedLoader(dataset)
     batches = list(loader)
     composition = loader.metrics().composition
-    assert said["documents"] == 900
-    assert abs(said["steps"] - len(batches)) <= said["steps_error"]
-    assert said["utilisation"] == pytest.approx(composition.utilisation, abs=0.02)
-    assert said["truncation_ratio"] == pytest.approx(composition.truncation_ratio, abs=0.01)
+    assert report["documents"] == 900
+    assert abs(report["steps"] - len(batches)) <= report["steps_error"]
+    assert report["utilisation"] == pytest.approx(composition.utilisation, abs=0.02)
+    assert report["truncation_ratio"] == pytest.approx(composition.truncation_ratio, abs=0.01)
     loss = sum(batch.num_loss_tokens for batch in batches) / sum(b.num_tokens for b in batches)
-    assert said["loss_share"] == pytest.approx(loss, abs=0.01)
+    assert report["loss_share"] == pytest.approx(loss, abs=0.01)
     screen = run(path, "--tokens", "ids", *sizes(512))
-    assert f"in {said['steps']:,} steps (within {said['steps_error']:,})" in screen
+    assert f"in {report['steps']:,} steps (within {report['steps_error']:,})" in screen
     assert len(screen.splitlines()) < 40
-    for choice in said["choices"]:
+    for choice in report["choices"]:
         assert f"{choice['packer']}(" in screen
         assert f"{100 * choice['utilisation']:.2f}" in screen
 
@@ -265,7 +265,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_1(
     monkeypatch.setattr(sys, "argv", ["streampack", "explain", *arguments])
     with pytest.raises(SystemExit) as error:
         main()
-    said = str(error.value.code)  # Python prints it on standard error and exits with 1
-    assert said.startswith("streampack: ")
-    assert words in said
-    assert len(said.splitlines()) == 1
+    message = str(error.value.code)  # Python prints it on standard error and exits with 1
+    assert message.startswith("streampack: ")
+    assert words in message
+    assert len(message.splitlines()) == 1

@@ -122,9 +122,9 @@ def test_other_datasets_and_other_objects_are_refused(
 
 def test_without_a_dataset_a_state_is_described(run: Any) -> None:
     _, states, _ = run
-    said = json.loads(replay(*states, "--json"))
-    assert said["next batch"] == 6
-    assert said["lanes"].startswith("4 of 4")
+    report = json.loads(replay(*states, "--json"))
+    assert report["next batch"] == 6
+    assert report["lanes"].startswith("4 of 4")
     assert "next batch: 6" in replay(*states)
 
 

@@ -51,7 +51,7 @@ def test_a_node_cut_off_the_network_does_not_change_the_shards(
             while running.poll() is None and not stuck.exists():
                 time.sleep(0.1)
             hosts.cut()
-            _, said = running.communicate(timeout=LONGEST_S)
+            _, output = running.communicate(timeout=LONGEST_S)
     assert stuck.exists()
-    assert running.returncode == 0, said[-2000:]
+    assert running.returncode == 0, output[-2000:]
     assert shards_of(tmp_path / "cut") == shards_of(tmp_path / "alone")

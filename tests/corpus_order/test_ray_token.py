@@ -41,8 +41,8 @@ def test_a_driver_without_the_token_of_a_cluster_is_told_so_and_with_it_works(
     )  # fmt: skip
     try:
         assert head.stdout is not None
-        said = list(takewhile(lambda line: "Ray runtime started" not in line, head.stdout))
-        assert head.poll() is None, "".join(said)
+        lines = list(takewhile(lambda line: "Ray runtime started" not in line, head.stdout))
+        assert head.poll() is None, "".join(lines)
         for environment in (plain, {**plain, "RAY_AUTH_MODE": "token"}):
             refused = order(corpus, tmp_path / "out", address, environment)
             assert refused.returncode == 1

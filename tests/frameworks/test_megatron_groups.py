@@ -66,6 +66,6 @@ def test_groups_and_slices_of_megatron_have_the_gradients_of_one_process(
     ranks: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     mp.spawn(train, args=(ranks, str(free_port())), nprocs=ranks)
-    said = capfd.readouterr().out
-    assert re.search(rf"[1-9]\d* of degree {min(ranks, 4)}\n", said), said
-    assert re.search(r"gradients .* by (0\.0e\+00|\d\.\de-1[4-9]) at", said), said
+    output = capfd.readouterr().out
+    assert re.search(rf"[1-9]\d* of degree {min(ranks, 4)}\n", output), output
+    assert re.search(r"gradients .* by (0\.0e\+00|\d\.\de-1[4-9]) at", output), output

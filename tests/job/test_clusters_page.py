@@ -47,10 +47,14 @@ def test_the_loop_of_the_page_is_restarted_on_two_agents_and_trains_on_every_tok
     command += ["--max-restarts", "3", "--local-addr", "127.0.0.1", "train.py"]
     agents = []
     for number in range(2):
-        with (tmp_path / f"agent-{number}").open("w") as said:
+        with (tmp_path / f"agent-{number}").open("w") as agent_log:
             agents.append(
                 subprocess.Popen(
-                    command, cwd=tmp_path, env=environment, stdout=said, stderr=subprocess.STDOUT
+                    command,
+                    cwd=tmp_path,
+                    env=environment,
+                    stdout=agent_log,
+                    stderr=subprocess.STDOUT,
                 )
             )
     ended = [agent.wait(timeout=600) for agent in agents]

@@ -121,8 +121,8 @@ def test_parts_of_a_batch_have_the_gradients_of_its_documents(
 ) -> None:
     (tmp_path / "job.py").write_text(JOB)
     layouts = ("zigzag", "contiguous", "ulysses")
-    statuses, said = host.run_job(tmp_path / "job.py", tmp_path, *layouts, processes=ranks)
-    assert statuses == [0] * ranks, said
+    statuses, output = host.run_job(tmp_path / "job.py", tmp_path, *layouts, processes=ranks)
+    assert statuses == [0] * ranks, output
     wanted = expected()
     for rank in range(ranks):
         found = torch.load(tmp_path / f"{rank}.pt")

@@ -47,8 +47,8 @@ def test_killed_and_gone_on_with_as_more_processes_every_batch_comes_once(
     (tmp_path / "job.py").write_text(JOB)
     found: list[Any] = []
     for ranks, until in ((2, 11), (4, 0)):
-        statuses, said = host.run_job(tmp_path / "job.py", tmp_path, until, processes=ranks)
-        assert statuses == [-9 if until else 0] * ranks, said
+        statuses, output = host.run_job(tmp_path / "job.py", tmp_path, until, processes=ranks)
+        assert statuses == [-9 if until else 0] * ranks, output
         results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
         for step in zip(*(batches for batches, _ in results), strict=True):
             (degree,) = {batch[1] for batch in step}

@@ -62,9 +62,9 @@ LEFT = {
 def run(host: Host, folder: Path, body: str, jobs: int) -> None:
     (folder / "rank.py").write_text(RANK + dedent(body))
     for _ in range(jobs):
-        statuses, said = host.run_job(folder / "rank.py", processes=2)
-        assert statuses == [0, 0], said[-3000:]
-        assert "terminate called" not in said
+        statuses, output = host.run_job(folder / "rank.py", processes=2)
+        assert statuses == [0, 0], output[-3000:]
+        assert "terminate called" not in output
 
 
 SLOW = pytest.mark.slow
@@ -96,10 +96,10 @@ def test_a_rank_that_leaves_its_loop_is_missed_after_the_time_given(
     except RankError as error:
         assert rank == 1
         assert "rank_timeout_s" in str(error), error
-        store.set("said", "yes")
+        store.set("printed", "yes")
     else:
         assert rank == 0
-        store.wait(["said"])
+        store.wait(["printed"])
     """,
         1,
     )

@@ -115,8 +115,8 @@ def test_ranks_of_a_step_get_one_length_and_the_gradients_of_one_process(
     (tmp_path / "job.py").write_text(JOB)
     results = {}
     for way in ("masked", "unmasked"):
-        statuses, said = host.run_job(tmp_path / "job.py", tmp_path, way, processes=ranks)
-        assert statuses == [0] * ranks, said
+        statuses, output = host.run_job(tmp_path / "job.py", tmp_path, way, processes=ranks)
+        assert statuses == [0] * ranks, output
         results[way] = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
     steps = list(zip(*(batches_of(rank, ranks, 16) for rank in range(ranks)), strict=True))
     used = [{int((~b.padding_mask).sum()) for b in step} for step in steps]

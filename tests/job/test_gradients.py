@@ -93,8 +93,8 @@ def test_gradients_on_any_number_of_ranks_match_the_mean_over_loss_tokens(
     if HAS_LLAMA:
         models |= {"hf": double_llama(), "hf-groups": double_llama()}
     (tmp_path / "job.py").write_text(JOB)
-    statuses, said = host.run_job(tmp_path / "job.py", tmp_path, *models, processes=ranks)
-    assert statuses == [0] * ranks, said
+    statuses, output = host.run_job(tmp_path / "job.py", tmp_path, *models, processes=ranks)
+    assert statuses == [0] * ranks, output
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
     batches = {batch.step * 6 + batch.lane: batch for batch in PackedLoader(dataset())}
     for way, model in models.items():

@@ -27,7 +27,7 @@ if run == "endless":
 else:
     dataset = dealt_mixture("by weights", topology=Topology.detect())
     weights = {"web": 1, "code": 2, "books": 3}
-loader, taken, said = PackedLoader(dataset, rank_timeout_s=20), [], ""
+loader, taken, outcome = PackedLoader(dataset, rank_timeout_s=20), [], ""
 try:
     for number, batch in enumerate(loader):
         taken.append([identity(batch), float(batch.num_items_in_batch)])
@@ -38,11 +38,11 @@ try:
         if number == 8:
             break
 except RankError as error:
-    said = error.setting or "at once"
+    outcome = error.setting or "at once"
 except RuntimeError:  # of the loop's own all_reduce
-    said = "gradients"
+    outcome = "gradients"
 with open(f"{rank}.json", "w") as file:
-    json.dump([said, taken], file)
+    json.dump([outcome, taken], file)
 if run == "endless" and not in_step:  # a rank that lives on does not keep the others waiting
     dist.barrier()
 """
@@ -63,8 +63,8 @@ def test_a_rank_that_calls_alone_is_an_error_on_all_ranks_at_most_one_step_on(
     whole = ranks_of(host, tmp_path, "pass", run, "apart")
     found = ranks_of(host, tmp_path, call, run, "apart")
     steps = (5, 5) if call == "loader.set_weights(weights)" else (4, 5)
-    for (said, taken), (_, expected), least in zip(found, whole, steps, strict=True):
-        assert said
+    for (outcome, taken), (_, expected), least in zip(found, whole, steps, strict=True):
+        assert outcome
         assert len(taken) == least
         assert taken == expected[:least]
 

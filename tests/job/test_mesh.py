@@ -82,8 +82,8 @@ def test_two_by_two_processes_share_batches_by_their_mesh_and_one_of_them_lists(
     write_lines(tmp_path / "chat.jsonl", [{"messages": messages("a", "b")}] * 3)
     (tmp_path / "job.py").write_text(JOB)
     with http_server(served) as server:
-        statuses, said = host.run_job(tmp_path / "job.py", server.url, tmp_path, processes=4)
-        assert statuses == [0] * 4, said[-3000:]
+        statuses, output = host.run_job(tmp_path / "job.py", server.url, tmp_path, processes=4)
+        assert statuses == [0] * 4, output[-3000:]
         assert server.count("GET", "mds/index.json") == 1
         storage = sources.Storage(cache_dir=tmp_path / "cache")
         alone = PackedLoader(dataset_of(server.url, storage, Topology()))

@@ -114,8 +114,8 @@ def test_ranks_of_a_launcher_that_are_not_connected_are_warned_before_the_first_
     monkeypatch.setenv("WORLD_SIZE", "2")
     loader = PackedLoader(uneven(Topology.detect()))
     next(iter(loader))
-    (said,) = [r for r in caplog.messages if "not initialised" in r and "rank 0 of 2" in r]
-    assert "init_process_group()" in said
+    (message,) = [r for r in caplog.messages if "not initialised" in r and "rank 0 of 2" in r]
+    assert "init_process_group()" in message
     caplog.clear()
     next(iter(DataLoader(uneven(Topology.detect()), batch_size=None)))
     assert caplog.text.count("init_process_group()") == 1

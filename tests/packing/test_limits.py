@@ -70,7 +70,7 @@ def test_the_golden_plan_with_two_limits_does_not_change_between_versions() -> N
     assert found[FirstFitDecreasing] == [[2, 1, 8], [4, 11], [6], [10, 5], [0, 12], [3]]
 
 
-def made(count: int, seed: int) -> tuple[Any, dict[str, Any]]:
+def drawn_request(count: int, seed: int) -> tuple[Any, dict[str, Any]]:
     """Lengths and patches of documents, some of them without images."""
     rng = np.random.default_rng(seed)
     patches = rng.integers(0, 40, count) * rng.integers(0, 2, count)
@@ -89,7 +89,7 @@ def made(count: int, seed: int) -> tuple[Any, dict[str, Any]]:
 def test_every_document_goes_once_through_windows_and_no_row_exceeds_a_limit(
     count: int, seed: int, rows: int, balance: Any, most: int, carry: float
 ) -> None:
-    lengths, weights = made(count, seed)
+    lengths, weights = drawn_request(count, seed)
     capacity = {"patches": most}
     packer = BestFitDecreasing(seq_len=64, overflow="drop", capacity=capacity, balance=balance)
     config = WindowConfig(rows=12, carry=carry, max_carries=3)
@@ -117,14 +117,14 @@ def test_balance_by_patches_levels_the_patches_of_the_steps() -> None:
 
     packer = BestFitDecreasing(seq_len=512, overflow="drop", balance="patches")
     window = WindowConfig().resolve(packer, 512)
-    lengths, weights = made(4000, 0)
+    lengths, weights = drawn_request(4000, 0)
     schedule = measure_balance(lengths, packer, window, batch_tokens=512, weights=weights)
     assert schedule.kind == "patches"
     steps = []
     for balance in (None, schedule):
         ranks = []
         for rank in range(8):
-            lengths, weights = made(30_000, 1 + rank)
+            lengths, weights = drawn_request(30_000, 1 + rank)
             plan = stream_plan(
                 lengths, packer, window, batch_tokens=512, seed=rank, balance=balance,
                 weights=weights,
@@ -137,7 +137,7 @@ def test_balance_by_patches_levels_the_patches_of_the_steps() -> None:
     assert with_it < 1.03
 
 
-LENGTHS, WEIGHTS = made(300, 5)
+LENGTHS, WEIGHTS = drawn_request(300, 5)
 RECORDS = [
     {"tokens": [1 + i] * int(LENGTHS[i]), "frames": int(WEIGHTS["patches"][i])} for i in range(300)
 ]

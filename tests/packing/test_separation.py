@@ -105,7 +105,7 @@ def test_each_row_keeps_a_second_limit_and_the_alignment(
     assert found == sorted(expected)
 
 
-def made(count: int, keys: int, seed: int) -> tuple[Any, dict[str, Any]]:
+def drawn_request(count: int, keys: int, seed: int) -> tuple[Any, dict[str, Any]]:
     """Lengths, some above a row of 64, and keys of which some are rare."""
     rng = np.random.default_rng(seed)
     key = np.minimum(rng.geometric(0.3, count) - 1, keys - 1)
@@ -124,7 +124,7 @@ def made(count: int, keys: int, seed: int) -> tuple[Any, dict[str, Any]]:
 def test_every_token_goes_once_through_windows_and_rows_have_one_key(
     count: int, keys: int, seed: int, rows: int, overflow: Any, carry: float
 ) -> None:
-    lengths, weights = made(count, keys, seed)
+    lengths, weights = drawn_request(count, keys, seed)
     packer = BestFitDecreasing(seq_len=64, overflow=overflow, separate_by="key")
     config = WindowConfig(rows=12, carry=carry, max_carries=3)
     plan = stream_plan(lengths, packer, config, batch_tokens=64 * rows, weights=weights)
@@ -147,7 +147,7 @@ def test_a_document_with_a_key_of_its_own_waits_a_bounded_number_of_rounds() -> 
     assert plan.row_fill()[row] == 16
 
 
-LENGTHS, WEIGHTS = made(300, 9, 5)
+LENGTHS, WEIGHTS = drawn_request(300, 9, 5)
 RECORDS = [
     {"tokens": [1 + i] * int(LENGTHS[i]), "lora": int(WEIGHTS["key"][i])} for i in range(300)
 ]

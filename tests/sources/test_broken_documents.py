@@ -141,8 +141,8 @@ WRONG: list[tuple[dict[str, Any], str, Any, tuple[dict[str, Any], ...]]] = [
 def cases() -> Iterator[Any]:
     for good, field, value, able in WRONG:
         for kind in [kind for formats in able for kind in formats]:
-            said = "none" if value is MISSING else repr(value)
-            yield pytest.param(kind, good, field, value, id=f"{kind}, {field}={said}")
+            shown = "none" if value is MISSING else repr(value)
+            yield pytest.param(kind, good, field, value, id=f"{kind}, {field}={shown}")
 
 
 @pytest.mark.parametrize(("kind", "good", "field", "value"), [*cases()])

@@ -103,7 +103,7 @@ def ids(batches: Any) -> list[tuple[list[int], list[int]]]:
     return [(batch.input_ids.ravel().tolist(), batch.labels.ravel().tolist()) for batch in batches]
 
 
-def said(batches: Any) -> list[str]:
+def learnt_texts(batches: Any) -> list[str]:
     """The texts of all documents, sorted."""
     found: list[PackedBatch] = list(batches)
     return sorted(
@@ -188,7 +188,7 @@ def test_files_without_conversations_are_refused_at_once(data: Any) -> None:
 
 def test_a_stream_has_as_many_lanes_as_shards() -> None:
     source = chat(hf_dataset(CHATS).to_iterable_dataset(num_shards=4))
-    assert said(loader(source, lanes=4, shuffle=True)) == said(loader(chat(CHATS)))
+    assert learnt_texts(loader(source, lanes=4, shuffle=True)) == learnt_texts(loader(chat(CHATS)))
     with pytest.raises(ConfigError):
         loader(source, lanes=5)
 

@@ -165,21 +165,21 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 
 def learnt(conversation: Conversation) -> list[str]:
-    said = conversation.messages
-    return [said[i]["content"] or "" for i in range(len(said)) if conversation.learns(i)]
+    turns = conversation.messages
+    return [turns[i]["content"] or "" for i in range(len(turns)) if conversation.learns(i)]
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_is_the_conversation_that_it_means(name: str) -> None:
-    record, expected, said = SHAPES[name]
+    record, expected, turns = SHAPES[name]
     conversation = conversation_of(record)
     assert conversation.messages == expected
-    assert learnt(conversation) == said
+    assert learnt(conversation) == turns
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_tables_hold_every_shape(name: str, tmp_path: Path) -> None:
-    record, expected, said = SHAPES[name]
+    record, expected, turns = SHAPES[name]
     other = {"messages": messages("x", "y"), "tools": None}  # gives every column, mostly null
     try:
         pq.write_table(
@@ -196,7 +196,7 @@ def test_tables_hold_every_shape(name: str, tmp_path: Path) -> None:
     assert [dict(m, tool_calls=None) for m in conversation.messages] == [
         dict(m, tool_calls=None) for m in expected
     ]
-    assert learnt(conversation) == said
+    assert learnt(conversation) == turns
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -133,7 +133,7 @@ def counted(documents: Any) -> Counter[tuple[int, ...]]:
     return Counter(map(tuple, documents))
 
 
-def given(stream: Any, step: str) -> list[list[int]]:
+def documents_after(stream: Any, step: str) -> list[list[int]]:
     """The documents of a step, in order; `skip` of datasets before 5.2 repeats some."""
     return SELECTIONS[step][1] if step in SELECTIONS else [r["ids"] for r in OTHERS[step](stream)]
 
@@ -157,7 +157,7 @@ def packed(dataset: PackedDataset) -> Counter[tuple[int, ...]]:
 @pytest.mark.parametrize("step", ALL)
 def test_a_run_has_the_documents_that_the_stream_itself_gives(stream: Any, step: str) -> None:
     made = ALL[step](stream)
-    assert packed(dataset_of(made)) == counted(given(stream, step))
+    assert packed(dataset_of(made)) == counted(documents_after(stream, step))
     source = HFStream(made, tokens="ids")
     assert source.max_lanes() == 1
     with pytest.raises(ConfigError) as refused:
@@ -174,7 +174,7 @@ def test_every_epoch_selects_the_same_documents(stream: Any, step: str) -> None:
 @pytest.mark.parametrize("step", ALL)
 def test_every_cursor_leads_to_the_rest(stream: Any, step: str) -> None:
     source = HFStream(ALL[step](stream), tokens="ids", reading=ReadOptions(block_documents=9))
-    expected = given(stream, step)
+    expected = documents_after(stream, step)
     if "shuffle" in step:  # the order is the buffer's
         expected = [row["ids"] for row in source.open_lane(0, 1, 0, False, False)]
     assert_restarts(source, expected)

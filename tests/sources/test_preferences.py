@@ -35,7 +35,7 @@ def dataset(source: Any, **settings: Any) -> PackedDataset:
     return PackedDataset(source, **chosen)
 
 
-def said(batch: Any) -> list[tuple[bool, float, str]]:
+def sides_of(batch: Any) -> list[tuple[bool, float, str]]:
     """Return side, margin and learnt text of every document of a batch."""
     ids = batch.document_ids[0]
     fields = batch.document_fields
@@ -76,21 +76,21 @@ def files(form: str, records: list[dict[str, Any]], folder: Path) -> sources.Cha
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_every_pair_comes_out_whole_with_its_fields(form: str, tmp_path: Path) -> None:
     source = files(form, [pair(i) for i in range(40)], tmp_path)
-    documents = [d for batch in PackedLoader(dataset(source)) for d in said(batch)]
+    documents = [d for batch in PackedLoader(dataset(source)) for d in sides_of(batch)]
     assert len(documents) == 80
     assert_pairs(documents, set(range(40)))
 
 
 def test_resumed_anywhere_no_side_is_lost_or_repeated(tmp_path: Path) -> None:
     source = files("jsonl", [pair(i) for i in range(24)], tmp_path)
-    whole = [said(batch) for batch in PackedLoader(dataset(source))]
+    whole = [sides_of(batch) for batch in PackedLoader(dataset(source))]
     for step in range(len(whole) + 1):
         loader = PackedLoader(dataset(source))
         for _ in zip(range(step), loader, strict=False):
             pass
         again = PackedLoader(dataset(source))
         again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-        assert [said(batch) for batch in again] == whole[step:]
+        assert [sides_of(batch) for batch in again] == whole[step:]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_pair_with_one_broken_side_is_skipped_whole_and_once(
     with pytest.raises(ContentError):
         list(PackedLoader(dataset(source)))
     loader = PackedLoader(dataset(source, on_error="skip"))
-    whole = [said(batch) for batch in loader]
+    whole = [sides_of(batch) for batch in loader]
     assert loader.metrics().skipped == 1
     assert_pairs([d for batch in whole for d in batch], set(range(20)) - {7})
     for step in range(0, len(whole), 3):
@@ -120,7 +120,7 @@ def test_a_pair_with_one_broken_side_is_skipped_whole_and_once(
             pass
         again = PackedLoader(dataset(source, on_error="skip"))
         again.load_state_dict(first.state_dict())
-        assert [said(batch) for batch in again] == whole[step:]
+        assert [sides_of(batch) for batch in again] == whole[step:]
 
 
 def test_plain_pairs_need_no_template(tmp_path: Path) -> None:
@@ -159,7 +159,9 @@ def test_a_side_with_several_answers_is_one_document_unless_turns_are_split(tmp_
     several = messages("a", "b", "c", "d")
     record = {"prompt": several[:1], "chosen": several[1:], "rejected": several[1:2]}
     path = write_lines(tmp_path / "a.jsonl", [{**record, "margin": 0.0}])
-    assert len(said(next(iter(PackedLoader(dataset(sources.Chat(path, template=CHATML))))))) == 2
+    assert (
+        len(sides_of(next(iter(PackedLoader(dataset(sources.Chat(path, template=CHATML))))))) == 2
+    )
     split = sources.Chat(path, template=CHATML, turns="each")
     with pytest.raises(ContentError):
         list(PackedLoader(dataset(split)))
@@ -176,7 +178,7 @@ def test_the_answers_of_a_pair_are_rendered_as_generated_turn_by_turn(tmp_path: 
     source = sources.Chat(
         write_lines(tmp_path / "a.jsonl", [record]), template=THINKING, turns="each"
     )
-    documents = [d for batch in PackedLoader(dataset(source)) for d in said(batch)]
+    documents = [d for batch in PackedLoader(dataset(source)) for d in sides_of(batch)]
     assert sorted((chosen, text) for chosen, _, text in documents) == [
         (False, "<think>2</think>e<|im_end|>"),
         (True, "<think>1</think>d<|im_end|>"),
@@ -187,6 +189,6 @@ def test_a_pair_longer_than_a_row_is_dropped_whole_and_counted(tmp_path: Path) -
     records = [pair(i) for i in range(20)]
     records[3]["rejected"][0]["content"] = "bad " * 300
     loader = PackedLoader(dataset(files("jsonl", records, tmp_path)))
-    margins = [d[1] for batch in loader for d in said(batch)]
+    margins = [d[1] for batch in loader for d in sides_of(batch)]
     assert sorted(margins) == sorted([float(i) for i in range(20) if i != 3] * 2)
     assert loader.metrics().composition.dropped > 300

@@ -60,7 +60,7 @@ def finish() -> None:
             thread.join(WAIT_S)
 
 
-def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
+def logged(caplog: pytest.LogCaptureFixture, words: str) -> int:
     finish()
     return sum(words in message for message in caplog.messages)
 
@@ -76,12 +76,12 @@ def test_lanes_that_share_a_file_decode_it_once_and_a_single_lane_copies_no_line
     caplog.set_level(logging.INFO)
     alone = Storage(cache_dir=tmp_path / "alone")
     assert list(batches(layout(alone, lanes=1)))
-    assert said(caplog, "decoded into the cache") == is_read_whole(tmp_path)
+    assert logged(caplog, "decoded into the cache") == is_read_whole(tmp_path)
     caplog.clear()
     first = list(batches(layout(Storage(cache_dir=tmp_path / "cache"))))
-    assert said(caplog, "decoded into the cache") == 1
+    assert logged(caplog, "decoded into the cache") == 1
     assert list(batches(layout(Storage(cache_dir=tmp_path / "cache")))) == first
-    assert said(caplog, "decoded into the cache") == 1
+    assert logged(caplog, "decoded into the cache") == 1
 
 
 def test_without_room_the_batches_are_the_same_with_one_line_on_the_cost_or_an_error_is_named(
@@ -99,7 +99,7 @@ def test_without_room_the_batches_are_the_same_with_one_line_on_the_cost_or_an_e
                 list(batches(layout(storage)))
         else:
             assert list(batches(layout(storage))) == expected
-        assert said(caplog, "cache_limit_bytes") == 1
+        assert logged(caplog, "cache_limit_bytes") == 1
     assert blocks(tmp_path / "small") == []
 
 

@@ -98,8 +98,8 @@ class Corpus:
     def batches(self, job: str, processes: list[subprocess.Popen[str]]) -> list[str]:
         """Return the batches of a job that succeeds, in order."""
         for process in processes:
-            _, said = process.communicate(timeout=WAIT_S)
-            assert process.returncode == 0, said
+            _, output = process.communicate(timeout=WAIT_S)
+            assert process.returncode == 0, output
         files = [self.folder / f"{job}.{rank}" for rank in range(len(processes))]
         found = [json.loads(file.read_text()) for file in files]
         return [batch for step in zip(*found, strict=True) for batch in step]
@@ -150,9 +150,9 @@ def test_jobs_that_share_a_cache_decode_once_and_one_may_be_killed_or_remove_it(
 def test_on_a_full_disk_the_batches_are_the_same_or_the_error_is_named(corpus: Corpus) -> None:
     expected = corpus.batches("alone", corpus.start("alone", cache="own"))
     (process,) = corpus.start("full", most=1 << 17)
-    _, said = process.communicate(timeout=WAIT_S)
+    _, output = process.communicate(timeout=WAIT_S)
     if process.returncode:
-        assert "streampack.errors.StorageError" in said
+        assert "streampack.errors.StorageError" in output
     else:
         assert corpus.batches("full", [process]) == expected
         assert "cache_limit_bytes" in (corpus.folder / "log").read_text()

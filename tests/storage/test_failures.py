@@ -233,7 +233,7 @@ def test_messages_show_no_query_and_no_password() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "body"),
+    ("length", "body"),
     [
         ("bytes 5-104/10240", DATA[5:105]),
         ("bytes 0-99/10240", DATA[:99]),
@@ -244,15 +244,15 @@ def test_messages_show_no_query_and_no_password() -> None:
     ids=["another", "shorter", "longer", "less", "unsaid"],
 )
 def test_another_range_than_was_asked_for_is_an_error_that_is_retried(
-    tmp_path: Path, said: str, body: bytes
+    tmp_path: Path, length: str, body: bytes
 ) -> None:
-    wrong = [said]
+    wrong = [length]
 
     def respond(connection: Connection) -> None:
         if connection.method == "HEAD":
             file_at(connection)
         elif wrong:
-            header = f"Content-Range: {wrong[0]}\n" if said else ""
+            header = f"Content-Range: {wrong[0]}\n" if length else ""
             connection.answer("206 Partial Content", header, body)
         else:
             connection.answer(

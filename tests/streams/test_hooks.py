@@ -170,8 +170,8 @@ def test_a_hook_that_raises_is_named_with_its_document(tmp_path: Path, kind: str
     hook = Hook("unlucky", fails_at_forty if kind == "map" else keeps)
     content = Path(lines(tmp_path)).read_bytes()
     byte = len(b"".join(content.splitlines(keepends=True)[:39]))
-    said = rf'{kind} "unlucky" raised KeyError: .forty. \(at the line at byte {byte} of .*a\.js'
-    with pytest.raises(ConfigError, match=said) as raised:
+    pattern = rf'{kind} "unlucky" raised KeyError: .forty. \(at the line at byte {byte} of .*a\.js'
+    with pytest.raises(ConfigError, match=pattern) as raised:
         list(loads(tmp_path, **{kind: hook}))  # type: ignore[arg-type]
     assert isinstance(raised.value.__cause__, KeyError)
     # The remedy: a filter leaves the document out before the map.

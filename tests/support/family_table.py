@@ -57,15 +57,15 @@ def outcome(family: str, attention: str) -> Outcome:
     return Outcome("mask" if "attention_mask" in arguments else "positions")
 
 
-def _refused(said: str) -> Outcome:
-    layer = re.search(r"move one another in ([\w.]+)", said)
+def _refused(complaint: str) -> Outcome:
+    layer = re.search(r"move one another in ([\w.]+)", complaint)
     if layer is not None:
         return Outcome("refused", f"`{layer[1]}`")
-    if "as if at other positions" in said:
+    if "as if at other positions" in complaint:
         return Outcome("refused", "as if at other positions")
-    if "counted through the batch" in said:
+    if "counted through the batch" in complaint:
         return Outcome("refused", "chunks are counted through the batch")
-    if "keep packed sequences apart" in said or "kernels are not available" in said:
+    if "keep packed sequences apart" in complaint or "kernels are not available" in complaint:
         return Outcome("refused", "needs kernels")
     return Outcome("refused", "raises on text in rows")
 

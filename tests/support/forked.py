@@ -103,8 +103,8 @@ class Host:
         self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         statuses = json.loads(self._process.stdout.readline())
-        said = [folder / f"output-{number}" for number in range(len(environments))]
-        return statuses, "".join(file.read_text() for file in said)
+        files = [folder / f"output-{number}" for number in range(len(environments))]
+        return statuses, "".join(file.read_text() for file in files)
 
     def run_job(self, program: Path, *arguments: object, processes: int) -> tuple[list[int], str]:
         """Run a program as the processes of one job, which find one another as under torchrun."""

@@ -65,7 +65,7 @@ def by_hand(engine: Engine, written: str) -> tuple[list[int], list[bool]]:
     return encoding.ids, [any(flags[start:stop]) for start, stop in encoding.offsets]
 
 
-def found(documents: Documents) -> list[tuple[list[int], list[bool]]]:
+def ids_and_masks(documents: Documents) -> list[tuple[list[int], list[bool]]]:
     assert documents.loss_mask is not None
     cuts = list(zip(documents.offsets[:-1].tolist(), documents.offsets[1:].tolist(), strict=True))
     mask = documents.loss_mask
@@ -80,7 +80,9 @@ def test_one_document_of_a_conversation(name: str, kind: str) -> None:
         with pytest.raises(ContentError, match=re.escape(expected)):
             encode(chat_tokenizer(name), KINDS[kind])
     else:
-        assert found(encode(chat_tokenizer(name), KINDS[kind])) == [by_hand(BPE, str(expected))]
+        assert ids_and_masks(encode(chat_tokenizer(name), KINDS[kind])) == [
+            by_hand(BPE, str(expected))
+        ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,7 +97,7 @@ def test_one_document_of_every_turn_begins_with_the_models_prompt(name: str, kin
     documents = encode(tokenizer, chat)
     assert learnt(documents) == expected
     turns = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
-    for i, (ids, mask) in zip(turns, found(documents), strict=True):
+    for i, (ids, mask) in zip(turns, ids_and_masks(documents), strict=True):
         context = BPE.decode(ids[: mask.index(True)], skip_special_tokens=False)
         assert context.removesuffix(" ") == prompt(TEMPLATES[name], chat[:i])
 
@@ -157,7 +159,7 @@ def test_only_the_parts_that_are_named_carry_loss(
 def learnt(documents: Documents) -> list[str]:
     """The texts of the runs of tokens that carry loss."""
     runs: list[str] = []
-    for ids, mask in found(documents):
+    for ids, mask in ids_and_masks(documents):
         marks = "".join("x" if flag else " " for flag in mask)
         runs += [
             BPE.decode(ids[run.start() : run.end()], skip_special_tokens=False)
@@ -176,7 +178,7 @@ KEEPING = """{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' }}
 def test_earlier_thoughts_are_stripped_for_templates_that_keep_them(kind: str) -> None:
     for thoughts, kept in (("keep", True), ("strip-history", False)):
         documents = encode(chat_tokenizer(KEEPING, turns="each", thoughts=thoughts), KINDS[kind])
-        texts = [BPE.decode(ids, skip_special_tokens=False) for ids, _ in found(documents)]
+        texts = [BPE.decode(ids, skip_special_tokens=False) for ids, _ in ids_and_masks(documents)]
         assert ["T1" in text for text in texts] == [True, kept]
         assert "T2" in learnt(documents)[1]
 
@@ -236,7 +238,7 @@ def test_a_template_that_takes_content_in_parts_gets_it_so(text: str, turns: str
 
 def test_a_date_is_fixed_and_part_of_the_fingerprint() -> None:
     tokenizer = chat_tokenizer("dated", kwargs={"strftime_now": "2024-02-29T12:00"})
-    (text,) = [BPE.decode(ids) for ids, _ in found(encode(tokenizer, KINDS["one answer"]))]
+    (text,) = [BPE.decode(ids) for ids, _ in ids_and_masks(encode(tokenizer, KINDS["one answer"]))]
     assert "It is 29 February 2024." in text
     prints = {chat_tokenizer("dated", **options).fingerprint for options in VARIANTS}
     assert len(prints) == len(VARIANTS)
@@ -296,7 +298,9 @@ def test_marked_turns_follow_the_same_rules() -> None:
         "<think>T2</think>A2<|im_end|>",
     ]
     each = encode(chat_tokenizer(MARKED, turns="each"), chat)
-    assert [len(ids) for ids, _ in found(each)] == sorted(len(ids) for ids, _ in found(each))
+    assert [len(ids) for ids, _ in ids_and_masks(each)] == sorted(
+        len(ids) for ids, _ in ids_and_masks(each)
+    )
     assert learnt(each) == ["<think>T1</think>A1<|im_end|>", "<think>T2</think>A2<|im_end|>"]
     masked = encode(chat_tokenizer(MARKED, turns="each", thoughts="mask"), chat)
     assert learnt(masked) == ["A1<|im_end|>", "A2<|im_end|>"]
@@ -308,7 +312,7 @@ def test_pickled_with_a_date_and_rules_it_does_the_same() -> None:
     tokenizer = chat_tokenizer("channels", turns="each", thoughts="mask")
     again = pickle.loads(pickle.dumps(tokenizer))
     chat = KINDS["thoughts"]
-    assert found(encode(again, chat)) == found(encode(tokenizer, chat))
+    assert ids_and_masks(encode(again, chat)) == ids_and_masks(encode(tokenizer, chat))
 
 
 @pytest.mark.parametrize("form", [dict, json.dumps])
@@ -356,6 +360,6 @@ def test_an_answer_without_loss_is_not_learnt_with_the_answer_that_continues_its
     tokenizer = chat_tokenizer(MERGED, turns="each")
     with pytest.raises(ContentError):
         encode(tokenizer, chat)
-    (alone,) = found(encode(tokenizer, [asked("Q"), said("SECOND")]))
+    (alone,) = ids_and_masks(encode(tokenizer, [asked("Q"), said("SECOND")]))
     learnt = [token for token, on in zip(*alone, strict=True) if on]
     assert BPE.decode(learnt, skip_special_tokens=False) == "SECOND<|im_end|>"

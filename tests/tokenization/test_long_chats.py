@@ -80,8 +80,10 @@ def learnt_of(loader: Any) -> list[str]:
 
 
 def answers(data: Any) -> list[str]:
-    said = [m["content"] for t in data for m in t["messages"] if m["role"] == "assistant"]
-    return sorted(word for content in said for word in content.split())
+    assistant_texts = [
+        m["content"] for t in data for m in t["messages"] if m["role"] == "assistant"
+    ]
+    return sorted(word for content in assistant_texts for word in content.split())
 
 
 def test_a_run_learns_every_word_of_the_assistant_once() -> None:

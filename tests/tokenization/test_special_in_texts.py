@@ -37,8 +37,8 @@ def test_an_end_inside_a_text_is_counted_and_logged_once(caplog: Any) -> None:
     loader = loader_of(TEXTS)
     assert ends(loader) == 7  # three inside, four at the ends
     assert loader.metrics().eos_in_texts == 3
-    said = [line for line in caplog.messages if "special_tokens_in_text" in line]
-    assert len(said) == 1
+    warnings = [line for line in caplog.messages if "special_tokens_in_text" in line]
+    assert len(warnings) == 1
 
 
 def test_special_tokens_in_texts_are_split_if_so_asked(caplog: Any) -> None:

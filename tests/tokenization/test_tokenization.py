@@ -122,9 +122,9 @@ def test_an_object_of_transformers_begins_texts_as_its_post_processor_does(tmp_p
     named = [("<bos>", engine.token_to_id("<bos>"))]
     engine.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=named)
     settings = {"tokenizer_object": engine, "bos_token": "<bos>", "eos_token": "<eos>"}
-    for said in (None, False):  # transformers 5 sets it, whatever the post-processor does
+    for declared in (None, False):  # transformers 5 sets it, whatever the post-processor does
         tokenizer = transformers.PreTrainedTokenizerFast(**settings)
-        tokenizer.add_bos_token = said
+        tokenizer.add_bos_token = declared
         expected = [*tokenizer("a")["input_ids"], engine.token_to_id("<eos>")]
         assert ids(load_tokenizer(tokenizer).encode(texts("a"), ErrorPolicy())) == [expected]
 
@@ -176,15 +176,15 @@ def test_tokens_after_a_text_that_the_rule_of_ends_leaves_out_are_logged_once(
 CLASSES = ("PreTrainedTokenizerFast", "LlamaTokenizer", "GPTNeoXTokenizerFast", "GPT2Tokenizer")
 
 
-@pytest.mark.parametrize("said", [None, True, False])
+@pytest.mark.parametrize("declared", [None, True, False])
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_folder_has_the_ids_that_transformers_gives_it(
-    name: str, said: bool | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, declared: bool | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     transformers = pytest.importorskip("transformers")
     engine = small_engine("<s>", "</s>", "<unk>")
     config: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    config |= {"tokenizer_class": name} | ({} if said is None else {"add_bos_token": said})
+    config |= {"tokenizer_class": name} | ({} if declared is None else {"add_bos_token": declared})
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     for template in ("$A", "<s> $A", "<s> $A </s>"):
         engine.post_processor = TemplateProcessing(

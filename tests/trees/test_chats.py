@@ -51,14 +51,14 @@ def test_conversations_share_common_turns_and_learn_as_they_do_apart(
     batches = list(tree)
     count = sum(batch.num_documents for batch in batches)
     assert count == (24 if pairs else 36)
-    said = [learnt(batch, n) for batch in batches for n in range(batch.num_documents)]
+    texts = [learnt(batch, n) for batch in batches for n in range(batch.num_documents)]
     if pairs:
         for batch in batches:
             chosen, rejected = batch.pairs()
             assert all(b"good" in learnt(batch, n) for n in chosen.tolist())
             assert all(b"worse" in learnt(batch, n) for n in rejected.tolist())
     else:
-        assert [sum(word in text for text in said) for word in (b"first", b"third")] == [12, 12]
+        assert [sum(word in text for text in texts) for word in (b"first", b"third")] == [12, 12]
     rows = list(apart)
     assert sum(b.num_loss_tokens for b in batches) == sum(b.num_loss_tokens for b in rows)
     metrics = tree.metrics()

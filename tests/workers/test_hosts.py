@@ -165,6 +165,6 @@ PROGRAMS = {
 )
 def test_a_program_ends_well_and_in_silence(host: Host, tmp_path: Path, name: str) -> None:
     (tmp_path / "program.py").write_text(BEGINNING + PROGRAMS[name])
-    (status,), said = host.run(tmp_path / "program.py")
-    assert status == 0, said[-3000:]
-    assert "Traceback" not in said or "interrupted twice" in name
+    (status,), output = host.run(tmp_path / "program.py")
+    assert status == 0, output[-3000:]
+    assert "Traceback" not in output or "interrupted twice" in name
