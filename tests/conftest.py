@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.drawn import GATE, NIGHT
+from tests.support.forked import host as host
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from streampack.streams.hooks import document_seeds
 from tests.support.forked import Host
 
 FOLDER = Path(__file__).parent.parent / "examples"
-SUPPORT = Path(__file__).parent / "support"
 PREFIX, SUFFIX, MIDDLE, EOS = range(1000, 1004)
 PRINTS = {
     "attention_kernels": r"flex: differs from each segment by itself by \d\.\de-(0[2-9]|1\d) at",
@@ -53,13 +51,6 @@ EXAMPLES = [
     pytest.param(path.stem, marks=pytest.mark.slow if path.stem in LONG else ())
     for path in sorted(FOLDER.glob("[!_]*.py"))
 ]
-
-
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    made = Host(paths=[SUPPORT / "without_torchvision"])
-    yield made
-    made.end()
 
 
 @pytest.mark.docs

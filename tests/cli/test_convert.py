@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from streampack.sources.jsonl import JSONL
 from streampack.sources.reading import ReadOptions
 from streampack.sources.resolve import open as open_source
 from streampack.tokenization import Tokenizer, load_tokenizer
+from tests.support.forked import Host
 from tests.support.program import output_of
 from tests.support.servers import s3_server
 from tests.support.vocabularies import package_folder
@@ -229,14 +228,15 @@ app(sys.argv[2:])
 
 
 def test_killed_between_any_two_files_it_goes_on_to_the_same_bytes(
-    lines: Path, tmp_path: Path
+    host: Host, lines: Path, tmp_path: Path
 ) -> None:
     options = ("--shard-size", "30KB", "--compression", "zstd", "--part-size", "20KB")
     options += ("--workers", "1")
     run(lines, tmp_path / "whole", *options)
     command = ["convert", str(lines), str(tmp_path / "killed"), *options]
-    done = subprocess.run([sys.executable, "-c", KILLED, "2", *command], capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    (tmp_path / "killed.py").write_text(KILLED)
+    statuses, output = host.run(tmp_path / "killed.py", 2, *command)
+    assert statuses == [-signal.SIGKILL], output
     run(*command[1:])
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 

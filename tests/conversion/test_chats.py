@@ -12,8 +12,8 @@ import pytest
 import streampack
 from streampack import PackedDataset, PackedLoader, sources
 from streampack.errors import ConfigError
+from tests.support.corpora import byte_tokenizer
 from tests.support.program import output_of
-from tests.support.vocabularies import deepseek
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}"
@@ -25,9 +25,8 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    deepseek().save(str(folder / "tokenizer.json"))
-    eos = "<\uff5cend\u2581of\u2581sentence\uff5c>"
-    config = {"chat_template": TEMPLATE, "eos_token": eos}
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    config = {"chat_template": TEMPLATE, "eos_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
@@ -48,7 +47,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def batches(source: Any, tokenizer: Path) -> list[tuple[Any, Any]]:
     dataset = PackedDataset(
-        source, seq_len=64, batch_size=2, shuffle=False, lanes=1, epochs=1, tokenizer=tokenizer
+        source, seq_len=128, batch_size=2, shuffle=False, lanes=1, epochs=1, tokenizer=tokenizer
     )
     loader = PackedLoader(dataset)
     return [(b.input_ids.numpy().copy(), b.labels.numpy().copy()) for b in loader]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
 import tempfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from streampack.deals.report_exchange import MemoryExchange, SharedExchange
 from streampack.deals.rule import Report
+from tests.support.forked import Host
 
 NUMBER = st.integers(0, 1 << 61)
 
@@ -41,19 +41,22 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_exchange_that_a_killed_job_left_is_removed_by_the_next_and_live_ones_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "exchanges"
+    folder.mkdir()
+    (tmp_path / "killed.py").write_text(KILLED)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     live = SharedExchange(3, 1, "live")
     live.entries(0)
-    subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert host.run(tmp_path / "killed.py", folder)[0] == [-signal.SIGKILL]
+    assert len(list(folder.iterdir())) == 2
     new = SharedExchange(3, 1, "new")
     new.entries(0)
-    assert {path.name.rpartition("-")[2] for path in tmp_path.iterdir()} == {"live", "new"}
+    assert {path.name.rpartition("-")[2] for path in folder.iterdir()} == {"live", "new"}
     other = SharedExchange(3, 1, "live")
     live.put(1, 2, 0, Report(5, 6, 7))
     assert other.entries(1)[2, 0].tolist() == [6, 7, 8]
     for exchange in (live, new, other):
         exchange.close(remove=True)
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -78,14 +78,9 @@ def loss_by_hand(model: Any, batches: Iterable[Any]) -> torch.Tensor:
     return torch.cat(each).mean()
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[Host]:
-    made = Host(*["transformers.models.llama.modeling_llama"][:HAS_LLAMA])
-    yield made
-    made.end()
-
-
-@pytest.mark.parametrize("ranks", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "ranks", [1, 2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 4))]
+)
 def test_gradients_on_any_number_of_ranks_match_the_mean_over_loss_tokens(
     host: Host, tmp_path: Path, ranks: int
 ) -> None:
@@ -93,7 +88,10 @@ def test_gradients_on_any_number_of_ranks_match_the_mean_over_loss_tokens(
     if HAS_LLAMA:
         models |= {"hf": double_llama(), "hf-groups": double_llama()}
     (tmp_path / "job.py").write_text(JOB)
-    statuses, output = host.run_job(tmp_path / "job.py", tmp_path, *models, processes=ranks)
+    modules = ["transformers.models.llama.modeling_llama"][:HAS_LLAMA]
+    statuses, output = host.run_job(
+        tmp_path / "job.py", tmp_path, *models, processes=ranks, modules=modules
+    )
     assert statuses == [0] * ranks, output
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
     batches = {batch.step * 6 + batch.lane: batch for batch in PackedLoader(dataset())}

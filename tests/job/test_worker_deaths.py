@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
 import signal
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from streampack import PackedLoader
 from streampack.errors import WorkerError
+from tests.support.forked import Host
 from tests.support.killed_jobs import LANES, batches_by_number, make_dataset, tokens_of
 from tests.support.runs import child_processes
 
@@ -20,19 +21,20 @@ EVERY = (19, 31)  # batches after which a rank kills one of its workers
 FEW, MANY = 2, 1000  # workers that a rank kills at most
 
 
-def iterate_through_deaths(
-    rank: int,
-    ranks: int,
-    folder: str,
-    size: int,
-    options: dict[str, Any],
-    most: int,
-    results: Any,
-) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=ranks
+PROGRAM = """
+import sys
+from tests.job.test_worker_deaths import iterate_through_deaths
+iterate_through_deaths(*sys.argv[1:])
+"""
+
+
+def iterate_through_deaths(folder: str, size_text: str, most: str, options: str) -> None:
+    """Iterate as one rank of a job of two, and write the batches and the number of deaths."""
+    dist.init_process_group("gloo")
+    rank, ranks, size = dist.get_rank(), dist.get_world_size(), int(size_text)
+    loader = PackedLoader(
+        make_dataset(rank, ranks), num_workers=2, rank_timeout_s=60, **json.loads(options)
     )
-    loader = PackedLoader(make_dataset(rank, ranks), num_workers=2, rank_timeout_s=60, **options)
     found: list[tuple[int, list[int], float]] = []
     deaths, killed = 0, -1
     while True:
@@ -42,33 +44,26 @@ def iterate_through_deaths(
                     number = batch.step * LANES + batch.lane
                     found.append((number, tokens_of(batch), batch.num_items_in_batch))
                 assert loader.state_dict()["next_batch"] % ranks == 0
-                if deaths < most and len(found) // EVERY[rank % 2] > killed:
+                if deaths < int(most) and len(found) // EVERY[rank % 2] > killed:
                     killed = len(found) // EVERY[rank % 2]
                     for worker in child_processes()[:1]:
                         os.kill(worker, signal.SIGKILL)
             break
         except WorkerError:
             deaths += 1
-    results.put((found, deaths))
+    Path(folder, f"{rank}.json").write_text(json.dumps([found, deaths]))
     dist.destroy_process_group()
 
 
-def job(folder: Path, size: int, most: int, **options: Any) -> list[tuple[list[Any], int]]:
-    context = multiprocessing.get_context("spawn")  # the process of pytest has threads
-    results = context.Queue()
-    processes = [
-        context.Process(
-            target=iterate_through_deaths,
-            args=(rank, 2, str(folder), size, options, most, results),
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    found = [results.get(timeout=600) for _ in processes]
-    for process in processes:
-        process.join(60)
-    return found
+def job(
+    host: Host, folder: Path, size: int, most: int, **options: Any
+) -> list[tuple[list[Any], int]]:
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    arguments = (folder, size, most, json.dumps(options))
+    statuses, output = host.run_job(program, *arguments, processes=2)
+    assert statuses == [0, 0], output
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +78,9 @@ def job(folder: Path, size: int, most: int, **options: Any) -> list[tuple[list[A
     ],
 )
 def test_ranks_with_dying_workers_give_the_batches_of_one_that_lives(
-    size: int, options: dict[str, Any], most: int, tmp_path: Path
+    host: Host, size: int, options: dict[str, Any], most: int, tmp_path: Path
 ) -> None:
-    ranks = job(tmp_path, size, most, **options)
+    ranks = job(host, tmp_path, size, most, **options)
     assert all(deaths > 1 for _, deaths in ranks)
     given = {number: tokens for found, _ in ranks for number, tokens, _ in found if tokens}
     assert sum(1 for found, _ in ranks for _, tokens, _ in found if tokens) == len(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from itertools import groupby, islice
 from typing import Any
 
@@ -31,6 +32,7 @@ def number(batch: PackedBatch) -> int:
     return batch.step * LANES + batch.lane
 
 
+@cache
 def whole_run(**options: Any) -> list[Any]:
     """Return the batches of a run on one rank, which shares nothing."""
     batches = list(PackedLoader(shared(Topology(), **options)))
@@ -38,6 +40,7 @@ def whole_run(**options: Any) -> list[Any]:
     return [identity(batch) for batch in batches if batch.num_documents]
 
 
+@cache
 def steps_of(ranks: int, **options: Any) -> list[tuple[PackedBatch, ...]]:
     """Return the batch of every rank in each step of a run."""
 

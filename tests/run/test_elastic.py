@@ -233,6 +233,7 @@ def test_workers_are_free_on_every_leg(seed: int) -> None:
     source = MemorySource([documents[:90], documents[90:]], block_documents=9)
     values = {
         "packer": PACKERS[int(rng.integers(len(PACKERS)))],
+        "batch_size": 2,
         "window": WindowConfig(rows=10),
     }
     legs = [Leg(1, int(rng.integers(1, 4)), int(rng.integers(1, 30))) for _ in range(3)]

@@ -1,7 +1,8 @@
-"""Programs in processes forked from one that has imported torch and loaded the kernels.
+"""Programs in processes forked from one that has made its imports and loaded the kernels.
 
 Each is the `__main__` of its process, as if Python had been started with it, which would take two
-seconds of a core for the imports alone.
+seconds of a core for the imports alone. Programs whose subject is a fresh interpreter (imports,
+caches, compilation, spawned processes) start one instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+#: Comes first where programs look for modules: settings as in `tests/conftest.py`.
+FIRST = Path(__file__).parent / "without_torchvision"
 WAIT_S = 500  # for programs that would otherwise wait for ever
 
 HOST = """
@@ -29,6 +32,8 @@ def program():
     for line in sys.stdin:
         if (asked := json.loads(line)) is None:
             break
+        for name in asked["modules"]:
+            importlib.import_module(name)
         children = []
         for number, environment in enumerate(asked["environments"]):
             children.append(os.fork())
@@ -49,10 +54,8 @@ def program():
                     statuses[child] = os.waitstatus_to_exitcode(status)
             time.sleep(0.01)
         print(json.dumps([statuses[child] for child in children]), flush=True)
-    sys.exit()
+    os._exit(0)  # what it has imported need not be torn down
 
-for name in sys.argv[1:]:
-    importlib.import_module(name)
 for own in (make_dataset(), uneven(Topology())):
     for batch in PackedLoader(own):
         batch.labels
@@ -65,17 +68,12 @@ exec(compile(open(__file__).read(), __file__, "exec"))
 
 
 class Host:
-    """The process from which they are forked, which has imported some modules for them.
+    """The process from which they are forked."""
 
-    Args:
-        modules: their names.
-        paths: folders that come first where Python looks for modules.
-    """
-
-    def __init__(self, *modules: str, paths: Sequence[Path] = ()) -> None:
-        path = os.pathsep.join(map(str, [*paths, ROOT]))
+    def __init__(self) -> None:
+        path = os.pathsep.join(map(str, [FIRST, ROOT]))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", HOST, *modules],
+            [sys.executable, "-c", HOST],
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -86,10 +84,12 @@ class Host:
         *arguments: object,
         environments: tuple[Mapping[str, str], ...] = ({},),
         folder: Path | None = None,
+        modules: Sequence[str] = (),
     ) -> tuple[list[int], str]:
         """Run a program once for each environment; return the exit statuses and the joint output.
 
-        They run in its folder, if no other is given.
+        They run in its folder, if no other is given. The host imports `modules` first, for this
+        program and those after it.
         """
         folder = folder or program.parent
         asked = {
@@ -97,6 +97,7 @@ class Host:
             "arguments": [str(program), *map(str, arguments)],
             "environments": environments,
             "seconds": WAIT_S,
+            "modules": modules,
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -106,7 +107,9 @@ class Host:
         files = [folder / f"output-{number}" for number in range(len(environments))]
         return statuses, "".join(file.read_text() for file in files)
 
-    def run_job(self, program: Path, *arguments: object, processes: int) -> tuple[list[int], str]:
+    def run_job(
+        self, program: Path, *arguments: object, processes: int, modules: Sequence[str] = ()
+    ) -> tuple[list[int], str]:
         """Run a program as the processes of one job, which find one another as under torchrun."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -114,16 +117,16 @@ class Host:
         ranks = tuple(
             {**place, "RANK": str(rank), "WORLD_SIZE": str(processes)} for rank in range(processes)
         )
-        return self.run(program, *arguments, environments=ranks)
+        return self.run(program, *arguments, environments=ranks, modules=modules)
 
     def end(self) -> None:
         """End it."""
         self._process.communicate("null\n", timeout=WAIT_S)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def host() -> Iterator[Host]:
-    """A `Host` for the tests of a folder."""
+    """A `Host` for all tests of this process."""
     made = Host()
     yield made
     made.end()

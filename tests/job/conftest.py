@@ -1,3 +1,0 @@
-"""Fixtures of these tests."""
-
-from tests.support.forked import host as host
