@@ -45,7 +45,7 @@ def tokenizer_of(documents: MarkedDocuments, **special: int) -> Any:
     """Return a tokenizer of transformers for the texts of the documents."""
     from transformers import PreTrainedTokenizerFast
 
-    names = {f"{name}_token": f"t{token}" for name, token in special.items()}
+    names = {f"{name}_token": f"<{token}>" for name, token in special.items()}
     return PreTrainedTokenizerFast(tokenizer_object=documents.tokenizer(), **names)
 
 
@@ -217,7 +217,7 @@ def torchtitan(documents: MarkedDocuments) -> Any:
 
     class Tokenizer:
         def encode(self, text: str, *, add_bos: bool, add_eos: bool) -> list[int]:
-            ids = [int(word[1:]) for word in text.split()]
+            ids = [int(word[1:-1]) for word in text.split()]
             return [BOS] * add_bos + ids + [EOS] * add_eos
 
     text_datasets.DATASETS["marked"] = DatasetConfig(
@@ -316,7 +316,7 @@ class Nanochat:
 
     def encode(self, texts: list[str], prepend: int, num_threads: int) -> list[list[int]]:
         """Return the ids of texts, as nanochat's tokenizer does."""
-        return [[prepend, *(int(word[1:]) for word in text.split())] for text in texts]
+        return [[prepend, *(int(word[1:-1]) for word in text.split())] for text in texts]
 
     def __iter__(self) -> Iterator[Any]:
         make = self.module.tokenizing_distributed_data_loader_with_state_bos_bestfit
@@ -349,6 +349,22 @@ def report_of(name: str) -> CheckReport:
     return streampack.check(lambda documents: make(documents), documents=documents)
 
 
+def print_row(source: str, name: str, report: CheckReport) -> None:
+    """Print a line of the table of a report."""
+    loss = report.loss
+    assert loss is not None
+    shares = (
+        report.padding / report.slots,
+        1 - loss.delivered / loss.tokens,
+        None if report.learnt is None else 1 - loss.learnt / loss.learnable,
+    )
+    faults = ", ".join(report.kinds) or "none"
+    resumed = "tried" if report.resumed else "no state"
+    shown = ("no labels" if share is None else f"{share:.1%}" for share in shares)
+    cells = (source, name, faults, *shown, resumed)
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     """Check the loaders that are installed, and print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -368,17 +384,7 @@ def main() -> None:
         except (ImportError, RuntimeError) as error:  # TRL raises RuntimeError for its imports
             print(f"{package}: left out, {error}", file=sys.stderr)
             continue
-        loss = report.loss
-        assert loss is not None
-        shares = (
-            report.padding / report.slots,
-            1 - loss.delivered / loss.tokens,
-            1 - loss.learnt / loss.learnable,
-        )
-        faults = ", ".join(report.kinds) or "none"
-        resumed = "tried" if report.resumed else "no state"
-        cells = (f"{package} {number}", name, faults, *(f"{s:.1%}" for s in shares), resumed)
-        print(f"| {' | '.join(cells)} |", flush=True)
+        print_row(f"{package} {number}", name, report)
         if options.pages:
             print(report)
 

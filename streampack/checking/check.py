@@ -35,6 +35,8 @@ LOOKED_AT = 4
 
 #: Batches of a step by rank, as they are and in one form.
 Step = dict[int, tuple[Any, View]]
+#: Batches of a step, and whether each rank is behind the last microbatch of a list.
+Batches = tuple[list[Any], bool]
 
 
 def check(
@@ -165,13 +167,15 @@ class _Check:
         if self.documents is not None:
             self.coverage = [Coverage(self.documents) for _ in own]
         saved: Saved | str = "the run ended before"
+        tried = False
         steps, ended = 0, False
         stream = in_step(own)
         while steps < most and not self._has_read_enough():
-            batches = self._next(stream, steps)
-            if not batches:
-                ended = batches is None
+            read = self._next(stream, steps)
+            if not read:
+                ended = read is None
                 break
+            batches, whole = read
             step = {
                 rank: (batch, self.read(batch))
                 for rank, batch in enumerate(batches)
@@ -182,8 +186,8 @@ class _Check:
                     saved.later[rank].append(digest_of(view))
             self._add(steps, step, len(own))
             steps += 1
-            if steps == resume_after:
-                saved = self._saved(own, steps)
+            if 0 < resume_after <= steps and whole and not tried:
+                saved, tried = self._saved(own, steps), True
         self._flush()
         if not steps:
             raise ConfigError(
@@ -219,7 +223,7 @@ class _Check:
             model_checked=self.model_checked,
         )
 
-    def _next(self, stream: Iterator[list[Any]], steps: int) -> list[Any] | None:
+    def _next(self, stream: Iterator[Batches], steps: int) -> Batches | tuple[()] | None:
         """Return the next batches; None at the end, and nothing if a loader raises after some."""
         try:
             return next(stream, None)
@@ -228,7 +232,7 @@ class _Check:
                 raise
             self._flush()
             self._raised("loader-raises", steps, error)
-            return []
+            return ()
 
     def _raised(self, kind: str, batch: int, error: Exception) -> None:
         self.log.rank, self.log.batch = -1, batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -11,8 +11,6 @@ from streampack.arguments import type_in_words
 from streampack.checking.marked import MarkedDocuments
 from streampack.checking.reading import is_batch
 from streampack.errors import ConfigError
-
-_END = object()
 
 
 class Loaders:
@@ -62,16 +60,30 @@ class Loaders:
         return _ranks_of(self._make(**call))
 
 
-def in_step(loaders: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yield the batches of all ranks step by step; `None` for a rank that has ended."""
-    for batches in zip_longest(*loaders, fillvalue=_END):
-        yield [None if batch is _END else batch for batch in batches]
+def in_step(loaders: Sequence[Any]) -> Iterator[tuple[list[Any], bool]]:
+    """Yield the batches of all ranks step by step; `None` for a rank that has ended.
+
+    A list of batches, such as the microbatches of a step, gives each of them. The second value is
+    True where no rank is inside such a list.
+    """
+    for pairs in zip_longest(*map(_microbatches, loaders), fillvalue=(None, True)):
+        yield [batch for batch, _ in pairs], all(whole for _, whole in pairs)
+
+
+def _microbatches(loader: Any) -> Iterator[tuple[Any, bool]]:
+    for item in loader:
+        parts = [item]
+        if isinstance(item, (list, tuple)) and item and not is_batch(item):
+            parts = list(item) if all(map(is_batch, item)) else parts
+        for number, part in enumerate(parts, 1):
+            yield part, number == len(parts)
 
 
 def _ranks_of(loader: Any) -> list[Any]:
-    if isinstance(loader, (list, tuple)) and loader and not is_batch(loader[0]):
-        return list(loader)
-    return [loader]
+    if not isinstance(loader, (list, tuple)) or not loader or is_batch(loader[0]):
+        return [loader]
+    no_loader = isinstance(loader[0], (Mapping, str)) or hasattr(loader[0], "shape")
+    return [loader] if no_loader else list(loader)
 
 
 def _parameters(function: Callable[..., Any]) -> set[str]:

@@ -85,7 +85,7 @@ class MarkedDocuments(Sequence[list[int]]):
                     token if counts else -100 for token, counts in zip(ids, mask, strict=True)
                 ],
                 "attention_mask": [1] * len(ids),
-                "text": " ".join(f"t{token}" for token in ids),
+                "text": " ".join(f"<{token}>" for token in ids),
             }
             yield {column: values.get(column, mask) for column in columns}
 
@@ -93,8 +93,8 @@ class MarkedDocuments(Sequence[list[int]]):
         """Return a `tokenizers.Tokenizer` that encodes the column "text" as the marked ids."""
         from tokenizers import Tokenizer, models, pre_tokenizers
 
-        vocabulary = {f"t{token}": token for token in range(self.vocab_size)}
-        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=f"t{self.pad_id}"))
+        vocabulary = {f"<{token}>": token for token in range(self.vocab_size)}
+        tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=f"<{self.pad_id}>"))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return tokenizer
 

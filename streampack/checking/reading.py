@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import type_in_words
+from streampack.checking.entries import array_of, entries_of, in_words, tokens_of
 from streampack.checking.masks import Mask, read_mask
 from streampack.errors import ConfigError
 
 NO_TARGET = -100
 
+#: Labels under these names are already the next token of each slot.
+SHIFTED = (
+    "shift_labels",
+    "targets",
+    "target",
+    "target_ids",
+    "target_tokens",
+    "label_ids",
+    "label",
+)
 #: Names of the entries of a batch, the first that is there.
-TOKENS = ("input_ids", "tokens", "inputs", "input", "idx")
-LABELS = ("shift_labels", "labels", "targets", "target", "target_ids", "label")
+LABELS = ("shift_labels", "labels", *SHIFTED[1:])
 POSITIONS = (
     "position_ids",
     "input_pos",
@@ -34,6 +43,7 @@ SEGMENTS = (
     "document_ids",
     "doc_ids",
     "seq_ids",
+    "sequence_id",
 )
 BOUNDARIES = (
     "cu_seqlens_q_padded",
@@ -43,13 +53,21 @@ BOUNDARIES = (
     "cu_seq_lens",
     "cu_seqlens_padded",
 )
-LONGEST = ("max_length_q", "max_seqlen_q", "max_seqlen", "max_length")
-LOSS_MASKS = ("loss_mask", "targets_segmentation", "loss_weights")
-MASKS = ("attention_mask", "attn_mask", "mask", "block_mask")
-#: Labels under these names are already the next token of each slot.
-SHIFTED = ("shift_labels", "targets", "target", "target_ids", "label")
-_READ = {*TOKENS, *LABELS, *POSITIONS, *SEGMENTS, *BOUNDARIES, *LONGEST, *LOSS_MASKS, *MASKS}
-_READ |= {"padding_mask"}
+#: Boundaries of keys, which must equal the boundaries of queries.
+OF_KEYS = ("cu_seqlens_kv_padded", "cu_seq_lens_k", "cu_seqlens_k", "cu_seqlens_kv")
+#: Lengths of documents by row, filled with zeros.
+LENGTHS = ("doc_lens", "packed_seq_lengths", "seq_lens", "seq_lengths")
+LONGEST = ("max_length_q", "max_seqlen_q", "max_seqlen", "max_length", "max_doc_lens")
+LONGEST_OF_KEYS = ("max_length_k", "max_seqlen_k", "max_seqlen_kv")
+LOSS_MASKS = (
+    "loss_mask",
+    "label_mask",
+    "loss_masks",
+    "targets_segmentation",
+    "loss_weights",
+    "loss_weight",
+)
+MASKS = ("attention_mask", "attn_mask", "mask", "block_mask", "input_mask")
 
 
 @dataclass
@@ -68,9 +86,11 @@ class View:
         padding: bool, slots that a mask of the batch declares as padding.
         claimed_by: name of the entry that tells the boundaries; "" if there is none.
         cu_seqlens: boundaries in the flattened rows, as they are.
-        longest: declared length of the longest segment.
+        longest: declared lengths of the longest segment, of queries and of keys, each with the
+            boundaries that it belongs to.
         has_padding_mask: True if the batch tells which slots are padding.
-        unread: names of entries that are not understood.
+        further: other claims of boundaries, by name, in the form of `segments`.
+        unread: names of entries that are not understood, or not compared.
     """
 
     tokens: NDArray[np.int64]
@@ -83,136 +103,141 @@ class View:
     padding: NDArray[np.bool_] | None = None
     claimed_by: str = ""
     cu_seqlens: NDArray[Any] | None = None
-    longest: int | None = None
+    longest: tuple[tuple[int, NDArray[Any]], ...] = ()
     has_padding_mask: bool = False
+    further: tuple[tuple[str, NDArray[np.int64]], ...] = ()
     unread: tuple[str, ...] = ()
 
 
-def array_of(value: Any) -> NDArray[Any] | None:
-    """Return tensors of torch, JAX or numpy and lists of numbers as arrays, else None.
+class _Entries:
+    """The entries of a batch, with the names that were used."""
 
-    The result is a copy, because loaders may fill one buffer with every batch.
-    """
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = (value.float() if value.is_floating_point() else value.clone()).numpy()
-    try:
-        array = np.array(value)
-    except (ValueError, TypeError):
-        return None
-    return None if array.dtype.kind not in "biuf" else array
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+        self.used: set[str] = set()
+        self._arrays: dict[str, NDArray[Any] | None] = {}
+
+    def array(self, name: str) -> NDArray[Any] | None:
+        """Return an entry as an array; None if it is absent or has no numbers."""
+        if name not in self._arrays:
+            value = self.values.get(name)
+            self._arrays[name] = None if value is None else array_of(value)
+        return self._arrays[name]
+
+    def first(self, names: tuple[str, ...]) -> tuple[str, Any]:
+        """Return the first of the names that is an array; "" and None without."""
+        for name in names:
+            array = self.array(name)
+            if array is not None:
+                self.used.add(name)
+                return name, array
+        return "", None
+
+    def all(self, names: tuple[str, ...]) -> list[tuple[str, NDArray[Any]]]:
+        """Return all of these entries that are arrays."""
+        arrays = [(name, array) for name in names if (array := self.array(name)) is not None]
+        self.used |= {name for name, _ in arrays}
+        return arrays
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """Names of the other entries."""
+        present = [key for key, value in self.values.items() if value is not None]
+        return tuple(str(key) for key in present if key not in self.used)
 
 
 def is_batch(value: Any) -> bool:
     """Return True for an object that `read` understands."""
-    return _entries(value) is not None
+    return entries_of(value) is not None
 
 
 def read(batch: Any, *, shifted: bool | None = None) -> View:
     """Return a batch in one form.
 
     Args:
-        batch: a `PackedBatch`; a dictionary; a tuple of inputs and labels; or a tensor of rows of
-            ids, one longer than the model's input.
+        batch: a `PackedBatch`; a dictionary or an object with names, such as a dataclass; a tuple
+            of inputs and labels; or a tensor of rows of ids, one longer than the model's input.
         shifted: labels are the next token of each slot. None decides by the names of entries:
             `input_ids` with `labels` are not shifted, `tokens` with `loss_mask` are.
 
     Raises:
         ConfigError: the batch has no token ids, or arrays that do not fit them.
     """
-    entries = _entries(batch)
-    if entries is None:
+    values = entries_of(batch)
+    if values is None:
         raise ConfigError(
             f"A batch must be a dictionary, a pair or a tensor with token ids, got "
-            f"{type_in_words(batch)}.",
+            f"{in_words(batch)}.",
             "Pass a loader of such batches, or wrap it in a generator of dictionaries with "
             "input_ids and labels.",
             setting="loader",
         )
-    arrays = {name: array_of(value) for name, value in entries.items()}
-    name = next(name for name in TOKENS if arrays.get(name) is not None)
-    tokens = _rows(arrays[name]).astype(np.int64)
-    label_name = next((key for key in LABELS if arrays.get(key) is not None), None)
-    if shifted is None:
-        megatron = name == "tokens" and "loss_mask" in entries
-        shifted = label_name in SHIFTED or megatron or name == "input"
-    shape = tokens.shape
-
-    def rows(names: tuple[str, ...]) -> NDArray[Any] | None:
-        key = next((key for key in names if arrays.get(key) is not None), None)
-        return None if key is None else _shaped(arrays[key], shape, key)
-
-    following = np.full(shape, NO_TARGET, dtype=np.int64)
-    following[:, :-1] = tokens[:, 1:]
-    targets = None
-    if label_name is not None:
-        labels = _shaped(arrays[label_name], shape, label_name).astype(np.int64)
-        counts = rows(LOSS_MASKS)
-        if counts is not None:
-            labels = np.where(counts > 0, labels, NO_TARGET)
-        if shifted:
-            following[:, -1] = labels[:, -1]
-            targets = labels
-        else:
-            targets = np.full(shape, NO_TARGET, dtype=np.int64)
-            targets[:, :-1] = labels[:, 1:]
-        targets = np.where(targets < 0, NO_TARGET, targets)
-    elif name == "idx":  # rows of ids alone, from which a loop takes inputs and targets
-        targets = following.copy()
-    view = View(tokens, targets, shifted, following)
-    positions = rows(POSITIONS)
+    entries = _Entries(values)
+    name, array = entries.first((tokens_of(values),))
+    tokens = _rows(array).astype(np.int64)
+    view = View(tokens, None, False, np.full(tokens.shape, NO_TARGET, dtype=np.int64))
+    view.next_tokens[:, :-1] = tokens[:, 1:]
+    _read_labels(view, entries, name, shifted)
+    position_name, positions = entries.first(POSITIONS)
     if positions is not None:
-        view.positions = positions.astype(np.int64)
-    _read_boundaries(view, entries, arrays, hides_true="loss_mask" in entries)
-    present = [key for key, value in entries.items() if value is not None]
-    view.unread = tuple(str(key) for key in present if key not in _READ)
+        view.positions = _shaped(positions, tokens.shape, position_name).astype(np.int64)
+    _read_boundaries(view, entries)
+    view.unread = entries.unread
     return view
 
 
-def _read_boundaries(
-    view: View,
-    entries: Mapping[str, Any],
-    arrays: Mapping[str, NDArray[Any] | None],
-    *,
-    hides_true: bool,
-) -> None:
+def _read_labels(view: View, entries: _Entries, name: str, shifted: bool | None) -> None:
+    shape = view.tokens.shape
+    label_name, array = entries.first(LABELS)
+    if shifted is None:
+        megatron = name == "tokens" and "loss_mask" in entries.values
+        rows = name in ("idx", "text")  # labels of rows from which a loop takes both
+        shifted = (label_name in SHIFTED or megatron or name == "input") and not rows
+    view.shifted = shifted
+    if label_name:
+        labels = _shaped(array, shape, label_name).astype(np.int64)
+        mask_name, counts = entries.first(LOSS_MASKS)
+    else:
+        mask_name, counts = entries.first(("label_mask",))  # of labels that the loop copies
+        if not mask_name:
+            if name in ("idx", "text"):
+                view.targets = view.next_tokens.copy()
+            return
+        labels, view.shifted = view.tokens, False
+    if counts is not None:
+        labels = np.where(_shaped(counts, shape, mask_name) > 0, labels, NO_TARGET)
+    if view.shifted:
+        view.next_tokens[:, -1] = labels[:, -1]
+        targets = labels
+    else:
+        targets = np.full(shape, NO_TARGET, dtype=np.int64)
+        targets[:, :-1] = labels[:, 1:]
+    view.targets = np.where(targets < 0, NO_TARGET, targets)
+
+
+def _read_boundaries(view: View, entries: _Entries) -> None:
     """Set the claims of a batch: the first of its boundaries, segment ids, masks, positions."""
     shape = view.tokens.shape
-    mask_name = next((name for name in MASKS if entries.get(name) is not None), None)
-    flat_mask: NDArray[Any] | None = None
-    if mask_name is not None:
-        values = arrays.get(mask_name)
-        if values is not None and values.ndim == 2 and values.shape == (shape[1],) * 2 != shape:
-            values = values[None]  # one for all rows
-        if values is not None and values.ndim <= 2:
-            flat_mask = _shaped(values, shape, mask_name)
-        else:
-            source = entries[mask_name] if values is None else values
-            view.mask = read_mask(source, shape, hides_true=hides_true)
-    if flat_mask is not None:
-        view.padding = flat_mask == 0
-        view.has_padding_mask = True
-    padding = arrays.get("padding_mask")
-    if padding is not None:
-        view.padding = _shaped(padding, shape, "padding_mask").astype(bool)
-        view.has_padding_mask = True
-    cu_name = next((name for name in BOUNDARIES if arrays.get(name) is not None), None)
-    segment_name = next((name for name in SEGMENTS if arrays.get(name) is not None), None)
-    if cu_name is not None:
-        view.cu_seqlens = _flat_boundaries(arrays[cu_name], shape)
-        longest = next((entries[name] for name in LONGEST if entries.get(name) is not None), None)
-        view.longest = None if longest is None else int(np.max(array_of(longest)))  # type: ignore[arg-type]
-        ends = view.cu_seqlens[(view.cu_seqlens > 0) & (view.cu_seqlens < view.tokens.size)]
-        slots = np.arange(view.tokens.size)
-        view.segments = np.searchsorted(np.unique(ends), slots, side="right").reshape(shape)
-        view.claimed_by = cu_name
-    elif segment_name is not None:
-        view.segments = _shaped(arrays[segment_name], shape, segment_name).astype(np.int64)
-        if segment_name in ("inputs_segmentation", "inputs_segment_ids"):
-            view.padding, view.has_padding_mask = view.segments == 0, True
-        view.claimed_by = segment_name
+    mask_name, flat_mask = _read_masks(view, entries)
+    _read_cu_seqlens(view, entries)
+    claims = (
+        [] if view.cu_seqlens is None else [(view.claimed_by, _segments_of(view.cu_seqlens, shape))]
+    )
+    for name, ends in entries.all(OF_KEYS) if claims else ():
+        claims.append((name, _segments_of(_flat_boundaries(ends, shape), shape)))
+    for name, array in entries.all(SEGMENTS):
+        segments = _shaped(array, shape, name).astype(np.int64)
+        if name in ("inputs_segmentation", "inputs_segment_ids", "sequence_id"):
+            fill = -1 if name == "sequence_id" else 0
+            view.padding, view.has_padding_mask = segments == fill, True
+        claims.append((name, segments))
+    if claims:
+        (view.claimed_by, view.segments), *further = claims
+        view.further = tuple(further)
+        if view.mask is not None:  # models read one of both
+            entries.used.discard(mask_name)
     elif view.mask is not None:
-        view.claimed_by = mask_name or ""
+        view.claimed_by = mask_name
     elif flat_mask is not None and flat_mask.max(initial=0) > 1:
         view.segments, view.claimed_by = flat_mask.astype(np.int64), f"{mask_name} (numbers)"
     elif flat_mask is not None:  # models that get one do not look at positions
@@ -223,56 +248,71 @@ def _read_boundaries(
         view.segments, view.claimed_by = starts.cumsum(axis=1), "positions"
 
 
-def _entries(batch: Any) -> Mapping[str, Any] | None:
-    """Return the entries of a batch by name, or None for an object that is no batch."""
-    if hasattr(batch, "make_fields"):
-        return _of_packed_batch(batch)
-    if hasattr(batch, "_asdict"):
-        batch = batch._asdict()
-    if isinstance(batch, (tuple, list)) and len(batch) > 1 and not isinstance(batch[0], list):
-        inputs, labels, *others = batch
-        if not isinstance(inputs, Mapping):
-            inputs = {"inputs": inputs}
-        if isinstance(labels, Mapping) or array_of(labels) is None:
-            return None
-        batch = {**inputs, "targets": labels, **_named(others, array_of(labels))}
-    if not isinstance(batch, Mapping):
-        array = array_of(batch) if hasattr(batch, "shape") else None
-        return None if array is None or array.ndim != 2 else {"idx": array}
-    return batch if any(batch.get(name) is not None for name in TOKENS) else None
+def _read_masks(view: View, entries: _Entries) -> tuple[str, NDArray[Any] | None]:
+    """Set the mask of queries and keys, and padding; return the name and a mask of slots."""
+    shape = view.tokens.shape
+    name = next((name for name in MASKS if entries.values.get(name) is not None), "")
+    values = entries.array(name) if name else None
+    if values is not None and values.size == 1 != view.tokens.size:
+        name, values = "", None  # a placeholder
+    entries.used.add(name)
+    flat_mask: NDArray[Any] | None = None
+    if values is not None and values.ndim == 2 and values.shape == (shape[1],) * 2 != shape:
+        values = values[None]  # one for all rows
+    if values is not None and (values.ndim <= 2 or values.size == view.tokens.size):
+        flat_mask = _shaped(values, shape, name)
+        view.padding, view.has_padding_mask = flat_mask == 0, True
+    elif name:
+        source = entries.values[name] if values is None else values
+        view.mask = read_mask(source, shape, hides_true="loss_mask" in entries.values)
+    padding_name, padding = entries.first(("padding_mask",))
+    if padding is not None:
+        view.padding = _shaped(padding, shape, padding_name).astype(bool)
+        view.has_padding_mask = True
+    return name, flat_mask
 
 
-def _named(others: Sequence[Any], labels: Any) -> dict[str, Any]:
-    """Name the entries of a tuple behind inputs and targets: "cu_seqlens", or by their index.
+def _read_cu_seqlens(view: View, entries: _Entries) -> None:
+    """Set boundaries, from themselves or from lengths, and the longest segment."""
+    shape = view.tokens.shape
+    name, ends = entries.first(BOUNDARIES)
+    if name:
+        _, end = entries.first((f"{name}_argmin",))
+        if end is not None and shape[0] == 1:  # the rest fills the array
+            ends = ends.reshape(-1)[: int(end.reshape(-1)[0])]
+        view.cu_seqlens, view.claimed_by = _flat_boundaries(ends, shape), name
+    else:
+        for name in LENGTHS:
+            lengths = entries.array(name)
+            if lengths is not None and _fill_rows(lengths, shape):
+                entries.used.add(name)
+                ends = np.concatenate(([0], lengths[lengths > 0].cumsum())).astype(np.int32)
+                view.cu_seqlens, view.claimed_by = ends, name
+                break
+    if view.cu_seqlens is None:
+        return
+    _, of_keys = entries.first(OF_KEYS)
+    of_keys = view.cu_seqlens if of_keys is None else _flat_boundaries(of_keys, shape)
+    for names, of_names in ((LONGEST, view.cu_seqlens), (LONGEST_OF_KEYS, of_keys)):
+        _, longest = entries.first(names)
+        if longest is not None:
+            view.longest += ((int(longest.max()), of_names),)
 
-    Boundaries are integers in one dimension, from 0 to the number of slots, that never decrease.
-    """
-    named: dict[str, Any] = {}
-    for index, value in enumerate(others, 2):
-        ends = array_of(value)
-        if ends is not None and _are_boundaries(ends, labels.size):
-            named.setdefault("cu_seqlens", ends)
-        elif value is not None:
-            named[f"item {index} of the tuple"] = value
-    return named
 
-
-def _are_boundaries(ends: NDArray[Any], size: int) -> bool:
-    if ends.ndim != 1 or ends.dtype.kind not in "iu" or len(ends) < 2:
+def _fill_rows(lengths: NDArray[Any], shape: tuple[int, ...]) -> bool:
+    """Return True for lengths that add up to each row, or to all of them."""
+    if lengths.dtype.kind not in "iu" or (lengths < 0).any():
         return False
-    return bool(ends[0] == 0 and ends[-1] == size and (np.diff(ends.astype(np.int64)) >= 0).all())
+    by_row = lengths.ndim == 2 and len(lengths) == shape[0]
+    if by_row:
+        return bool((lengths.sum(axis=1) == shape[1]).all())
+    return lengths.ndim == 1 and bool(lengths.sum() == shape[0] * shape[1])
 
 
-def _of_packed_batch(batch: Any) -> dict[str, Any]:
-    entries = {
-        "input_ids": batch.input_ids,
-        "position_ids": batch.position_ids,
-        "padding_mask": batch.padding_mask,
-    }
-    if hasattr(batch, "tout"):  # trees: several tokens may follow a slot, so there are no labels
-        return {**entries, "attention_mask": batch.mask()}
-    boundaries = {"cu_seqlens": batch.cu_seqlens, "max_seqlen": batch.max_seqlen}
-    return {**entries, **boundaries, "labels": batch.labels}
+def _segments_of(ends: NDArray[Any], shape: tuple[int, ...]) -> NDArray[np.int64]:
+    size = shape[0] * shape[1]
+    inner = np.unique(ends[(ends > 0) & (ends < size)])
+    return np.searchsorted(inner, np.arange(size), side="right").reshape(shape)
 
 
 def _flat_boundaries(array: Any, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -289,20 +329,15 @@ def _flat_boundaries(array: Any, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def _rows(array: Any) -> NDArray[Any]:
-    if array.ndim == 1:
-        array = array[None]
-    if array.ndim != 2:
-        raise ConfigError(
-            f"Token ids must be (rows, slots) or (slots,), got the shape {array.shape}.",
-            "Pass batches without further dimensions.",
-            setting="loader",
-        )
-    rows: NDArray[Any] = array
+    rows: NDArray[Any] = array.reshape(-1, array.shape[-1])  # also of microbatches in one array
     return rows
 
 
 def _shaped(array: Any, shape: tuple[int, ...], name: str) -> NDArray[Any]:
-    if array.ndim == 3 and array.shape[0] in (3, 4):  # positions of text, height, width
+    full = array.size == shape[0] * shape[1]
+    if (
+        not full and array.ndim == 3 and array.shape[0] in (3, 4)
+    ):  # positions of text, height, width
         array = array[0]
     if array.size != shape[0] * shape[1]:
         raise ConfigError(

@@ -27,7 +27,7 @@ class CheckReport:
         truth: source of the true boundaries: "documents", "end tokens", or "claims" if they are
             unknown, so that boundaries are only compared with each other.
         loss: tokens of the marked documents that were delivered and learnt; None without them.
-        unread: names of entries of the batches that are not understood, and so were not compared.
+        unread: names of entries of the batches that were not understood, or not compared.
         resumed: True if a state was loaded and the batches behind it compared.
         not_resumed: reason why no state was loaded, or "".
         model_checked: True if a model was run.
@@ -72,7 +72,9 @@ class CheckReport:
         yield "boundaries", f"by {self.boundaries}" if self.boundaries else "none in the batches"
         yield "compared with", "marked documents" if self.truth == "documents" else self.truth
         yield "padding", _share(self.padding, self.slots, "slots")
-        if self.learnt is not None:
+        if self.learnt is None:
+            yield "with a label", "not compared: the batches have no labels"
+        else:
             yield "with a label", _share(self.learnt, self.slots, "slots")
         if self.loss is not None:
             lost = self.loss.tokens - self.loss.delivered
@@ -81,7 +83,7 @@ class CheckReport:
             if self.learnt is not None:
                 yield "tokens never learnt", _share(lost, self.loss.learnable, "learnable tokens")
         if self.unread:
-            yield "not understood", ", ".join(self.unread)
+            yield "not compared", ", ".join(self.unread)
         reason = f": {self.not_resumed}" if self.not_resumed else ""
         yield "resume", "tried" if self.resumed else f"not tried{reason}"
         yield "model", "run" if self.model_checked else "not run"

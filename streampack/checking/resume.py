@@ -111,7 +111,7 @@ def _continued(
         loader.load_state_dict(copy.deepcopy(state))
     digests: list[list[str]] = [[] for _ in loaders]
     coverage = None if saved.coverage is None else Coverage(saved.coverage.documents)
-    for batches in islice(in_step(loaders), most):
+    for batches, _ in islice(in_step(loaders), most):
         for rank, batch in enumerate(batches):
             if batch is None:
                 continue

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,11 +22,22 @@ def check_slots(view: View, truth: Truth, log: FaultLog) -> None:
         _check_mask(view, truth, log)
     elif sound:
         _check_segments(view, truth, log)
+    for name, segments in view.further:
+        other = replace(view, segments=segments, claimed_by=name)
+        if not _same_borders(view, other):
+            _check_segments(other, truth, log)
     _check_masked_out(view, truth, log)
     if view.positions is not None:
         _check_positions(view, truth, log)
     if view.targets is not None:
         _check_labels(view, truth, view.targets, log)
+
+
+def _same_borders(view: View, other: View) -> bool:
+    assert view.segments is not None
+    assert other.segments is not None
+    borders = [np.diff(one.segments, axis=1) != 0 for one in (view, other)]  # type: ignore[arg-type]
+    return np.array_equal(*borders)
 
 
 def _boundaries_are_sound(view: View, log: FaultLog) -> bool:
@@ -42,9 +55,10 @@ def _boundaries_are_sound(view: View, log: FaultLog) -> bool:
         log.add(kind, detail=shown)
     if ends.dtype != np.int32:
         log.add("cu-seqlens-dtype", detail=str(ends.dtype))
-    longest = int(lengths.max(initial=0))
-    if view.longest is not None and view.longest < longest and not any(wrong.values()):
-        log.add("max-length-too-small", detail=f"{view.longest} for a segment of {longest}")
+    for declared, of in view.longest if not any(wrong.values()) else ():
+        longest = int(np.diff(of).max(initial=0))
+        if declared < longest:
+            log.add("max-length-too-small", detail=f"{declared} for a segment of {longest}")
     return not any(wrong.values())
 
 
@@ -134,6 +148,7 @@ def _check_positions(view: View, truth: Truth, log: FaultLog) -> None:
     # A later piece of a document may count on from the piece before.
     known = (truth.offset != UNKNOWN) & (truth.offset >= 0)
     right = (positions == 0) | (known & np.isin(positions - truth.offset, (0, 1)))
+    right[:, 0] |= truth.offset[:, 0] == UNKNOWN  # a row may begin inside a document
     if view.claimed_by == "positions":  # then the borders that do not restart are not there at all
         first[:, 1:] &= step[:, 1:] != 1
     shown = "boundaries by " + view.claimed_by if view.claimed_by else ""

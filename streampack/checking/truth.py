@@ -74,11 +74,6 @@ def by_documents(
         document[rows, slots] = document[rows, slots - 1]
         offset[rows, slots] = length[rows, slots] = length[rows, slots - 1]
         loss[rows, slots] = True
-        # The end of a document in another row.
-        alone = ~marked[:, 0] & marked[:, 1] & (extended[:, 0] == eos_id)
-        if view.padding is not None:
-            alone &= ~view.padding[:, 0]
-        document[alone, 0] = len(documents)
     if bos_id is not None:
         begins = np.zeros_like(marked)
         begins[:, :-1] = marked[:, 1:] & (offset[:, 1:] == 0)
@@ -87,7 +82,27 @@ def by_documents(
         document[rows, slots] = document[rows, slots + 1]
         length[rows, slots] = length[rows, slots + 1]
         offset[rows, slots] = BEFORE
+    _add_cut_off(view, extended, document, offset, eos_id, bos_id)
     return _of_extended(document, offset, length, loss, "documents")
+
+
+def _add_cut_off(
+    view: View,
+    extended: NDArray[np.int64],
+    document: NDArray[np.int64],
+    offset: NDArray[np.int64],
+    eos_id: int | None,
+    bos_id: int | None,
+) -> None:
+    """Set the end tokens and begin tokens of documents in other rows."""
+    if extended.shape[1] < 3:
+        return
+    real = np.ones(view.tokens.shape, dtype=bool) if view.padding is None else ~view.padding
+    ends = (document[:, 0] < 0) & (document[:, 1] >= 0) & real[:, 0] & (extended[:, 0] == eos_id)
+    begins = (document[:, -2] < 0) & (document[:, -3] >= 0) & real[:, -1]
+    begins &= (extended[:, -2] == bos_id) & (extended[:, -1] == NO_TARGET)
+    for place, where in ((0, ends), (-2, begins)):
+        document[where, place], offset[where, place] = int(document.max()) + 1, UNKNOWN
 
 
 def by_end_tokens(
@@ -134,24 +149,44 @@ def declared_padding(view: View, pad_id: int | None, eos_id: int | None) -> NDAr
 def separators(views: list[View], documents: MarkedDocuments) -> tuple[int | None, int | None]:
     """Return the end token and the begin token that a loader places between marked documents.
 
-    Such a token stands alone between two documents. If rows begin with it, it is a begin token. The
-    id of padding is one if it stands alone between all documents.
+    Such a token stands alone between two documents. If rows begin with it, it is a begin token. Two
+    other ids that stand there in the same order are an end token and a begin token. The id of
+    padding is one if it stands alone between all documents.
     """
     padded = _stands_alone(views, documents)
     for view in views:
-        document, offset, _ = documents.place_of(documents.token_of(view.tokens))
-        length = documents.lengths[np.maximum(document, 0)]
-        middle = document[:, 1:-1] < 0
-        if not padded:
-            middle &= view.tokens[:, 1:-1] != documents.pad_id
-        middle &= (document[:, :-2] >= 0) & (offset[:, :-2] == length[:, :-2] - 1)
-        middle &= (document[:, 2:] >= 0) & (offset[:, 2:] == 0)
-        candidates = np.unique(view.tokens[:, 1:-1][middle])
+        between = _between(view, documents, 1)
+        candidates = np.unique(between if padded else between[between != documents.pad_id])
         if len(candidates):
             token = int(candidates[0])
-            begins = (view.tokens[:, 0] == token) & (document[:, 1] >= 0)
+            marked = documents.token_of(view.tokens) >= 0
+            begins = (view.tokens[:, 0] == token) & marked[:, 1]
             return (None, token) if begins.any() else (token, None)
+    pairs = [pair for view in views for pair in _between(view, documents, 2).tolist()]
+    if len(pairs) >= LEAST_ALONE and all(pair == pairs[0] for pair in pairs):
+        end, begin = pairs[0]
+        return (end, begin) if begin not in (end, documents.pad_id) else (None, None)
     return None, None
+
+
+def _between(view: View, documents: MarkedDocuments, count: int) -> NDArray[np.int64]:
+    """Return the ids of each run of so many slots between the end and the start of documents.
+
+    (runs,) for one slot, else (runs, count).
+    """
+    document, offset, _ = documents.place_of(documents.token_of(view.tokens))
+    length = documents.lengths[np.maximum(document, 0)]
+    behind, width = count + 1, view.tokens.shape[1]
+    starts = (document >= 0) & (offset == length - 1)
+    runs = starts[:, : max(width - behind, 0)].copy()
+    runs &= (document[:, behind:] >= 0) & (offset[:, behind:] == 0)
+    for place in range(1, behind):
+        runs &= document[:, place : width - behind + place] < 0
+    rows, slots = runs.nonzero()
+    ids: NDArray[np.int64] = np.stack(
+        [view.tokens[rows, slots + place] for place in range(1, behind)], axis=1
+    )
+    return ids.reshape(-1) if count == 1 else ids
 
 
 def _stands_alone(views: list[View], documents: MarkedDocuments) -> bool:

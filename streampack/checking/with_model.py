@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from streampack.batch.isolation import restored_module
 from streampack.batch.slot_outputs import largest_movement, of_slots
+from streampack.checking.entries import TOKENS
 from streampack.checking.faults import FaultLog
-from streampack.checking.reading import TOKENS, View
+from streampack.checking.reading import View
 from streampack.checking.truth import Truth
 from streampack.errors import ConfigError
 
