@@ -23,11 +23,14 @@ _ALPHABET = frozenset(LETTERS)
 
 
 def with_the_same_cuts(engine: Engine, described: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the tokenizer.json for gigatoken, without a normalizer; None if cuts would differ.
+    """Return the tokenizer.json for gigatoken, with the added tokens that it splits at.
 
     Args:
         engine: the tokenizer. If `encode_special_tokens` is set, special tokens are ordinary text.
-        described: its tokenizer.json, with a byte-level BPE.
+        described: its tokenizer.json.
+
+    Returns:
+        The tokenizer.json, or None if gigatoken would cut texts elsewhere.
     """
     tokens: list[dict[str, Any]] = []
     ordinary: list[str] = []
@@ -41,17 +44,27 @@ def with_the_same_cuts(engine: Engine, described: Mapping[str, Any]) -> dict[str
         else:
             tokens.append({**token, "content": text})
             kinds[token["normalized"]].append(text)
-    model = _reachable(described["model"])
     if (
         any(token[name] for token in tokens for name in _CONDITIONS)
         or len({token["content"] for token in tokens}) < len(tokens)
-        or _is_ambiguous(tokens, model["vocab"])
         or _precede(kinds[1], kinds[0])
         # `tokenizers` also matches these tokens, and skips the text that they cover.
         or _touch([token["content"] for token in tokens], ordinary)
     ):
         return None
-    return {**described, "added_tokens": tokens, "model": model, "normalizer": None}
+    return {**described, "added_tokens": tokens}
+
+
+def with_clear_vocabulary(described: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a byte-level tokenizer.json without a normalizer and without unreachable tokens.
+
+    Returns:
+        The tokenizer.json, or None if an added token is ambiguous for gigatoken.
+    """
+    model = _reachable(described["model"])
+    if _is_ambiguous(described["added_tokens"], model["vocab"]):
+        return None
+    return {**described, "model": model, "normalizer": None}
 
 
 def _reachable(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,19 +1,9 @@
-"""Properties of byte-level BPE: its split patterns, and the lengths of its tokens in bytes.
-
-The tokens of a text concatenate to its bytes, so a token's offset is the sum of the lengths before
-it, and engines need not track offsets.
-"""
+"""Split patterns of byte-level BPE that gigatoken shares with `tokenizers`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-from tokenizers import Tokenizer as Engine
-
-Span = tuple[int, int]
 
 #: Split pattern of GPT-2 (https://github.com/openai/gpt-2), which a tokenizer.json implies.
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -95,49 +85,3 @@ def _steps(described: dict[str, Any] | None, name: str) -> list[dict[str, Any]]:
     if described is None:
         return []
     return described[name] if described["type"] == "Sequence" else [described]
-
-
-class TokenPlaces:
-    """Positions of a text's tokens, from their lengths in bytes.
-
-    Args:
-        engine: a tokenizer for which `known_patterns` does not return None.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        vocabulary = engine.get_vocab(with_added_tokens=False)
-        added = engine.get_added_tokens_decoder()
-        self._lengths = np.zeros(max([*vocabulary.values(), *added], default=-1) + 1, np.int64)
-        for token, number in vocabulary.items():
-            self._lengths[number] = len(token)
-        for number, special in added.items():
-            self._lengths[number] = len(special.content.encode())
-
-    def mask(
-        self, text: str, ids: NDArray[np.uint32], spans: Sequence[Span]
-    ) -> NDArray[np.bool_] | None:
-        """Return an (N,) bool mask of the tokens that contain characters of `spans`.
-
-        Args:
-            text: the encoded text, after normalization.
-            ids: (N,) ids of its tokens, without added ones.
-            spans: (start, stop) in characters of the text.
-
-        Returns:
-            The mask, or None if the lengths of the tokens do not add up to the text's.
-        """
-        stops = self._lengths[ids].cumsum()
-        size = len(text.encode())
-        if size != (stops[-1] if len(stops) else 0):
-            return None
-        places = np.array(spans, dtype=np.int64).reshape(-1, 2).clip(0, len(text))
-        if size != len(text):
-            points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-            bytes_each = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
-            places = np.concatenate(([0], bytes_each.cumsum()))[places]
-        starts = np.concatenate(([0], stops[:-1]))
-        first, last = stops.searchsorted(places[:, 0], "right"), starts.searchsorted(places[:, 1])
-        mask = np.zeros(len(stops), dtype=np.bool_)
-        for begin, end in np.stack([first, last], axis=1)[places[:, 0] < places[:, 1]].tolist():
-            mask[begin:end] = True
-        return mask

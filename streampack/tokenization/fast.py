@@ -1,10 +1,10 @@
 """Encoding by gigatoken: the ids of `tokenizers` for BPE at many times the speed.
 
 A tokenizer is eligible only if gigatoken supports every part of it exactly: byte-level BPE with
-known patterns (`byte_level`), no normalizer or NFC, and added tokens at which gigatoken can split
-texts in the same way (`added_tokens`). Texts with rare properties are left to `tokenizers`. Every
-process compares the ids of both: first on the given texts, on `HOSTILE` and on texts with the added
-tokens, and later on one text in 4,001.
+known patterns (`byte_level`), no normalizer or NFC, or SentencePiece BPE (`byte_fallback`), and
+added tokens at which gigatoken can split texts in the same way (`added_tokens`). Texts with rare
+properties are left to `tokenizers`. Every process compares the ids of both: first on the given
+texts, on `HOSTILE` and on texts with the added tokens, and later on one text in 4,001.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import accumulate
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from unicodedata import category, is_normalized
 from zlib import crc32
 
@@ -29,8 +29,15 @@ from streampack.cached import cached_property
 from streampack.errors import ConfigError
 from streampack.extras import pip_command
 from streampack.notices import is_first
-from streampack.tokenization.added_tokens import texts_of, with_the_same_cuts
-from streampack.tokenization.byte_level import Span, TokenPlaces, known_patterns
+from streampack.tokenization.added_tokens import (
+    texts_of,
+    with_clear_vocabulary,
+    with_the_same_cuts,
+)
+from streampack.tokenization.byte_level import known_patterns
+
+if TYPE_CHECKING:
+    from streampack.tokenization.spans import Span, TokenPlaces
 
 logger = logging.getLogger(__name__)
 
@@ -125,10 +132,13 @@ class FastEngine:
 
     def __init__(self, engine: Engine, described: dict[str, Any]) -> None:
         self._reference = engine
+        self._is_byte_level = not described["model"].get("byte_fallback")
         # Normalizers have different versions of Unicode. Text that is NFC by Python's newer version
         # is also NFC by the older one of tokenizers, and needs no normalizer.
         self._composed = engine.normalizer is not None
-        added = [token.content for token in engine.get_added_tokens_decoder().values()]
+        tokens = engine.get_added_tokens_decoder().values()
+        added = [token.content for token in tokens]
+        self._left_out = [token.content for token in tokens if token.normalized]
         added += [token["content"] for token in described["added_tokens"]]
         self._added = [*dict.fromkeys(added)]  # in original and normalized form
         source = json.dumps(described, ensure_ascii=False)
@@ -171,12 +181,13 @@ class FastEngine:
         self, text: str, ids: NDArray[np.uint32], spans: Sequence[Span]
     ) -> NDArray[np.bool_] | None:
         """Return a mask of the tokens that overlap `spans`; see `TokenPlaces.mask`."""
-        return self._places.mask(text, ids, spans) if self._is_composed(text) else None
+        taken = self._is_byte_level and self._is_composed(text)
+        return self._places.mask(text, ids, spans) if taken else None
 
     def _encode(self, texts: Sequence[str]) -> Flat:
         left_out: list[int] = []
         together = "".join(texts)
-        if not (together.isascii() or self._takes(together)):
+        if not ((self._is_byte_level and together.isascii()) or self._takes(together)):
             left_out = [i for i, text in enumerate(texts) if not self._takes(text)]
         if not left_out:
             return self._fast.encode(texts)
@@ -188,6 +199,8 @@ class FastEngine:
         return np.concatenate(pieces), np.fromiter(map(len, pieces), np.int64, len(pieces))
 
     def _takes(self, text: str) -> bool:
+        if not self._is_byte_level:
+            return not any(token in text for token in self._left_out)
         return not _has_new_characters(text) and self._is_composed(text)
 
     def _is_composed(self, text: str) -> bool:
@@ -195,6 +208,8 @@ class FastEngine:
 
     @cached_property
     def _places(self) -> TokenPlaces:
+        from streampack.tokenization.spans import TokenPlaces
+
         return TokenPlaces(self._reference)
 
     def _slow(self, text: str) -> Any:
@@ -257,7 +272,7 @@ def fast_engine(engine: Engine, name: EngineName, source: str | None = None) -> 
         return FastEngine(engine, described)
     if name == "gigatoken":
         raise ConfigError(
-            'engine="gigatoken" needs a byte-level BPE with usual patterns, which this one is not.'
+            'engine="gigatoken" needs a byte-level BPE with usual patterns, or SentencePiece BPE.'
             if installed
             else 'engine="gigatoken" needs gigatoken, which is not installed.',
             'Pass engine="auto" or "tokenizers"'
@@ -275,8 +290,14 @@ def fast_engine(engine: Engine, name: EngineName, source: str | None = None) -> 
 
 def _for_gigatoken(engine: Engine, described: dict[str, Any]) -> dict[str, Any] | None:
     """Return the tokenizer.json from which gigatoken gives the same ids, or None."""
+    if described["model"].get("byte_fallback"):
+        from streampack.tokenization.byte_fallback import with_byte_fallback
+
+        plain = with_byte_fallback(described)
+        return plain and with_the_same_cuts(engine, plain)
     patterns = known_patterns(described)
     converted = None if patterns is None else with_the_same_cuts(engine, described)
+    converted = converted and with_clear_vocabulary(converted)
     if converted is None or patterns is None:
         return None
     cuts = [{"type": "Split", "pattern": {"Regex": pattern}} for pattern in patterns]

@@ -14,7 +14,7 @@ import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,6 @@ from streampack.errors import ConfigError, ContentError
 from streampack.extras import pip_command
 from streampack.notices import is_first
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.tokenization.byte_level import Span
 from streampack.tokenization.ends import apply_bos, apply_eos, missing_id
 from streampack.tokenization.fast import EngineName, FastEngine, Flat, fast_engine
 from streampack.tokenization.rules import (
@@ -38,6 +37,9 @@ from streampack.tokenization.rules import (
     checked_id,
 )
 from streampack.tokenization.vocabulary import open_vocabulary
+
+if TYPE_CHECKING:
+    from streampack.tokenization.spans import Span
 
 logger = logging.getLogger(__name__)
 
@@ -245,6 +247,8 @@ class Tokenizer:
         Returns:
             The M documents, and the indices (M,) of their texts; skipped texts are missing.
         """
+        from streampack.tokenization.spans import mask_of
+
         flat = self._by_fast_engine(texts.texts)
         pieces = None if flat is None else np.split(flat[0], flat[1].cumsum())
         kept, masks = [], [np.zeros(0, dtype=np.bool_)]
@@ -260,7 +264,7 @@ class Tokenizer:
                 if encoding is None:
                     continue
                 arrays.append(array("I", encoding.ids))
-                mask = _mask(encoding, spans[i], len(text))
+                mask = mask_of(encoding, spans[i], len(text))
             kept.append(i)
             masks.append(mask)
         documents = self._documents(texts.origin[kept], arrays)
@@ -353,33 +357,6 @@ def _use_one_thread() -> None:
         os.environ.setdefault(_THREADS, "false")
     else:
         os.environ[_THREADS] = "false"
-
-
-def _mask(encoding: Encoding, spans: Sequence[Span], length: int) -> NDArray[np.bool_]:
-    """Return a mask of the tokens of a text, `length` characters long, that overlap `spans`."""
-    mask = np.zeros(len(encoding), dtype=np.bool_)
-    for start, stop in spans:
-        first, last = _tokens_of(encoding, start, stop, length)
-        mask[first:last] = True
-    return mask
-
-
-def _tokens_of(encoding: Encoding, start: int, stop: int, length: int) -> tuple[int, int]:
-    """Return the first and the end token that overlap text[start:stop]."""
-    first = None
-    while first is None and start < stop:  # a tokenizer may drop characters
-        first = encoding.char_to_token(start)
-        start += 1
-    if first is None:
-        return 0, 0
-    last = None
-    while last is None and stop < length:
-        last = encoding.char_to_token(stop)
-        stop += 1
-    if last is None:
-        return first, len(encoding.ids)
-    begin, _ = encoding.token_to_chars(last)
-    return first, last + (begin < stop - 1)
 
 
 def _several_ends(names: Mapping[str, int]) -> ConfigError:

@@ -33,7 +33,8 @@ REMEDIES = {
     "storage": "More workers, larger shards, a nearer store, or a cache on a local disk.",
     "decoding": "More workers, or shards of token ids (streampack convert); in Parquet small row "
     "groups.",
-    "tokenizing": 'More workers, the extra "fast", or tokenize once (streampack convert).',
+    "tokenizing": 'The extra "fast", or more workers; with Unigram or WordPiece tokenize once '
+    "(streampack convert).",
     "iterable": "More workers and lanes, or an iterable or dataset that takes less time per item.",
     "hooks": "More workers, or a faster filter=, map= or stage; or change the data once, before.",
     "ordering": "More workers, a smaller ordering window, or order once (streampack order).",

@@ -334,7 +334,7 @@ CHATS = (
     "sources.chat",
     "documents.conversations",
     *(f"tokenization.{name}" for name in ("_jinja", "chat", "chat_stages", "messages", "parts")),
-    *(f"tokenization.{name}" for name in ("script", "template", "turns")),
+    *(f"tokenization.{name}" for name in ("script", "spans", "template", "turns")),
     *(f"tokenization.template_{name}" for name in ("bounds", "counting", "work")),
 )
 ORDERED = ("ordering", "streams.ordered_stream", "packing.concat")

@@ -14,6 +14,7 @@ from tokenizers import (
     ByteLevelBPETokenizer,
     Regex,
     models,
+    normalizers,
     pre_tokenizers,
     trainers,
 )
@@ -50,16 +51,37 @@ def trained(pattern: str | None, normalizer: Any = None) -> Engine:
     whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
     steps = [] if pattern is None else [pre_tokenizers.Split(Regex(pattern), "isolated")]
     engine.pre_tokenizer = pre_tokenizers.Sequence([*steps, whole]) if steps else whole
-    texts = [
-        path.read_text(errors="ignore") for path in sorted(Path(json.__file__).parent.glob("*.py"))
-    ]
     trainer = trainers.BpeTrainer(
         vocab_size=1500, special_tokens=["<|endoftext|>"], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
-    engine.train_from_iterator(texts, trainer)
+    engine.train_from_iterator(_sources(), trainer)
     engine.add_tokens([AddedToken("<tool>", special=False)])
     return engine
+
+
+def trained_pieces(across_words: bool = False) -> Engine:
+    """SentencePiece BPE with byte fallback, as in Llama 2; pieces may hold several words."""
+    engine = Engine(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    engine.normalizer = normalizers.Sequence(steps)
+    if not across_words:
+        engine.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    every_byte = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=1500, special_tokens=["<unk>", "<s>", "</s>", *every_byte], show_progress=False,
+        limit_alphabet=80,
+    )  # fmt: skip
+    lines = (line for text in _sources() for line in text.splitlines(keepends=True))
+    engine.train_from_iterator(lines, trainer)
+    described = json.loads(engine.to_str())
+    described["pre_tokenizer"], described["added_tokens"] = None, described["added_tokens"][:3]
+    return Engine.from_str(json.dumps(described))
+
+
+def _sources() -> list[str]:
+    paths = sorted(Path(json.__file__).parent.glob("*.py"))
+    return [path.read_text(errors="ignore") for path in paths]
 
 
 def package_folder(name: str) -> Path:

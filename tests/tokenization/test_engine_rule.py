@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer as Engine
 
 from streampack.tokenization.byte_level import _SAME, GPT2, LETTERS
 from tests.support.engines import differing, every_character, hostile, unproved
-from tests.support.vocabularies import LLAMA3, QWEN2, trained
+from tests.support.vocabularies import LLAMA3, QWEN2, trained, trained_pieces
 
 pytest.importorskip("gigatoken")
 
@@ -117,20 +118,105 @@ VARIANTS: dict[str, tuple[Callable[[dict[str, Any]], None], bool]] = {
 }
 
 
+def pieces(*tokens: str, merges: Sequence[list[str]] = ()) -> Callable[[dict[str, Any]], None]:
+    """Add pieces to the vocabulary, and merges before all others."""
+
+    def change(described: dict[str, Any]) -> None:
+        with_vocabulary(*tokens)(described)
+        described["model"]["merges"][:0] = merges
+
+    return change
+
+
+def without(letters: str) -> Callable[[dict[str, Any]], None]:
+    """Take away the pieces that hold some letters."""
+
+    def change(described: dict[str, Any]) -> None:
+        model = described["model"]
+        model["vocab"] = {t: n for t, n in model["vocab"].items() if letters not in t}
+        model["merges"] = [pair for pair in model["merges"] if letters not in "".join(pair)]
+
+    return change
+
+
+def normalized_by(*steps: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda described: described.update(
+        normalizer={"type": "Sequence", "normalizers": [*steps]}
+    )
+
+
+PREPEND = {"type": "Prepend", "prepend": "▁"}
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}
+
+#: Changes of the tokenizer.json of a SentencePiece BPE, and whether gigatoken may take it.
+PIECES: dict[str, tuple[Callable[[dict[str, Any]], None], bool]] = {
+    "as Llama 2": (pieces(), True),
+    "bytes of a character": (pieces("\n", "\x00", "é"), True),
+    "pieces across words": (pieces("a▁", "a▁b", merges=[["a", "▁"], ["a▁", "b"]]), True),
+    "a piece of spaces": (pieces("a b", " "), True),
+    "no white space": (without("▁"), True),
+    "merged bytes": (pieces("<0x41>b", merges=[["<0x41>", "b"]]), False),
+    "spelled bytes": (
+        pieces(*"<0x4a", "<0", "x4", "<0x4", "1>", merges=[["1", ">"], ["<0x4", "1>"]]),
+        False,
+    ),
+    "bytes in lower case": (pieces("<0x4a>"), False),
+    "a sign as a byte": (pieces("<0x+1>"), False),
+    "a byte is missing": (without("<0x41>"), False),
+    "all texts match": (model(ignore_merges=True), False),
+    "dropout": (model(dropout=0.1), False),
+    "end of word": (model(end_of_word_suffix="</w>"), False),
+    "no byte fallback": (model(byte_fallback=False), False),
+    "not prepended": (normalized_by(REPLACE), False),
+    "replaced first": (normalized_by(REPLACE, PREPEND), False),
+    "replaced by a pattern": (
+        normalized_by(PREPEND, {**REPLACE, "pattern": {"Regex": " "}}),
+        False,
+    ),
+    "composed too": (normalized_by(PREPEND, REPLACE, NFC), False),
+    "no normalizer": (lambda described: described.update(normalizer=None), False),
+    "metaspace": (lambda described: described.update(pre_tokenizer=METASPACE), False),
+    "added": (added("abc", " tok", "<x>", "\n\n", "▁", "é"), True),
+    "added, normalized": (added("abc", ("<x>", NORMALIZED), ("b", NORMALIZED)), True),
+    "added with a space": (added(" tok", **NORMALIZED), False),
+    "one word": (added("abc", single_word=True), False),
+    "stripped": (added("<x>", rstrip=True), False),
+}
+
+
+SPACES = (*" ▁▁ab.,é\n", "  ", " a", " ▁", "<0x41>", "<0x4a>", "</s>", "abc", " tok")
+
+
 def changed(name: str) -> Engine:
     described = json.loads(trained(LLAMA3).to_str())
     VARIANTS[name][0](described)
     return Engine.from_str(json.dumps(described))
 
 
+def compare(engine: Engine, taken: bool) -> None:
+    fast = unproved(engine)
+    assert (fast is not None) == taken
+    if fast is not None:
+        rng = random.Random(1)
+        spaces = ["".join(rng.choices(SPACES, k=rng.randrange(9))) for _ in range(400)]
+        texts = [*hostile(1, 600), *every_character(4099), *spaces]
+        assert differing(engine, fast, texts) == []
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_settings_that_are_taken_have_equal_ids_and_others_are_refused(name: str) -> None:
-    engine = changed(name)
-    fast = unproved(engine)
-    assert (fast is not None) == VARIANTS[name][1]
-    if fast is not None:
-        texts = [*hostile(1, 600), *every_character(4099)]
-        assert differing(engine, fast, texts) == []
+    compare(changed(name), VARIANTS[name][1])
+
+
+@pytest.mark.parametrize("across_words", [False, True])
+@pytest.mark.parametrize("name", PIECES)
+def test_settings_of_sentencepiece_that_are_taken_have_equal_ids_and_others_are_refused(
+    name: str, across_words: bool
+) -> None:
+    described = json.loads(trained_pieces(across_words).to_str())
+    PIECES[name][0](described)
+    compare(Engine.from_str(json.dumps(described)), PIECES[name][1])
 
 
 def test_split_special_tokens_are_text() -> None:

@@ -23,7 +23,7 @@ from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import Tokenizer
 from streampack.tokenization.byte_level import LETTERS
 from streampack.tokenization.fast import FastEngine, fast_engine
-from tests.support.vocabularies import LLAMA3, QWEN2, random_texts, trained
+from tests.support.vocabularies import LLAMA3, QWEN2, random_texts, trained, trained_pieces
 
 pytest.importorskip("gigatoken")
 
@@ -34,6 +34,7 @@ ENGINES = {
     "gpt2": lambda: trained(None),
     "llama3": lambda: trained(LLAMA3),
     "qwen2": lambda: trained(QWEN2, normalizers.NFC()),
+    "pieces": trained_pieces,
 }
 
 
