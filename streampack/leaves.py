@@ -49,6 +49,8 @@ AFTER_PACKER = {
 #: Errors for wrong arguments of a call, a missing attribute, and an argument of another source.
 WRONG_CALL, MISSING = "wrong_calls.calls:wrong_call", "wrong_calls.attributes:missing"
 REFUSED = "wrong_calls.calls:refused"
+#: Error for a name that the package lacks.
+NO_NAME = "wrong_calls.imports:no_name"
 #: Errors for records with unknown documents, and for an object without documents.
 UNKNOWN_DOCUMENT = "wrong_calls.corpora:unknown_document"
 NO_CORPUS = "wrong_calls.corpora:refuse_no_corpus"

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+import streampack
 from streampack import (
     BestFitDecreasing,
     Buckets,
@@ -439,3 +440,26 @@ def test_an_argument_of_a_setting_is_named_with_the_setting(
     assert list(options) == [place]
     made = make(**({"seq_len": None} if place == "packer" else {}), **options)
     assert isinstance(made, PackedDataset)
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("Mixture", "from streampack.sources import Mixture"),
+        ("Parquet", "from streampack.sources import Parquet"),
+        ("JSONL", "from streampack.sources import JSONL"),
+        ("Chat", "from streampack.sources import Chat"),
+        ("Seamless", "from streampack.packing import Seamless"),
+        ("GroupBy", "from streampack.ordering import GroupBy"),
+        ("PackedDataLoader", "from streampack import PackedLoader"),
+    ],
+)
+def test_a_name_of_another_module_is_answered_with_its_import(name: str, written: str) -> None:
+    with pytest.raises(ImportError) as refused:
+        exec(f"from streampack import {name}")
+    assert written in str(refused.value)
+    with pytest.raises(AttributeError) as missed:
+        getattr(streampack, name)
+    assert str(missed.value) == str(refused.value)
+    assert not hasattr(streampack, name)
+    exec(written)  # the advice works

@@ -57,8 +57,8 @@ def bench(
     dtype: Integers = None,
     eos_id: EndToken = None,
     workers: Annotated[
-        list[int], typer.Option(min=0, metavar="N", help="Worker processes; may be repeated.")
-    ] = [0, 1, 2],  # noqa: B006
+        list[str], typer.Option(metavar="N,...", help="Numbers of worker processes.")
+    ] = ["0,1,2"],  # noqa: B006
     seconds: Annotated[float, typer.Option(min=0.01, help="Time of each measurement.")] = 3.0,
     step_ms: Annotated[
         float, typer.Option(min=0.0, help="Time of a training step; 0 takes batches at full speed.")
@@ -81,7 +81,7 @@ def bench(
     calls your function.
     """
     console = Console(quiet=as_json, stderr=True)
-    use = _step_of(step, step_ms / 1000, needed=headspace)
+    use, asked = _step_of(step, step_ms / 1000, needed=headspace), _numbers(workers)
     with console.status("opening"):
         dataset = dataset_of(
             source, tokenizer, eos_id, seq_len, text=text, tokens=tokens,
@@ -93,7 +93,7 @@ def bench(
         warm_up(dataset.plan.config)
     lanes = dataset.plan.config.lanes
     rates: list[Any] = []
-    for number in dict.fromkeys(min(number, lanes) for number in workers):  # one lane per worker
+    for number in dict.fromkeys(min(number, lanes) for number in asked):  # one lane per worker
         with console.status(f"{number} workers"):
             if headspace:
                 rates.append(gain(dataset, number, steps=steps, use=use))
@@ -108,12 +108,24 @@ def bench(
         _say_gains(Console(), rates)
     else:
         _say(Console(), rates, step is not None or step_ms > 0, layout)
-    if max(workers) > lanes:
+    if max(asked) > lanes:
         say(
             Console(),
             f"A corpus of this size has {lanes} lane{'s'[lanes == 1 :]}, so it uses no more "
             "workers than that.",
         )
+
+
+def _numbers(given: list[str]) -> list[int]:
+    """Return the numbers of workers in options such as "0,1,2"."""
+    words = [word.strip() for option in given for word in option.split(",")]
+    if not all(word.isascii() and word.isdecimal() for word in words):
+        raise ConfigError(
+            f"--workers must be numbers of processes, got {','.join(given)}.",
+            "Use --workers 0,1,2, or one number.",
+            setting="workers",
+        )
+    return [int(word) for word in words]
 
 
 def _step_of(step: str | None, step_s: float, *, needed: bool) -> Callable[[Any], Any]:

@@ -34,21 +34,16 @@ def changed_fields(
             f"Use a set of names from {', '.join(CHANGEABLE)}.",
             setting="allow",
         )
-    before, now = dict(_flat(saved)), dict(_flat(current))
     # A run keeps its saved "dealing"; where it cannot, another field differs.
     differing = {
         name: name.partition(".")[0]
-        for name in sorted(before.keys() | now.keys(), key=_cause_first)
-        if before.get(name) != now.get(name)
-        and (name == "dealing.revision" or not name.startswith("dealing"))
+        for name in _differing(saved, current)
+        if name == "dealing.revision" or not name.startswith("dealing")
     }
     allowed = set[str]().union(*(CHANGEABLE[name] for name in allow))
     for name, field in differing.items():
         if field not in allowed:
-            saved_value, value = (
-                _in_words(name, weights, described)
-                for weights, described in ((before, saved), (now, current))
-            )
+            saved_value, value = _in_words(name, saved), _in_words(name, current)
             raise StateError(
                 f"`{name}` was {saved_value} when the state was saved and is {value} now.",
                 "Restore the old setting or start a new run; load_state_dict(allow=) lets "
@@ -58,8 +53,22 @@ def changed_fields(
     return sorted(set(differing.values()))
 
 
-def _in_words(name: str, flat: Mapping[str, Any], described: Mapping[str, Any]) -> str:
+def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the name of the first field that differs, and both values in words."""
+    name = _differing(one, other)[0]
+    return name, _in_words(name, one), _in_words(name, other)
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fields that differ, causes first."""
+    before, now = dict(_flat(one)), dict(_flat(other))
+    names = sorted(before.keys() | now.keys(), key=_cause_first)
+    return [name for name in names if before.get(name) != now.get(name)]
+
+
+def _in_words(name: str, described: Mapping[str, Any]) -> str:
     """Format the value of a field; shares, stored as integers, appear as the user's weights."""
+    flat = dict(_flat(described))
     if name != "source.shares" or name not in flat:
         return f"{flat.get(name, 'absent')!r:.200}"
     names = list(described["source"]["sources"])
@@ -76,9 +85,14 @@ def _in_words(name: str, flat: Mapping[str, Any], described: Mapping[str, Any]) 
     return repr(phases[0][1] if len(phases) == 1 else phases)
 
 
-def _cause_first(name: str) -> tuple[bool, bool, str]:
-    """Sort key: kinds before parameters, and row lengths before the rest of a packer."""
-    return not name.endswith("kind"), not name.startswith("packer.seq_len"), name
+def _cause_first(name: str) -> tuple[bool, bool, bool, str]:
+    """Sort key: kinds, row lengths of a packer, other settings, and last what follows from them."""
+    return (
+        name.startswith("dealing"),
+        not name.endswith("kind"),
+        not name.startswith("packer.seq_len"),
+        name,
+    )
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -62,7 +62,7 @@ class RankRun:
         self.state = plan.start() if start is None else start
         self.metrics = Metrics()
         self._ranks = ranks
-        self._end = end
+        self.end = end
         self._timeout_s = timeout_s
         self._changes = 0  # digest of the values set in this process
         self.kept: dict[str, Any] = {}
@@ -160,7 +160,7 @@ class RankRun:
                 lanes=plan.config.lanes,
                 known={lane: batches_known(state) for lane, state in states.items()},
                 ranks=self.ranks if finite else None,
-                end=self._end,
+                end=self.end,
                 leaves_out=leaves_out,
             )
             coming, first = iter(self._ending), start

@@ -30,7 +30,7 @@ def corpus(tmp_path: Path) -> list[str]:
 
 
 def test_rates_belong_together(corpus: list[str]) -> None:
-    asked = ("--workers", 0, "--workers", 1, "--workers", 7)
+    asked = ("--workers", "0,1", "--workers", 7)
     found = json.loads(output_of(*corpus, *asked, "--json"))
     assert found["lanes"] == 1  # so one worker is the most
     assert [own["workers"] for own in found["runs"]] == [0, 1]

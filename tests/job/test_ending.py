@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import PackedLoader, Topology
+from streampack import BestFitDecreasing, PackedLoader, Topology
 from streampack.errors import RankError
 from streampack.job.ending import Alone, End, Ending, Gap
 from tests.support.drawn import drawn
@@ -187,17 +188,61 @@ def test_ranks_that_start_from_different_places_are_refused_on_every_rank() -> N
     next(iter(loader))
     state = loader.state_dict()
 
-    def run(rank: int, ranks: Any) -> str:
-        loader = PackedLoader(make_dataset(topology=Topology(rank, 2)), ranks=ranks)
+    def start(loader: PackedLoader, rank: int) -> None:
         if rank == 0:
             loader.load_state_dict(state)
-        with pytest.raises(RankError, match="must start the same run") as raised:
-            next(iter(loader))
-        return raised.value.fact
 
-    first, second = on_ranks(2, run)
-    assert "at batch 2 " in first
-    assert "at batch 0 " in second
+    found = refusals({}, {}, start=start)
+    assert found == [("load_state_dict", "2 on rank 0 and 0 on rank 1.")] * 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "setting", "words"),
+    [
+        ({"seed": 1}, {"seed": 2}, "seed", "1 on rank 0 and 2 on rank 1"),
+        ({"batch_size": 4}, {}, "batch_size", "128 on rank 0 and 64 on rank 1"),
+        ({"lanes": 4}, {"lanes": 12}, "lanes", "4 on rank 0 and 12 on rank 1"),
+        (
+            {},
+            {"packer": BestFitDecreasing(seq_len=64), "batch_size": 1},
+            "packer.seq_len",
+            "32 on rank 0 and 64 on rank 1",
+        ),
+        ({"epochs": 2}, {"epochs": None}, "epochs", "2 on rank 0 and None on rank 1"),
+        ({"shuffle": False}, {}, "shuffle", "False on rank 0 and True on rank 1"),
+        ({}, {"attention": "row"}, "attention", "'document' on rank 0"),
+    ],
+)
+def test_every_rank_names_the_argument_that_differs(
+    one: dict[str, Any], other: dict[str, Any], setting: str, words: str
+) -> None:
+    found = refusals(one, other)
+    assert found[0] == found[1]
+    assert found[0][0] == setting
+    assert found[0][1].startswith(words)
+
+
+def test_ranks_with_different_ends_are_refused() -> None:
+    found = refusals({}, {}, ends=("drain", "stop"))
+    assert found == [("end", "'drain' on rank 0 and 'stop' on rank 1.")] * 2
+
+
+def refusals(
+    *arguments: dict[str, Any],
+    ends: tuple[End, End] = ("drain", "drain"),
+    start: Callable[[PackedLoader, int], None] = lambda loader, rank: None,
+) -> list[tuple[str | None, str]]:
+    """The setting and the values that the error of each of two ranks names."""
+
+    def run(rank: int, ranks: Any) -> tuple[str | None, str]:
+        dataset = make_dataset(topology=Topology(rank, 2), **arguments[rank])
+        loader = PackedLoader(dataset, ranks=ranks, end=ends[rank])
+        start(loader, rank)
+        with pytest.raises(RankError) as raised:
+            next(iter(loader))
+        return raised.value.setting, raised.value.fact.partition(" is ")[2]
+
+    return on_ranks(2, run)
 
 
 def test_empty_batches_are_padding_without_loss_of_the_lanes_shape_and_place() -> None:
