@@ -7,24 +7,21 @@ when something is compiled.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pickle import UnpicklingError
 from typing import Any
 
 import numba
+import numpy.ma  # noqa: F401 - numba imports it in the first call, beside which a process may fork
 from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
 
-from streampack.leaves import COMPILATION_TURN, LOG_COMPILATION, load
+from streampack.leaves import COMPILATION_TURN, LOG_COMPILATION, LOSE_CACHE, load
 
-# A child forked while another thread compiles would wait forever for numba's lock.
-os.register_at_fork(
-    before=global_compiler_lock.acquire,
-    after_in_parent=global_compiler_lock.release,
-    after_in_child=global_compiler_lock.release,
-)
+#: Held while a function is compiled or loaded.
+LOCK = global_compiler_lock
 
 _folders: set[str] = set()
 njit: Any = partial(numba.njit, nogil=True, no_cfunc_wrapper=True)
@@ -55,23 +52,30 @@ class Compiled:
         except RuntimeError:  # "cannot cache function ...: no locator available"
             dispatcher = njit()(function)
         if dispatcher is not function:  # which numba returns if its settings forbid compilation
-            self.call = dispatcher
-            self._folder = folder_of(dispatcher)
+            self.call = self._dispatcher = dispatcher
+            folder_of(dispatcher)
             self._compile = dispatcher._compile_for_args
             dispatcher._compile_for_args = self._choose
 
     def _choose(self, *arguments: Any) -> Any:
         """Return the function to call; numba asks where it has no code for these types."""
-        with global_compiler_lock:
+        with LOCK:
             with _Compilations.forbidden():
                 try:
-                    return self._compile(*arguments)  # loads from the cache
+                    return self._load_or_compile(arguments)
                 except _NotCachedError:
                     pass
             if self._is_short(arguments):
                 return self._run
-            with load(COMPILATION_TURN)(self._folder):
-                return self._compile(*arguments)
+            with load(COMPILATION_TURN)(folder_of(self._dispatcher)):
+                return self._load_or_compile(arguments)
+
+    def _load_or_compile(self, arguments: tuple[Any, ...]) -> Any:
+        try:
+            return self._compile(*arguments)
+        except (OSError, EOFError, UnpicklingError) as error:  # the disk is full, a file cut short
+            load(LOSE_CACHE)(self._dispatcher, error)
+            return self._compile(*arguments)
 
 
 def folder_of(dispatcher: Any) -> str | None:

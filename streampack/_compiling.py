@@ -10,10 +10,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from typing import Any
 
+from numba.core.caching import NullCache
 from numba.core.registry import cpu_target
 from numba.cpython.unsafe import numbers
 
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 #: Time to compile a run's kernels on one core of a server; docs/performance.md has the command.
 ABOUT_S = 15
-#: A process that has waited this long for another one's compilation compiles too.
+#: A process that has waited this long for compilations of others, in all, compiles too.
 LONGEST_WAIT_S = 120.0
 
 _inner: list[Any] = []
@@ -54,17 +55,47 @@ def turn(folder: str | None) -> Iterator[None]:
     name = sha256(os.path.dirname(folder).encode()).hexdigest()[:16]
     file = open_shared(f"compiling-{name}")
     try:
-        until = time.monotonic() + LONGEST_WAIT_S
-        while file is not None and time.monotonic() < until:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                time.sleep(0.05)
+        while file is not None and _Patience.left_s > 0 and _is_locked(file):
+            began = time.monotonic()
+            time.sleep(0.05)
+            _Patience.left_s -= time.monotonic() - began
         yield
     finally:
         if file is not None:
             os.close(file)
+
+
+class _Patience:
+    """The time that this process may still wait for others."""
+
+    left_s = LONGEST_WAIT_S
+
+
+def _is_locked(file: int) -> bool:
+    """Lock a file; return True if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    return False
+
+
+def lose_cache(compiled: Any, error: Exception) -> None:
+    """Let this process go on without the cache of a kernel; later ones write a damaged one anew."""
+    if is_first("cache of kernels"):
+        logger.warning(
+            "Compiled kernels cannot be kept in %s or loaded from there, so they are compiled at "
+            "every start (%s: %s). Make room there, or set NUMBA_CACHE_DIR to another folder.",
+            folder_of(compiled),
+            type(error).__name__,
+            error,
+        )
+    if not isinstance(error, OSError):
+        with suppress(OSError):
+            compiled._cache.flush()
+    compiled._cache = NullCache()  # type: ignore[no-untyped-call]
 
 
 def log_first(compiled: Any) -> None:

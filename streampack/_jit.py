@@ -8,6 +8,7 @@ loaded, and numba with it.
 from __future__ import annotations
 
 import functools
+import logging  # noqa: F401 - its lock is taken by forks too, after `_locks`
 import os
 import sys
 import threading
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import sha1
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
@@ -33,31 +34,39 @@ _PRIOR_S, _PRIOR_STEPS = 1e-6, 1000.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# A fork waits until no thread imports or runs the compiler: the child could never do so itself.
 _importing = threading.RLock()
-# A child forked while another thread imports numba could never import it.
-os.register_at_fork(
-    before=_importing.acquire,
-    after_in_parent=_importing.release,
-    after_in_child=_importing.release,
-)
+_locks: list[Any] = [_importing]  # and numba's, in the order in which they are taken
+
+
+def _before_fork() -> None:
+    for lock in _locks:  # numba's is added while the first is held
+        lock.acquire()
+
+
+def _after_fork() -> None:
+    for lock in reversed(_locks):
+        lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class _Tier:
     """Which tier runs: "python", "compiled" (from the first call), or "both" in turn."""
 
     name = {"1": "python", "0": "compiled"}.get(os.environ.get("NUMBA_DISABLE_JIT", ""), "both")
+    blocks: ClassVar[set[object]] = set()  # of `compiled_at_once`, that threads are in
 
 
 @contextmanager
 def compiled_at_once() -> Iterator[None]:
     """Compile every kernel that the block calls, unless NUMBA_DISABLE_JIT=1."""
-    before = _Tier.name
-    if before == "both":
-        _Tier.name = "compiled"
+    _Tier.blocks.add(block := object())
     try:
         yield
     finally:
-        _Tier.name = before
+        _Tier.blocks.remove(block)
 
 
 def kernel(function: F) -> F:
@@ -106,7 +115,7 @@ class _Kernel:
 
     def _is_short(self, arguments: tuple[Any, ...]) -> bool:
         """Return True if Python may run this call."""
-        if _Tier.name != "both":
+        if _Tier.name != "both" or _Tier.blocks:
             return _Tier.name == "python"
         expected = float(self._steps(*arguments)) * self._spent / self._taken
         return expected <= self._left.get(_types_of(arguments), BUDGET_S)
@@ -137,9 +146,14 @@ class _Kernel:
     def compiled(self) -> Compiled:
         """Return the compiled tier; its code is loaded or made when it is called."""
         with _importing:
-            from streampack._compiler import Compiled
+            from streampack._compiler import LOCK, Compiled
 
-        compiled = Compiled(self.py_func, self._is_short, self.run)
+            if LOCK not in _locks:
+                _locks.append(LOCK)
+            compiled: Compiled | None = self.__dict__.get("compiled")
+            if compiled is None:
+                compiled = Compiled(self.py_func, self._is_short, self.run)
+                self.__dict__["compiled"] = compiled  # for threads that wait here
         self._call = compiled.call
         return compiled
 

@@ -122,8 +122,9 @@ SAME_START = "run.same_start:check_same_start"
 #: Types that numba gives to a kernel which others call, and to a machine instruction.
 INNER_TYPE = "_compiling:type_of_inner"
 INSTRUCTION_TYPE = "_compiling:type_of_instruction"
-#: Waits for other processes that compile; logs the first compilation.
+#: Waits for other processes that compile; logs the first compilation; goes on without a cache.
 COMPILATION_TURN, LOG_COMPILATION = "_compiling:turn", "_compiling:log_first"
+LOSE_CACHE = "_compiling:lose_cache"
 #: Connection of the ranks in a job of several processes.
 RANKS = "job.exchange:ProcessRanks"
 

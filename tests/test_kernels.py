@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from streampack import BestFitDecreasing, PackedDataset, PackedLoader, _jit, packing, sources
 from streampack.corpus_order import duplicates, write
 from streampack.ordering import approximate, bm25, hashing
-from streampack.packing import concat, crop, microbatches, rng, whole_groups
+from streampack.packing import concat, crop, even_rows, microbatches, rng, whole_groups
 from streampack.window import entries
 from tests.run.test_golden_batches import GOLDEN, KINDS, Corpus, hashed
 
@@ -179,6 +180,9 @@ def draw_calls(random: np.random.Generator) -> Iterator[tuple[Any, tuple[Any, ..
     place, costs = np.zeros(n, np.int64), random.random(n)
     yield microbatches._spread, (np.argsort(-costs), sizes, costs, 4, 200, place)
     yield microbatches._even_out, (place, sizes, costs, 4, 10_000, 5_000)
+    row, loss = counts(random, n - 1, k - 1), counts(random, n - 1, 20)
+    seq_len = int(np.bincount(row, sizes[1:]).max()) + 3 if n > 1 else 9
+    yield even_rows.exchange, (row, sizes[1:], loss, np.argsort(sizes[1:]), seq_len, k)
     members = offsets_over(random, n, k)
     lengths = np.add.reduceat(np.append(sizes, 0), members[:-1]) * (np.diff(members) > 0)
     placed = np.empty(k, np.int64), np.empty(n, np.int64)
@@ -236,12 +240,15 @@ def test_every_kernel_that_python_calls_is_compared(
     corpus = Corpus(tmp_path)
     for kind in KINDS.values():
         hashed(PackedLoader(kind(corpus)))
-    modules = [module for name, module in sys.modules.items() if name.startswith("streampack.")]
-    named = (value for module in modules for value in vars(module).values())
-    kernels = {value for value in named if isinstance(value, _jit._Kernel)}
+    package = Path(_jit.__file__).parent
+    files = [file for file in package.rglob("*.py") if "_jit import" in file.read_text()]
+    names = [".".join(file.relative_to(package.parent).with_suffix("").parts) for file in files]
+    modules = [vars(importlib.import_module(name)) for name in names]
+    kernels = {v for module in modules for v in module.values() if isinstance(v, _jit._Kernel)}
     inner = {
-        kernel.py_func.__globals__.get(name)
+        called
         for kernel in kernels
         for name in kernel.py_func.__code__.co_names
+        if isinstance(called := kernel.py_func.__globals__.get(name), _jit._Kernel)
     }
     assert not [kernel.py_func.__qualname__ for kernel in kernels - compared - inner]
