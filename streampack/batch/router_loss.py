@@ -9,11 +9,13 @@ the family's own loss of the slots that are not padding.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from streampack.batch.hf_attention import unwrapped
+from streampack.batch.hf_attention import adds_router_loss, config_of, unwrapped
 from streampack.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,22 +44,23 @@ class RouterLoss:
 
     def __init__(self, model: Any) -> None:
         self._model = unwrapped(model)
-        module = sys.modules[type(self._model).__module__]
-        self._loss: Any = getattr(module, "load_balancing_loss_func", None)
-        if self._loss is None or self._model.config.output_router_logits:
-            has = "no auxiliary loss" if self._loss is None else "output_router_logits=True"
-            raise ConfigError(
-                "model must be a mixture of experts with an auxiliary loss that its config leaves "
-                f"out, but {type(self._model).__name__} has {has}.",
-                "Use loss(), which is enough for it."
-                if self._loss is None
-                else "Set output_router_logits=False in its config.",
-                setting="model",
+        self._loss = _loss_of(self._model)
+        if adds_router_loss(self._model):
+            raise _refused(
+                self._model,
+                "has output_router_logits=True",
+                "Set output_router_logits=False in its config.",
+            )
+        if "num_keys" in signature(self._loss).parameters and self._model.config.is_moe:
+            raise _refused(
+                self._model,
+                "has routers whose logits mix the tokens of a batch",
+                "Set is_moe=False in its config.",
             )
         self._logits: tuple[Tensor, ...] | None = None
 
     def __enter__(self) -> Self:
-        base = self._model.base_model
+        base = self._model.get_decoder()  # `base_model` is the model itself in some families
         self._hooks = (
             base.register_forward_pre_hook(_ask, with_kwargs=True),
             base.register_forward_hook(self._keep),
@@ -69,7 +72,8 @@ class RouterLoss:
             hook.remove()
 
     def _keep(self, module: Any, arguments: Any, output: Any) -> None:
-        self._logits = tuple(output.router_logits)
+        layers = getattr(output, "router_logits", None) or ()
+        self._logits = tuple(layer for layer in layers if layer is not None)  # None: dense
 
     def loss(self, batch: PackedBatch) -> Tensor:
         """Return the auxiliary loss of the last call over the batch's tokens, without the factor.
@@ -82,8 +86,10 @@ class RouterLoss:
             batch: the batch of the last call of the model in the ``with`` block.
 
         Raises:
-            ConfigError: the model was not called with this batch.
+            ConfigError: the model was not called with this batch, or has no routers.
         """
+        if self._logits == ():
+            raise _refused(self._model, "has no routers")
         tokens, slots = batch.num_tokens, batch.rows * batch.seq_len
         sizes = {layer.shape[:-1].numel() for layer in self._logits or ()}
         if len(sizes) != 1 or not sizes <= {tokens, slots}:
@@ -100,9 +106,37 @@ class RouterLoss:
         if sizes != {tokens}:
             real = ~batch.padding_mask.view(-1)
             layers = [layer[real.to(layer.device)] for layer in layers]
-        experts, chosen = layers[0].shape[-1], self._model.num_experts_per_tok
-        loss: Tensor = self._loss(tuple(layers), experts, chosen)
+        config = config_of(self._model)
+        chosen = getattr(self._model, "num_experts_per_tok", None) or config.num_experts_per_tok
+        experts = layers[0].shape[-1]
+        loss: Tensor = self._loss(tuple(layers), experts, top_k=chosen, attention_mask=None)
         return loss / batch._step_batches
+
+
+def _loss_of(model: Any) -> Callable[..., Tensor]:
+    """Return the function for the auxiliary loss in the module of the model's family.
+
+    The class may be derived from the family's, as `fully_shard` does.
+
+    Raises:
+        ConfigError: the family has none.
+    """
+    for kind in type(model).__mro__:
+        found: Callable[..., Tensor] | None = getattr(
+            sys.modules[kind.__module__], "load_balancing_loss_func", None
+        )
+        if found is not None:
+            return found
+    raise _refused(model, "has no auxiliary loss in transformers")
+
+
+def _refused(model: Any, has: str, advice: str = "Use loss(), which is enough.") -> ConfigError:
+    return ConfigError(
+        "model must be a mixture of experts with an auxiliary loss that its config leaves "
+        f"out, but {type(model).__name__} {has}.",
+        advice,
+        setting="model",
+    )
 
 
 def _ask(module: Any, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

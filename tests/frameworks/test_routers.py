@@ -38,6 +38,16 @@ FAMILIES = (
 BY_MASK = {"gpt_oss"} if transformers.__version__ >= "5" else {
     *("qwen2_moe", "olmoe", "granitemoe", "granitemoeshared", "phimoe", "gpt_oss")
 }  # fmt: skip
+#: Further families that `RouterLoss` serves, tried in rows of one segment, and their settings.
+BESIDE: dict[str, dict[str, Any]] = {
+    "dbrx": {},
+    "ernie4_5_moe": {"moe_layer_start_index": 0},
+    "jamba": {"use_mamba_kernels": False},
+    "jetmoe": {},
+    "minimax": {"layer_types": ["full_attention", "linear_attention"]},
+}
+#: Families whose routers return probabilities.
+GIVE_SHARES = {"dbrx"} if transformers.__version__ < "5" else set()
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 DOCUMENTS = random_documents([9, 14, 3, 5, 1, 12])
 
@@ -64,15 +74,15 @@ def expected_loss(model: Any, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     routed: list[list[Tensor]] = []
     total = torch.zeros((), dtype=torch.float64)
     for ids in documents_of(batch):
-        found = model(input_ids=ids[None], use_cache=False, output_router_logits=True)
-        routed.append([layer.reshape(len(ids), -1) for layer in found.router_logits])
-        total = total + torch.nn.functional.cross_entropy(
-            found.logits[0, :-1], ids[1:], reduction="sum"
-        )
+        alone: dict[str, Any] = {"input_ids": ids[None], "use_cache": False}
+        found = model.get_decoder()(**alone, output_router_logits=True).router_logits
+        routed.append([layer.reshape(len(ids), -1) for layer in found])
+        logits = model(**alone, output_router_logits=False).logits
+        total = total + torch.nn.functional.cross_entropy(logits[0, :-1], ids[1:], reduction="sum")
     layers = torch.cat([torch.cat(layer) for layer in zip(*routed, strict=True)])
-    shares = layers.softmax(-1)
-    chosen = torch.zeros_like(shares).scatter(1, shares.topk(model.num_experts_per_tok).indices, 1)
-    auxiliary = model.num_experts * (chosen.mean(0) * shares.mean(0)).sum()
+    shares = layers if model.config.model_type in GIVE_SHARES else layers.softmax(-1)
+    chosen = torch.zeros_like(shares).scatter(1, shares.topk(2).indices, 1)
+    auxiliary = shares.shape[1] * (chosen.mean(0) * shares.mean(0)).sum()
     return total / batch.num_loss_tokens, auxiliary
 
 
@@ -204,6 +214,51 @@ def test_beside_the_model_the_auxiliary_loss_matches_the_documents(family: str) 
     for got, wanted in zip(gradients(model, found), gradients(model, expected), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-7)
     assert getattr(model(**batch.hf(model=model)), "router_logits", None) is None  # hooks are gone
+
+
+@pytest.mark.parametrize("family", BESIDE)
+def test_beside_other_families_rows_of_one_segment_have_the_auxiliary_loss_of_the_documents(
+    family: str,
+) -> None:
+    model = tiny_model(family, "eager", seconds=60, **BESIDE[family])
+    model.config._experts_implementation = "eager"
+    batch = batch_of(Pad(seq_len=15), rows=8)
+    with RouterLoss(model) as routed:
+        output = model(**batch.hf(model=model))
+    loss, auxiliary = expected_loss(model, batch)
+    found = output.loss + routed.loss(batch)
+    torch.testing.assert_close(output.loss.double(), loss.double(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(routed.loss(batch), auxiliary, rtol=1e-5, atol=0)
+    expected = gradients(model, loss.float() + auxiliary)
+    for got, wanted in zip(gradients(model, found), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_beside_a_model_of_a_derived_class_the_auxiliary_loss_is_the_familys() -> None:
+    model = tiny_model("mixtral", "eager")
+    batch = batch_of(BestFitDecreasing(seq_len=23))
+    losses = []
+    for kind in (type(model), type("Derived", (type(model),), {"__module__": __name__})):
+        model.__class__ = kind  # as `fully_shard` does
+        with RouterLoss(model) as routed:
+            model(**batch.hf(model=model))
+        losses.append(routed.loss(batch))
+    assert losses[0] == losses[1] > 0
+
+
+def test_beside_a_model_without_routers_or_with_routers_that_mix_tokens_the_cause_is_named() -> (
+    None
+):
+    batch = batch_of(BestFitDecreasing(seq_len=23))
+    dense = tiny_model("doge", "eager", seconds=60)
+    with RouterLoss(dense) as routed:
+        dense(**batch.hf(model=dense))
+    with pytest.raises(ConfigError) as caught:
+        routed.loss(batch)
+    assert (caught.value.setting, "no routers" in caught.value.fact) == ("model", True)
+    with pytest.raises(ConfigError) as caught:
+        RouterLoss(tiny_model("doge", "eager", seconds=60, is_moe=True, num_experts=16))
+    assert (caught.value.setting, "mix" in caught.value.fact) == ("model", True)
 
 
 def test_beside_the_model_padding_alone_has_no_auxiliary_loss() -> None:

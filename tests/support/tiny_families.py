@@ -101,6 +101,10 @@ def tiny_model(family: str, attention: str, seconds: int = 10, **others: Any) ->
 
 #: Further settings that single families need.
 OTHERS: dict[str, dict[str, Any]] = {
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "deepseek_v4": {
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
         "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
@@ -126,7 +130,7 @@ def small_config(kind: Any, **others: Any) -> Any:
     if "kv_lora_rank" in settings:  # latent attention has a key for every query
         settings["num_key_value_heads"] = settings["num_attention_heads"]
     for name, part in getattr(kind, "sub_configs", {}).items():
-        if getattr(default, name, None) is not None and hasattr(part, "model_type"):
+        if name not in others and getattr(default, name, None) and hasattr(part, "model_type"):
             settings[name] = small_config(type(getattr(default, name))).to_dict()
     return kind(**{**settings, **others})
 
