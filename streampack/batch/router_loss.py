@@ -54,7 +54,7 @@ class RouterLoss:
         if "num_keys" in signature(self._loss).parameters and self._model.config.is_moe:
             raise _refused(
                 self._model,
-                "has routers whose logits mix the tokens of a batch",
+                "has routers that mix the tokens of a batch",
                 "Set is_moe=False in its config.",
             )
         self._logits: tuple[Tensor, ...] | None = None
@@ -122,11 +122,11 @@ def _loss_of(model: Any) -> Callable[..., Tensor]:
         ConfigError: the family has none.
     """
     for kind in type(model).__mro__:
-        found: Callable[..., Tensor] | None = getattr(
+        function: Callable[..., Tensor] | None = getattr(
             sys.modules[kind.__module__], "load_balancing_loss_func", None
         )
-        if found is not None:
-            return found
+        if function is not None:
+            return function
     raise _refused(model, "has no auxiliary loss in transformers")
 
 

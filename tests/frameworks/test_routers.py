@@ -46,7 +46,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "jetmoe": {},
     "minimax": {"layer_types": ["full_attention", "linear_attention"]},
 }
-#: Families whose routers return probabilities.
+#: Families with routers that return probabilities.
 GIVE_SHARES = {"dbrx"} if transformers.__version__ < "5" else set()
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 DOCUMENTS = random_documents([9, 14, 3, 5, 1, 12])
@@ -75,12 +75,12 @@ def expected_loss(model: Any, batch: PackedBatch) -> tuple[Tensor, Tensor]:
     total = torch.zeros((), dtype=torch.float64)
     for ids in documents_of(batch):
         alone: dict[str, Any] = {"input_ids": ids[None], "use_cache": False}
-        found = model.get_decoder()(**alone, output_router_logits=True).router_logits
-        routed.append([layer.reshape(len(ids), -1) for layer in found])
+        layers = model.get_decoder()(**alone, output_router_logits=True).router_logits
+        routed.append([layer.reshape(len(ids), -1) for layer in layers])
         logits = model(**alone, output_router_logits=False).logits
         total = total + torch.nn.functional.cross_entropy(logits[0, :-1], ids[1:], reduction="sum")
-    layers = torch.cat([torch.cat(layer) for layer in zip(*routed, strict=True)])
-    shares = layers if model.config.model_type in GIVE_SHARES else layers.softmax(-1)
+    slots = torch.cat([torch.cat(layer) for layer in zip(*routed, strict=True)])
+    shares = slots if model.config.model_type in GIVE_SHARES else slots.softmax(-1)
     chosen = torch.zeros_like(shares).scatter(1, shares.topk(2).indices, 1)
     auxiliary = shares.shape[1] * (chosen.mean(0) * shares.mean(0)).sum()
     return total / batch.num_loss_tokens, auxiliary
@@ -226,11 +226,11 @@ def test_beside_other_families_rows_of_one_segment_have_the_auxiliary_loss_of_th
     with RouterLoss(model) as routed:
         output = model(**batch.hf(model=model))
     loss, auxiliary = expected_loss(model, batch)
-    found = output.loss + routed.loss(batch)
+    whole = output.loss + routed.loss(batch)
     torch.testing.assert_close(output.loss.double(), loss.double(), rtol=1e-5, atol=0)
     torch.testing.assert_close(routed.loss(batch), auxiliary, rtol=1e-5, atol=0)
     expected = gradients(model, loss.float() + auxiliary)
-    for got, wanted in zip(gradients(model, found), expected, strict=True):
+    for got, wanted in zip(gradients(model, whole), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-5)
 
 
@@ -246,9 +246,7 @@ def test_beside_a_model_of_a_derived_class_the_auxiliary_loss_is_the_familys() -
     assert losses[0] == losses[1] > 0
 
 
-def test_beside_a_model_without_routers_or_with_routers_that_mix_tokens_the_cause_is_named() -> (
-    None
-):
+def test_beside_a_model_without_routers_or_with_mixed_tokens_the_cause_is_named() -> None:
     batch = batch_of(BestFitDecreasing(seq_len=23))
     dense = tiny_model("doge", "eager", seconds=60)
     with RouterLoss(dense) as routed:
