@@ -199,6 +199,8 @@ class JSONL(RecordFiles):
         """List the files and their sizes; check that their first lines have the named fields."""
         infos = self.storage.list(self.paths, endings=self.endings)
         weights = [info.num_bytes * _scale(_codec_of(info.path)) for info in infos]
+        if sum(weights) <= _FIRST_BYTES and not any(map(self._has_lines, infos)):
+            weights = [0] * len(infos)  # an array without elements, or blank lines
         first = next((info for info in infos if info.num_bytes > 0), None)
         details: dict[str, Any] = {}
         if first is not None:
@@ -291,6 +293,17 @@ class JSONL(RecordFiles):
             raise BrokenDocumentError(f"is longer than max_document_bytes={limit}")
         record = record_of(line)
         return beside.record(record) if beside else record
+
+    def _has_lines(self, info: FileInfo) -> bool:
+        """Return True if a small file has a line that is not blank, or is damaged."""
+        with self.storage.open(info) as file:
+            head = file.read(0, _FIRST_BYTES)
+        try:
+            codec = _content_codec(info.path, lambda low, high: head[low:high])
+            with open_content(head, codec) as content:
+                return bool(content.file.read().strip())
+        except DamagedError:
+            return True
 
     def _check_fields(self, info: FileInfo) -> None:
         """Check the first lines, so that a wrong name fails here and not in every worker."""

@@ -124,6 +124,19 @@ def test_an_array_without_records_is_refused(content: bytes, tmp_path: Path) -> 
         assert read_all(sources.open(tmp_path / "a.json"))
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.jsonl"])
+def test_a_corpus_of_empty_arrays_or_blank_lines_is_refused_like_empty_files(
+    name: str, tmp_path: Path
+) -> None:
+    write(tmp_path / name, b"\n \n" if name.endswith("l") else b"[ ]\n")
+    with pytest.raises(ConfigError) as refused:
+        _ = sources.JSONL(tmp_path / name, tokens="ids").manifest
+    assert refused.value.setting == "paths"
+    content = b'{"ids": [1]}\n' if name.endswith("l") else b'[{"ids": [1]}]'
+    write(tmp_path / f"b{name[1:]}", content)
+    assert len(sources.JSONL(str(tmp_path / f"*{name[1:]}"), tokens="ids").manifest) == 2
+
+
 def test_a_flipped_bit_of_an_array_loses_no_record_unnoticed() -> None:
     text = array("indented", RECORDS[:4])
     for at in range(len(text) * 8):
