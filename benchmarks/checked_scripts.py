@@ -7,7 +7,7 @@ OLMo-core, open-instruct, axolotl, LLaMA-Factory, llm-foundry. Classes and funct
 their files one by one, so that a script needs no GPU, and no package that only its other parts
 import.
 
-Loaders of checkouts that are missing are left out.
+Missing checkouts are named.
 """
 
 from __future__ import annotations
@@ -426,7 +426,10 @@ def main() -> None:
     options = parser.parse_args()
     globals()["FOLDER"] = options.folder.absolute()
     for (checkout, name), (make, table) in LOADERS.items():
-        if not (FOLDER / checkout).is_dir() or (options.only and checkout not in options.only):
+        if options.only and checkout not in options.only:
+            continue
+        if not (FOLDER / checkout).is_dir():
+            print(f"{checkout}, {name}: no checkout in {FOLDER}")
             continue
         documents = marked_documents(400, pad_id=PAD, reserved=[BOS, EOS], **table)
         try:

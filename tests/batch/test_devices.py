@@ -17,7 +17,10 @@ from tests.support.packed_batches import every_packer, packed_batches, random_do
 
 FORMS = [name for name, value in vars(PackedBatch).items() if isinstance(value, Form)]
 #: Forms that need arguments, host memory or groups, or that refuse every batch.
-OTHERS = {"context_parallel", "decode", "keys", "limit_context", "loss", "numpy", "pairs", "show"}
+OTHERS = {
+    *("context_parallel", "decode", "keys", "limit_context", "loss", "numpy", "pairs"),
+    *("per_token", "show"),
+}
 
 ON_HOST = {"cu_seqlens_cpu", "original_seq_len", "padded_seq_len"}  # as documented
 
@@ -50,9 +53,11 @@ def test_a_form_of_a_batch_on_a_device_is_on_that_device(form: str, attention: A
     assert {tensor.device.type for tensor in made} == {"meta"}
 
 
-def test_limited_contexts_and_losses_of_a_batch_on_a_device_are_on_that_device() -> None:
+def test_limited_contexts_losses_and_values_of_a_batch_on_a_device_are_on_that_device() -> None:
     batch = on_meta("document")
     limited = batch.limit_context(8)
     assert limited.cu_seqlens.device.type == limited.labels.device.type == "meta"
     logits = torch.zeros(batch.rows, batch.seq_len, 92, device="meta")
     assert batch.loss(logits).device.type == "meta"
+    values = torch.zeros(batch.num_documents, device="meta")
+    assert batch.per_token(values).device.type == "meta"

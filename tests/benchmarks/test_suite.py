@@ -130,6 +130,7 @@ COMMANDS = {
     "cp_degrees": "--medians 665 --tokens 6000000",
     "balance": "--seq-lens 2048 --steps 3 --skip 1 --only lognormal",
     "checked_loaders": "--only transformers datasets",
+    "checked_scripts": ".",
     "dealing": "--ranks 1 --batches 2 --only shards_alike",
     "fields": "--documents 200 --repeats 1",
     "images": "--count 2 --passes 1",
