@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,10 +26,10 @@ from streampack.cli.options import (
     TokensField,
     data_at,
 )
-from streampack.conversion.api import convert as convert_corpus
-from streampack.conversion.api import open_in_order
-from streampack.conversion.convert import Progress as Figures
 from streampack.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streampack.conversion.convert import Progress as Figures
 
 
 def convert(
@@ -80,6 +80,10 @@ def convert(
     If it is stopped, repeat the command to continue after the finished parts; the result has the
     same bytes, with any number of workers.
     """
+    # imported here, because they import pyarrow and the kernels
+    from streampack.conversion.api import convert as convert_corpus
+    from streampack.conversion.api import open_in_order
+
     named = {"text": text, "tokens": tokens, "loss_mask": loss_mask}
     fields = {name: value for name, value in named.items() if value is not None}
     console = Console(stderr=True)

@@ -15,13 +15,11 @@ import typer
 from rich.console import Console
 
 from streampack.errors import ConfigError
-from streampack.packing import BestFitDecreasing, Packer
-from streampack.sources.base import Source
-from streampack.sources.resolve import as_source
-from streampack.sources.resolve import open as open_source
 
 if TYPE_CHECKING:
     from streampack.dataset import PackedDataset
+    from streampack.packing import Packer
+    from streampack.sources.base import Source
 
 AnyCorpus = Annotated[
     str,
@@ -158,6 +156,14 @@ def dataset_of(
     Raises:
         ConfigError: the source does not exist, or is text without a tokenizer.
     """
+    # imported here, because they import torch
+    from streampack.dataset import PackedDataset
+    from streampack.job.topology import Topology
+    from streampack.packing import BestFitDecreasing
+    from streampack.sources.resolve import as_source
+    from streampack.sources.resolve import open as open_source
+    from streampack.tokenization import TokenRules
+
     options["eos_id"] = None if tokenizer is not None else eos_id
     data = data_at(source)
     path = data is source
@@ -165,10 +171,6 @@ def dataset_of(
         opened: Any = _chat_of(data, options)
     else:
         opened = open_source(source, **options) if path else data
-    from streampack.dataset import PackedDataset  # imported here, because it imports torch
-    from streampack.job.topology import Topology
-    from streampack.tokenization import TokenRules
-
     if isinstance(opened, PackedDataset):
         if tokenizer is not None or any(value is not None for value in options.values()):
             raise ConfigError(
@@ -198,6 +200,7 @@ def dataset_of(
 def _chat_of(data: Any, options: Mapping[str, Any]) -> Source:
     """Return the source of conversations for files, or for records from the user's code."""
     from streampack.dataset import PackedDataset
+    from streampack.sources.base import Source
     from streampack.sources.chat.source import Chat
 
     if isinstance(data, (Source, PackedDataset)) or any(v is not None for v in options.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -27,13 +27,10 @@ from streampack.cli.options import (
     TokensField,
     say,
 )
-from streampack.conversion.api import IN_ORDER, tokenizer_of
-from streampack.conversion.shards import Destination
-from streampack.corpus_order import CorpusOrder, Summary, run_job
-from streampack.corpus_order.job import STAGES
 from streampack.errors import ConfigError
-from streampack.ordering.by_field import ByField
-from streampack.sources.resolve import open as open_source
+
+if TYPE_CHECKING:
+    from streampack.corpus_order import Summary
 
 
 def order(
@@ -120,6 +117,14 @@ def order(
             "Name the field with --by, or leave them out.",
             setting="by",
         )
+    # imported here, because they import torch
+    from streampack.conversion.api import IN_ORDER, tokenizer_of
+    from streampack.conversion.shards import Destination
+    from streampack.corpus_order import CorpusOrder, run_job
+    from streampack.corpus_order.job import STAGES
+    from streampack.ordering.by_field import ByField
+    from streampack.sources.resolve import open as open_source
+
     job = CorpusOrder(
         source=open_source(
             source,

@@ -15,10 +15,6 @@ import streampack  # imports its names on first use, because torch takes a secon
 from streampack.arguments import type_in_words
 from streampack.cli.options import AsJson, object_at
 from streampack.errors import ConfigError, StateError
-from streampack.job.topology import Topology
-from streampack.run.cp_groups import CpGroups
-from streampack.run.merging import merge_states
-from streampack.run.state import check_state
 
 
 def one_state(paths: Sequence[Path]) -> dict[str, Any]:
@@ -28,6 +24,8 @@ def one_state(paths: Sequence[Path]) -> dict[str, Any]:
         ConfigError: a file cannot be read.
         StateError: a file has no state, or the states do not belong together.
     """
+    from streampack.run.merging import merge_states  # imported here, because it imports torch
+
     states = [_read(path) for path in paths]
     return states[0] if len(states) == 1 else merge_states(states)
 
@@ -72,6 +70,8 @@ def _read(path: Path) -> dict[str, Any]:
     if isinstance(state, dict) and "lanes" not in state:
         inside = [held for held in state.values() if isinstance(held, dict) and "lanes" in held]
         state = inside[0] if len(inside) == 1 else state
+    from streampack.run.state import check_state
+
     try:
         check_state(state)
     except StateError as error:
@@ -148,6 +148,9 @@ def _batch(
     Returns:
         The number and the batch, or None for the batch if the lane had ended.
     """
+    from streampack.job.topology import Topology
+    from streampack.run.cp_groups import CpGroups
+
     loader = streampack.PackedLoader(dataset)
     first: int = state["next_batch"]
     try:
