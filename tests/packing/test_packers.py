@@ -79,8 +79,9 @@ def test_pad_equals_the_quadratic_one_up_to_order(
 def test_the_kernel_is_right_for_any_order_and_for_rooms_beyond_one_bitmap_group(
     sizes: list[int], capacity: int, best: bool
 ) -> None:
-    bins, links = np.empty(len(sizes), dtype=np.int32), np.empty(3 * len(sizes), dtype=np.int32)
-    count = greedy_fit(np.array(sizes, dtype=np.int32), capacity, 0, best, 1, bins, links)
+    bins, links = np.empty(len(sizes), dtype=np.int32), np.empty(2 * len(sizes), dtype=np.int32)
+    memory = None if best else np.empty(len(sizes), dtype=np.int32)
+    count = greedy_fit(np.array(sizes, dtype=np.int32), capacity, 0, 1, bins, links, memory)
     rooms: list[int] = []
     for size, chosen in zip(sizes, bins.tolist(), strict=True):
         fits = [(room if best else 0, b) for b, room in enumerate(rooms) if room >= size]
