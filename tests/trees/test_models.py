@@ -98,10 +98,11 @@ def test_losses_and_gradients_match_sequences_one_by_one(
     "family",
     [
         "llama",
-        "qwen3",
-        "starcoder2",
         "gemma2",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt_neox", "mistral", "opt")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("qwen3", "starcoder2", "gpt_neox", "mistral", "opt")
+        ),
     ],
 )
 def test_flex_attention_takes_the_block_mask(family: str) -> None:
