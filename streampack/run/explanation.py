@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streampack.batch import PackedBatch
 from streampack.errors import ConfigError
 from streampack.lane.config import LaneConfig
-from streampack.packing import BestFitDecreasing, Packer, PackingStats
+from streampack.packing import BestFitDecreasing, Packer, PackingStats, Pad
 from streampack.packing.kinds import packer_kinds, with_rows
 from streampack.packing.overflow import Overflow
 from streampack.run.dry_run import dry_run, stream_plan
@@ -185,7 +185,9 @@ def _others(packer: Packer, lengths: NDArray[np.int64]) -> list[Packer]:
     ways.pop("error", None)
     overflow = next(iter(ways))
     packers: list[Packer] = [BestFitDecreasing(seq_len=size, overflow=way) for way in ways]
-    packers += [with_rows(kind, size).with_sample(lengths) for kind in packer_kinds().values()]
+    for kind in packer_kinds().values():
+        other = with_rows(kind, size).with_sample(lengths)
+        packers.append(replace(other, overflow=overflow) if isinstance(other, Pad) else other)
     packers += [
         BestFitDecreasing(seq_len=n, overflow=overflow) for n in (size // 2, 2 * size) if n > 1
     ]

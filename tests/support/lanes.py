@@ -18,9 +18,9 @@ from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat
 from streampack.window.provenance import Provenance
 from tests.support.memory_source import MemorySource, numbered_documents
+from tests.support.restoring import WHOLE
 
 SEQ_LEN = 32
-WHOLE = 20  # of one state in so many, all that follows is read
 PAD = 4_000_000
 EOS = 4_000_001
 ONE_OF_EACH = [with_rows(kind, SEQ_LEN) for kind in packer_kinds().values()]
