@@ -15,6 +15,11 @@ Arms take turns for so many rounds, and the median is printed. Memory is allocat
 grow, because batches of padded rows vary in shape: with the default, rows sorted by length are a
 third slower. ``--quick`` runs a tiny model for one round, on a CPU as well, and its figures mean
 nothing. ``--docs`` puts the tables into docs/benchmarks.md; ``--out`` keeps the figures as JSON.
+
+    python -m benchmarks.gpu --proof [--seconds 480] [--size 1b] [--out FILE] [--docs]
+
+measures benchmarks.proof instead: a compiled model of today's shape, loaders and layouts of peers,
+and what is learnt in equal seconds. ``--size quick`` is its form for a CPU.
 """
 
 from __future__ import annotations
@@ -546,11 +551,19 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/tmp"))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--docs", action="store_true")
+    parser.add_argument("--proof", action="store_true", help="the tables of benchmarks.proof")
+    parser.add_argument("--seconds", type=float, default=480, help="of the proof, in all")
+    parser.add_argument("--size", choices=("125m", "1b", "quick"), default="125m")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and ALLOCATOR not in os.environ:  # which torch reads when it is imported
         os.environ[ALLOCATOR] = "expandable_segments:True"
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.gpu", *sys.argv[1:]])
+    if options.proof:
+        from benchmarks.proof.command import prove
+
+        prove(options)
+        return
     if device == "cpu" and not options.quick:
         parser.error("there is no GPU here; --quick runs without one")
     sizes, steps, rounds = Sizes(), options.steps, options.rounds
