@@ -11,38 +11,42 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
 import time
 from collections import deque
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from streampack.per_process import PerProcess
+
 EXIT_WAIT_S = 5.0  # total wait for ranks that neither join a collective nor exit
-
-
-#: Collectives started in this process (by process id), in order, each with its tensor. The last
-#: ones are kept after completion, so that gloo's thread never releases the last reference.
-_kept: deque[tuple[int, Any, Any]] = deque()
-
-
 KEPT = 16
+
+
+def _never_release(kept: deque[tuple[Any, Any]]) -> None:
+    """Take an extra reference, so that the list outlives the interpreter."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+#: Collectives started in this process, in order, each with its tensor. The last ones are kept after
+#: completion, so that gloo's thread never releases the last reference.
+_kept: PerProcess[deque[tuple[Any, Any]]] = PerProcess(deque, leave=_never_release)
 
 
 def keep(work: Any, tensor: Any) -> None:
     """Keep a collective that was just started, and its tensor, beyond its completion."""
-    _kept.append((os.getpid(), work, tensor))
-    while len(_kept) > KEPT and _kept[0][1].is_completed():
-        _kept.popleft()
+    kept = _kept()
+    kept.append((work, tensor))
+    while len(kept) > KEPT and kept[0][0].is_completed():
+        kept.popleft()
 
 
 @atexit.register
 def _wait() -> None:
     deadline = time.monotonic() + EXIT_WAIT_S
-    for process, work, _ in _kept:
+    for work, _ in _kept():
         left_s = deadline - time.monotonic()
-        if process == os.getpid() and left_s > 0:  # a forked child has no gloo threads
+        if left_s > 0:
             with suppress(RuntimeError):  # another rank died, or joins no collective
                 work.wait(timedelta(seconds=left_s))
-    # An extra reference, so that the list outlives the interpreter.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
+    _never_release(_kept())

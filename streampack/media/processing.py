@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -35,6 +34,7 @@ from streampack.media.families import joined, with_margins
 from streampack.media.fetching import Heads, HeldBatch
 from streampack.media.images import BrokenImageError, named_failures
 from streampack.media.own import planner_of
+from streampack.per_process import PerProcess
 from streampack.sources.base import Source
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.storage.starts import Pending
@@ -45,7 +45,6 @@ _REMEDY = 'Repair it, or pass on_error="skip", which keeps its document without 
 _NO_GREY = "Remove it: a grey image of its size, the replacement, cannot be processed either."
 #: A side of at most this many pixels, or at least this multiple of the other, is tried out first.
 _FEW_PIXELS, _LONG = 3, 50
-_pools: dict[int, ThreadPoolExecutor] = {}  # by process id, because a fork inherits no threads
 
 
 class MediaProcessing:
@@ -279,13 +278,7 @@ class MediaProcessing:
         return (arrays, np.sort(slots[:tokens])) if len(slots) >= tokens else ({}, slots[:0])
 
 
-def _pool() -> ThreadPoolExecutor:
-    """Return the thread pool of this process, because a fork does not inherit threads."""
-    process = os.getpid()
-    if process not in _pools:
-        _pools.clear()
-        _pools[process] = ThreadPoolExecutor(min(_THREADS, usable_cores()), "streampack-image")
-    return _pools[process]
+_pool = PerProcess(lambda: ThreadPoolExecutor(min(_THREADS, usable_cores()), "streampack-image"))
 
 
 def _spans(held: HeldMedia) -> NDArray[np.int64]:

@@ -173,7 +173,7 @@ def _chats(config: LaneConfig) -> LongChatLosses | None:
 def _fetched_bytes() -> int:
     from streampack.storage.first_fetch import first_fetch
 
-    return first_fetch.num_bytes
+    return first_fetch().num_bytes
 
 
 def _others(packer: Packer, lengths: NDArray[np.int64]) -> list[Packer]:

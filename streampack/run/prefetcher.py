@@ -41,7 +41,6 @@ class Prefetcher:
         self._total: Callable[[], int] | None = None
         self._ended = False
         self.is_interrupted = False  # a later iteration continues at the same batch
-        self._process = os.getpid()
         self.thread: threading.Thread | None = None  # thread that called last
         _not_ended.add(self)
 
@@ -158,12 +157,12 @@ def _loss_tokens(batches: Sequence[PackedBatch]) -> int:
 
 
 _not_ended: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_not_ended.clear)
 
 
 @atexit.register
 def _end_all() -> None:
     """Close iterators left open by a script, while the modules that end workers still exist."""
-    for ahead in list(_not_ended):
-        if ahead._process == os.getpid():  # not in a child that was forked
-            with suppress(ValueError):  # another thread is executing the generator
-                ahead.end()
+    for prefetcher in list(_not_ended):
+        with suppress(ValueError):  # another thread is executing the generator
+            prefetcher.end()

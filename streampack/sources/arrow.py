@@ -9,7 +9,6 @@ remote file, the heads up to a part and the record batches of the part are fetch
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +19,13 @@ import numpy as np
 import pyarrow as pa
 
 from streampack.errors import ConfigError
+from streampack.keep_last import KeepLast
 from streampack.sources.file_source import FileSource
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.parquet.columns import is_null
 from streampack.sources.parquet.footer import DAMAGE
-from streampack.sources.parquet.places import Places, kept
+from streampack.sources.parquet.places import Places
 from streampack.sources.parquet.source import Parquet, RowReader
 from streampack.sources.records import DamagedFileError
 from streampack.storage.decoded import shared_batches
@@ -179,8 +179,7 @@ class _Message:
 
 _HEADS = (64 << 10, 16 << 20)  # bytes of a file's beginning that are searched for its schema
 _SPLITS = "/dataset_dict.json"
-_batches: OrderedDict[Hashable, Any] = OrderedDict()
-_MOST_FILES = 8  # files with kept batches
+_batches: KeepLast[Hashable, Batches] = KeepLast(8)
 
 
 class Arrow(Parquet):
@@ -249,7 +248,7 @@ class Arrow(Parquet):
     def open_rows(
         self, file: StoredFile, shard: int
     ) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
-        batches = kept(_batches, _MOST_FILES, file.version, lambda: Batches.of(file))
+        batches = _batches.keep(file.version, lambda: Batches.of(file))
         yield batches.schema, batches.places, partial(self._decoded, file, batches)
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from streampack.errors import ConfigError, MissingPackageError, StreampackError
 from streampack.extras import pip_command
+from streampack.per_process import PerProcess
 from streampack.storage.failures import without_secrets
 
 #: The extra or the package with a protocol's file system, which fsspec imports at its first use.
@@ -30,7 +31,7 @@ def open_once(
     opened: dict[str, Any], protocol: str, options: dict[str, Any], timeout_s: float
 ) -> None:
     """Open a file system unless another thread has; `opened` has those of a process by protocol."""
-    with _opening:
+    with _opening():
         if protocol not in opened:
             opened[protocol] = open_filesystem(protocol, options, timeout_s)
 
@@ -73,7 +74,7 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
             setting="storage_options",
         ) from error
     _try_once(protocol, filesystem)
-    _opened[id(filesystem)] = filesystem
+    _opened()[id(filesystem)] = filesystem
     return filesystem
 
 
@@ -121,27 +122,21 @@ def _share_client(filesystem: Any) -> None:
     filesystem.set_session = shared
 
 
-_opened: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_opening = PerProcess(threading.Lock)
 _inherited: list[Any] = []
 
 
-def _keep_inherited() -> None:
+def _keep(opened: weakref.WeakValueDictionary[int, Any]) -> None:
     """Keep the parent's file systems alive in a forked child, so that none is finalized.
 
     Their finalizers would close connections on an event loop whose thread does not exist after the
     fork; the parent has both and closes them itself.
     """
-    _inherited.extend(_opened.values())
+    _inherited.extend(opened.values())
 
 
-def _after_fork() -> None:
-    global _opening
-    _opening = threading.Lock()  # another thread may have held it
-    _keep_inherited()
-
-
-_opening = threading.Lock()
-os.register_at_fork(after_in_child=_after_fork)
+_opened: PerProcess[weakref.WeakValueDictionary[int, Any]]
+_opened = PerProcess(weakref.WeakValueDictionary, leave=_keep)
 
 
 def _s3_options(options: dict[str, Any], timeout_s: float) -> None:

@@ -9,6 +9,7 @@ import time
 
 from streampack.metrics import fetched
 from streampack.notices import is_first
+from streampack.per_process import PerProcess
 from streampack.storage.file_info import shown
 from streampack.storage.waiting import start_daemon
 
@@ -58,10 +59,4 @@ class FirstFetch:
             )
 
 
-def _renew() -> None:
-    global first_fetch
-    first_fetch = FirstFetch()
-
-
-first_fetch = FirstFetch()
-os.register_at_fork(after_in_child=_renew)
+first_fetch = PerProcess(FirstFetch)

@@ -17,15 +17,14 @@ import struct
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import StorageError, StreampackError
+from streampack.keep_last import KeepLast
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.decompression import DamagedError
 from streampack.storage.failures import is_of_system
@@ -38,7 +37,7 @@ logger = logging.getLogger(__name__)
 THREAD_NAME = "streampack-decode"
 MOST_TRIES = 3  # attempts to make content while its blocks are evicted
 _PAUSES_S = (0.0005, 0.02)  # between looks for a missing block: first, and longest
-_KEPT_BLOCKS = 64  # blocks that a process keeps mapped
+_KEPT_BLOCKS = 64
 _SIZE = -1  # number of the block that complete content has behind the others
 _END = struct.Struct("<q?")  # size of the content, and True if its origin is not cut short
 _MOST_KNOWN = 64  # number of contents with kept notes
@@ -126,23 +125,10 @@ class Growings:
         self.cache = cache
         # Errors by key of contents that this process could not make.
         self.failed: dict[str, Exception] = {}
-        self._known: dict[str, dict[int, Any]] = {}
-        # The most recent blocks.
-        self.views: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
-
-    def known(self, key: str) -> dict[int, Any]:
-        """Return this process's notes on a content; only the last contents have notes."""
-        notes = self._known.pop(key, {})
-        self._known = {**dict([*self._known.items()][1 - _MOST_KNOWN :]), key: notes}
-        return notes
-
-    def keep(self, key: str, number: int, view: memoryview) -> memoryview:
-        """Keep a mapped block for later readers in this process; return it."""
-        self.views[key, number] = view
-        with suppress(KeyError):  # another thread removed it
-            while len(self.views) > _KEPT_BLOCKS:
-                self.views.popitem(last=False)
-        return view
+        # Notes of their readers, for later readers in this process.
+        self.known: KeepLast[str, dict[int, Any]] = KeepLast(_MOST_KNOWN)
+        # Mapped blocks, by key and number.
+        self.views: KeepLast[tuple[str, int], memoryview] = KeepLast(_KEPT_BLOCKS)
 
     def refuse(self, key: str, name: str, error: Exception) -> None:
         """Stop making a content; log the cost, unless the content itself is the reason."""
@@ -193,8 +179,7 @@ class GrowingFile(StoredFile):
         self._growings, self._key, self._name, self._write = growings, key, name, write
         self.version = (key,)
         self.num_bytes = -1  # unknown until it is complete
-        #: Notes of its readers, for later readers in this process.
-        self.known = growings.known(key)
+        self.known = growings.known.keep(key, dict)
         self._tries = 0
 
     def has(self, end: int) -> bool:
@@ -271,7 +256,7 @@ class GrowingFile(StoredFile):
             if view is None and 0 <= self.num_bytes <= number * BLOCK_BYTES:
                 view = memoryview(b"")
             if view is not None:
-                return self._growings.keep(key, number, view)
+                return self._growings.views.keep((key, number), view.toreadonly)
             if not self._begin(number):
                 pause(pause_s)
                 pause_s = min(2 * pause_s, most_s)

@@ -8,11 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from streampack.per_process import PerProcess
 from streampack.storage.waiting import pause
-
-#: Locks of this process, so that a forked child can close its copies. They would keep the locks of
-#: the parent for as long as the child lives.
-_held: set[Lock] = set()
 
 
 class Lock:
@@ -20,7 +17,7 @@ class Lock:
 
     def __init__(self, fd: int, path: Path) -> None:
         self._fd, self._path = fd, path
-        _held.add(self)
+        _held().add(self)
 
     @classmethod
     def acquire(cls, path: Path, *, wait_s: float = 0) -> Lock | None:
@@ -61,7 +58,7 @@ class Lock:
     def _release(self) -> None:
         """Unlock, also for copies of the descriptor that a forked child may hold."""
         fd, self._fd = self._fd, -1
-        _held.discard(self)
+        _held().discard(self)
         if fd >= 0:
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
@@ -73,10 +70,10 @@ class Lock:
             os.close(fd)
 
 
-def _forget_locks() -> None:
-    for lock in list(_held):
+def _forget_all(held: set[Lock]) -> None:
+    """Close a forked child's copies, which would keep the locks for as long as it lives."""
+    for lock in held:
         lock.forget()
-    _held.clear()
 
 
-os.register_at_fork(after_in_child=_forget_locks)
+_held: PerProcess[set[Lock]] = PerProcess(set, leave=_forget_all)

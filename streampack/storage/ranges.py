@@ -8,8 +8,8 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from streampack.storage import first_fetch as progress
 from streampack.storage.file_info import replaced, split_url
+from streampack.storage.first_fetch import first_fetch
 from streampack.storage.remote import VERSION_FIELDS, Pace, info_from, info_of, version_of, wait_for
 
 _HTTP = ("http", "https")
@@ -36,7 +36,7 @@ def fetch_range(
     Raises:
         OSError: other bytes came, or fewer; the file system may raise other errors too.
     """
-    progress.first_fetch.begin(url)
+    first_fetch().begin(url)
     if split_url(url)[0] == "hf":
         return _hub_range(filesystem, url, start, stop, size, pace)
     method = _own_request(filesystem, url, _http_range, _s3_range)
@@ -53,7 +53,7 @@ def fetch_range(
         )
     except (NotImplementedError, io.UnsupportedOperation):
         return None
-    progress.first_fetch.add(len(data))
+    first_fetch().add(len(data))
     if len(data) != stop - start:
         raise OSError(f"{len(data)} bytes came instead of {stop - start}")
     return Part(data, version_of(info_of(filesystem, url, pace)))
@@ -65,7 +65,7 @@ def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part
     Raises:
         OSError: fewer bytes came than the answer told; the file system may raise other errors too.
     """
-    progress.first_fetch.begin(url)
+    first_fetch().begin(url)
     if split_url(url)[0] == "hf":
         return _hub_start(filesystem, url, most, pace)
     method = _own_request(filesystem, url, _http_start, _s3_start)
@@ -79,7 +79,7 @@ def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part
         data = pace.call(filesystem, "cat_file", url, num_bytes=size, **asked, **options)
     except (NotImplementedError, io.UnsupportedOperation):
         data = b"".join(_file_chunks(filesystem, url, pace))[:most]
-    progress.first_fetch.add(len(data))
+    first_fetch().add(len(data))
     return Part(data, "")
 
 
@@ -97,7 +97,7 @@ def whole_file(filesystem: Any, url: str, size: int, pace: Pace) -> Iterator[byt
     Raises:
         OSError: more bytes came, or fewer, or too slowly; or another error of the file system.
     """
-    progress.first_fetch.begin(url)
+    first_fetch().begin(url)
     chunks = _http_chunks if split_url(url)[0] in _HTTP else _file_chunks
     since, had, came = time.monotonic(), 0, 0
     with closing(chunks(filesystem, url, pace)) as parts:
@@ -105,7 +105,7 @@ def whole_file(filesystem: Any, url: str, size: int, pace: Pace) -> Iterator[byt
             came += len(data)
             if came > size:
                 break
-            progress.first_fetch.add(len(data))
+            first_fetch().add(len(data))
             yield data
             now = time.monotonic()
             if now - since >= pace.timeout_s:
@@ -160,7 +160,7 @@ def _hub_answer(filesystem: Any, url: str, range_: str, pace: Pace) -> tuple[Any
     headers |= {"Range": range_} if range_ else {}
     answer = get_session().get(link, headers=headers, timeout=pace.timeout_s)
     hf_raise_for_status(answer)
-    progress.first_fetch.add(len(answer.content))
+    first_fetch().add(len(answer.content))
     tags = [
         sent.headers.get("X-Linked-Etag") or sent.headers.get("ETag") or ""
         for sent in [*answer.history, answer]
@@ -198,7 +198,7 @@ async def _http_body(answer: Any, most: int) -> bytearray:
     data = bytearray()
     async for chunk in answer.content.iter_any():
         data += chunk
-        progress.first_fetch.add(len(chunk))
+        first_fetch().add(len(chunk))
         if len(data) > most:
             break
     return data
@@ -258,7 +258,7 @@ async def _s3_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> 
 
 async def _s3_body(answer: Any) -> bytes:
     data: bytes = await answer["Body"].read()
-    progress.first_fetch.add(len(data))
+    first_fetch().add(len(data))
     return data
 
 

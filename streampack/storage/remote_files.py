@@ -6,7 +6,6 @@ import hashlib
 import logging
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from streampack.errors import StorageError
+from streampack.keep_last import KeepLast
 from streampack.metrics import fetched
 from streampack.storage.ahead import Hint
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
@@ -60,7 +60,7 @@ class RemoteFiles:
         # Servers that answered with whole files, and the times until which they are not asked anew.
         self._whole: dict[str, float] = {}
         # Sizes and versions of the last files that were looked up, by URL.
-        self._looked_up: OrderedDict[str, FileInfo] = OrderedDict()
+        self._looked_up: KeepLast[str, FileInfo] = KeepLast(_MOST_LOOKED_UP)
         self.pace = Pace(storage.timeout_s, storage.min_bytes_per_s)
         ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2)
         self.fetcher = Fetcher(cache, self._get, self._get_whole, self._attempts, ahead)
@@ -151,7 +151,8 @@ class RemoteFiles:
                     raise
             else:
                 if part.size is not None:
-                    self._remember(self._with_start(FileInfo(url, part.size, part.version)))
+                    info = self._with_start(FileInfo(url, part.size, part.version))
+                    self._looked_up.keep(url, lambda: info)
                 fetched.append(len(part.data))
                 return part.data
         size = self.look_up(url).num_bytes
@@ -237,8 +238,7 @@ class RemoteFiles:
 
     def look_up(self, url: str) -> FileInfo:
         """Look up size and version of a remote file; a process remembers the last ones."""
-        known = self._looked_up.get(url)
-        return self._remember(self._ask(url, self._storage.retries)) if known is None else known
+        return self._looked_up.keep(url, lambda: self._ask(url, self._storage.retries))
 
     def _ask(self, url: str, retries: int | None) -> FileInfo:
         info = look_up(self._filesystem_of(url), url, pace=self.pace, retries=retries)
@@ -255,14 +255,6 @@ class RemoteFiles:
         options = repr(sorted(self._storage.storage_options.items()))
         digest = hashlib.blake2b(f"{_START} {options}".encode(), digest_size=8)
         return replace(info, version=f"start {digest.hexdigest()}")
-
-    def _remember(self, info: FileInfo) -> FileInfo:
-        looked_up = self._looked_up
-        known = looked_up.setdefault(info.path, info)
-        if len(looked_up) > _MOST_LOOKED_UP:
-            with suppress(KeyError):  # another thread removed it
-                looked_up.popitem(last=False)
-        return known
 
 
 def _require_version(listed: FileInfo, version: str) -> None:

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError
+from streampack.per_process import PerProcess
 from streampack.storage.file_info import FileInfo, shown, split_url
 from streampack.storage.files import LocalFile, Ranges, StoredFile
 from streampack.storage.listing import (
@@ -36,51 +37,6 @@ if TYPE_CHECKING:
     from streampack.storage.remote_files import RemoteFiles
 
 R = TypeVar("R")
-
-_forks = 0
-
-
-def _count_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_count_fork)
-
-
-class _Process:
-    """State of a storage in one process; each part is made when it is first used."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._parts: dict[str, Any] = {}
-
-    def _once(self, name: str, make: Callable[[], R]) -> R:
-        """Return the same part to all threads."""
-        part: R | None = self._parts.get(name)
-        return self._parts.setdefault(name, make()) if part is None else part
-
-    @property
-    def cache(self) -> BlockCache:
-        from streampack.storage.blocks import BlockCache, default_cache_dir
-
-        def make() -> BlockCache:
-            folder = self._storage.cache_dir or default_cache_dir()
-            return BlockCache(folder / "blocks", self._storage.cache_limit_bytes)
-
-        return self._once("cache", make)
-
-    @property
-    def remote(self) -> RemoteFiles:
-        from streampack.storage.remote_files import RemoteFiles
-
-        return self._once("remote", lambda: RemoteFiles(self._storage, self.cache))
-
-    @property
-    def growings(self) -> Growings:
-        from streampack.storage.growing import Growings
-
-        return self._once("growings", lambda: Growings(self.cache))
 
 
 @explained
@@ -123,27 +79,33 @@ class Storage:
         self.min_bytes_per_s = real_number("min_bytes_per_s", min_bytes_per_s, least=0)
         self.read_ahead_bytes = whole_number("read_ahead_bytes", read_ahead_bytes, least=0)
         self.storage_options = dict(storage_options or {})
-        self._processes: dict[int, _Process] = {}
+        self._cache = PerProcess(self._make_cache)
+        self._remote = PerProcess(self._make_remote)
+        self._growings = PerProcess(self._make_growings)
 
     def __repr__(self) -> str:  # without storage_options, which may hold secrets
         return f"Storage(cache_dir={str(self.cache_dir) if self.cache_dir else None!r})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_processes": {}}
-
     @property
     def remote(self) -> RemoteFiles:
         """The remote files of this process."""
-        return self._process.remote
+        return self._remote()
 
-    @property
-    def _process(self) -> _Process:
-        # A forked child keeps the connections of its parent, unused: closing them would close them
-        # for the parent too, whose event loop shares their descriptors.
-        process = self._processes.get(_forks)
-        if process is None:
-            process = self._processes.setdefault(_forks, _Process(self))
-        return process
+    def _make_cache(self) -> BlockCache:
+        from streampack.storage.blocks import BlockCache, default_cache_dir
+
+        folder = self.cache_dir or default_cache_dir()
+        return BlockCache(folder / "blocks", self.cache_limit_bytes)
+
+    def _make_remote(self) -> RemoteFiles:
+        from streampack.storage.remote_files import RemoteFiles
+
+        return RemoteFiles(self, self._cache())
+
+    def _make_growings(self) -> Growings:
+        from streampack.storage.growing import Growings
+
+        return Growings(self._cache())
 
     def list(
         self, patterns: str | Path | Sequence[str | Path], *, endings: Sequence[str] = ()
@@ -235,7 +197,7 @@ class Storage:
 
         from streampack.storage.growing import GrowingFile
 
-        return GrowingFile(self._process.growings, identity.key, shown(name), write)
+        return GrowingFile(self._growings(), identity.key, shown(name), write)
 
     def forget(self, file: str | FileInfo) -> bool:
         """Remove a remote file from the cache, so that the next use fetches it.

@@ -26,6 +26,7 @@ from streampack.documents.blocks import Documents, Texts, offsets_of
 from streampack.errors import ConfigError, ContentError
 from streampack.extras import pip_command
 from streampack.notices import is_first
+from streampack.per_process import PerProcess
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization.ends import apply_bos, apply_eos, missing_id
 from streampack.tokenization.fast import EngineName, FastEngine, Flat, fast_engine
@@ -47,7 +48,6 @@ logger = logging.getLogger(__name__)
 NameOf = Callable[[np.void], str]
 
 _THREADS = "TOKENIZERS_PARALLELISM"
-_encoded_in: int | None = None  # process id of the first use
 
 
 def _numbered(origin: np.void) -> str:
@@ -351,12 +351,14 @@ def _use_one_thread() -> None:
 
     A user's setting is kept, except in a forked process, where the threads do not exist.
     """
-    global _encoded_in
-    if _encoded_in in (None, os.getpid()):
-        _encoded_in = os.getpid()
-        os.environ.setdefault(_THREADS, "false")
-    else:
-        os.environ[_THREADS] = "false"
+    _threads()
+
+
+def _lose_threads(setting: str) -> None:
+    os.environ[_THREADS] = "false"
+
+
+_threads = PerProcess(lambda: os.environ.setdefault(_THREADS, "false"), leave=_lose_threads)
 
 
 def _several_ends(names: Mapping[str, int]) -> ConfigError:

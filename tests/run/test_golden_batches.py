@@ -310,7 +310,10 @@ GOLDEN = {
 }
 
 
-FILES = ("extras", "storage", "sources.file_source", "sources.paths", "sources.record_files")
+FILES = (
+    *("extras", "keep_last", "per_process", "storage"),
+    *("sources.file_source", "sources.paths", "sources.record_files"),
+)
 PARQUET = (*FILES, "sources.parquet")
 ARRAYS = (*FILES, "sources.integer_arrays")
 LINES = (*FILES, "sources.json_records", "sources.jsonl")

@@ -15,7 +15,7 @@ import pytest
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.parquet.chunks import Chunks
-from streampack.storage import first_fetch
+from streampack.storage.first_fetch import first_fetch
 from streampack.storage.storage import Storage
 from tests.support.every_source import SOURCES
 from tests.support.servers import HTTPServer
@@ -93,7 +93,7 @@ def blocks_of(source: Any, lanes: int) -> int:
 def test_explain_counts_the_bytes_in_a_store(http: HTTPServer, storage: Storage) -> None:
     local = SOURCES["parquet-tokens"](http.folder)
     remote = REMOTE["parquet-tokens"](http.url, storage=storage)
-    first_fetch._renew()
+    first_fetch._made.clear()
     explained = [PackedDataset(own, seq_len=64).explain() for own in (local, remote)]
     size = (http.folder / "ids.parquet").stat().st_size
     assert [own.as_dict()["remote_bytes"] for own in explained] == [0, size]

@@ -39,12 +39,12 @@ def lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lines]:
     monkeypatch.setattr(notices, "_given", set())
     monkeypatch.setattr(first_fetch, "FIRST_LINE_S", 0.05)
     fetched.clear()
-    first_fetch._renew()
+    first_fetch.first_fetch._made.clear()
     found = Lines()
     first_fetch.logger.addHandler(found)
     yield found
     first_fetch.logger.removeHandler(found)
-    first_fetch._renew()
+    first_fetch.first_fetch._made.clear()
 
 
 def settle() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import offsets_of
+from streampack.keep_last import KeepLast
 from streampack.sources.parquet.footer import row_groups
 from streampack.storage.files import Order, StoredFile
 
@@ -22,27 +21,9 @@ if TYPE_CHECKING:
     from streampack.sources.parquet.chunks import Chunks, ColumnOrder, RowGroup
 
 _BUFFER_BYTES = 1 << 20  # bytes of a column read at a time
-R = TypeVar("R")
 
 # A dictionary may be too small for the values of a row group, if it has several chunks.
 _NARROW = re.compile(r"indices=u?int(8|16)\b")
-
-
-_footers: OrderedDict[Hashable, Any] = OrderedDict()  # megabytes each
-_chunks: OrderedDict[Hashable, Any] = OrderedDict()
-_MOST_FOOTERS, _MOST_CHUNKS = 8, 64
-
-
-def kept(results: OrderedDict[Hashable, Any], most: int, key: Hashable, read: Callable[[], R]) -> R:
-    """Return the result of `read` for this key, or call it; keep the `most` used last."""
-    result = results.pop(key, None)
-    if result is None:
-        result = read()
-    results[key] = result
-    while len(results) > most:
-        with suppress(KeyError):  # another thread removed it
-            results.popitem(last=False)
-    return cast(R, result)
 
 
 def open_file(
@@ -68,6 +49,10 @@ def open_file(
     )
 
 
+_footers: KeepLast[Hashable, tuple[pq.FileMetaData, Places]] = KeepLast(8)  # megabytes each
+_chunks: KeepLast[Hashable, Chunks] = KeepLast(64)
+
+
 def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:
     """Return a file's footer and its row groups' positions on `weight`; cache the latest files."""
 
@@ -80,7 +65,7 @@ def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Places]:
                 metadata = footer_without_dictionaries(file)
             return metadata, Places.of(row_groups(metadata), weight)
 
-    return kept(_footers, _MOST_FOOTERS, (file.version, weight), read)
+    return _footers.keep((file.version, weight), read)
 
 
 def order_of(file: StoredFile) -> ColumnOrder | None:
@@ -96,8 +81,7 @@ def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
     """Return the byte ranges of a remote file's columns; cache the latest files."""
     from streampack.sources.parquet.chunks import read_chunks
 
-    key = (file.version, *columns)
-    return kept(_chunks, _MOST_CHUNKS, key, lambda: read_chunks(file, columns))
+    return _chunks.keep((file.version, *columns), lambda: read_chunks(file, columns))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
