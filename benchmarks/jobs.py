@@ -115,8 +115,7 @@ JOBS = [
             f"text-{vocabulary.split()[0].lower()}",
             f"Raw text to full batches, {vocabulary}",
             "Python source with the vocabulary. Tokens per second of processor time, with "
-            "worker processes included, and of wall time. Ratios are of processor time. Figures of "
-            "streampack are with kitoken, its engine before gigatoken.",
+            "worker processes included, and of wall time. Ratios are of processor time.",
             runners,
             columns=("M tokens/s of a core", "M tokens/s", "x engine alone", "first batch, ms"),
             compared="x engine alone",

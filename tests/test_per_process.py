@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from streampack.per_process import PerProcess
+from tests.support.forked import in_fork
 
 WAIT_S = 60
-
-
-def in_fork(function: Callable[[], Any]) -> Any:
-    """Return the result of a function in a forked child."""
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        answer: Any = "failed"
-        try:
-            answer = function()
-        finally:
-            os.write(writing, pickle.dumps(answer))
-            os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as file:
-        answer = pickle.loads(file.read())
-    os.waitpid(child, 0)
-    return answer
 
 
 PID = PerProcess(os.getpid)

@@ -90,6 +90,7 @@ class Reader:
     """The position of a forward reader among the blocks that it reads.
 
     Attributes:
+        ahead: the `ReadAhead` that counts it.
         file: the file.
         order: sorted indices of the blocks that it reads, as far as they are known.
         at: position in `order` of the next block.
@@ -98,10 +99,10 @@ class Reader:
         since: number of blocks read by all readers when `used` was 0.
     """
 
-    __slots__ = ("asked", "at", "file", "order", "since", "used")
+    __slots__ = ("ahead", "asked", "at", "file", "order", "since", "used")
 
-    def __init__(self, file: RangedFile, used: int, since: int) -> None:
-        self.file = file
+    def __init__(self, ahead: ReadAhead, file: RangedFile, used: int, since: int) -> None:
+        self.ahead, self.file = ahead, file
         self.order: Sequence[int] = ()
         self.at = self.asked = 0
         self.used, self.since = float(used), float(since)
@@ -134,7 +135,7 @@ class ReadAhead:
 
     def reader(self, file: RangedFile, used: int) -> Reader:
         """Return a reader that has read `used` blocks of a file."""
-        return Reader(file, used, self._clock - used)
+        return Reader(self, file, used, self._clock - used)
 
     def request_blocks(self, reader: Reader) -> int:
         """Return the number of blocks to fetch in one request for a reader."""
@@ -175,7 +176,7 @@ class ReadAhead:
 
     def drop(self, reader: Reader) -> None:
         """Fetch nothing more ahead of a reader."""
-        if _ends:
+        if _ends or reader.ahead is not self:  # of the parent of this process
             return
         with self._lock:
             self._hungry.pop(reader, None)

@@ -38,20 +38,22 @@ MARKS = {
     "_delta_log": Mark(
         "*",
         f"is a Delta table, {_OLD_ROWS}",
-        "Pass the files of its current version: deltalake.DeltaTable({0!r}).file_uris().",
+        "Pass the files of its current version: deltalake.DeltaTable({0!r}).file_uris(), or those "
+        "of a copy if it has deletion_vectors() (docs/storage.md).",
     ),
     ".hoodie": Mark(
         "hoodie.properties",
         f"is a Hudi table, {_OLD_ROWS}",
         "Pass the files of its current version: the table's folder joined with "
         "slice.base_file_relative_path(), for each slice of "
-        "hudi.HudiTableBuilder.from_base_uri({0!r}).build().get_file_slices().",
+        "hudi.HudiTableBuilder.from_base_uri({0!r}).build().get_file_slices(), if none "
+        "has_log_files().",
     ),
     "metadata": Mark(
         "*.metadata.json*",
         f"is an Iceberg table, {_OLD_ROWS}",
         "Pass the files of a snapshot: [task.file.file_path for task in table.scan().plan_files()] "
-        "with the table of pyiceberg.",
+        "with the table of pyiceberg, if no task has delete_files.",
     ),
     "_versions": Mark(
         "*.manifest",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import time
 from bisect import bisect_right
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,12 +33,12 @@ class RangedFile(StoredFile):
 
     Args:
         listed: URL, size and version of the file.
-        fetcher: fetcher of this process.
+        fetcher: returns the fetcher of the process that calls it.
     """
 
     mapped = False
 
-    def __init__(self, listed: FileInfo, fetcher: Fetcher) -> None:
+    def __init__(self, listed: FileInfo, fetcher: Callable[[], Fetcher]) -> None:
         self.listed: FileInfo = listed
         self.num_bytes = listed.num_bytes
         self.version = (listed.path, listed.num_bytes, listed.version)
@@ -90,7 +90,7 @@ class RangedFile(StoredFile):
 class Forwards:
     """Blocks of a file that are read in order, with blocks fetched ahead after the first miss."""
 
-    def __init__(self, file: RangedFile, fetcher: Fetcher) -> None:
+    def __init__(self, file: RangedFile, fetcher: Callable[[], Fetcher]) -> None:
         self._file, self._fetcher = file, fetcher
         self._views: dict[int, memoryview] = {}
         self._reader: Reader | None = None
@@ -101,7 +101,7 @@ class Forwards:
         """Fetch nothing more ahead, and keep no block mapped."""
         self._views = {}
         if self._reader is not None:
-            self._fetcher.ahead.drop(self._reader)
+            self._fetcher().ahead.drop(self._reader)
             self._reader = None
 
     def block(self, number: int, end: int, order: Sequence[int]) -> memoryview:
@@ -113,7 +113,7 @@ class Forwards:
         """
         view = self._views.pop(number, None)
         if view is None:
-            view = self._fetcher.kept(self._file, number)
+            view = self._fetcher().kept(self._file, number)
             self._found += 1
             if view is None or self._reader is not None or self._misses(number, order):
                 view = self._moved(view, number, end, order)
@@ -124,14 +124,14 @@ class Forwards:
         """Return True if the block is missing that is read last of the next ones."""
         at = bisect_right(order, number)
         soon = order[at : at + MOST_BLOCKS]
-        return bool(soon) and not self._fetcher.cache.has(self._file.key, soon[-1])
+        return bool(soon) and not self._fetcher().cache.has(self._file.key, soon[-1])
 
     def _moved(
         self, view: memoryview | None, number: int, end: int, order: Sequence[int]
     ) -> memoryview:
         """Return a block, fetched if it is missing, with the blocks that follow it in the order."""
-        ahead = self._fetcher.ahead
-        if self._reader is None:
+        ahead = self._fetcher().ahead
+        if self._reader is None or self._reader.ahead is not ahead:  # the latter in a fork
             self._reader = ahead.reader(self._file, self._found - 1)
         at = fetched = bisect_right(order, number)
         waited_s = 0.0
@@ -140,7 +140,7 @@ class Forwards:
             while stop < most and fetched < len(order) and order[fetched] == stop:
                 fetched, stop = fetched + 1, stop + 1
             began = time.monotonic()
-            view = self._fetcher.fetched(self._file, number, max(end, stop))
+            view = self._fetcher().fetched(self._file, number, max(end, stop))
             waited_s = time.monotonic() - began
         if not self._file.closed:
             ahead.moved(self._reader, order, at, fetched, waited_s)
@@ -150,7 +150,7 @@ class Forwards:
 class _Stream(Forward):
     """A remote file as a raw stream."""
 
-    def __init__(self, file: RangedFile, fetcher: Fetcher, order: Order) -> None:
+    def __init__(self, file: RangedFile, fetcher: Callable[[], Fetcher], order: Order) -> None:
         self._file, self._fetcher = file, fetcher
         self._order = order
         self._forwards: dict[Hashable, Forwards] = {}

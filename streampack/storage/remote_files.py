@@ -85,7 +85,7 @@ class RemoteFiles:
 
     def open(self, file: str | FileInfo) -> RangedFile:
         """Open a file by URL, or as it was listed."""
-        return RangedFile(self.listed(file), self.fetcher)
+        return RangedFile(self.listed(file), lambda: self._storage.remote.fetcher)
 
     def forget(self, file: str | FileInfo) -> bool:
         """Remove a file from the cache; return False if the cache has none of it."""

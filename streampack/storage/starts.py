@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from streampack.per_process import PerProcess
 from streampack.storage.ahead import Hint
 from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
@@ -20,8 +21,9 @@ class Pending:
 
     def __init__(self, read: Callable[[], bytes]) -> None:
         self._read = read
-        self._begun = threading.Lock()  # never released
-        self._bytes: Future[bytes] = Future()
+        # A fork has no thread that would go on reading, so it reads anew.
+        self._begun = PerProcess(threading.Lock)  # never released
+        self._bytes: PerProcess[Future[bytes]] = PerProcess(Future)
 
     @classmethod
     def start(cls, storage: Storage, url: str, most_bytes: int | None = None) -> Pending:
@@ -34,20 +36,20 @@ class Pending:
 
     def fetch(self) -> None:
         """Read the bytes, unless that has begun."""
-        if not self._begun.acquire(blocking=False):
+        if not self._begun().acquire(blocking=False):
             return
         try:
-            self._bytes.set_result(self._read())
+            self._bytes().set_result(self._read())
         except BaseException as error:  # raised by `result`
-            self._bytes.set_exception(error)
+            self._bytes().set_exception(error)
 
     def result(self) -> bytes:
         """Return the bytes, once they are there; raise the error of reading them."""
         self.fetch()
-        return self._bytes.result()
+        return self._bytes().result()
 
     @property
     def num_bytes(self) -> int:
         """Bytes that are held; 0 before they are there."""
-        done = self._bytes.done() and self._bytes.exception() is None
-        return len(self._bytes.result()) if done else 0
+        done = self._bytes().done() and self._bytes().exception() is None
+        return len(self._bytes().result()) if done else 0

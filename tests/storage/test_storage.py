@@ -24,7 +24,9 @@ from streampack.storage.file_info import FileInfo
 from streampack.storage.files import LocalFile
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import expand_braces
+from streampack.storage.starts import Pending
 from streampack.storage.storage import Storage
+from tests.support.forked import in_fork
 from tests.support.servers import HTTPServer, S3Server
 
 WAIT_S = 60.0  # for something that happens at once: how long until it is called broken
@@ -434,6 +436,38 @@ def test_a_fork_while_reading_ahead_does_not_hang(http: HTTPServer, tmp_path: Pa
     with storage.open(urls[0]) as file:
         assert len(file.read(0, 1000)) == 1000
     assert http.count("GET", "0.bin") == 1
+
+
+def test_a_forked_child_reads_on_in_a_file_that_its_parent_reads(
+    http: HTTPServer, tmp_path: Path
+) -> None:
+    url, data = serve(http, "a.bin", 9 << 20)
+    storage = Storage(cache_dir=tmp_path / "cache")
+    with storage.open(url) as file, file.stream() as stream:
+        begin = stream.read(3 << 20)
+        with storage.remote.fetcher.ahead._lock:  # as a thread of the parent would
+            assert in_fork(lambda: begin + stream.read() == data)
+            assert in_fork(lambda: file.close() or "closed") == "closed"
+        assert begin + stream.read() == data
+
+
+def test_a_forked_child_reads_what_a_thread_of_its_parent_has_begun_to_read(
+    http: HTTPServer, storage: Storage
+) -> None:
+    url, data = serve(http, "a.bin")
+    begun, release = threading.Event(), threading.Event()
+
+    def gate(name: str) -> None:
+        if not begun.is_set():
+            begun.set()
+            release.wait(WAIT_S)
+
+    http.gate = gate
+    pending = Pending.start(storage, url)
+    assert begun.wait(WAIT_S)
+    assert in_fork(pending.result) == data
+    release.set()
+    assert pending.result() == data
 
 
 def test_secrets_stay_out_of_the_repr(tmp_path: Path) -> None:

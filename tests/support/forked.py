@@ -1,19 +1,22 @@
-"""Programs in processes forked from one that has made its imports and loaded the kernels.
+"""Functions in forked children, and programs in forked processes.
 
-Each is the `__main__` of its process, as if Python had been started with it, which would take two
-seconds of a core for the imports alone. Programs whose subject is a fresh interpreter (imports,
-caches, compilation, spawned processes) start one instead.
+Programs run in forks of a process that has made its imports and loaded the kernels. Each is the
+`__main__` of its process, as if Python had been started with it, which would take two seconds of a
+core for the imports alone. Programs whose subject is a fresh interpreter (imports, caches,
+compilation, spawned processes) start one instead.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,6 +125,23 @@ class Host:
     def end(self) -> None:
         """End it."""
         self._process.communicate("null\n", timeout=WAIT_S)
+
+
+def in_fork(function: Callable[[], Any]) -> Any:
+    """Return the result of a function in a forked child."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        answer: Any = "failed"
+        try:
+            answer = function()
+        finally:
+            os.write(writing, pickle.dumps(answer))
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as file:
+        answer = pickle.loads(file.read())
+    os.waitpid(child, 0)
+    return answer
 
 
 @pytest.fixture(scope="session")
