@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from streampack.documents import text_keys
 from streampack.keep_last import KeepLast
 
 
@@ -67,12 +66,3 @@ def test_threads_keep_entries_of_a_small_one_at_once() -> None:
         thread.join()
     assert not wrong
     assert len(entries) <= 2
-
-
-def test_a_process_forgets_the_texts_that_it_has_not_seen_for_the_longest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(text_keys, "_texts", entries := KeepLast[int, bytes](2))
-    for text in ("a", "b", "a", "c"):
-        text_keys.text_key(text)
-    assert [*entries.values()] == [b"a", b"c"]

@@ -19,6 +19,7 @@ from streampack import BestFitDecreasing, Hook, PackedDataset, PackedLoader, sou
 from streampack.documents import text_keys
 from streampack.documents.text_keys import TEXT_KEYS, text_key
 from streampack.errors import ConfigError, StateError, StreampackError
+from streampack.keep_last import KeepLast
 from streampack.ordering import GroupBy
 from tests.support.corpora import byte_tokenizer, npy_bytes, write_samples
 from tests.support.mosaic import streaming_module
@@ -186,7 +187,7 @@ def test_two_texts_with_one_key_are_an_error_that_names_both(
 ) -> None:
     digest = text_keys._digest
     monkeypatch.setattr(text_keys, "_digest", lambda data: digest(data) % 5)  # 63 bits never meet
-    monkeypatch.setattr(text_keys, "_texts", {})
+    monkeypatch.setattr(text_keys, "_texts", KeepLast(10))
     records = [{"tokens": [7], "repo": f"name-{i}"} for i in range(6)]
     with pytest.raises(ConfigError) as caught:
         list(PackedLoader(PackedDataset(records, seq_len=16, **FIELDS)))
@@ -195,8 +196,7 @@ def test_two_texts_with_one_key_are_an_error_that_names_both(
 
 
 def test_a_process_remembers_a_bounded_number_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_keys, "_texts", {})
-    monkeypatch.setattr(text_keys, "MOST_TEXTS", 3)
+    monkeypatch.setattr(text_keys, "_texts", KeepLast(3))
     for name in ("a", "b", "c", "a", "d"):
         text_key(name)
     assert list(text_keys._texts.values()) == [b"c", b"a", b"d"]
