@@ -1,4 +1,4 @@
-"""Imbalance of ranks under `balance="attention"`: ``python -m benchmarks.balance``.
+"""Imbalance of ranks under `choice=Balance("attention")`: ``python -m benchmarks.balance``.
 
 Lanes of the library's own windows and packers are run on lengths alone, one for each rank; each
 draws its documents from the same distribution with a seed of its own. The schedule is measured on

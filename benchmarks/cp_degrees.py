@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmarks.balance import Draw
 from benchmarks.report import print_table
-from streampack.packing import BestFitDecreasing, Buckets, Packer
+from streampack.packing import Balance, BestFitDecreasing, Buckets, Packer
 from streampack.packing.cost import Cost
 from streampack.run.dry_run import stream_plan
 from streampack.run.measuring import measure_balance
@@ -155,9 +155,13 @@ def main() -> None:
         rows = []
         for name, packer, balance in (
             ("16 for all", fixed, None),
-            ('16 for all, `balance="attention"`', fixed, level),
+            ('16 for all, `Balance("attention")`', fixed, level),
             ("1, 4, 16", degrees, None),
-            ('1, 4, 16, `balance="attention"`', replace(degrees, balance="attention"), None),
+            (
+                '1, 4, 16, `Balance("attention")`',
+                replace(degrees, choice=Balance("attention")),
+                None,
+            ),
         ):
             steps = simulated(packer, draw, given.tokens, cost, balance)
             rows.append(row_of(name, steps, cost, best))

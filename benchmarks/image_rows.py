@@ -5,7 +5,7 @@ patches for a token, as for Qwen2-VL. Three made distributions: documents of one
 small ones, and texts of which every seventh has a huge one. Rows hold 8,192 tokens, and as many
 patches as are in proportion in the corpus, so that both are scarce, or as the largest document has.
 
-Beside `BestFitDecreasing(capacity=...)` in a window of the usual size, in order of arrival:
+Beside `BestFitDecreasing` with `Capacity` in a window of the usual size, in order of arrival:
   - first fit over 8 open rows: a document goes into the earliest with room by both limits; where
     there is none, the fullest goes.
   - a knapsack over 128 samples (as Megatron-Energon's example): the longest that fits by both
@@ -17,7 +17,7 @@ Beside `BestFitDecreasing(capacity=...)` in a window of the usual size, in order
 "Fill" is the share of a completed row's tokens and of its patches in use; "planning" is the time of
 a document in the windows' plans, the shortest of three passes. The second table has the patches of
 the steps' greatest batches over the patches of their mean batches, all steps together (ranks in
-step wait for these), without and with ``balance="patches"``, for lanes of the library's own
+step wait for these), without and with ``Balance("patches")``, for lanes of the library's own
 windows, one for each rank, after the first windows.
 """
 
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from benchmarks.report import print_table
 from streampack.media.attachments import PATCHES
-from streampack.packing import BestFitDecreasing
+from streampack.packing import Balance, BestFitDecreasing, Capacity
 from streampack.packing.limits import row_weights
 from streampack.run.dry_run import stream_plan
 from streampack.run.measuring import measure_balance
@@ -146,9 +146,15 @@ def internvl(sizes: Sizes, most: int) -> Rows:
             yield rows.pop(0)
 
 
+def within(most: int) -> BestFitDecreasing:
+    """Return the packer of rows with at most `most` patches."""
+    limits = (Capacity({"patches": most}),)
+    return BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop", limits=limits)
+
+
 def ours(sizes: Sizes, most: int) -> Rows:
     """All rows of a window of the usual size, except at its end."""
-    packer = BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop", capacity={"patches": most})
+    packer = within(most)
     lengths, patches = sizes
     plan = stream_plan(
         lengths, packer, WindowConfig(), batch_tokens=SEQ_LEN, weights={"patches": patches}
@@ -173,7 +179,7 @@ def planning_us(draw: Callable[[int, int], Sizes], most: int) -> float:
     """Microseconds of a document in plans of a window of 320 rows."""
     tokens, patches = draw(20_000, 2)
     count = int(np.searchsorted(np.cumsum(tokens), 320 * SEQ_LEN))
-    packer = BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop", capacity={"patches": most})
+    packer = within(most)
     lengths, weights = tokens[:count], {"patches": patches[:count]}
     times = []
     for _ in range(4):
@@ -201,7 +207,7 @@ def lane_batches(
     """Return the sum of a field, by default patches, of each batch: (lanes, steps)."""
     window = WindowConfig().resolve(packer, rows * SEQ_LEN)
     schedule = None
-    if packer.balance:
+    if packer.choice:
         lengths, patches = draw(SAMPLE, 0)
         schedule = measure_balance(
             lengths, packer, window, batch_tokens=rows * SEQ_LEN, weights={field: patches}
@@ -241,10 +247,11 @@ def main() -> None:
         most = capacity_of(draw)
         cells = filled(draw, most, options.documents)
         fills.append([name, f"{most:,}", *cells, f"{planning_us(draw, most):.1f} us"])
-        packer = BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop", capacity={"patches": most})
+        packer = within(most)
+        balanced = replace(packer, choice=Balance("patches"))
         for rows in (1, 4):
             without = imbalances(draw, packer, rows, options.steps)
-            with_it = imbalances(draw, replace(packer, balance="patches"), rows, options.steps)
+            with_it = imbalances(draw, balanced, rows, options.steps)
             cells = [f"{a:.2f} → {b:.2f}" for a, b in zip(without, with_it, strict=True)]
             levels.append([name, str(rows), *cells])
     head = ["documents", "patches of a row", "streampack", "first fit, 8 rows", "knapsack, 128"]

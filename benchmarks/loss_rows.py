@@ -1,9 +1,9 @@
-"""Loss tokens of ranks in step with ``balance="loss"``: ``python -m benchmarks.loss_rows``.
+"""Loss tokens of ranks in step with ``Balance("loss")``: ``python -m benchmarks.loss_rows``.
 
 On lengths alone, in rows of 8,192 tokens. Four made distributions: conversations of 1 to 8 turns,
 where answers carry loss; questions about long texts with short answers; questions of which one in
 eleven is longer than a row, which then has no loss; and a mixture of the first two with texts,
-where all tokens carry loss. Without and with ``balance="loss"``, for lanes of the library's own
+where all tokens carry loss. Without and with ``Balance("loss")``, for lanes of the library's own
 windows, one for each rank, after the first windows: the standard deviation of the steps' loss
 tokens, and of batches around the mean of their step, both in percent of the mean batch. The
 first is the weight of a token in steps of the same size of update; the second its weight where each
@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.image_rows import RANKS, SEQ_LEN, Sizes, lane_batches, texts
 from benchmarks.report import print_table
-from streampack.packing import BestFitDecreasing
+from streampack.packing import Balance, BestFitDecreasing
 from streampack.packing.loss_tokens import LOSS_TOKENS
 
 
@@ -90,7 +90,7 @@ def main() -> None:
     for name, draw in KINDS.items():
         for rows in (1, 4):
             without = deviations(draw, packer, rows, options.steps)
-            level = deviations(draw, replace(packer, balance="loss"), rows, options.steps)
+            level = deviations(draw, replace(packer, choice=Balance("loss")), rows, options.steps)
             cells = [f"{a:.1f} → {b:.1f}" for a, b in zip(without, level, strict=True)]
             levels.append([name, str(rows), *cells])
     places = [f"{where}, {ranks} ranks" for ranks in (8, RANKS) for where in ("between", "within")]

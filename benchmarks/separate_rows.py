@@ -1,10 +1,10 @@
 """Fill of rows with documents of one key each: ``python -m benchmarks.separate_rows``.
 
 On lengths alone: web-like documents (lognormal, median 400 tokens) in rows of 2,048, each with one
-of 1, 4 or 64 keys; the shares of the keys fall as 1 / rank. Beside `separate_by=` in windows of two
+of 1, 4 or 64 keys; the shares of the keys fall as 1 / rank. Beside `Separate` in windows of two
 sizes, the same documents of each key in an offline plan, which has the whole key at once. Then with
-`separate_batches=True`, in whole runs with batches of 8 rows: offline, and in windows of two
-sizes, in one lane, and in eight lanes. "Fill" is the share of slots that are not padding, with the
+`batches=True`, in whole runs with batches of 8 rows: offline, and in windows of two sizes, in one
+lane, and in eight lanes. "Fill" is the share of slots that are not padding, with the
 missing rows of a batch.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.report import print_table
 from streampack import PackedDataset, PackedLoader
-from streampack.packing import BestFitDecreasing, Plan
+from streampack.packing import BestFitDecreasing, Plan, Separate
 from streampack.run.dry_run import stream_plan
 from streampack.window.config import WindowConfig
 
@@ -34,7 +34,7 @@ def main() -> None:
     count = parser.parse_args().documents
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(np.log(400), 1.0, count), 8, 20_000).astype(np.int64)
-    packer = BestFitDecreasing(seq_len=SEQ_LEN, separate_by="key")
+    packer = BestFitDecreasing(seq_len=SEQ_LEN, limits=[Separate("key")])
     table, by_batch = [], []
     for keys in (1, 4, 64):
         shares = 1 / np.arange(1, keys + 1)
@@ -76,7 +76,7 @@ def fill_of_run(
     records = [
         {"tokens": zeros[:n], "key": k} for n, k in zip(lengths.tolist(), key.tolist(), strict=True)
     ]
-    packer = BestFitDecreasing(seq_len=SEQ_LEN, separate_by="key", separate_batches=True)
+    packer = BestFitDecreasing(seq_len=SEQ_LEN, limits=[Separate("key", batches=True)])
     loader = PackedLoader(
         PackedDataset(
             records,

@@ -232,7 +232,7 @@ def check_call(
         args: positional arguments, without `self`.
         kwargs: keyword arguments.
     """
-    taken = _parameters(function)
+    taken = parameters(function)
     if any(arg.kind in (arg.VAR_POSITIONAL, arg.VAR_KEYWORD) for arg in taken):
         return
     by_place = [arg.name for arg in taken if arg.kind is not arg.KEYWORD_ONLY]
@@ -243,7 +243,7 @@ def check_call(
 
 
 @functools.cache
-def _parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+def parameters(function: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
     """Return a function's parameters without `self`; cached, because inspection is slow."""
     parameters = inspect.signature(function).parameters
     return tuple(each for name, each in parameters.items() if name not in ("self", "cls"))

@@ -27,13 +27,6 @@ BEFORE_PACKER = {
     "groups": "groups.leaf:add",
     "turns": "tokenization.long_chats:add",
 }
-#: Leaves that a packer requests by its attributes, in order.
-OF_PACKER = {
-    "packs_members": "groups.leaf:add_members",
-    "balance": "packing.balancing:add",
-    "separate_by": "packing.separation:add",
-    "weights": "packing.limits:add",
-}
 #: Leaves that are added once the packer is known, in order.
 AFTER_PACKER = {
     "tokenizer": "tokenization.leaf:add",
@@ -58,21 +51,6 @@ NO_CORPUS = "wrong_calls.corpora:refuse_no_corpus"
 FIELDS = "documents.declared_fields:declared_fields"
 #: Reads the declared fields of a record.
 RECORD_FIELDS = "sources.record_fields:fields_in"
-#: Limits of rows (`RowLimits`) by the attribute of a packer that sets them.
-LIMITS = {
-    "separate_by": "packing.separation:of",
-    "capacity": "packing.limits:Capacity.of",
-    "balance": "packing.even_rows:of",
-}
-#: Limits of rows for batches of one key.
-KEY_BATCHES = "packing.key_batches:KeyBatches"
-#: Checks of settings of `BestFitDecreasing`, which return the document fields that they need.
-NEEDS = {
-    "capacity": "packing.limits:needs",
-    "separate_by": "packing.separation:needs",
-    "separate_batches": "packing.key_batches:needs",
-    "balance": "packing.balancing:needs",
-}
 #: Functions that make sources of objects in memory, by the kind of object.
 SOURCES = {
     "path": "sources.paths:seems_path",
@@ -132,7 +110,7 @@ RANKS = "job.exchange:ProcessRanks"
 def add_leaves(recipe: Recipe) -> None:
     """Let every requested leaf add its part to the recipe."""
     _add(recipe, BEFORE_PACKER)
-    _add(recipe, OF_PACKER, {name: getattr(recipe.packer, name) or None for name in OF_PACKER})
+    recipe.packer.add(recipe)
     _add(recipe, AFTER_PACKER)
 
 
@@ -149,9 +127,9 @@ def of_settings(owner: Any, base: type, table: Mapping[str, str]) -> Iterator[An
             yield load(function)(owner)
 
 
-def _add(recipe: Recipe, table: Mapping[str, str], values: Mapping[str, Any] | None = None) -> None:
+def _add(recipe: Recipe, table: Mapping[str, str]) -> None:
     for name, function in table.items():
-        value = (recipe.given if values is None else values).get(name)
+        value = recipe.given.get(name)
         if value is not None:
             load(function)(recipe, value)
 

@@ -13,7 +13,7 @@ import torch
 from streampack import BestFitDecreasing, Concat, Hook, PackedLoader, Pad, TokenRules, sources
 from streampack.documents import Documents
 from streampack.errors import ConfigError, ContentError, StateError
-from streampack.packing import FirstFitDecreasing
+from streampack.packing import Balance, FirstFitDecreasing
 from streampack.sources import Mixture
 from tests.support.grouped_runs import (
     LENGTHS,
@@ -166,7 +166,7 @@ def test_pairs_are_the_chosen_and_the_rejected_pieces() -> None:
         {"packer": FirstFitDecreasing(seq_len=64, overflow="drop")},
         {"packer": BestFitDecreasing(seq_len=64)},
         {"packer": BestFitDecreasing(seq_len=64, overflow="drop", align=8)},
-        {"packer": BestFitDecreasing(seq_len=64, overflow="drop", balance="attention")},
+        {"packer": BestFitDecreasing(seq_len=64, overflow="drop", choice=Balance("attention"))},
     ],
     ids=repr,
 )

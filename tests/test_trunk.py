@@ -11,10 +11,7 @@ from streampack.leaves import (
     BEFORE_PACKER,
     CHANGED_SETTINGS,
     DEVICE_COPIES,
-    LIMITS,
     METHODS,
-    NEEDS,
-    OF_PACKER,
     ORDERED,
     RANKS,
     SAME_START,
@@ -44,7 +41,7 @@ def test_a_run_works_without_the_leaves_of_others_and_imports_little(kind: str) 
     assert sum(sizes.values()) <= MOST_LINES[kind], {name: sizes[name] for name in largest}
 
 
-TABLES = (BEFORE_PACKER, OF_PACKER, AFTER_PACKER, LIMITS, NEEDS, SOURCES, METHODS)
+TABLES = (BEFORE_PACKER, AFTER_PACKER, SOURCES, METHODS)
 NAMED = [
     *(CHANGED_SETTINGS, DEVICE_COPIES, ORDERED, RANKS, SAME_START),
     *(function for table in TABLES for function in table.values()),

@@ -34,6 +34,7 @@ from streampack import (
 )
 from streampack.errors import ConfigError, ContentError, PlanError, StateError
 from streampack.ordering import BM25
+from streampack.packing import Balance, Capacity
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 
 IDS = [[1, 2, 3]] * 20
@@ -166,9 +167,11 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     **each(BM25, dimension=[0, 1 << 17], k1=[-1, float("inf")], b=[1.1, "x", float("nan")]),
     **each(concatenated, atom=[True, 3]),
+    **each(packing.Capacity, most=[{"patches": 0}, {"patches": "9"}, {1: 9}, 9]),
     **each(
         decreasing,
-        capacity=[{"patches": 0}, {"patches": "9"}, {1: 9}, 9],
+        limits=[Capacity({"patches": 9}), [9], [Capacity({"a": 1}), Capacity({"b": 1})]],
+        choice=["attention", Balance],
     ),
     **each(
         bucketed,
@@ -189,33 +192,33 @@ SETTINGS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dataset(packer=bucketed(batch_tokens=32), batch_size=2),
         "batch_size",
     ),
-    "an unknown balance": (lambda: dataset(packer=decreasing(balance="tokens")), "balance"),
+    "an unknown balance": (lambda: Balance("tokens"), "kind"),
     "a balance of patches where documents have no images": (
-        lambda: dataset(packer=decreasing(balance="patches", overflow="drop")),
-        "balance",
+        lambda: dataset(packer=decreasing(choice=Balance("patches"), overflow="drop")),
+        "choice",
     ),
     "a balance of patches of rows that cannot": (
-        lambda: dataset(packer=Concat(seq_len=16, balance="patches")),  # type: ignore[arg-type]
-        "balance",
+        lambda: dataset(packer=Concat(seq_len=16, choice=Balance("patches"))),
+        "overflow",
     ),
     "a capacity of a field that is not there": (
-        lambda: dataset(packer=decreasing(capacity={"frames": 9}, overflow="drop")),
-        "capacity",
+        lambda: dataset(packer=decreasing(limits=[Capacity({"frames": 9})], overflow="drop")),
+        "limits",
     ),
     "a capacity of a field of fractions": (
         lambda: dataset(
-            packer=decreasing(capacity={"frames": 9}, overflow="drop"),
+            packer=decreasing(limits=[Capacity({"frames": 9})], overflow="drop"),
             document_fields={"frames": "float32"},
         ),
-        "capacity",
+        "limits",
     ),
     "a capacity for documents that are cut": (
-        lambda: decreasing(capacity={"frames": 9}),
+        lambda: decreasing(limits=[Capacity({"frames": 9})]),
         "overflow",
     ),
     "a balance of what costs the same": (
-        lambda: dataset(packer=decreasing(balance="attention"), attention="row"),
-        "balance",
+        lambda: dataset(packer=decreasing(choice=Balance("attention")), attention="row"),
+        "choice",
     ),
     "a document that has a field twice": (
         lambda: dataset(token_fields={"w": "int8"}, document_fields={"w": "int8"}),

@@ -21,7 +21,7 @@ from streampack._compiler import cache_folders
 from streampack._jit import compiled_at_once
 from streampack.documents.blocks import gather_ragged, offsets_of
 from streampack.ordering import BM25, SimilarityOrder
-from streampack.packing import BestFitDecreasing, Concat
+from streampack.packing import Balance, BestFitDecreasing, Concat
 from streampack.packing.kinds import packer_kinds, with_rows
 from streampack.sources import JSONL, MDS, Items, Parquet, WebDataset
 from streampack.tokenization import Tokenizer, TokenRules
@@ -70,7 +70,7 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
         pq.write_table(table, folder / f"{dtype}.parquet")
         source = Parquet(folder / f"{dtype}.parquet", tokens="ids")
         yield _dataset(source)
-    yield _dataset(source, packer=BestFitDecreasing(seq_len=SEQ_LEN, balance="attention"))
+    yield _dataset(source, packer=BestFitDecreasing(seq_len=SEQ_LEN, choice=Balance("attention")))
     _write_mds(folder / "mds", documents)
     yield _dataset(MDS(folder / "mds"))
     for embedder in (None, BM25()):

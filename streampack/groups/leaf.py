@@ -28,17 +28,16 @@ def add(recipe: Recipe, value: object) -> None:
         from streampack.packing.whole_groups import WholeGroups
 
         recipe.packer = WholeGroups(seq_len=usual.seq_len, overflow=usual.overflow)
+        _add_members(recipe)
         return
     logger.warning(
         "The documents of a record are packed apart: only BestFitDecreasing with overflow "
-        '"drop" or "error", and without balance=, keeps them in one batch.'
+        '"drop" or "error", and without choice=, keeps them in one batch.'
     )
 
 
-def add_members(recipe: Recipe, value: object) -> None:
+def _add_members(recipe: Recipe) -> None:
     """Add the stages of groups, for a packer that places their members one by one."""
-    if recipe.given["layout"] is not None:  # a tree is placed as a whole
-        return
     recipe.gathered = replace(recipe.fields, document={})
     recipe.units = ("the group that begins with ", "tokens")
     recipe.whole = True

@@ -14,7 +14,7 @@ from streampack.deals.settings import DealSettings
 from streampack.documents.blocks import Documents, make_origin
 from streampack.job.topology import Topology
 from streampack.packing.choice import RowChoice
-from streampack.packing.packer import Packer
+from streampack.packing.packer import Packer, fields_of, row_limits
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.streams.stream import StreamConfig
 from streampack.window.config import WindowConfig
@@ -57,7 +57,7 @@ class LaneConfig(StreamConfig):
             lanes=self.lanes,
             batch_tokens=self.batch_tokens,
             window_tokens=self.window.tokens(self.packer),
-            window_share=self.packer.limits.window_share,
+            window_share=row_limits(self.packer).window_share,
             ordered=self.order is not None,
         )
 
@@ -119,7 +119,7 @@ def warm_up(config: LaneConfig) -> None:
     for dtype in (np.uint16, np.uint32):
         tokens = np.zeros(5, dtype=dtype)
         origin = make_origin(0, np.arange(2, dtype=np.int64))
-        weights = {name: np.zeros(2, dtype=np.int64) for name in config.packer.weights}
+        weights = {name: np.zeros(2, dtype=np.int64) for name in fields_of(config.packer)}
         documents = Documents(
             tokens, np.array([0, 3, 5], dtype=np.int64), origin, document_fields=weights
         )

@@ -6,6 +6,7 @@ from .crop import BestFitCrop as BestFitCrop
 from .curriculum import Curriculum as Curriculum
 from .fit_decreasing import BestFitDecreasing as BestFitDecreasing
 from .fit_decreasing import FirstFitDecreasing as FirstFitDecreasing
+from .limits import Capacity as Capacity
 from .overflow import Overflow as Overflow
 from .packer import Packer as Packer
 from .pad import Pad as Pad
@@ -19,3 +20,4 @@ from .selection import all_rows as all_rows
 from .selection import first_rows as first_rows
 from .selection import fullest_rows as fullest_rows
 from .selection import rows_in_order as rows_in_order
+from .separation import Separate as Separate

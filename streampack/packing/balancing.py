@@ -49,14 +49,15 @@ from streampack.arguments import one_of
 from streampack.documents.blocks import Fields
 from streampack.errors import ConfigError, StateError
 from streampack.packing.choice import RowChoice
-from streampack.packing.limits import require_whole, row_weights
+from streampack.packing.even_rows import EvenRows
+from streampack.packing.limits import require_declared, require_whole, row_weights
 from streampack.packing.loss_tokens import LOSS_TOKENS, count_loss_tokens
 from streampack.packing.plan import Plan
 from streampack.packing.request import WindowRequest
 from streampack.packing.selection import rows_before
 
 if TYPE_CHECKING:
-    from streampack.packing.fit_decreasing import Decreasing
+    from streampack.packing.packer import Packer
     from streampack.run.recipe import Recipe
 
 _STEPS = 128  # equal steps between the least and the greatest cost of a measured distribution
@@ -64,34 +65,76 @@ _BEARABLE = 1152  # mean cost of the rows to choose from, over the schedule's me
 _LOSS_FILL = 0.75  # share of a row's slots above which it may go when its loss tokens are due
 _BITS = 32  # precision of an element of the van der Corput sequence
 
-#: Document field that a row's cost sums, by kind of balance.
-_FIELDS = {"patches": "patches", "loss": LOSS_TOKENS}
+#: Document field that a row's cost sums, by kind of balance; "" for squared document lengths.
+_FIELDS = {"attention": "", "patches": "patches", "loss": LOSS_TOKENS}
 
 
 @dataclass(frozen=True)
 class Balance(RowChoice):
-    """The schedule of costs that all lanes of a run follow.
+    """Give the batches of all ranks about equal work in each step: a packer's ``choice=``.
 
     Args:
-        quantiles: quantiles of the row costs, ascending, from the least to the greatest at equal
-            steps; None until they are measured.
-        kind: "attention" for squared document lengths, "patches" or "loss" for a document field.
+        kind: "attention" balances attention cost, the squared document lengths; "patches" the image
+            patches of documents. "loss" gives all steps about as many loss tokens, with rows and
+            batches as similar as documents allow, for conversations and other documents with loss
+            masks. The last two require whole documents (overflow "drop" or "error", for "loss" also
+            "truncate").
+        quantiles: the schedule: quantiles of the row costs, ascending, from the least to the
+            greatest at equal steps; by default they are measured on a sample before the run.
         phase: distance of a lane from the schedule, added to its places in the distribution, in
             units of 2 ** -32.
     """
 
-    quantiles: tuple[int, ...] | None = None
     kind: str = "attention"
+    quantiles: tuple[int, ...] | None = None
     phase: int = 0
 
     orders = True
     full_rows: ClassVar[bool] = True  # whether the schedule is of full rows
+    whole: ClassVar[tuple[str, ...]] = ("drop", "error")  # overflows that keep a field's values
     revision: ClassVar[int] = 1
+
+    def __new__(cls, kind: str = "attention", *schedule: Any, **named: Any) -> Balance:
+        """Make a `LossBalance` if the kind is "loss"."""
+        return super().__new__(LossBalance if kind == "loss" else cls)
+
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, [*_FIELDS])
+
+    @property
+    def fields(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The document field that costs are sums of, if any."""
+        return tuple(filter(None, [_FIELDS[self.kind]]))
 
     @property
     def needs_sample(self) -> bool:
         """True until the costs are measured."""
         return self.quantiles is None
+
+    def require(self, packer: Packer) -> None:
+        """Raise `ConfigError` unless documents with a field are whole in the packer's rows."""
+        if self.fields:
+            require_whole(packer, self.fields[0], self.whole)
+
+    def add(self, recipe: Recipe) -> None:
+        """Add the schedule, still to be measured, to the recipe.
+
+        Raises:
+            ConfigError: the field is not declared, or all rows cost the same.
+        """
+        if recipe.attention == "row" and self.kind == "attention":
+            raise ConfigError(
+                'Balance("attention") requires attention within documents; with attention="row" '
+                "all rows cost the same.",
+                "Leave out choice=.",
+                setting="choice",
+            )
+        self._add_field(recipe)
+        if len(recipe.packer.seq_lens) == 1:  # rows of several lengths have their own schedule
+            recipe.choice = self
+
+    def _add_field(self, recipe: Recipe) -> None:
+        require_declared(recipe, self.fields, "choice")
 
     def adapted(self, request: WindowRequest) -> WindowRequest:
         """Plan the full rows of long documents before their tails.
@@ -148,21 +191,16 @@ class Balance(RowChoice):
         return replace(self, quantiles=tuple(np.sort(costs)[places].tolist()))
 
     @classmethod
-    def of_kind(cls, kind: str) -> Balance:
-        """Return a schedule of this kind, still to be measured."""
-        return LossBalance(kind=kind) if kind == "loss" else Balance(kind=kind)
-
-    @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> Balance:
         """Rebuild a measured schedule from the output of `describe`.
 
         Raises:
             StateError: the algorithm's revision differs.
         """
-        balance = cls.of_kind(description["kind"])
+        balance = Balance(description["kind"])
         if description["revision"] != balance.revision:
             raise StateError(
-                f'The state was saved with balance="{balance.kind}" of revision '
+                f'The state was saved with Balance("{balance.kind}") of revision '
                 f"{description['revision']}, and this version of streampack has revision "
                 f"{balance.revision}, which makes other rows.",
                 "Resume with the version of streampack that saved the state, or start a new run.",
@@ -217,7 +255,12 @@ class LossBalance(Balance):
     """
 
     full_rows = False
+    whole = ("drop", "error", "truncate")
+    rows = EvenRows()
     revision = 2
+
+    def _add_field(self, recipe: Recipe) -> None:
+        count_loss_tokens(recipe)
 
     def of_lane(self, lane: int, lanes: int) -> LossBalance:
         """See `RowChoice`."""
@@ -358,38 +401,3 @@ def _choose(
         chosen[count] = nearest
         count += 1
     return chosen[:count]
-
-
-def needs(packer: Decreasing) -> tuple[str, ...]:
-    """Return the document fields that the packer's `balance` needs.
-
-    Raises:
-        ConfigError: documents with such a field would be cut.
-    """
-    field = _FIELDS.get(packer.balance or "")
-    if field is None:
-        return ()
-    counts_what_stays = field == LOSS_TOKENS and packer.overflow == "truncate"
-    require_whole([field], "drop" if counts_what_stays else packer.overflow, packer.extra_capacity)
-    return (field,)
-
-
-def add(recipe: Recipe, kind: str) -> None:
-    """Add the packer's `balance` to the recipe as a schedule still to be measured.
-
-    Raises:
-        ConfigError: `kind` is unknown, or all rows cost the same.
-    """
-    known = [name for name, field in _FIELDS.items() if field in recipe.packer.weights]
-    one_of("balance", kind, ["attention", *known])
-    if recipe.attention == "row" and kind == "attention":
-        raise ConfigError(
-            'balance="attention" requires attention within documents; with attention="row" all '
-            "rows cost the same.",
-            "Leave out balance=.",
-            setting="balance",
-        )
-    if kind == "loss":
-        count_loss_tokens(recipe)
-    if len(recipe.packer.seq_lens) == 1:  # rows of several lengths have a schedule of their own
-        recipe.choice = Balance.of_kind(kind)

@@ -4,7 +4,7 @@ Steps, batch by batch in the bucket of the batch's rotation, row by row:
   1. A document opens the row: the first that exists of
      - one that must go and belongs to the bucket (it is longer than the next smaller bucket, or
        than half of the smallest);
-     - any other that belongs to the bucket, in seeded random order, or with ``balance`` the one
+     - any other that belongs to the bucket, in seeded random order, or with a ``choice`` the one
        nearest to the row's level: a quantile, by length, of the bucket's documents at the start
        of the round;
      - the longest that fits and must go;

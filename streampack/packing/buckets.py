@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,7 @@ from streampack.packing.bucket_shapes import (
     levels_of,
     shares_of_batches,
 )
+from streampack.packing.choice import RowChoice
 from streampack.packing.curriculum import Curriculum, plain_shares, scheduled_buckets
 from streampack.packing.overflow import checked_lengths, require_align, require_buckets
 from streampack.packing.packer import Packer
@@ -78,8 +79,9 @@ class Buckets(Packer):
             divides the last. All ranks hold ``batch_tokens / cp[-1]`` tokens in any step, and a
             piece in a shared batch occupies a multiple of ``2 * cp`` slots. By default nothing is
             shared.
-        balance: "attention" gives the batches of all ranks in a step about the same attention cost:
-            in every lane their rows are opened by documents of about the same length.
+        choice: ``Balance("attention")`` gives the batches of all ranks in a step about the same
+            attention cost: in every lane their rows are opened by documents of about the same
+            length.
     """
 
     seq_lens: tuple[int, ...] = DEFAULT_SEQ_LENS
@@ -89,7 +91,7 @@ class Buckets(Packer):
     align: int | Sequence[int] = 1
     batch_tokens: int | None = None
     cp: Sequence[int] = ()
-    balance: Literal["attention"] | None = None
+    choice: RowChoice | None = None
 
     revision: ClassVar[int] = 3
 
@@ -231,7 +233,7 @@ class Buckets(Packer):
         curriculum, threshold = self.curriculum, self.padding_threshold
         least_tokens = math.ceil((1 - request.carry) * int(request.held.sum()))
         all_go = bool(request.final or must_go.all())
-        level = self.balance is not None
+        level = self.choice is not None
         order = by_length(room, shapes.sizes[-1]) if level else permutation(len(room), request.seed)
         waiting, levels = Waiting(room, must_go, order), np.zeros(0, dtype=np.uint32)
         at_most = 2 * -(-(total if all_go else min(least_tokens, total)) // int(slots.min())) + 8
@@ -294,7 +296,7 @@ class Buckets(Packer):
         shares = self.shares
         return {
             **({"align": self.align} if self._multiple > 1 else {}),
-            **({"balance": self.balance} if self.balance else {}),
+            **({"balance": "attention"} if self.choice else {}),
             **({"cp": list(self.cp)} if self.cp[-1] > 1 else {}),
             "kind": "Buckets",
             "revision": self.revision,

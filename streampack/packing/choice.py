@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.packing.row_limits import RowLimits
+
 if TYPE_CHECKING:
+    from streampack.packing.packer import Packer
     from streampack.packing.plan import Plan
     from streampack.packing.request import WindowRequest
+    from streampack.run.recipe import Recipe
 
 
 class RowChoice:
@@ -23,13 +27,24 @@ class RowChoice:
         orders: True if the choice orders the rows itself: a full row may then wait for its position
             in a later round, and rows come in seeded random order, which breaks ties.
         needs_sample: True if the choice must measure a sample of the corpus before a run.
+        fields: document fields of integers that the choice uses.
+        rows: the limit of a row by tokens, which may arrange documents for the choice.
     """
 
     orders: bool = False
+    fields: tuple[str, ...] = ()
+    rows: RowLimits = RowLimits()
 
     @property
     def needs_sample(self) -> bool:  # noqa: D102  # in the docstring of the class
         return False
+
+    def require(self, packer: Packer) -> None:
+        """Raise `ConfigError` if the choice does not suit the packer."""
+
+    def add(self, recipe: Recipe) -> None:
+        """Add the choice to a run."""
+        recipe.choice = self
 
     def of_lane(self, lane: int, lanes: int) -> RowChoice:
         """Return the choice of the lane with index `lane` of so many."""

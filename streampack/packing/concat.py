@@ -17,7 +17,7 @@ Models", which finds atoms of exactly one row, the default, to be best.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel_of
 from streampack.documents.blocks import offsets_of, ranges_of
 from streampack.errors import ConfigError
+from streampack.packing.choice import RowChoice
 from streampack.packing.overflow import Overflow, limit_lengths, require_atom, require_seq_len
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
@@ -104,15 +105,15 @@ class Concat(Packer):
             seq_len, by default seq_len. Smaller atoms mix more and cut more documents.
         restart: repeat a document in the next row if it is cut and would fit a row. Repeated tokens
             count twice in the loss. Cannot be combined with `atom`.
-        balance: "attention" gives all ranks batches of about equal attention cost in each step;
-            None ignores costs. Cannot be combined with `restart`.
+        choice: `Balance` gives the batches of a step about equal work; None ignores costs.
+            Cannot be combined with `restart`.
     """
 
     seq_len: int
     overflow: Overflow = "split"
     atom: int | None = None
     restart: bool = False
-    balance: Literal["attention"] | None = None
+    choice: RowChoice | None = None
 
     revision: ClassVar[int] = 2
 
@@ -126,9 +127,9 @@ class Concat(Packer):
                 "Leave out one of them.",
                 setting="restart",
             )
-        if self.restart and self.balance is not None:
+        if self.restart and self.choice is not None:
             raise ConfigError(
-                f"restart=True cannot be combined with balance, got balance={self.balance!r}.",
+                f"restart=True cannot be combined with choice, got choice={self.choice!r:.80}.",
                 "Leave out one of them.",
                 setting="restart",
             )

@@ -25,7 +25,7 @@ Source: steps 1 to 3 are the best-fit cropping of nanochat's data loader; the lo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from streampack._jit import kernel, kernel_of
 from streampack.documents.blocks import ranges_of
 from streampack.packing.bitmap import Bitmap, clear_bit, new_bitmap, next_set, previous_set, set_bit
+from streampack.packing.choice import RowChoice
 from streampack.packing.overflow import Overflow, limit_lengths, require_seq_len
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
@@ -48,14 +49,13 @@ class BestFitCrop(Packer):
         seq_len: tokens per row.
         overflow: policy for documents longer than a row.
         keep_cropped: pack cropped tails as documents instead of dropping them.
-        balance: "attention" gives all ranks batches of about equal attention cost in each step;
-            None ignores costs.
+        choice: `Balance` gives the batches of a step about equal work; None ignores costs.
     """
 
     seq_len: int
     overflow: Overflow = "split"
     keep_cropped: bool = False
-    balance: Literal["attention"] | None = None
+    choice: RowChoice | None = None
 
     revision: ClassVar[int] = 2
 

@@ -1,4 +1,4 @@
-"""Rows with about equal numbers of loss tokens, for `balance="loss"`.
+"""Rows with about equal numbers of loss tokens, for `Balance("loss")`.
 
 Loss tokens of batches differ within a step and between steps, and a schedule can only move the
 difference from one to the other. Rows that are more alike lower both. After a window is planned by
@@ -30,7 +30,6 @@ from streampack.packing.row_limits import RowLimits
 
 if TYPE_CHECKING:
     from streampack.packing.fit_decreasing import Decreasing
-    from streampack.packing.packer import Packer
 
 _SLACK = 10  # a row counts as full with seq_len - (seq_len >> _SLACK) tokens
 _REACH = 32  # documents compared on either side in the order of lengths
@@ -58,11 +57,6 @@ class EvenRows(RowLimits):
             stop=plan.stop[order],
             pad_after=plan.pad_after[order],
         )
-
-
-def of(packer: Packer) -> RowLimits:
-    """Return the limits of a packer with a balance, which may balance loss tokens."""
-    return EvenRows() if packer.balance == "loss" else RowLimits()
 
 
 @kernel

@@ -22,10 +22,9 @@ with "split"; "Improving Continual Pre-training Through Seamless Data Packing" (
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +32,12 @@ from numpy.typing import NDArray
 from streampack._jit import kernel
 from streampack.arguments import whole_number
 from streampack.documents.blocks import NO_FIELDS, Fields
-from streampack.leaves import NEEDS, of_settings
+from streampack.packing.choice import RowChoice
 from streampack.packing.fit import greedy_fit
 from streampack.packing.overflow import Overflow, limit_lengths, require_align, require_seq_len
-from streampack.packing.packer import Packer
+from streampack.packing.packer import Packer, check_rules, row_limits
 from streampack.packing.plan import Plan
+from streampack.packing.row_limits import RowLimits
 
 MOST_KEPT_BYTES = 8 << 20  # about 200,000 pieces; a larger buffer is freed after its plan
 
@@ -77,20 +77,8 @@ class Decreasing(Packer):
         align: pad every piece to a multiple of this inside its row, as context parallelism requires
             (``2 * cp_size``); the filling counts as padding. Of several requirements, as
             ``(2 * cp_size, 16)``, the least common multiple is used.
-        balance: "attention" gives all ranks batches of about equal attention cost in each step,
-            "patches" of about as many image patches; "loss" gives all steps about as many loss
-            tokens, with rows and batches as similar as documents allow, for conversations and
-            other documents with loss masks. The last two require whole documents
-            (overflow "drop" or "error", for "loss" also "truncate"). None ignores costs.
-        capacity: further limits of a row by document field, as ``{"patches": 4096}`` for images or
-            any integer field (`packing.limits`). It requires whole documents, so overflow "drop"
-            or "error".
-        separate_by: document field of integers or texts, such as an adapter or a licence: documents
-            with different values never share a row (`packing.separation`). Rows that do
-            not become full wait at most `WindowConfig.max_carries` rounds. None ignores values.
-        separate_batches: True to give all rows of a batch one value of `separate_by`, as for
-            adapters of which a step trains one (`packing.key_batches`). A batch that does not
-            become full waits likewise; its missing rows are padding. Without `balance`.
+        limits: further limits of a row: `Capacity` by fields such as patches, `Separate` by a key.
+        choice: `Balance` gives the batches of a step about equal work; None ignores costs.
     """
 
     seq_len: int
@@ -98,10 +86,8 @@ class Decreasing(Packer):
     extra_capacity: int = 0
     protect_short: bool = False
     align: int | Sequence[int] = 1
-    balance: Literal["attention", "loss", "patches"] | None = None
-    capacity: Mapping[str, int] = field(default_factory=dict, hash=False)
-    separate_by: str | None = None
-    separate_batches: bool = False
+    limits: Sequence[RowLimits] = ()
+    choice: RowChoice | None = None
 
     keeps_whole = True
     best: ClassVar[bool]
@@ -112,8 +98,8 @@ class Decreasing(Packer):
         object.__setattr__(self, "extra_capacity", extra)
         object.__setattr__(self, "align", require_align(self.align, self.seq_len, extra))
         object.__setattr__(self, "seq_lens", (self.seq_len,))
-        needed = chain.from_iterable(of_settings(self, Packer, NEEDS))
-        object.__setattr__(self, "weights", tuple(dict.fromkeys(needed)))
+        check_rules(self)
+        object.__setattr__(self, "limits", tuple(self.limits))
 
     @property
     def multiple(self) -> int:
@@ -132,7 +118,7 @@ class Decreasing(Packer):
 
         `weights` maps document fields to their values (N,); see `Packer`.
         """
-        return self.limits.plan(self, lengths, weights)
+        return row_limits(self).plan(self, lengths, weights)
 
     def plan_tokens(self, lengths: NDArray[np.int64]) -> Plan:
         """Pack documents of these lengths (N,) by the steps of the module."""
@@ -167,10 +153,9 @@ class Decreasing(Packer):
         )
 
     def describe(self) -> dict[str, Any]:
-        """Return class, parameters and revision; `align` and later ones only if they are set."""
+        """Return class, parameters and revision; `align` and limits only if they are set."""
         names = ("seq_len", "overflow", "extra_capacity", "protect_short")
-        changed = ("align", "capacity", "separate_by", "separate_batches")
-        return self._described(*names, if_set=changed)
+        return self._described(*names, if_set=("align",))
 
 
 class FirstFitDecreasing(Decreasing):

@@ -1,4 +1,4 @@
-"""Batches of one key each: all rows of a batch have documents with one value of `separate_by`.
+"""Batches of one key each: all rows of a batch have documents with one value of a field.
 
 It is for steps that need one key, such as the training of one of several LoRA adapters.
 
@@ -17,79 +17,77 @@ Cost: one sort of the rows beyond `packing.separation`. No token is dropped.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Fields, offsets_of, ranges_of
-from streampack.errors import ConfigError
 from streampack.packing.plan import Plan
 from streampack.packing.request import Selection, WindowRequest
 from streampack.packing.row_limits import RowLimits
 from streampack.packing.selection import fullest_rows
-from streampack.packing.separation import Separation
-
-if TYPE_CHECKING:
-    from streampack.packing.fit_decreasing import Decreasing
 
 
-class KeyBatches(Separation):
-    """Rows of one key each, and batches of rows of one key."""
+def batches_of_a_key(
+    plan: Plan, request: WindowRequest, loads: NDArray[np.int64], field: str
+) -> Selection:
+    """Run steps 2 to 4.
 
-    window_share = 4  # because these batches are full only if the window is
+    Args:
+        plan, request: see `RowLimits.selected`.
+        loads: (R,) int64, load of each row in slots; (0,) stands for the tokens of the rows.
+        field: document field with the keys.
+    """
+    fill = loads if len(loads) else plan.row_fill()
+    rows, batches = _divided(plan, request, fill, field)
+    sizes = np.diff(plan.row_offsets)[rows]
+    segments = ranges_of(plan.row_offsets[rows], sizes)
+    whole = Plan.plain(
+        offsets_of(sizes)[batches], request.batch_tokens, plan.document[segments],
+        plan.start[segments], plan.stop[segments], plan.dropped,
+    )  # fmt: skip
+    loads = np.diff(offsets_of(fill[rows])[batches])
+    asked = replace(request, seq_len=request.batch_tokens, limits=_Loads(loads))
+    if request.growing and not request.final:
+        full = loads >= request.min_fill * request.batch_tokens
+        if not full.any():
+            return Selection(plan, rows[:0], batches[:1])
+        asked = replace(asked, carry=1.0, rounds_left=np.maximum(request.rounds_left, 1))
+    chosen = fullest_rows(whole, asked).rows
+    many = np.diff(batches)[chosen]
+    return Selection(plan, rows[ranges_of(batches[chosen], many)], offsets_of(many))
 
-    def selected(self, plan: Plan, request: WindowRequest) -> Selection:
-        """Run steps 2 to 4."""
-        fill = self.loads(plan, request.weights)
-        fill = fill if len(fill) else plan.row_fill()
-        rows, batches = self._divided(plan, request, fill)
-        sizes = np.diff(plan.row_offsets)[rows]
-        segments = ranges_of(plan.row_offsets[rows], sizes)
-        whole = Plan.plain(
-            offsets_of(sizes)[batches], request.batch_tokens, plan.document[segments],
-            plan.start[segments], plan.stop[segments], plan.dropped,
-        )  # fmt: skip
-        loads = np.diff(offsets_of(fill[rows])[batches])
-        asked = replace(request, seq_len=request.batch_tokens, limits=_Loads(loads))
-        if request.growing and not request.final:
-            full = loads >= request.min_fill * request.batch_tokens
-            if not full.any():
-                return Selection(plan, rows[:0], batches[:1])
-            asked = replace(asked, carry=1.0, rounds_left=np.maximum(request.rounds_left, 1))
-        chosen = fullest_rows(whole, asked).rows
-        many = np.diff(batches)[chosen]
-        return Selection(plan, rows[ranges_of(batches[chosen], many)], offsets_of(many))
 
-    def _divided(
-        self, plan: Plan, request: WindowRequest, fill: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Run step 2, without rows that need tokens which the window does not hold.
+def _divided(
+    plan: Plan, request: WindowRequest, fill: NDArray[np.int64], field: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Run step 2, without rows that need tokens which the window does not hold.
 
-        Args:
-            plan, request: see `RowLimits.selected`.
-            fill: (R,) int64, load of each row in slots.
+    Args:
+        plan, request: see `RowLimits.selected`.
+        fill: (R,) int64, load of each row in slots.
+        field: document field with the keys.
 
-        Returns:
-            The rows (E,) by batch, and offsets (B + 1,) of the batches into them.
-        """
-        first = plan.row_offsets[:-1]
-        if not len(first):
-            return first, np.zeros(1, dtype=np.int64)
-        key = np.unique(request.weights[self.field], return_inverse=True)[1].reshape(-1)
-        key = key[plan.document[first]]
-        left = np.minimum.reduceat(request.rounds_left[plan.document], first)
-        waits = np.logical_or.reduceat(plan.stop > request.held[plan.document], first)
-        rows = np.lexsort((-fill, np.minimum(left, 1), key))
-        rows = rows[~waits[rows]]
-        begins = np.flatnonzero(np.append(True, np.diff(key[rows]) != 0)[: len(rows)])
-        many = np.diff(np.append(begins, len(rows)))
-        each = request.rows_per_batch
-        batches = np.concatenate([
-            begin + np.arange(0, rows_of_key, each)
-            for begin, rows_of_key in zip(begins, many, strict=True)
-        ] or [begins])  # fmt: skip
-        return rows, np.append(batches, len(rows)).astype(np.int64)
+    Returns:
+        The rows (E,) by batch, and offsets (B + 1,) of the batches into them.
+    """
+    first = plan.row_offsets[:-1]
+    if not len(first):
+        return first, np.zeros(1, dtype=np.int64)
+    key = np.unique(request.weights[field], return_inverse=True)[1].reshape(-1)
+    key = key[plan.document[first]]
+    left = np.minimum.reduceat(request.rounds_left[plan.document], first)
+    waits = np.logical_or.reduceat(plan.stop > request.held[plan.document], first)
+    rows = np.lexsort((-fill, np.minimum(left, 1), key))
+    rows = rows[~waits[rows]]
+    begins = np.flatnonzero(np.append(True, np.diff(key[rows]) != 0)[: len(rows)])
+    many = np.diff(np.append(begins, len(rows)))
+    each = request.rows_per_batch
+    batches = np.concatenate([
+        begin + np.arange(0, rows_of_key, each)
+        for begin, rows_of_key in zip(begins, many, strict=True)
+    ] or [begins])  # fmt: skip
+    return rows, np.append(batches, len(rows)).astype(np.int64)
 
 
 class _Loads(RowLimits):
@@ -105,18 +103,3 @@ class _Loads(RowLimits):
     def loads(self, plan: Plan, weights: Fields) -> NDArray[np.int64]:
         """See `RowLimits`."""
         return self._loads
-
-
-def needs(packer: Decreasing) -> tuple[str, ...]:
-    """Return no further document field; raise `ConfigError` unless the packer has a key alone."""
-    wrong = "separate_by" if packer.separate_by is None else "balance"
-    if packer.separate_batches is not True or packer.separate_by is None or packer.balance:
-        raise ConfigError(
-            "separate_batches must be True or False, and requires separate_by= and no balance=, "
-            f"got separate_batches={packer.separate_batches!r}, "
-            f"separate_by={packer.separate_by!r}, balance={packer.balance!r}.",
-            f"{'Pass' if wrong == 'separate_by' else 'Leave out'} {wrong}=, or leave out "
-            "separate_batches=.",
-            setting="separate_batches",
-        )
-    return ()

@@ -19,7 +19,7 @@ K. Talwar, L. Uyeda, U. Wieder, "Heuristics for Vector Bin Packing", 2011).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from streampack._jit import kernel_of
 from streampack.arguments import is_whole
 from streampack.documents.blocks import Fields, offsets_of
 from streampack.errors import ConfigError, PlanError
-from streampack.packing.loss_tokens import LOSS_TOKENS
 from streampack.packing.overflow import checked_lengths
 from streampack.packing.plan import Plan
 from streampack.packing.request import DocumentSizes
@@ -43,18 +42,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Capacity(RowLimits):
-    """Limits of a row by document field, beside its tokens.
+    """Limit a row by document fields, beside its tokens: one of a packer's ``limits=``.
+
+    It requires whole documents, so overflow "drop" or "error".
 
     Args:
-        most: limit by document field.
+        most: limit of a row by document field, as ``{"patches": 4096}`` for images, or any integer
+            field.
     """
 
-    most: Mapping[str, int]
+    most: Mapping[str, int] = field(hash=False)
 
-    @classmethod
-    def of(cls, packer: Packer) -> Capacity:
-        """Return the limits of the packer's `capacity`."""
-        return cls(packer.capacity)
+    def __post_init__(self) -> None:
+        most: Any = self.most
+        known = isinstance(most, Mapping) and all(
+            isinstance(name, str) and is_whole(value) and 1 <= value < 1 << 31
+            for name, value in most.items()
+        )
+        if not known:
+            raise ConfigError(
+                f"Capacity must map document fields to whole numbers, got {most!r:.100}.",
+                'Pass the limits of a row by document field, as Capacity({"patches": 4096}).',
+                setting="most",
+            )
+        object.__setattr__(self, "most", {name: int(value) for name, value in most.items()})
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """See `RowLimits`."""
+        return (*self.most,)
+
+    def require(self, packer: Packer) -> None:
+        """Raise `ConfigError` if documents would be cut."""
+        for name in self.most:
+            require_whole(packer, name)
+
+    def add(self, recipe: Recipe) -> None:
+        """Raise `ConfigError` unless the fields are declared as integers."""
+        require_declared(recipe, self.fields, "limits")
+
+    def describe(self) -> dict[str, Any]:
+        """See `RowLimits`."""
+        return {"capacity": self.most} if self.most else {}
 
     def fits(self, sizes: DocumentSizes, seq_len: int) -> NDArray[np.bool_]:
         """See `RowLimits`."""
@@ -80,42 +109,35 @@ class Capacity(RowLimits):
         check_weights(plan, self.most, weights)
 
 
-def needs(packer: Decreasing) -> tuple[str, ...]:
-    """Return the document fields that the packer's `capacity` limits, and normalise it to a dict.
-
-    Raises:
-        ConfigError: it is not a mapping from names to positive integers, or documents would be cut.
-    """
-    capacity = require_capacity(packer.capacity)
-    require_whole([*capacity], packer.overflow, packer.extra_capacity)
-    object.__setattr__(packer, "capacity", capacity)
-    return (*capacity,)
-
-
-def require_capacity(capacity: Any) -> dict[str, int]:
-    """Return `capacity` as a dict; raise `ConfigError` unless it maps names to positive ints."""
-    known = isinstance(capacity, Mapping) and all(
-        isinstance(name, str) and is_whole(most) and 1 <= most < 1 << 31
-        for name, most in capacity.items()
-    )
-    if not known:
+def require_whole(
+    packer: Packer, weight: str, overflows: Sequence[str] = ("drop", "error")
+) -> None:
+    """Raise `ConfigError` unless documents, which have a weight, are never cut."""
+    extra = getattr(packer, "extra_capacity", 0)
+    if packer.overflow not in overflows or extra or not packer.keeps_whole:
         raise ConfigError(
-            f"capacity must map document fields to whole numbers, got {capacity!r:.100}.",
-            'Pass the limits of a row by document field, as capacity={"patches": 4096}.',
-            setting="capacity",
-        )
-    return {name: int(most) for name, most in capacity.items()}
-
-
-def require_whole(weights: Sequence[str], overflow: str, extra_capacity: int) -> None:
-    """Raise `ConfigError` unless documents, which have weights, are never cut."""
-    if weights and (overflow not in ("drop", "error") or extra_capacity):
-        raise ConfigError(
-            f"Packing by {weights[0]} requires whole documents, got overflow={overflow!r} and "
-            f"extra_capacity={extra_capacity}, which cut them.",
-            'Use overflow="drop" or "error", and no extra capacity.',
+            f"Packing by {weight} requires whole documents, got {type(packer).__name__} with "
+            f"overflow={packer.overflow!r}{f' and extra_capacity={extra}' if extra else ''}, which "
+            "cuts them.",
+            'Use BestFitDecreasing with overflow="drop" or "error", and no extra capacity.',
             setting="overflow",
         )
+
+
+def require_declared(recipe: Recipe, names: Sequence[str], setting: str) -> None:
+    """Raise `ConfigError` unless every name is a declared integer field."""
+    for name in names:
+        declared = recipe.fields.document.get(name)
+        if declared is None or declared.kind not in "iu":
+            remedy = f'Declare it: document_fields={{"{name}": "int64"}}.'
+            if name == "patches":
+                remedy = "Pass processor= for documents with images, or leave it out."
+            raise ConfigError(
+                f'The packer uses the document field "{name}", which is not declared as an integer '
+                "field.",
+                remedy,
+                setting=setting,
+            )
 
 
 def within(capacity: Mapping[str, int], weights: Fields, count: int) -> NDArray[np.bool_]:
@@ -265,21 +287,3 @@ def fit_within(
                     rooms[r, k] = rooms[r + 1, k]
                 name[r] = name[r + 1]
     return rows
-
-
-def add(recipe: Recipe, names: Sequence[str]) -> None:
-    """Raise `ConfigError` unless every name is a declared integer field, or loss tokens."""
-    fields, packer = recipe.fields, recipe.packer
-    for name in names:
-        if name == LOSS_TOKENS and name not in packer.capacity:
-            continue
-        if name not in fields.document or fields.document[name].kind not in "iu":
-            remedy = f'Declare it: document_fields={{"{name}": "int64"}}.'
-            if name == "patches":
-                remedy = "Pass processor= for documents with images, or leave it out."
-            raise ConfigError(
-                f'The packer uses the document field "{name}", which is not declared as an integer '
-                "field.",
-                remedy,
-                setting="capacity" if name in packer.capacity else "balance",
-            )

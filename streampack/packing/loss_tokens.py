@@ -1,4 +1,4 @@
-"""Loss tokens of every document, a document field for `balance="loss"`."""
+"""Loss tokens of every document, a document field for `Balance("loss")`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CountedLoss:
     skipped: int
 
     def describe(self) -> Mapping[str, Any]:
-        """Return nothing, because the packer's balance implies the stage."""
+        """Return nothing, because the packer's choice implies the stage."""
         return {}
 
     def __call__(self, documents: Documents, place: Any) -> Documents:
@@ -59,15 +59,15 @@ def count_loss_tokens(recipe: Recipe) -> None:
     """
     if LOSS_TOKENS in recipe.fields.document:
         raise ConfigError(
-            f'balance="loss" makes a document field "{LOSS_TOKENS}", which must not be declared.',
+            f'Balance("loss") makes a document field "{LOSS_TOKENS}", which must not be declared.',
             "Give the field another name.",
-            setting="balance",
+            setting="choice",
         )
     if recipe.given["layout"] is not None:
         raise ConfigError(
-            f'balance="loss" counts tokens of documents, got layout={recipe.given["layout"]!r}.',
-            'Use balance="attention".',
-            setting="balance",
+            f'Balance("loss") counts tokens of documents, got layout={recipe.given["layout"]!r}.',
+            'Use choice=Balance("attention").',
+            setting="choice",
         )
     recipe.add("units", _stage(recipe.packer.seq_lens[-1], recipe.attention))
 

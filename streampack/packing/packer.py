@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import inspect
+from abc import ABCMeta, abstractmethod
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import check_call, is_whole
-from streampack.cached import cached_property
-from streampack.errors import ConfigError, PlanError
-from streampack.leaves import LIMITS, of_settings
-from streampack.packing.overflow import OVERFLOWS, Overflow
+from streampack.arguments import check_call, parameters
+from streampack.documents.blocks import Fields
+from streampack.errors import PlanError
+from streampack.packing.choice import RowChoice
+from streampack.packing.overflow import Overflow
 from streampack.packing.plan import Plan
 from streampack.packing.request import DocumentSizes, Selection, WindowRequest
-from streampack.packing.row_limits import RowLimits
+from streampack.packing.row_limits import RowLimits, combined
 from streampack.packing.selection import fullest_rows
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from streampack.run.recipe import Recipe
+
+#: Arguments of packers before `limits` and `choice`.
+EARLIER = frozenset({"balance", "capacity", "separate_batches", "separate_by"})
 
 
-class Packer(ABC):
+class _PackerType(ABCMeta):
+    """Type of packers, which checks the arguments of a call."""
+
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *arguments: Any, **settings: Any) -> Any:
+            """Raise `TypeError`, with what to write, for settings that the packer does not have."""
+            if not EARLIER.isdisjoint(settings):
+                from streampack.packing.earlier_arguments import with_limits
+
+                settings = with_limits(cls, settings)
+            check_call(cls.__name__, cls.__init__, arguments, settings)
+            return super().__call__(*arguments, **settings)
+
+        @property
+        def __signature__(cls) -> inspect.Signature:
+            return inspect.Signature(parameters(cls.__init__))  # not of `__call__`
+
+
+class Packer(metaclass=_PackerType):
     """A pure function from document lengths to rows. Derive your own packer from it.
 
     A packer defines `plan`, `describe` and `seq_lens`; everything else has a default. A run calls
@@ -38,13 +60,12 @@ class Packer(ABC):
         mask_repeated: True to leave tokens repeated from an earlier row out of the loss.
         keeps_order: True if consecutive documents mostly share a row.
         keeps_whole: True if a document that fits a row is never cut.
-        balance: "attention", or one of `weights`, if `plan_window` asks `WindowRequest.choice`, as
-            the functions of `packing.selection` do; None to ignore costs.
-        capacity: limits of a row by document field, which `limits` applies.
-        separate_by: document field with a key; documents with different keys never share a row.
-        separate_batches: True if all rows of a batch have one key.
-        weights: document fields that rows are filled or balanced by. If there are any, `plan`
-            receives their values as ``weights=``, a mapping from name to (N,) int64.
+        limits: limits of a row beside its tokens, such as `Capacity` or `Separate`.
+        choice: a `Balance`, if `plan_window` asks `WindowRequest.choice`, as the functions of
+            `packing.selection` do; None ignores costs.
+        weights: further document fields that `plan` uses. If it has an argument ``weights``, it
+            receives the values of these fields, and of the ones of `limits` and `choice`, as a
+            mapping from name to (N,) int64.
         batch_tokens: tokens per batch, a multiple of the longest row; None leaves it to the run.
         shares_batches: True if several ranks share a batch of some row length.
         packs_members: True if `plan_window` places the documents of a group one by one, in rows of
@@ -58,21 +79,13 @@ class Packer(ABC):
     mask_repeated: bool = False
     keeps_order: bool = False
     keeps_whole: bool = False
-    balance: Literal["attention", "loss", "patches"] | None = None
-    capacity: Mapping[str, int] = MappingProxyType({})
-    separate_by: str | None = None
-    separate_batches: bool = False
+    limits: Sequence[RowLimits] = ()
+    choice: RowChoice | None = None
     weights: tuple[str, ...] = ()
     batch_tokens: int | None = None
     shares_batches: bool = False
     packs_members: bool = False
     revision: ClassVar[int] = 1
-
-    def __new__(cls, *arguments: Any, **settings: Any) -> Self:
-        """Raise `TypeError`, with what to write, for settings that the packer does not have."""
-        if arguments or settings:  # not of a copy, which pickle makes without
-            check_call(cls.__name__, cls.__init__, arguments, settings)
-        return super().__new__(cls)
 
     @abstractmethod
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
@@ -96,6 +109,7 @@ class Packer(ABC):
         changed = [name for name in if_set if getattr(self, name) != getattr(type(self), name)]
         return {
             **{name: getattr(self, name) for name in changed},
+            **{name: value for limit in self.limits for name, value in limit.describe().items()},
             "kind": type(self).__name__,
             "revision": self.revision,
             **{name: getattr(self, name) for name in settings},
@@ -108,8 +122,9 @@ class Packer(ABC):
         plans everything and selects with `fullest_rows`, unless the `limits` of rows select.
         """
         request = request.choice.adapted(request)
-        weights = {"weights": request.weights} if self.weights else {}
-        plan = self.plan(request.lengths, final=request.final, seed=request.seed, **weights)
+        plan = plan_with(
+            self, request.lengths, request.weights, final=request.final, seed=request.seed
+        )
         if not isinstance(plan, Plan):
             raise PlanError(
                 f"{type(self).__name__}.plan must return a Plan, got {plan!r:.80}.",
@@ -117,15 +132,15 @@ class Packer(ABC):
             )
         return request.limits.selected(plan, request) or fullest_rows(plan, request)
 
+    def add(self, recipe: Recipe) -> None:
+        """Add the stages of the choice and the limits to a run."""
+        for rule in (self.choice, *self.limits):
+            if rule is not None:
+                rule.add(recipe)
+
     def fits(self, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.bool_]:
         """Return (N,) bool: documents that fit a row whole."""
-        return self.limits.fits(sizes, self.seq_lens[-1])
-
-    @cached_property
-    def limits(self) -> RowLimits:
-        """Limits of a row: its tokens, and the ones of `capacity` and `separate_by`."""
-        limits: RowLimits = next(of_settings(self, Packer, LIMITS), RowLimits())
-        return limits
+        return row_limits(self).fits(sizes, self.seq_lens[-1])
 
     @property
     def max_tokens_per_row(self) -> int:
@@ -162,26 +177,30 @@ class Packer(ABC):
         return self
 
 
-def require_packer(packer: object) -> Packer:
-    """Return `packer`; raise `ConfigError` unless it is a `Packer` with valid attributes."""
-    if not isinstance(packer, Packer):
-        raise ConfigError(
-            f"packer must be a Packer, got {packer!r:.80}.",
-            "Pass BestFitDecreasing(seq_len=2048) or another packer of streampack.packing.",
-            setting="packer",
-        )
-    name, sizes = type(packer).__name__, getattr(packer, "seq_lens", None)
-    whole = isinstance(sizes, tuple) and all(is_whole(n) and 2 <= n < 1 << 31 for n in sizes)
-    if not whole or not sizes or list(sizes) != sorted(set(sizes)):
-        raise ConfigError(
-            f"{name}.seq_lens must be a tuple of ascending row lengths, got {sizes!r:.80}.",
-            "Set it in tokens, for example seq_lens = (2048,).",
-            setting="seq_lens",
-        )
-    if packer.overflow not in OVERFLOWS:
-        raise ConfigError(
-            f"{name}.overflow must be one of {', '.join(OVERFLOWS)}, got {packer.overflow!r:.80}.",
-            f"Set the attribute in {name}.",
-            setting="overflow",
-        )
-    return packer
+def row_limits(packer: Packer) -> RowLimits:
+    """Return all limits of a row as one: its tokens, and the packer's `limits`."""
+    return combined(packer.limits, RowLimits() if packer.choice is None else packer.choice.rows)
+
+
+def fields_of(packer: Packer) -> tuple[str, ...]:
+    """Return the document fields that a packer uses, with the ones of its limits and choice."""
+    fields = [*packer.weights, *(name for limit in packer.limits for name in limit.fields)]
+    return tuple(dict.fromkeys([*fields, *(packer.choice.fields if packer.choice else ())]))
+
+
+def plan_with(
+    packer: Packer, lengths: NDArray[np.int64], weights: Fields, *, final: bool, seed: int
+) -> Plan:
+    """Call `packer.plan`, with the documents' weights if it takes them."""
+    taken = parameters(type(packer).plan) if weights else ()
+    takes = any(each.name == "weights" or each.kind is each.VAR_KEYWORD for each in taken)
+    more: dict[str, Any] = {"weights": weights} if takes else {}
+    return packer.plan(lengths, final=final, seed=seed, **more)
+
+
+def check_rules(packer: Packer) -> None:
+    """Raise `ConfigError` unless the packer can keep its limits and its choice."""
+    if packer.choice is not None or packer.limits != ():
+        from streampack.packing.rules import require_rules
+
+        require_rules(packer)

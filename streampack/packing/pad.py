@@ -23,13 +23,14 @@ Models".
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
+from streampack.packing.choice import RowChoice
 from streampack.packing.overflow import Overflow, limit_lengths, require_atom, require_seq_len
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
@@ -47,14 +48,13 @@ class Pad(Packer):
         overflow: policy for documents longer than a row.
         atom: slots per piece, a divisor or a multiple of seq_len and at least 2, one of which the
             EOS of a cut takes; by default seq_len. Smaller atoms pad less and share rows.
-        balance: "attention" gives all ranks batches of about equal attention cost in each step;
-            None ignores costs.
+        choice: `Balance` gives the batches of a step about equal work; None ignores costs.
     """
 
     seq_len: int
     overflow: Overflow = "split"
     atom: int | None = None
-    balance: Literal["attention"] | None = None
+    choice: RowChoice | None = None
 
     revision: ClassVar[int] = 3
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from streampack.errors import StateError
 from streampack.packing.curriculum import Curriculum
+from streampack.packing.earlier_arguments import rules_of
 from streampack.packing.kinds import packer_kinds
 from streampack.packing.packer import Packer
 from streampack.packing.whole_groups import WholeGroups
@@ -41,6 +42,7 @@ def rebuild_packer(description: Mapping[str, Any]) -> Packer:
 
 def _arguments(kind: Any, description: Mapping[str, Any]) -> dict[str, Any]:
     values = {f.name: description[f.name] for f in fields(kind) if f.name in description}
+    values |= rules_of(description)
     if isinstance(values.get("max_repetition"), str):
         values["max_repetition"] = Fraction(values["max_repetition"])
     if values.get("restart"):

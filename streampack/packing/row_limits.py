@@ -5,7 +5,8 @@ A row is limited by its tokens. A leaf derives further limits, by fields of the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,10 @@ from streampack.documents.blocks import Fields
 
 if TYPE_CHECKING:
     from streampack.packing.fit_decreasing import Decreasing
+    from streampack.packing.packer import Packer
     from streampack.packing.plan import Plan
     from streampack.packing.request import DocumentSizes, Selection, WindowRequest
+    from streampack.run.recipe import Recipe
 
 _TOKENS = np.zeros(0, dtype=np.int64)
 
@@ -24,10 +27,35 @@ class RowLimits:
     """The limit of a row by tokens alone.
 
     Attributes:
-        window_share: the reserve of lanes has a window, but at most 1 / `window_share` of a lane.
+        divides: True if the limit divides documents into parts that it packs apart, each within the
+            packer's other limits.
     """
 
-    window_share: ClassVar[int] = 128
+    divides: ClassVar[bool] = False
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Document fields of integers that the limit uses: their values are the weights."""
+        return ()
+
+    @property
+    def window_share(self) -> int:
+        """The reserve of lanes has a window, but at most 1 / `window_share` of a lane."""
+        return 128
+
+    def require(self, packer: Packer) -> None:
+        """Raise `ConfigError` if the packer cannot keep the limit."""
+
+    def around(self, inner: RowLimits) -> RowLimits:
+        """Return this limit with the packer's other limits, `inner`, inside."""
+        return self
+
+    def add(self, recipe: Recipe) -> None:
+        """Add the limit's stages to a run; raise `ConfigError` if its fields are not declared."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the JSON-compatible identity, for the description of the packer."""
+        return {}
 
     def fits(self, sizes: DocumentSizes, seq_len: int) -> NDArray[np.bool_]:
         """Return (N,) bool: documents that fit a row of `seq_len` tokens whole."""
@@ -54,3 +82,10 @@ class RowLimits:
 
     def check(self, plan: Plan, weights: Fields) -> None:
         """Raise `PlanError` if a row of the plan exceeds a limit beside tokens."""
+
+
+def combined(limits: Sequence[RowLimits], rows: RowLimits) -> RowLimits:
+    """Return all limits of a row as one, around `rows`, the limit by tokens."""
+    for limit in sorted(limits, key=lambda each: each.divides):
+        rows = limit.around(rows)
+    return rows

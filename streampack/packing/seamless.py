@@ -39,7 +39,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,7 @@ from numpy.typing import NDArray
 from streampack.arguments import is_number, whole_number
 from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
+from streampack.packing.choice import RowChoice
 from streampack.packing.concat import cut_joined
 from streampack.packing.fit import greedy_fit
 from streampack.packing.fit_decreasing import Pieces, Placed, decreasing_pieces, lay_out, lost_with
@@ -78,8 +79,7 @@ class Seamless(Packer):
         mask_repeated: leave repeated tokens out of the loss (the paper includes them).
         keep_tails: pack tokens that would be dropped as short documents. Set it if documents are
             about as long as a row, where many of them lose their tails, which is logged.
-        balance: "attention" gives all ranks batches of about equal attention cost in each step;
-            None ignores costs.
+        choice: `Balance` gives the batches of a step about equal work; None ignores costs.
     """
 
     seq_len: int
@@ -87,7 +87,7 @@ class Seamless(Packer):
     extra_capacity: int | None = None
     mask_repeated: bool = False
     keep_tails: bool = False
-    balance: Literal["attention"] | None = None
+    choice: RowChoice | None = None
 
     revision: ClassVar[int] = 2
 

@@ -29,12 +29,9 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, Fields, offsets_of, part_of
 from streampack.errors import ConfigError, PlanError
-from streampack.leaves import KEY_BATCHES, load
-from streampack.packing import even_rows
-from streampack.packing.limits import Capacity
 from streampack.packing.overflow import limit_lengths
 from streampack.packing.plan import Plan
-from streampack.packing.request import DocumentSizes
+from streampack.packing.request import DocumentSizes, Selection, WindowRequest
 from streampack.packing.row_limits import RowLimits
 
 if TYPE_CHECKING:
@@ -43,17 +40,96 @@ if TYPE_CHECKING:
     from streampack.run.recipe import Recipe
 
 
+_TOKENS = RowLimits()
+
+
 @dataclass(frozen=True)
-class Separation(RowLimits):
-    """Rows of one key each, within other limits.
+class Separate(RowLimits):
+    """Keep documents with different keys in different rows: one of a packer's ``limits=``.
 
     Args:
-        field: document field with the keys.
-        within: limits of each row.
+        field: document field of integers or texts with the keys, such as an adapter or a licence.
+            Rows that do not become full wait at most `WindowConfig.max_carries` rounds.
+        batches: True to give all rows of a batch one key, as for adapters of which a step trains
+            one (`packing.key_batches`). A batch that does not become full waits likewise; its
+            missing rows are padding. Without ``choice=``.
+        within: limits of each row, which the packer sets.
     """
 
     field: str
-    within: RowLimits
+    batches: bool = False
+    within: RowLimits = _TOKENS
+
+    divides = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.field, str) or not self.field:
+            raise ConfigError(
+                f"Separate requires the name of a document field, got {self.field!r:.80}.",
+                'Pass for example Separate("adapter"), and declare the field.',
+                setting="field",
+            )
+        if not isinstance(self.batches, bool):
+            raise ConfigError(
+                f"batches must be True or False, got {self.batches!r:.80}.",
+                "Pass True to give all rows of a batch one key.",
+                setting="batches",
+            )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """See `RowLimits`."""
+        return (self.field,)
+
+    @property
+    def window_share(self) -> int:
+        """See `RowLimits`."""
+        return 4 if self.batches else 128  # because these batches are full only if the window is
+
+    def require(self, packer: Packer) -> None:
+        """Raise `ConfigError` for a limit by the keys, or batches of one key with a choice."""
+        if any(self.field in limit.fields for limit in packer.limits if limit is not self):
+            raise ConfigError(
+                f'Separate("{self.field}") requires a document field without a limit, got limits='
+                f"{packer.limits!r:.200}.",
+                "Leave out one of them.",
+                setting="limits",
+            )
+        if self.batches and packer.choice is not None:
+            raise ConfigError(
+                f"Batches of one key cannot follow a choice, got choice={packer.choice!r:.80}.",
+                "Leave out choice= or batches=True.",
+                setting="choice",
+            )
+
+    def around(self, inner: RowLimits) -> RowLimits:
+        """See `RowLimits`."""
+        return replace(self, within=inner)
+
+    def add(self, recipe: Recipe) -> None:
+        """Add the check of keys; raise `ConfigError` unless they are a declared integer field."""
+        declared = recipe.fields.document.get(self.field)
+        if declared is None or declared.kind not in "iu":
+            raise ConfigError(
+                f'Separate("{self.field}") requires an integer document field, '
+                f"got {'no such field' if declared is None else declared.name}.",
+                f'Declare it: document_fields={{"{self.field}": "int64"}}, or "text" for names.',
+                setting="limits",
+            )
+        recipe.add("units", CheckedKeys(self.field))
+
+    def describe(self) -> dict[str, Any]:
+        """See `RowLimits`."""
+        batches = {"separate_batches": True} if self.batches else {}
+        return {"separate_by": self.field, **batches}
+
+    def selected(self, plan: Plan, request: WindowRequest) -> Selection | None:
+        """See `RowLimits`."""
+        if not self.batches:
+            return None
+        from streampack.packing.key_batches import batches_of_a_key
+
+        return batches_of_a_key(plan, request, self.loads(plan, request.weights), self.field)
 
     def fits(self, sizes: DocumentSizes, seq_len: int) -> NDArray[np.bool_]:
         """See `RowLimits`."""
@@ -91,7 +167,7 @@ class Separation(RowLimits):
         """
         if self.field not in weights:
             raise PlanError(
-                f'separate_by="{self.field}" requires the keys of the documents, which are missing '
+                f'Separate("{self.field}") requires the keys of the documents, which are missing '
                 "from weights.",
                 f'Pass weights={{"{self.field}": ...}}, one whole number for each document.',
                 setting="weights",
@@ -103,7 +179,7 @@ class Separation(RowLimits):
         key = np.unique(weights[self.field], return_inverse=True)[1].reshape(-1)
         tokens = np.zeros(int(key.max(initial=-1)) + 1, dtype=np.int64)
         np.add.at(tokens, key, -(-kept // packer.multiple) * packer.multiple)
-        alone = (tokens <= packer.seq_len) & (not packer.capacity)
+        alone = (tokens <= packer.seq_len) & (not self.within.fields)
         by_key = np.lexsort((-kept, key))  # in a row, the longest comes first
         ends = offsets_of(np.bincount(key, minlength=len(tokens)))
         parts = [_one_row_each(by_key[alone[key[by_key]]], key, kept, lengths, packer)]
@@ -112,14 +188,6 @@ class Separation(RowLimits):
             plan = self.within.plan(packer, lengths[own], part_of(weights, own))
             parts.append((own, plan))
         return joined_plans(parts, len(lengths))
-
-
-def of(packer: Packer) -> Separation:
-    """Return the limits of the packer's `separate_by` and `capacity`."""
-    within = Capacity.of(packer) if packer.capacity else even_rows.of(packer)
-    field = packer.separate_by or ""
-    limits: type[Separation] = load(KEY_BATCHES) if packer.separate_batches else Separation
-    return limits(field, within)
 
 
 def _one_row_each(
@@ -176,18 +244,6 @@ def joined_plans(parts: Sequence[tuple[NDArray[np.int64], Plan]], count: int) ->
     )
 
 
-def needs(packer: Decreasing) -> tuple[str, ...]:
-    """Return the document field that the packer's `separate_by` names; raise `ConfigError`."""
-    name = packer.separate_by
-    if not isinstance(name, str) or not name or name in packer.capacity:
-        raise ConfigError(
-            f"separate_by must be the name of a document field without a limit, got {name!r}.",
-            'Pass for example separate_by="adapter", and declare the field.',
-            setting="separate_by",
-        )
-    return (name,)
-
-
 @dataclass(frozen=True, slots=True)
 class CheckedKeys:
     """Refuse documents with a negative key, which packers would treat as 0.
@@ -199,7 +255,7 @@ class CheckedKeys:
     field: str
 
     def describe(self) -> Mapping[str, Any]:
-        """Return nothing, because the packer's `separate_by` implies the stage."""
+        """Return nothing, because the packer's limits imply the stage."""
         return {}
 
     def __call__(self, documents: Documents, place: Any) -> Documents:
@@ -212,22 +268,9 @@ class CheckedKeys:
         wrong = np.flatnonzero(values.astype(np.int64) < 0)
         if len(wrong):
             raise ConfigError(
-                f'separate_by="{self.field}" requires keys from 0 to 2 ** 63 - 1, got '
+                f'Separate("{self.field}") requires keys from 0 to 2 ** 63 - 1, got '
                 f"{values[wrong[0]]}.",
                 'Change the value in a map, or declare the field as "text" and store names.',
-                setting="separate_by",
+                setting="limits",
             )
         return documents
-
-
-def add(recipe: Recipe, name: str) -> None:
-    """Add the check of keys; raise `ConfigError` unless `name` is a declared integer field."""
-    dtype = recipe.fields.document.get(name)
-    if dtype is None or dtype.kind not in "iu":
-        raise ConfigError(
-            f'separate_by="{name}" requires an integer document field, '
-            f"got {'no such field' if dtype is None else dtype.name}.",
-            f'Declare it: document_fields={{"{name}": "int64"}}, or "text" for names.',
-            setting="separate_by",
-        )
-    recipe.add("units", CheckedKeys(name))

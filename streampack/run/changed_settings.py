@@ -39,7 +39,7 @@ from streampack.lane.state import RoundStart
 from streampack.packing.balancing import Balance
 from streampack.packing.choice import RowChoice
 from streampack.packing.loss_tokens import recounted
-from streampack.packing.packer import Packer
+from streampack.packing.packer import Packer, plan_with
 from streampack.packing.rebuilding import rebuild_packer
 from streampack.run.plan import RunPlan, kind_of_plan
 from streampack.run.state import RunState, batches_due
@@ -81,8 +81,10 @@ def previous_config(
     packer: Any = rebuild_packer(saved["packer"]) if "packer" in changed else config.packer
     batch_tokens, balance = saved["batch_tokens"], saved["balance"]
     preparation, kind = config.preparation, balance["kind"] if balance else None
-    if packer.balance != kind:  # which its description lacks, and its weights and rows depend on
-        packer = replace(packer, balance=kind)
+    choice = Balance.from_description(balance) if balance else RowChoice()
+    # The description of a packer with rows of one length lacks its choice.
+    if len(packer.seq_lens) == 1 and (packer.choice is not None or balance):
+        packer = replace(packer, choice=choice if balance else None)
     if kind == "loss":
         preparation = recounted(preparation, packer.seq_lens[-1], saved["attention"])
     return replace(
@@ -93,7 +95,7 @@ def previous_config(
         packer=packer,
         window=WindowConfig(**saved["window"]).resolve(packer, batch_tokens),
         batch_tokens=batch_tokens,
-        choice=Balance.from_description(balance) if balance else RowChoice(),
+        choice=choice,
     )
 
 
@@ -176,9 +178,8 @@ def _room(packer: Packer, lengths: NDArray[np.int64], weights: Fields) -> tuple[
     if packer.packs_members or not len(lengths):
         return 1, 1
     times = min(ROWS * longest // int(lengths.sum()) + 1, ROWS)  # else the last row weighs too much
-    fields: Any = {name: np.tile(values[held], times) for name, values in weights.items()}
-    fields = {"weights": fields} if fields else {}
-    plan = packer.plan(np.tile(lengths, times), final=True, seed=0, **fields)
+    fields = {name: np.tile(values[held], times) for name, values in weights.items()}
+    plan = plan_with(packer, np.tile(lengths, times), fields, final=True, seed=0)
     return int(plan.seq_len.sum()), int((plan.stop - plan.start).sum())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streampack.metrics import Metrics
-from streampack.packing.packer import Packer
+from streampack.packing.packer import Packer, fields_of
 
 
 def lost_summary(metrics: Metrics, packer: Packer, whole: str) -> str:
@@ -19,7 +19,7 @@ def lost_summary(metrics: Metrics, packer: Packer, whole: str) -> str:
     remedy = ' Longer rows, overflow="split" or, for chats, Chat(overflow="turns") keep them.'
     if packer.overflow == "split":
         way, remedy = type(packer).__name__, ""
-    elif packer.weights:  # documents are whole
+    elif fields_of(packer):  # documents are whole
         remedy = " Longer rows or higher limits of a row keep them."
     return (
         f"{stats.dropped_ratio:.1%} of the tokens {whole} and {metrics.loss_dropped_ratio:.1%} of "

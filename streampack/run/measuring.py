@@ -14,7 +14,7 @@ from streampack.errors import ConfigError
 from streampack.lane.config import LaneConfig
 from streampack.packing import Packer
 from streampack.packing.balancing import Balance
-from streampack.packing.limits import row_loads
+from streampack.packing.packer import row_limits
 from streampack.packing.rng import permutation
 from streampack.run.dry_run import stream_plan
 from streampack.run.sampling import sample
@@ -45,8 +45,8 @@ def measured(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> Lane
     if config.source.once:
         raise ConfigError(
             "A balance measures row costs on a sample, but the source can be read only once.",
-            "Leave out balance=, or pass a source that can be read again.",
-            setting="balance",
+            "Leave out choice=, or pass a source that can be read again.",
+            setting="choice",
         )
     sampled = sample(config)
     balance = measure_balance(
@@ -88,7 +88,8 @@ def measure_balance(
     The sample is packed as a lane packs it without a balance, several times in random orders,
     because one pass would fill only a few long rows. `window` must be resolved.
     """
-    window_tokens, balance = window.tokens(packer), Balance.of_kind(packer.balance or "attention")
+    balance = packer.choice if isinstance(packer.choice, Balance) else Balance()
+    window_tokens = window.tokens(packer)
     held = lengths > 0
     lengths = lengths[held]
     total = max(int(np.minimum(lengths, window_tokens).sum()), 1)
@@ -99,5 +100,6 @@ def measure_balance(
     if not plan.num_rows:
         return replace(balance, quantiles=(0,))
     costs = balance.costs(plan, weights)
-    full = row_loads(plan, packer.capacity, weights) >= window.min_fill * plan.seq_len
+    loads = row_limits(packer).loads(plan, weights)
+    full = (loads if len(loads) else plan.row_fill()) >= window.min_fill * plan.seq_len
     return balance.measured(costs[full] if balance.full_rows and full.any() else costs)

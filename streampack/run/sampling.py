@@ -13,6 +13,7 @@ from streampack.documents.blocks import Fields, joined_fields, part_of
 from streampack.errors import ConfigError
 from streampack.lane.config import LaneConfig
 from streampack.metrics import LaneTimes
+from streampack.packing.packer import fields_of
 from streampack.packing.request import DocumentSizes, MemberLengths
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.streams.base import LaneStream
@@ -114,7 +115,7 @@ def first_documents(blocks: list[DocumentSizes], count: int) -> list[DocumentSiz
 def joined_sizes(parts: list[DocumentSizes], config: LaneConfig) -> DocumentSizes:
     """Return the sizes of all parts as one; there may be no part."""
     none = np.zeros(0, dtype=np.int64)
-    nothing = DocumentSizes(none, dict.fromkeys(config.packer.weights, none))
+    nothing = DocumentSizes(none, dict.fromkeys(fields_of(config.packer), none))
     return joined([nothing, *parts])
 
 

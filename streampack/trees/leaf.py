@@ -10,6 +10,7 @@ from streampack.arguments import one_of
 from streampack.documents.blocks import GROUP
 from streampack.errors import ConfigError
 from streampack.groups.stage import Together
+from streampack.packing.packer import fields_of
 from streampack.trees.rows import TreeRows
 from streampack.trees.slot_fields import fields_of_sequences, fields_of_slots
 from streampack.trees.stage import Planted
@@ -39,8 +40,8 @@ def add(recipe: Recipe, layout: str) -> None:
             f"{type(packer).__name__} with overflow={packer.overflow!r} cuts documents",
             f'use packer=BestFitDecreasing(seq_len={size}, overflow="drop"), or "error"',
         )
-    elif packer.weights:
-        wrong = f"the packer uses the documents' {packer.weights[0]}", "leave out its limits"
+    elif fields := fields_of(packer):
+        wrong = f"the packer uses the documents' {fields[0]}", "leave out its limits"
     if wrong is not None:
         fact, remedy = wrong
         raise ConfigError(

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from streampack._jit import kernel
 from streampack.documents.blocks import Documents, offsets_of
-from streampack.packing.packer import Packer
+from streampack.packing.packer import Packer, fields_of
 from streampack.packing.request import DocumentSizes, MemberLengths
 from streampack.packing.rng import mix
 
@@ -161,7 +161,7 @@ def sizes_of(documents: Documents, packer: Packer) -> DocumentSizes:
     """Return the sizes that a packer uses for N documents, which have the fields of its weights."""
     return DocumentSizes(
         documents.lengths,
-        {name: _weights(documents.document_fields[name]) for name in packer.weights},
+        {name: _weights(documents.document_fields[name]) for name in fields_of(packer)},
         lengths_of_members(documents) if packer.packs_members else None,
     )
 
@@ -232,13 +232,13 @@ class HeldBlocks:
 
     def sizes(self, entries: Entries, packer: Packer) -> DocumentSizes:
         """Return the sizes of these documents (N,) for the packer, with all of their tokens."""
-        serials = entries.serial
-        places = [self._places[serial] for serial in serials.tolist()] if packer.weights else []
+        serials, names = entries.serial, fields_of(packer)
+        places = [self._places[serial] for serial in serials.tolist()] if names else []
         return DocumentSizes(
             entries.length,
             {
                 name: _weights([block.document_fields[name][i] for block, i in places])
-                for name in packer.weights
+                for name in names
             },
             self.member_lengths(serials) if packer.packs_members else None,
         )

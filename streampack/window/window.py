@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, offsets_of
 from streampack.errors import PlanError, StreampackError
 from streampack.packing.choice import RowChoice
-from streampack.packing.packer import Packer
+from streampack.packing.packer import Packer, fields_of, row_limits
 from streampack.packing.plan import Plan, check_plan
 from streampack.packing.request import DocumentSizes, WindowRequest
 from streampack.packing.rng import derive_seed
@@ -219,7 +219,7 @@ class Window:
             choice=self._choice,
             members=sizes.members,
             weights=sizes.weights,
-            limits=self._packer.limits,
+            limits=row_limits(self._packer),
         )
         selection = self._packer.plan_window(request)
         planned = planned_window(selection, request, entries.repeated, self._packer)
@@ -268,7 +268,7 @@ class Window:
             raise PlanError(
                 f"{name[0].upper()}{name[1:]} {self.excess(sizes, i, slots=slots)}.",
                 'Filter them out, or use overflow="drop".'
-                if documents.members or self._packer.weights
+                if documents.members or fields_of(self._packer)
                 else 'Filter such documents out, or use overflow="split", "truncate" or "drop".',
                 setting="overflow",
                 document=name,
@@ -277,7 +277,7 @@ class Window:
     def excess(self, sizes: DocumentSizes, i: int, *, slots: bool) -> str:
         """Describe why document i does not fit: "has 9 tokens, a row has 5", or `slots`."""
         packer, longest = self._packer, self._longest
-        fault = packer.limits.excess(sizes.weights, i)
+        fault = row_limits(packer).excess(sizes.weights, i)
         if fault is not None:
             return fault
         many = f"a batch has {self._batch_tokens // longest} rows of"

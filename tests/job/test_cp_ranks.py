@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from streampack import Buckets, PackedLoader, Topology, merge_states
+from streampack.packing import Balance
 from tests.support.forked import Host
 from tests.support.runs import filled, identity, make_dataset
 
@@ -37,7 +38,7 @@ if len(found) == until:
 
 
 def shared(topology: Topology | None = None) -> Any:
-    packer = Buckets(seq_lens=(16, 32), cp=(1, 2), shares=(0.5, 0.5), balance="attention")
+    packer = Buckets(seq_lens=(16, 32), cp=(1, 2), shares=(0.5, 0.5), choice=Balance("attention"))
     return make_dataset(packer, lanes=12, topology=topology)
 
 

@@ -14,7 +14,7 @@ from streampack import PackedDataset, PackedLoader, TokenRules, Topology, Window
 from streampack.errors import ConfigError, StateError
 from streampack.lane.lane import Lane
 from streampack.lane.state import LaneBatch
-from streampack.packing import Buckets
+from streampack.packing import Balance, Buckets
 from streampack.packing.curriculum import scheduled_buckets
 from tests.support.drawn import drawn
 from tests.support.lanes import (
@@ -67,7 +67,7 @@ def test_any_window_delivers_once_on_schedule_and_resumes_anywhere(
     packer = Buckets(
         seq_lens=(*seq_lens, SEQ_LEN + 8),
         shares=shares[:1] * len(seq_lens) + [0.2],
-        balance=balance,
+        choice=balance and Balance(balance),
     )
     config = lane_config(
         lengths,
@@ -125,7 +125,7 @@ def test_with_balance_the_lanes_attend_about_equally_in_a_step(
     cp: Any, lanes: int, count: int
 ) -> None:
     def slowest(balance: Any) -> float:
-        packer = Buckets(seq_lens=SEQ_LENS, cp=cp, balance=balance)
+        packer = Buckets(seq_lens=SEQ_LENS, cp=cp, choice=balance and Balance(balance))
         packer = packer.with_sample(np.array(heavy_tailed(2000, seed=6)))
         costs = []
         for lane in range(lanes):
@@ -142,7 +142,9 @@ def test_with_balance_the_lanes_attend_about_equally_in_a_step(
 @pytest.mark.parametrize("balance", [None, "attention"])
 def test_emitted_documents_have_the_inputs_length_distribution_throughout(balance: Any) -> None:
     lengths = heavy_tailed(12_000, seed=7, longest=SEQ_LEN)
-    packer = Buckets(seq_lens=SEQ_LENS, balance=balance).with_sample(np.array(lengths))
+    packer = Buckets(seq_lens=SEQ_LENS, choice=balance and Balance(balance)).with_sample(
+        np.array(lengths)
+    )
     config = lane_config(lengths, packer, window=WindowConfig(rows=64))
     ends = []
     for batch in run(Lane(config, 0)):

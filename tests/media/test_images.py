@@ -29,6 +29,7 @@ from streampack.errors import ConfigError, ContentError, WorkerError
 from streampack.media import Images
 from streampack.media.families import axes_of
 from streampack.media.images import decoded, size_of
+from streampack.packing import Balance, Capacity
 from tests.support.runs import child_processes, identity
 from tests.support.simulated_ranks import over_legs
 from tests.support.vision import PATCH, PLACE, drawn, png, qwen_model, qwen_processor, records
@@ -202,7 +203,7 @@ def test_rows_hold_no_more_patches_than_their_capacity_and_larger_documents_are_
     plain = list(dataset(Images(given, text="text"), seq_len=320))
     most = max(int(batch.document_fields["patches"].max()) for batch in plain)
     assert max(n for batch in plain for n in patches_of_rows(batch)) > most
-    packer = BestFitDecreasing(seq_len=320, overflow="drop", capacity={"patches": most})
+    packer = BestFitDecreasing(seq_len=320, overflow="drop", limits=[Capacity({"patches": most})])
     large = {"text": f"big:{PLACE * 3}", "images": [png(drawn(0, 60, 60))] * 3}
     source = Images([*given, large], text="text")
     loader = PackedLoader(dataset(source, seq_len=None, packer=packer))
@@ -215,7 +216,7 @@ def test_rows_hold_no_more_patches_than_their_capacity_and_larger_documents_are_
 
 def test_balance_by_patches_is_measured_on_images_and_goes_on() -> None:
     given = records(60)
-    packer = BestFitDecreasing(seq_len=160, overflow="drop", balance="patches")
+    packer = BestFitDecreasing(seq_len=160, overflow="drop", choice=Balance("patches"))
 
     def loader() -> PackedLoader:
         made = dataset(

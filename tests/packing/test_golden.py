@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack.packing import BestFitDecreasing, Buckets, FirstFitDecreasing, Seamless
+from streampack.packing import Balance, BestFitDecreasing, Buckets, FirstFitDecreasing, Seamless
 from streampack.packing.loss_tokens import LOSS_TOKENS
 from streampack.packing.request import MemberLengths
 from streampack.packing.whole_groups import WholeGroups
@@ -119,7 +119,7 @@ ROWS = [
 
 
 def test_the_golden_batches_that_ranks_share_do_not_change_between_versions() -> None:
-    packer = Buckets(seq_lens=(8, 16), cp=(1, 2), balance="attention", shares=(0.5, 0.5))
+    packer = Buckets(seq_lens=(8, 16), cp=(1, 2), choice=Balance("attention"), shares=(0.5, 0.5))
     found = packer.plan_window(window_request(TIED, seq_len=16, carry=0.42))
     assert found.batches.tolist() == [0, 2, 4, 6, 8]
     assert rows_of(found.plan) == [
@@ -135,7 +135,7 @@ def test_the_golden_batches_that_ranks_share_do_not_change_between_versions() ->
 
 
 def test_the_golden_rows_of_equal_loss_tokens_do_not_change_between_versions() -> None:
-    packer = BestFitDecreasing(seq_len=16, overflow="truncate", balance="loss")
+    packer = BestFitDecreasing(seq_len=16, overflow="truncate", choice=Balance("loss"))
     weights = {LOSS_TOKENS: np.arange(len(TIED), dtype=np.int64) * 3 % 11}
     plan = packer.plan(np.array(TIED), final=True, seed=0, weights=weights)
     sums = np.add.reduceat(weights[LOSS_TOKENS][plan.document], plan.row_offsets[:-1])

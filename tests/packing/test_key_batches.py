@@ -17,7 +17,7 @@ from streampack import (
     WindowConfig,
 )
 from streampack.errors import ConfigError, StateError
-from streampack.packing import Concat, FirstFitDecreasing
+from streampack.packing import Balance, Capacity, Concat, FirstFitDecreasing, Separate
 from streampack.packing.rebuilding import plain, rebuild_packer
 from tests.support.drawn import drawn
 from tests.support.restoring import assert_restores_everywhere
@@ -42,7 +42,7 @@ RECORDS = records(300, 9, 5)
 
 
 def dataset(packer: Any = None, data: Any = RECORDS, **changes: Any) -> PackedDataset:
-    packer = packer or BestFitDecreasing(seq_len=ROW, separate_by="lora", separate_batches=True)
+    packer = packer or BestFitDecreasing(seq_len=ROW, limits=[Separate("lora", batches=True)])
     fields = {"lora": "int32", "frames": "int32"}
     given = {"document_fields": fields, "batch_size": 3, "topology": Topology(), "lanes": 1}
     return PackedDataset(data, packer=packer, **{**given, **changes})
@@ -75,7 +75,7 @@ def test_every_token_goes_once_in_batches_of_one_key(
     count: int, keys: int, seed: int, rows: int, best: bool, align: int, waits: Any, lanes: int
 ) -> None:
     kind = BestFitDecreasing if best else FirstFitDecreasing
-    packer = kind(seq_len=ROW, align=align, separate_by="lora", separate_batches=True)
+    packer = kind(seq_len=ROW, align=align, limits=[Separate("lora", batches=True)])
     data, window = records(count, keys, seed), {"carry": waits[0], "max_carries": waits[1]}
     loader = PackedLoader(
         dataset(packer, data, batch_size=rows, lanes=lanes, window=WindowConfig(rows=20, **window))
@@ -86,9 +86,10 @@ def test_every_token_goes_once_in_batches_of_one_key(
 def test_rows_keep_a_second_limit() -> None:
     data = [record for record in RECORDS if len(record["tokens"]) <= 40]
     packer = BestFitDecreasing(
-        seq_len=ROW, overflow="drop", capacity={"frames": 40}, separate_by="lora",
-        separate_batches=True,
-    )  # fmt: skip
+        seq_len=ROW,
+        overflow="drop",
+        limits=(Capacity({"frames": 40}), Separate("lora", batches=True)),
+    )
     batches = list(PackedLoader(dataset(packer, data)))
     assert_one_key_each(batches, data)
     assert all(((batch.document_ids >= 0).sum(1) <= 40).all() for batch in batches)
@@ -123,7 +124,7 @@ def test_a_run_goes_on_after_every_batch() -> None:
 
 
 def test_a_run_that_goes_on_with_batches_of_one_key_loses_no_token() -> None:
-    first = PackedLoader(dataset(BestFitDecreasing(seq_len=ROW, separate_by="lora")))
+    first = PackedLoader(dataset(BestFitDecreasing(seq_len=ROW, limits=[Separate("lora")])))
     second = PackedLoader(dataset())
     batches = [batch for _, batch in zip(range(7), first, strict=False)]
     with pytest.raises(StateError) as caught:
@@ -166,23 +167,17 @@ def test_lanes_do_not_empty_their_windows_before_each_deal() -> None:
 
 
 def test_a_packer_is_rebuilt_with_its_batches() -> None:
-    packer = BestFitDecreasing(seq_len=ROW, separate_by="lora", separate_batches=True)
+    packer = BestFitDecreasing(seq_len=ROW, limits=[Separate("lora", batches=True)])
     assert rebuild_packer(plain(packer.describe())) == packer
-    described = BestFitDecreasing(seq_len=ROW, separate_by="lora").describe()
+    described = BestFitDecreasing(seq_len=ROW, limits=[Separate("lora")]).describe()
     assert "separate_batches" not in described
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"separate_batches": True},
-        {"separate_batches": 1, "separate_by": "lora"},
-        {"separate_batches": True, "separate_by": "lora", "balance": "attention"},
-    ],
-)
-def test_batches_without_a_key_or_with_balanced_steps_are_refused(settings: Any) -> None:
+def test_batches_of_one_key_with_balanced_steps_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        BestFitDecreasing(seq_len=ROW, **settings)
-    assert caught.value.setting == "separate_batches"
+        BestFitDecreasing(
+            seq_len=ROW, limits=[Separate("lora", batches=True)], choice=Balance("attention")
+        )
+    assert caught.value.setting == "choice"
     with pytest.raises(TypeError):
-        Concat(seq_len=ROW, separate_batches=True)
+        Concat(seq_len=ROW, limits=[Separate("lora")])

@@ -19,8 +19,9 @@ from streampack import (
     sources,
 )
 from streampack.errors import ConfigError, PlanError, StateError
-from streampack.packing import FirstFitDecreasing, check_plan
+from streampack.packing import Balance, Capacity, FirstFitDecreasing, check_plan
 from streampack.packing.limits import check_weights, row_weights
+from streampack.packing.packer import row_limits
 from streampack.packing.rebuilding import plain, rebuild_packer
 from streampack.run.dry_run import stream_plan
 from tests.support import packing_reference as reference
@@ -46,7 +47,7 @@ def test_packers_with_limits_equal_the_quadratic_one(
 ) -> None:
     kind = BestFitDecreasing if best else FirstFitDecreasing
     capacity = dict(zip(("patches", "frames"), most, strict=False))
-    packer = kind(seq_len=seq_len, overflow="drop", capacity=capacity, align=align)
+    packer = kind(seq_len=seq_len, overflow="drop", limits=[Capacity(capacity)], align=align)
     columns = np.array(documents, dtype=np.int64).reshape(-1, 3).T
     lengths = columns[0]
     weights = dict(zip(("patches", "frames"), columns[1:], strict=True))
@@ -62,7 +63,7 @@ def test_the_golden_plan_with_two_limits_does_not_change_between_versions() -> N
     weights = {"patches": np.array([4, 0, 8, 1, 8, 2, 0, 9, 0, 4, 6, 0, 1])}
     found = {}
     for kind in (BestFitDecreasing, FirstFitDecreasing):
-        packer = kind(seq_len=16, overflow="drop", capacity={"patches": 8})
+        packer = kind(seq_len=16, overflow="drop", limits=[Capacity({"patches": 8})])
         plan = packer.plan(lengths, final=True, seed=0, weights=weights)
         assert plan.dropped.tolist() == [0, 0, 0, 0, 0, 0, 0, 2, 0, 20, 0, 0, 0]
         found[kind] = [[document for document, _, _ in row] for row in rows_of(plan)]
@@ -91,7 +92,9 @@ def test_every_document_goes_once_through_windows_and_no_row_exceeds_a_limit(
 ) -> None:
     lengths, weights = drawn_request(count, seed)
     capacity = {"patches": most}
-    packer = BestFitDecreasing(seq_len=64, overflow="drop", capacity=capacity, balance=balance)
+    packer = BestFitDecreasing(seq_len=64, overflow="drop",
+        limits=[Capacity(capacity)], choice=balance and Balance(balance),
+    )  # fmt: skip
     config = WindowConfig(rows=12, carry=carry, max_carries=3)
     plan = stream_plan(
         lengths, packer, config, batch_tokens=64 * rows, weights=weights,
@@ -103,9 +106,9 @@ def test_every_document_goes_once_through_windows_and_no_row_exceeds_a_limit(
 
 def test_rows_that_are_full_of_patches_count_as_full() -> None:
     # One row of 4 tokens with all its patches, one of 12 of 16 tokens without: the first one goes.
-    packer = BestFitDecreasing(seq_len=16, overflow="drop", capacity={"patches": 8})
+    packer = BestFitDecreasing(seq_len=16, overflow="drop", limits=[Capacity({"patches": 8})])
     request = window_request(
-        [4, 14, 14, 14], seq_len=16, batch_tokens=16, carry=0.9, limits=packer.limits,
+        [4, 14, 14, 14], seq_len=16, batch_tokens=16, carry=0.9, limits=row_limits(packer),
         weights={"patches": np.array([8, 1, 1, 1])},
     )  # fmt: skip
     found = packer.plan_window(request)
@@ -115,7 +118,7 @@ def test_rows_that_are_full_of_patches_count_as_full() -> None:
 def test_balance_by_patches_levels_the_patches_of_the_steps() -> None:
     from streampack.run.measuring import measure_balance
 
-    packer = BestFitDecreasing(seq_len=512, overflow="drop", balance="patches")
+    packer = BestFitDecreasing(seq_len=512, overflow="drop", choice=Balance("patches"))
     window = WindowConfig().resolve(packer, 512)
     lengths, weights = drawn_request(4000, 0)
     schedule = measure_balance(lengths, packer, window, batch_tokens=512, weights=weights)
@@ -145,7 +148,7 @@ CAPACITY = {"frames": 38}
 
 
 def dataset(packer: Any = None, **settings: Any) -> PackedDataset:
-    packer = packer or BestFitDecreasing(seq_len=64, overflow="drop", capacity=CAPACITY)
+    packer = packer or BestFitDecreasing(seq_len=64, overflow="drop", limits=[Capacity(CAPACITY)])
     given = {"document_fields": {"frames": "int32"}, "batch_size": 2, "topology": Topology()}
     return PackedDataset(**{"source": RECORDS, "packer": packer, **given, **settings})
 
@@ -187,7 +190,7 @@ def test_a_run_with_limits_goes_on_with_other_ranks_and_workers(
 
 def test_a_run_goes_on_with_another_capacity_and_loses_no_document() -> None:
     def loader(**capacity: int) -> PackedLoader:
-        packer = BestFitDecreasing(seq_len=64, overflow="drop", capacity=capacity)
+        packer = BestFitDecreasing(seq_len=64, overflow="drop", limits=[Capacity(capacity)])
         return PackedLoader(dataset(packer, lanes=1))
 
     first, second = loader(frames=50), loader(frames=90)
@@ -202,9 +205,9 @@ def test_a_run_goes_on_with_another_capacity_and_loses_no_document() -> None:
 
 
 def test_estimate_counts_the_rows_that_the_limit_asks_for() -> None:
-    tight = BestFitDecreasing(seq_len=512, overflow="drop", capacity={"frames": 45})
+    tight = BestFitDecreasing(seq_len=512, overflow="drop", limits=[Capacity({"frames": 45})])
     steps = []
-    for packer in (tight, replace(tight, capacity={})):
+    for packer in (tight, replace(tight, limits=())):
         loader = PackedLoader(dataset(packer, lanes=1))
         estimate = loader.estimate_steps()
         assert estimate is not None
@@ -214,20 +217,20 @@ def test_estimate_counts_the_rows_that_the_limit_asks_for() -> None:
 
 
 def test_a_packer_is_rebuilt_with_its_capacity() -> None:
-    packer = BestFitDecreasing(seq_len=64, overflow="drop", capacity=CAPACITY)
+    packer = BestFitDecreasing(seq_len=64, overflow="drop", limits=[Capacity(CAPACITY)])
     assert rebuild_packer(plain(packer.describe())) == packer
-    assert "capacity" not in replace(packer, capacity={}).describe()
+    assert "capacity" not in replace(packer, limits=()).describe()
 
 
 def test_documents_without_weights_are_refused() -> None:
-    packer = BestFitDecreasing(seq_len=64, overflow="drop", capacity=CAPACITY)
+    packer = BestFitDecreasing(seq_len=64, overflow="drop", limits=[Capacity(CAPACITY)])
     with pytest.raises(PlanError) as caught:
         packer.plan(np.array([3]), final=True, seed=0)
     assert caught.value.setting == "weights"
 
 
 def test_a_document_beyond_a_limit_is_an_error_under_overflow_error() -> None:
-    packer = BestFitDecreasing(seq_len=64, overflow="error", capacity=CAPACITY)
+    packer = BestFitDecreasing(seq_len=64, overflow="error", limits=[Capacity(CAPACITY)])
     with pytest.raises(PlanError) as caught:
         list(PackedLoader(dataset(packer)))
     over = [i for i, r in enumerate(RECORDS) if r["frames"] > CAPACITY["frames"]]
@@ -238,7 +241,7 @@ def test_a_document_beyond_a_limit_is_an_error_under_overflow_error() -> None:
 
 
 def test_trees_with_a_limit_are_refused() -> None:
-    packer = BestFitDecreasing(seq_len=64, overflow="drop", capacity=CAPACITY)
+    packer = BestFitDecreasing(seq_len=64, overflow="drop", limits=[Capacity(CAPACITY)])
     records = [{"tokens": [[1, 2], [1, 3]], "frames": 1}] * 9
     with pytest.raises(ConfigError) as caught:
         dataset(packer, source=sources.Items(records, tokens="tokens"), layout="tree")

@@ -1,4 +1,4 @@
-"""balance="loss": all steps have about as many loss tokens, and nothing else changes."""
+"""choice=Balance("loss"): all steps have about as many loss tokens, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from streampack import (
 from streampack.documents import Documents
 from streampack.errors import ConfigError, StateError
 from streampack.metrics import Metrics
+from streampack.packing import Balance
 from streampack.packing.loss_tokens import LOSS_TOKENS, CountedLoss
 from streampack.testing import SimulatedRanks
 from tests.support.forged import sign
@@ -44,7 +45,9 @@ def dataset_of(
     records = [one for one in RECORDS if not short or len(one["ids"]) <= SEQ_LEN]
     return PackedDataset(
         sources.Items(records, tokens="ids", loss_mask="mask"),
-        packer=BestFitDecreasing(seq_len=seq_len, overflow=overflow, balance=balance),
+        packer=BestFitDecreasing(
+            seq_len=seq_len, overflow=overflow, choice=balance and Balance(balance)
+        ),
         batch_size=2, lanes=8, seed=1, topology=Topology(rank, ranks), **options,
     )  # fmt: skip
 
@@ -53,7 +56,9 @@ def steps_of(records: list[dict[str, Any]], balance: Any, lanes: int, **options:
     """Loss tokens of each batch (steps, lanes) of the steps that are whole."""
     dataset = PackedDataset(
         sources.Items(records, tokens="ids", loss_mask="mask"),
-        packer=BestFitDecreasing(seq_len=256, overflow="truncate", balance=balance),
+        packer=BestFitDecreasing(
+            seq_len=256, overflow="truncate", choice=balance and Balance(balance)
+        ),
         lanes=lanes, topology=Topology(), **{"batch_size": 1, **options},
     )  # fmt: skip
     counts: dict[int, dict[int, int]] = {}
@@ -231,7 +236,7 @@ def test_the_same_documents_come_once_and_resume_on_more_ranks() -> None:
     ("options", "setting"),
     [
         ({"overflow": "split"}, "overflow"),
-        ({"document_fields": {LOSS_TOKENS: "int64"}}, "balance"),
+        ({"document_fields": {LOSS_TOKENS: "int64"}}, "choice"),
     ],
 )
 def test_settings_that_cannot_be_balanced_are_refused(options: Any, setting: str) -> None:
@@ -244,5 +249,5 @@ def test_a_packer_of_parts_of_documents_refuses_it() -> None:
     from streampack import Concat
 
     with pytest.raises(ConfigError) as caught:
-        PackedDataset(IDS, packer=Concat(seq_len=SEQ_LEN, balance="loss"))  # type: ignore[arg-type]
-    assert caught.value.setting == "balance"
+        PackedDataset(IDS, packer=Concat(seq_len=SEQ_LEN, choice=Balance("loss")))
+    assert caught.value.setting == "overflow"

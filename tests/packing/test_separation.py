@@ -17,7 +17,8 @@ from streampack import (
     WindowConfig,
 )
 from streampack.errors import ConfigError, PlanError, StateError
-from streampack.packing import FirstFitDecreasing, check_plan
+from streampack.packing import Balance, Capacity, FirstFitDecreasing, Separate, check_plan
+from streampack.packing.packer import row_limits
 from streampack.packing.rebuilding import plain, rebuild_packer
 from streampack.run.dry_run import stream_plan
 from tests.support import packing_reference as reference
@@ -54,11 +55,13 @@ def test_each_key_is_packed_as_the_quadratic_packer_packs_it_alone(
     documents: list[tuple[int, int]], seq_len: int, overflow: Any, best: bool, extra: int
 ) -> None:
     kind = BestFitDecreasing if best else FirstFitDecreasing
-    packer = kind(seq_len=seq_len, overflow=overflow, extra_capacity=extra, separate_by="key")
+    packer = kind(
+        seq_len=seq_len, overflow=overflow, extra_capacity=extra, limits=[Separate("key")]
+    )
     lengths, keys = np.array(documents, dtype=np.int64).reshape(-1, 2).T
     plan = packer.plan(lengths, final=True, seed=0, weights={"key": keys})
     check_plan(plan, lengths)
-    packer.limits.check(plan, {"key": keys})
+    row_limits(packer).check(plan, {"key": keys})
     rules = {"best": best, "overflow": overflow, "extra_capacity": extra}
     assert sorted(rows_of(plan)) == alone(documents, seq_len, **rules)
 
@@ -66,7 +69,7 @@ def test_each_key_is_packed_as_the_quadratic_packer_packs_it_alone(
 def test_the_golden_plan_with_keys_does_not_change_between_versions() -> None:
     lengths = np.array([9, 5, 9, 20, 7, 7, 16, 2, 2, 3, 8, 6])
     weights = {"key": np.array([5, 0, 5, 0, 5, 0, 0, 9, 9, 0, 5, 5])}
-    packer = BestFitDecreasing(seq_len=16, separate_by="key")
+    packer = BestFitDecreasing(seq_len=16, limits=[Separate("key")])
     assert rows_of(packer.plan(lengths, final=True, seed=0, weights=weights)) == [
         [(7, 0, 2), (8, 0, 2)],  # keys with one row come first
         [(3, 0, 16)],
@@ -88,13 +91,13 @@ def test_each_row_keeps_a_second_limit_and_the_alignment(
     documents: list[tuple[int, int, int]], align: int
 ) -> None:
     packer = BestFitDecreasing(
-        seq_len=24, overflow="drop", align=align, separate_by="key", capacity={"frames": 8}
+        seq_len=24, overflow="drop", align=align, limits=(Separate("key"), Capacity({"frames": 8}))
     )
     lengths, keys, frames = np.array(documents, dtype=np.int64).reshape(-1, 3).T
     weights = {"key": keys, "frames": frames}
     plan = packer.plan(lengths, final=True, seed=0, weights=weights)
     check_plan(plan, lengths)
-    packer.limits.check(plan, weights)
+    row_limits(packer).check(plan, weights)
     found = sorted(rows_of(plan))
     expected = []
     for key in set(keys.tolist()):
@@ -125,11 +128,11 @@ def test_every_token_goes_once_through_windows_and_rows_have_one_key(
     count: int, keys: int, seed: int, rows: int, overflow: Any, carry: float
 ) -> None:
     lengths, weights = drawn_request(count, keys, seed)
-    packer = BestFitDecreasing(seq_len=64, overflow=overflow, separate_by="key")
+    packer = BestFitDecreasing(seq_len=64, overflow=overflow, limits=[Separate("key")])
     config = WindowConfig(rows=12, carry=carry, max_carries=3)
     plan = stream_plan(lengths, packer, config, batch_tokens=64 * rows, weights=weights)
     check_plan(plan, lengths)
-    packer.limits.check(plan, weights)
+    row_limits(packer).check(plan, weights)
     over = {"split": 0, "drop": lengths * (lengths > 64), "truncate": np.maximum(lengths - 64, 0)}
     assert plan.dropped.tolist() == (np.zeros(count, dtype=int) + over[overflow]).tolist()
 
@@ -139,7 +142,7 @@ def test_a_document_with_a_key_of_its_own_waits_a_bounded_number_of_rounds() -> 
     lengths = np.full(4000, 16, dtype=np.int64)
     keys = np.zeros(4000, dtype=np.int64)
     keys[0] = 1
-    packer = BestFitDecreasing(seq_len=64, separate_by="key")
+    packer = BestFitDecreasing(seq_len=64, limits=[Separate("key")])
     config = WindowConfig(rows=8, max_carries=3)
     plan = stream_plan(lengths, packer, config, batch_tokens=64, weights={"key": keys})
     (row,) = np.flatnonzero(plan.document[plan.row_offsets[:-1]] == 0)
@@ -154,7 +157,7 @@ RECORDS = [
 
 
 def dataset(packer: Any = None, **changes: Any) -> PackedDataset:
-    packer = packer or BestFitDecreasing(seq_len=64, separate_by="lora")
+    packer = packer or BestFitDecreasing(seq_len=64, limits=[Separate("lora")])
     given = {"document_fields": {"lora": "int32"}, "batch_size": 2, "topology": Topology()}
     return PackedDataset(**{"source": RECORDS, "packer": packer, **given, **changes})
 
@@ -201,14 +204,14 @@ def test_a_run_goes_on_without_keys_and_loses_no_token() -> None:
 
 
 def test_keys_and_balance_go_together() -> None:
-    packer = BestFitDecreasing(seq_len=64, separate_by="lora", balance="attention")
+    packer = BestFitDecreasing(seq_len=64, limits=[Separate("lora")], choice=Balance("attention"))
     batches = list(PackedLoader(dataset(packer, lanes=2)))
     assert all(len(keys) <= 1 for batch in batches for keys in keys_of_rows(batch))
     assert sum(batch.num_tokens for batch in batches) == LENGTHS.sum()
 
 
 def test_a_packer_is_rebuilt_with_its_key() -> None:
-    packer = BestFitDecreasing(seq_len=64, separate_by="lora")
+    packer = BestFitDecreasing(seq_len=64, limits=[Separate("lora")])
     assert rebuild_packer(plain(packer.describe())) == packer
     assert "separate_by" not in BestFitDecreasing(seq_len=64).describe()
 
@@ -218,32 +221,32 @@ def test_a_packer_is_rebuilt_with_its_key() -> None:
     [
         {"document_fields": None},
         {"document_fields": {"lora": "float32"}},
-        {"packer": BestFitDecreasing(seq_len=64, separate_by="other")},
+        {"packer": BestFitDecreasing(seq_len=64, limits=[Separate("other")])},
     ],
 )
 def test_a_key_that_is_no_declared_integer_field_is_refused(changes: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         dataset(**changes)
-    assert caught.value.setting == "separate_by"
+    assert caught.value.setting == "limits"
 
 
 def test_a_negative_key_is_refused_because_it_would_share_rows_with_key_0() -> None:
     with pytest.raises(ConfigError) as caught:
         list(PackedLoader(dataset(source=[*RECORDS, {"tokens": [5, 6], "lora": -1}])))
-    assert caught.value.setting == "separate_by"
+    assert caught.value.setting == "limits"
 
 
-@pytest.mark.parametrize("separate_by", [7, "", "frames"])
-def test_a_name_that_cannot_be_a_key_is_refused(separate_by: Any) -> None:
+@pytest.mark.parametrize(("key", "setting"), [(7, "field"), ("", "field"), ("frames", "limits")])
+def test_a_name_that_cannot_be_a_key_is_refused(key: Any, setting: str) -> None:
     with pytest.raises(ConfigError) as caught:
         BestFitDecreasing(
-            seq_len=64, overflow="drop", capacity={"frames": 5}, separate_by=separate_by
+            seq_len=64, overflow="drop", limits=[Capacity({"frames": 5}), Separate(key)]
         )
-    assert caught.value.setting == "separate_by"
+    assert caught.value.setting == setting
 
 
 def test_documents_without_keys_or_beyond_a_row_are_refused() -> None:
-    packer = BestFitDecreasing(seq_len=64, separate_by="lora", overflow="error")
+    packer = BestFitDecreasing(seq_len=64, limits=[Separate("lora")], overflow="error")
     with pytest.raises(PlanError) as caught:
         packer.plan(np.array([3]), final=True, seed=0)
     assert caught.value.setting == "weights"

@@ -23,6 +23,7 @@ from streampack import (
 )
 from streampack.errors import StateError
 from streampack.packing import (
+    Balance,
     BestFitCrop,
     BestFitDecreasing,
     Buckets,
@@ -71,8 +72,7 @@ def stages(draw: st.DrawFn) -> dict[str, Any]:
         max_carries=draw(st.sampled_from([0, 2, 16])),
         carry=draw(st.sampled_from([0.0, 0.5, 0.9])),
     )
-    if not isinstance(packer, Buckets):
-        packer = replace(packer, balance=draw(st.sampled_from([None, "attention"])))  # type: ignore[type-var]
+    packer = replace(packer, choice=draw(st.sampled_from([None, Balance()])))  # type: ignore[type-var]
     return {
         "packer": packer,
         "batch_size": rows,

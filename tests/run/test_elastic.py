@@ -29,6 +29,7 @@ from streampack import (
     sources,
 )
 from streampack.documents import Documents
+from streampack.packing import Balance
 from tests.support.corpora import byte_tokenizer
 from tests.support.drawn import drawn
 from tests.support.every_source import PACKERS, SEQ_LEN, SOURCES
@@ -170,7 +171,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         order = SimilarityOrder(order_window_documents=30, first_window_documents=10)
         values |= {"order": order, "packer": Concat(seq_len=SEQ_LEN), "attention": "row"}
     elif values["attention"] == "document" and packer.seq_lens == (SEQ_LEN,):
-        values["packer"] = replace(packer, balance=draw(st.sampled_from([None, "attention"])))
+        values["packer"] = replace(packer, choice=draw(st.sampled_from([None, Balance()])))
     return values
 
 

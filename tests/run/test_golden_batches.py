@@ -27,6 +27,7 @@ import pytest
 import streampack as sp
 from streampack import PackedDataset, PackedLoader, packing, sources
 from streampack.documents.blocks import Documents
+from streampack.packing import Balance, Capacity
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 from tests.support.deleted_leaves import process_of_runs
 from tests.support.flat_files import write_megatron
@@ -220,13 +221,15 @@ KINDS: dict[str, Callable[[Corpus], PackedDataset]] = {
     "balance": lambda c: packed(
         c,
         "ids.parquet",
-        packer=sp.BestFitDecreasing(seq_len=SEQ_LEN, balance="attention"),
+        packer=sp.BestFitDecreasing(seq_len=SEQ_LEN, choice=Balance("attention")),
         batch_size=4,
     ),
     "capacity": lambda c: packed(
         c,
         "ids.parquet",
-        packer=sp.BestFitDecreasing(seq_len=SEQ_LEN, overflow="drop", capacity={"score": 40}),
+        packer=sp.BestFitDecreasing(
+            seq_len=SEQ_LEN, overflow="drop", limits=[Capacity({"score": 40})]
+        ),
         document_fields={"score": "int32"},
         batch_size=4,
     ),
@@ -324,8 +327,8 @@ FIELDS = (
     "streams.field_stage",
     "window.field_columns",
 )
-LIMITS = ("packing.limits", "packing.loss_tokens")
-MEASURED = ("run.dry_run", "run.measuring", "run.sampling", "packing.balancing", *LIMITS)
+BALANCE = tuple(f"packing.{name}" for name in ("balancing", "even_rows", "limits", "loss_tokens"))
+MEASURED = ("run.dry_run", "run.measuring", "run.sampling", *BALANCE)
 TOKENIZER = tuple(
     f"tokenization.{name}"
     for name in (
@@ -388,7 +391,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "buckets": (*PARQUET, *BUCKETS),
     "buckets, context parallelism": (*PARQUET, *BUCKETS, "run.cp_groups", "run.cp_run"),
     "balance": (*PARQUET, *MEASURED),
-    "capacity": (*PARQUET, *FIELDS, *LIMITS, "run.lost_tokens"),
+    "capacity": (*PARQUET, *FIELDS, "packing.limits", "run.lost_tokens"),
     "seamless": (*PARQUET, "packing.concat", "packing.seamless", "run.lost_tokens"),
     "concat, attention over rows": (*PARQUET, "packing.concat"),
     "order by similarity": (*PARQUET, *ORDERED),

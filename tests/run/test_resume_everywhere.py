@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streampack import PackedDataset, SimilarityOrder, TokenRules, Topology, WindowConfig
-from streampack.packing import BestFitDecreasing, Buckets, Concat, Packer, Pad
+from streampack.packing import Balance, BestFitDecreasing, Buckets, Concat, Packer, Pad
 from tests.support.every_source import (
     MIXTURES,
     PACKERS,
@@ -31,7 +31,7 @@ def test_restoring_a_balanced_run_after_every_batch_gives_the_same_rest(
     assert_restores_everywhere(
         lambda: PackedDataset(
             source,
-            packer=replace(packer, balance="attention"),  # type: ignore[type-var]
+            packer=replace(packer, choice=Balance("attention")),  # type: ignore[type-var]
             batch_size=2,
             window=WindowConfig(rows=8),
             token_rules=TokenRules(eos_id=256),

@@ -19,7 +19,7 @@ from streampack import (
     sources,
 )
 from streampack.errors import StateError
-from streampack.packing import BestFitDecreasing, Concat
+from streampack.packing import Balance, BestFitDecreasing, Concat
 from tests.support.corpora import byte_tokenizer
 
 RECORDS = [
@@ -72,7 +72,7 @@ def saved(made: PackedDataset) -> tuple[dict[str, Any], Any]:
 CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("attention", {}, {"attention": "row"}),
     ("attention", {"attention": "row"}, {"attention": "document"}),
-    ("balance", {}, {"packer": BestFitDecreasing(seq_len=32, balance="attention")}),
+    ("balance", {}, {"packer": BestFitDecreasing(seq_len=32, choice=Balance("attention"))}),
     ("batch_tokens", {}, {"batch_size": 3}),
     ("eos", {}, {"token_rules": TokenRules(eos="append", eos_id=5)}),
     ("fields", {}, SCORES),

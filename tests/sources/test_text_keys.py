@@ -21,6 +21,7 @@ from streampack.documents.text_keys import TEXT_KEYS, text_key
 from streampack.errors import ConfigError, StateError, StreampackError
 from streampack.keep_last import KeepLast
 from streampack.ordering import GroupBy
+from streampack.packing import Separate
 from tests.support.corpora import byte_tokenizer, npy_bytes, write_samples
 from tests.support.mosaic import streaming_module
 
@@ -176,7 +177,7 @@ def test_group_by_puts_documents_of_one_name_next_to_each_other() -> None:
 
 
 def test_documents_of_different_names_share_no_row() -> None:
-    packer = BestFitDecreasing(seq_len=16, separate_by="repo")
+    packer = BestFitDecreasing(seq_len=16, limits=[Separate("repo")])
     for batch in PackedLoader(PackedDataset(RECORDS, packer=packer, **FIELDS)):
         for tokens, ids in zip(batch.input_ids, batch.document_ids, strict=True):
             assert len({NAMES[token - 1] for token in tokens[ids >= 0].tolist()}) <= 1

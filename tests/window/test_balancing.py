@@ -128,7 +128,11 @@ def test_every_token_is_placed_once_under_any_schedule(
     values = np.array(lengths, dtype=np.int64)
     config = WindowConfig(rows=16, carry=carry, max_carries=3)
     plan = stream_plan(
-        values, packer, config, batch_tokens=rows * 64, balance=Balance(tuple(sorted(quantiles)))
+        values,
+        packer,
+        config,
+        batch_tokens=rows * 64,
+        balance=Balance(quantiles=tuple(sorted(quantiles))),
     )
     if not isinstance(packer, Seamless):  # after a round it may repeat tokens of no segment
         check_plan(plan, values)
@@ -164,7 +168,7 @@ def test_a_selection_is_closed_and_holds_all_overdue_rows(costs: list[int], data
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
 def test_the_schedule_is_a_function_of_the_step_and_covers_all_costs_evenly(rows: int) -> None:
-    balance = Balance(tuple(range(0, 129 * 1000, 1000)))
+    balance = Balance(quantiles=tuple(range(0, 129 * 1000, 1000)))
     whole = balance.wanted(5, 64, rows)
     parts = np.concatenate([balance.wanted(5, 20, rows), balance.wanted(25, 44, rows)])
     assert whole.tolist() == parts.tolist()
@@ -196,7 +200,7 @@ def test_the_global_sequence_is_the_same_on_any_ranks_and_holds_every_document(
         global_sequence(
             source,
             ranks,
-            packer=BestFitDecreasing(seq_len=64, balance="attention"),
+            packer=BestFitDecreasing(seq_len=64, choice=Balance("attention")),
             batch_size=2,
             token_rules=TokenRules(pad_id=0, eos_id=0),
         )
@@ -212,7 +216,7 @@ def test_a_run_goes_on_with_the_costs_it_has_measured_and_not_without_a_balance(
     source = MemorySource([[np.ones(n, dtype=np.uint16) for n in values]])
 
     def loader(balance: Any) -> PackedLoader:
-        packer = BestFitDecreasing(seq_len=128, balance=balance)
+        packer = BestFitDecreasing(seq_len=128, choice=balance and Balance(balance))
         dataset = PackedDataset(source, packer=packer, lanes=2, topology=Topology())
         return PackedLoader(dataset)
 

@@ -13,6 +13,7 @@ from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
 from streampack.errors import PlanError, StreampackError
 from streampack.lane.lane import Lane
 from streampack.packing import (
+    Balance,
     BestFitDecreasing,
     Packer,
     Plan,
@@ -168,7 +169,7 @@ def test_all_plans_are_held_against_all_rules_if_that_is_asked_for(
 
 def test_a_packer_of_ones_own_may_follow_a_balance() -> None:
     class Balanced(Plain):
-        balance = "attention"
+        choice = Balance("attention")
 
     source = MemorySource([numbered_documents(LENGTHS)])
     dataset = PackedDataset(source, packer=Balanced(), lanes=1, batch_size=2, topology=Topology())
