@@ -225,7 +225,7 @@ def test_every_source_goes_on_anywhere(kind: str, tmp_path: Path) -> None:
     check()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_workers_are_free_on_every_leg(seed: int) -> None:
     rng = np.random.default_rng(seed)
     documents = [

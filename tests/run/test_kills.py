@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,19 @@ from tests.support.killed_jobs import (
     trees,
 )
 
+LAYOUTS = ("documents", "tree")
 
-@pytest.mark.parametrize("layout", ["documents", "tree"])
+
 @pytest.mark.parametrize(
-    "seed", [0, 1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
+    ("seed", "layout"),
+    [
+        (0, "documents"),
+        (1, "tree"),
+        *(
+            pytest.param(seed, layout, marks=pytest.mark.slow)
+            for seed, layout in ((1, "documents"), (0, "tree"), *product((2, 3), LAYOUTS))
+        ),
+    ],
 )
 def test_killed_at_random_moments_a_job_loses_and_repeats_nothing(
     seed: int, layout: str, tmp_path: Path

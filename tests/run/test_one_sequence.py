@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache, partial
 from itertools import chain, cycle
 from typing import Any
 
@@ -26,6 +27,8 @@ from streampack.run.worker_share import WorkerShare
 from tests.support import grouped_runs
 from tests.support.dealt_runs import (
     MIXTURES,
+    SHORT_ALONE,
+    SHORT_SOURCES,
     dealt,
     dealt_mixture,
     of_many_epochs,
@@ -68,18 +71,19 @@ def filtered(*shards: int) -> Callable[[Topology], PackedDataset]:
     return lambda topology: uneven(topology, filter=without(*shards), shuffle=False)
 
 
+def short(topology: Topology, **options: Any) -> PackedDataset:
+    return dealt(topology, MemorySource(SHORT_ALONE, block_documents=16), **options)
+
+
 RUNS: dict[str, Callable[[Topology], PackedDataset]] = {
     "uneven lanes": uneven,
     "buckets": lambda topology: uneven(topology, packer=Buckets(seq_lens=(8, 16, 32))),
     "empty lanes": filtered(0, 5),
     "empty lanes of a worker": filtered(1, 4, 7, 10),
-    "dealt": dealt,
-    "dealt and filtered": lambda topology: dealt(topology, filter=without(*range(1, 20, 3))),
-    **{
-        f"mixture {name}": lambda topology, name=name: dealt_mixture(name, topology)
-        for name in MIXTURES
-    },
-    "many epochs": lambda topology: of_many_epochs(40, 0.6, 1, topology),
+    "dealt": short,
+    "dealt and filtered": lambda topology: short(topology, filter=without(*range(1, 20, 3))),
+    **{f"mixture {name}": partial(dealt_mixture, name, of=SHORT_SOURCES) for name in MIXTURES},
+    "many epochs": lambda topology: of_many_epochs(15, 0.6, 1, topology),
     "one long document": one_long_document,
     "groups in rows": lambda topology: grouped_runs.dataset(topology=topology),
     "groups in batches": lambda topology: grouped_runs.dataset(seq_len=16, topology=topology),
@@ -87,23 +91,34 @@ RUNS: dict[str, Callable[[Topology], PackedDataset]] = {
     "trees": lambda topology: trees(False, topology),
     "trees of a mixture": lambda topology: trees(True, topology),
 }
+LONG: dict[str, Callable[[Topology], PackedDataset]] = {
+    "dealt, long": dealt,
+    "dealt and filtered, long": lambda topology: dealt(topology, filter=without(*range(1, 20, 3))),
+    **{f"mixture {name}, long": partial(dealt_mixture, name) for name in MIXTURES},
+    "epochs, long": lambda topology: of_many_epochs(40, 0.6, 1, topology),
+}
+ALL = [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
 #: Ranks, workers and steps; the last ones over and over until the run ends.
 LEGS = [(1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 3, 31)]
 SHORT = [(1, 0, 61), (3, 0, 17), (5, 0, 23)]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@cache
+def sequence_of_one(name: str) -> list[Any]:
+    return identities(PackedLoader({**RUNS, **LONG}[name](Topology())))
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_any_ranks_workers_and_stops_give_the_sequence_of_one(name: str) -> None:
-    expected = identities(PackedLoader(RUNS[name](Topology())))
-    assert over_legs(RUNS[name], chain(LEGS, cycle(SHORT))) == expected
+    make = {**RUNS, **LONG}[name]
+    assert over_legs(make, chain(LEGS, cycle(SHORT))) == sequence_of_one(name)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ALL)
 def test_every_loader_gives_the_sequence_of_one(name: str) -> None:
-    expected = identities(PackedLoader(RUNS[name](Topology())))
-    assert identities(PackedLoader(RUNS[name](Topology()), num_workers=5)) == expected
-    loader = DataLoader(RUNS[name](Topology()), batch_size=None, num_workers=3)
-    assert identities(loader) == expected
+    make, expected = {**RUNS, **LONG}[name], sequence_of_one(name)
+    assert identities(PackedLoader(make(Topology()), num_workers=5)) == expected
+    assert identities(DataLoader(make(Topology()), batch_size=None, num_workers=3)) == expected
 
 
 def test_workers_of_a_dataloader_that_do_not_divide_the_lanes_stay_idle(caplog: Any) -> None:

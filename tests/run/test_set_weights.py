@@ -29,7 +29,7 @@ from streampack.errors import ConfigError, RankError, StateError, WorkerError
 from streampack.packing import BestFitDecreasing, Buckets, Concat
 from streampack.sources.token_shares import WeightChange, change_at, mean_change
 from streampack.testing import SimulatedRanks
-from tests.support.dealt_runs import dealt_mixture
+from tests.support.dealt_runs import SHORT_SOURCES, dealt_mixture
 from tests.support.drawn import drawn
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import PAD, child_processes, identity
@@ -163,16 +163,17 @@ def test_a_finite_run_gives_every_document_once_under_any_weights(name: str) -> 
         120: [({"web": 8, "code": 1, "books": 3}, 168)],
     }
 
+    def make(topology: Topology | None = None) -> PackedDataset:
+        return dealt_mixture(name, topology, SHORT_SOURCES)
+
     def run(legs: list[tuple[int, int, int]]) -> list[Any]:
-        found = with_changes(lambda t: dealt_mixture(name, t), changes, legs, total=100_000)
+        found = with_changes(make, changes, legs, total=100_000)
         return [one for one in found if set(one[2]) != {PAD}]
 
     expected = run([(1, 0, 10_000)])
     assert run([(2, 0, 30), (1, 2, 80), (4, 0, 10_000)]) == expected
     tokens = np.concatenate([one[2] for one in expected])
-    unchanged = np.concatenate([
-        np.ravel(batch.input_ids) for batch in PackedLoader(dealt_mixture(name))
-    ])  # fmt: skip
+    unchanged = np.concatenate([np.ravel(batch.input_ids) for batch in PackedLoader(make())])
     if name != "with an endless one":  # of which more or less is read
         assert sorted(tokens[tokens < PAD]) == sorted(unchanged[unchanged < PAD])
 
@@ -190,7 +191,7 @@ def test_shares_of_an_interval_are_those_asked_for_within_half_a_percent() -> No
             pass
         tokens = sum(
             next(batches).by_source[:, 0]  # type: ignore[index]
-            for _ in range(3000)
+            for _ in range(1500)
         )
         shares = tokens / tokens.sum()
         assert np.abs(shares - list(weights.values())).max() < 0.005
@@ -201,7 +202,7 @@ def test_shares_are_those_asked_for_on_average_if_weights_change_at_every_step(
     kind: str, workers: int
 ) -> None:
     """Weights change many times while a lane draws for one round."""
-    rng, cycle = np.random.default_rng(8), 200
+    rng, cycle = np.random.default_rng(8), 120
     packer = BestFitDecreasing(seq_len=128)
     loader = PackedLoader(endless(packer=packer), num_workers=workers)
     batches, asked, given = iter(loader), [], []
@@ -500,7 +501,7 @@ def test_a_finite_run_with_an_order_gives_every_document_once(name: str) -> None
     }
 
     def make(topology: Topology | None = None) -> PackedDataset:
-        return dealt_mixture(name, topology, order=Backwards())
+        return dealt_mixture(name, topology, SHORT_SOURCES, order=Backwards())
 
     def run(legs: list[tuple[int, int, int]]) -> list[Any]:
         found = with_changes(make, changes, legs, total=100_000)
@@ -551,7 +552,7 @@ def test_states_of_ranks_with_different_weights_do_not_merge() -> None:
 
 
 def test_a_run_that_begins_again_begins_with_the_weights_of_its_mixture() -> None:
-    loader = PackedLoader(dealt_mixture("by weights"))
+    loader = PackedLoader(dealt_mixture("by weights", of=SHORT_SOURCES))
     expected = [identity(batch) for batch in loader]
     loader.set_weights({"web": 1, "code": 0, "books": 0}, from_step=0)
     changed = [identity(batch) for batch in loader]

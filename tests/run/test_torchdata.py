@@ -57,8 +57,17 @@ def states_of(dataset: PackedDataset, workers: int, **options: Any) -> tuple[lis
     return batches, states
 
 
-@pytest.mark.parametrize("layout", ["documents", "tree"])
-@pytest.mark.parametrize("workers", [0, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("workers", "layout"),
+    [
+        (0, "tree"),
+        (2, "documents"),
+        *(
+            pytest.param(workers, layout, marks=pytest.mark.slow)
+            for workers, layout in ((0, "documents"), (2, "tree"), (3, "documents"), (3, "tree"))
+        ),
+    ],
+)
 def test_resuming_after_every_batch_gives_the_same_rest(workers: int, layout: str) -> None:
     batches, states = states_of(make_dataset(0, 2, layout=layout), workers)
     assert len(batches) > 18

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.flat_files import write_megatron
+from tests.support.forked import Host
 from tests.support.servers import HTTPServer
 
-SOURCES, DOCUMENTS, LENGTH = 40, 12, 6_000
+SOURCES, DOCUMENTS, LENGTH = 40, 12, 1_000
 #: A process with torch has a dozen open files; connections to one server are another dozen.
 MOST_OPEN = 48
 
@@ -33,7 +32,7 @@ parts = {
     for place in places
 }
 dataset = PackedDataset(
-    sources.Mixture(parts), seq_len=4096, lanes=4, window=WindowConfig(rows=32)
+    sources.Mixture(parts), seq_len=1024, lanes=4, window=WindowConfig(rows=32)
 )
 print(sum(batch.num_tokens for batch in PackedLoader(dataset)))
 """
@@ -73,11 +72,18 @@ FORMATS: dict[str, tuple[Callable[[Path, Any], None], str]] = {
 }
 
 
-def _total(most_open: int, kind: str, places: list[str]) -> int:
-    command = [sys.executable, "-c", PROGRAM, str(most_open), kind, FORMATS[kind][1], *places]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
+def _total(host: Host, folder: Path, kind: str, places: list[str]) -> int:
+    (folder / "program.py").write_text(PROGRAM)
+    statuses, output = host.run(
+        folder / "program.py",
+        MOST_OPEN,
+        kind,
+        FORMATS[kind][1],
+        *places,
+        environments=({"XDG_CACHE_HOME": str(folder / "cache")},),
+    )
+    assert statuses == [0], output
+    return int(output.splitlines()[-1])
 
 
 def _write(kind: str, folder: Path) -> list[str]:
@@ -95,15 +101,16 @@ def _kinds(*quick: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", _kinds("JSONL", "Parquet"))
-def test_a_mixture_of_many_local_sources_needs_few_descriptors(kind: str, tmp_path: Path) -> None:
+def test_a_mixture_of_many_local_sources_needs_few_descriptors(
+    kind: str, host: Host, tmp_path: Path
+) -> None:
     places = [str(tmp_path / name) for name in _write(kind, tmp_path)]
-    assert _total(MOST_OPEN, kind, places) == SOURCES * DOCUMENTS * LENGTH
+    assert _total(host, tmp_path, kind, places) == SOURCES * DOCUMENTS * LENGTH
 
 
 @pytest.mark.parametrize("kind", _kinds("Parquet"))
 def test_a_mixture_of_many_remote_sources_needs_few_descriptors(
-    kind: str, http: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, host: Host, http: HTTPServer, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     places = [f"{http.url}/{name}" for name in _write(kind, http.folder)]
-    assert _total(MOST_OPEN, kind, places) == SOURCES * DOCUMENTS * LENGTH
+    assert _total(host, tmp_path, kind, places) == SOURCES * DOCUMENTS * LENGTH

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -21,6 +19,7 @@ from streampack.sources.manifest import Piece
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.storage import Storage
 from tests.support.corpora import write_mds, write_tar
+from tests.support.forked import Host
 from tests.support.read_ahead import fetched_blocks, settle
 from tests.support.servers import HTTPServer
 
@@ -141,13 +140,14 @@ def test_a_lane_learns_of_a_part_after_its_first_bytes_are_on_their_way(
 
 
 ENDS = """
-import sys
+import os, sys
 from streampack import PackedDataset, PackedLoader, Topology, sources
-storage = sources.Storage(cache_dir=sys.argv[2])
-source = getattr(sources, sys.argv[4])(sys.argv[1], tokens=sys.argv[5], storage=storage)
+count = int(os.environ["BATCHES"])
+storage = sources.Storage(cache_dir=f"cache-{count}")
+source = getattr(sources, sys.argv[2])(sys.argv[1], tokens=sys.argv[3], storage=storage)
 dataset = PackedDataset(source, seq_len=256, lanes=8, topology=Topology())
 batches = iter(PackedLoader(dataset))
-for _ in range(int(sys.argv[3])):
+for _ in range(count):
     next(batches)
 """
 
@@ -157,7 +157,7 @@ for _ in range(int(sys.argv[3])):
     "ends", [(1, 4), pytest.param(range(1, 7), marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_a_process_that_ends_while_parts_are_fetched_ends_well(
-    http: HTTPServer, tmp_path: Path, kind: str, ends: Sequence[int]
+    http: HTTPServer, host: Host, tmp_path: Path, kind: str, ends: Sequence[int]
 ) -> None:
     is_tar = kind == "WebDataset"
     table = pa.table({"tokens": [[7] * 50] * 200})
@@ -168,17 +168,12 @@ def test_a_process_that_ends_while_parts_are_fetched_ends_well(
             pq.write_table(table, http.folder / f"{number}.parquet", row_group_size=20)
     http.gate = lambda _: time.sleep(0.02)
     urls = http.url + ("/{0..3}.tar" if is_tar else "/{0..199}.parquet")
-    arguments = [kind, "npy" if is_tar else "tokens"]
-    command = [sys.executable, "-c", ENDS, urls]
-    runs = [
-        subprocess.Popen([*command, str(tmp_path / f"cache-{batches}"), str(batches), *arguments])
-        for batches in ends
-    ]
-    try:
-        assert [run.wait(600) for run in runs] == [0] * len(runs)
-    finally:
-        for run in runs:
-            run.kill()
+    (tmp_path / "ends.py").write_text(ENDS)
+    environments = tuple({"BATCHES": str(batches)} for batches in ends)
+    statuses, output = host.run(
+        tmp_path / "ends.py", urls, kind, "npy" if is_tar else "tokens", environments=environments
+    )
+    assert statuses == [0] * len(ends), output
 
 
 def test_a_file_cut_short_is_asked_for_no_range_that_it_lacks(

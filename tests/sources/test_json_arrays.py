@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import sources
@@ -17,6 +17,7 @@ from streampack.errors import ConfigError, ContentError
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.storage import json_arrays
 from streampack.storage.decompression import DamagedError
+from tests.support.drawn import drawn
 from tests.support.source_contract import assert_source_contract, read_all
 
 TEXTS = [f'{i} "quoted" \\ [{{,}}] größer\n' + "x" * (i % 7) for i in range(300)]
@@ -60,7 +61,7 @@ def test_an_array_is_read_like_lines_in_any_number_of_lanes(
         assert [record["id"] for record in decoded] == [*range(len(TEXTS))]
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(
     records=st.lists(
         st.recursive(

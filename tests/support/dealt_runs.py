@@ -30,11 +30,19 @@ def num_tokens(of: list[list[Any]]) -> int:
     return sum(len(document) for shard in of for document in shard)
 
 
+def mixed_shards(documents: int) -> dict[str, list[list[Any]]]:
+    """Shards of three sources; the tokens of each begin at a million times its number."""
+    return {
+        name: shards(number + 1, count, documents, number * 1_000_000)
+        for number, (name, count) in enumerate({"web": 16, "code": 9, "books": 3}.items())
+    }
+
+
 ALONE = shards(4, 20, 150)
-SOURCES = {  # the tokens of each begin at a million times its number
-    name: shards(number + 1, count, 100, number * 1_000_000)
-    for number, (name, count) in enumerate({"web": 16, "code": 9, "books": 3}.items())
-}
+SOURCES = mixed_shards(100)
+#: As many shards with fewer documents.
+SHORT_ALONE = shards(4, 20, 60)
+SHORT_SOURCES = mixed_shards(40)
 #: Arguments of `Mixture`.
 MIXTURES: dict[str, dict[str, Any]] = {
     "by size": {},
@@ -57,8 +65,10 @@ def dealt(topology: Topology | None = None, source: Any = None, **options: Any) 
     return PackedDataset(source, topology=topology or Topology(), **{**values, **options})
 
 
-def dealt_mixture(name: str, topology: Topology | None = None, **options: Any) -> PackedDataset:
-    parts = {part: MemorySource(of, block_documents=16) for part, of in SOURCES.items()}
+def dealt_mixture(
+    name: str, topology: Topology | None = None, of: Any = SOURCES, **options: Any
+) -> PackedDataset:
+    parts = {part: MemorySource(shard, block_documents=16) for part, shard in of.items()}
     mixture = Mixture(parts, **{"quantum_documents": 4, **MIXTURES[name]})
     return dealt(topology, mixture, **options)
 

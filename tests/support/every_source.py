@@ -30,7 +30,7 @@ PACKERS: list[Packer] = [
 ]
 
 
-def lengths(count: int = 70) -> list[int]:
+def lengths(count: int = 52) -> list[int]:
     values = np.exp(np.random.default_rng(3).normal(2.4, 1.0, count)).astype(int) + 1
     return values.tolist()
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from streampack import check_isolation, pack
 from streampack.errors import ConfigError
@@ -94,6 +94,7 @@ def test_losses_and_gradients_match_sequences_one_by_one(
     assert check_isolation(model, batch)
 
 
+@pytest.mark.parametrize("stance", ["force_eager", pytest.param("default", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "family",
     [
@@ -105,19 +106,28 @@ def test_losses_and_gradients_match_sequences_one_by_one(
         ),
     ],
 )
-def test_flex_attention_takes_the_block_mask(family: str) -> None:
+def test_flex_attention_takes_the_block_mask(family: str, stance: str) -> None:
     flex, dense = (tiny_model(family, way, seconds=60) for way in ("flex_attention", "sdpa"))
     dense.load_state_dict(flex.state_dict())
     batch, _ = batch_of(1)
     torch.compiler.reset()
     # On a CPU torch has no gradients of FlexAttention, and compiles it for one shape alone.
-    with torch.no_grad(), torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+    with (
+        torch.no_grad(),
+        torch.compiler.set_stance(stance),
+        torch._dynamo.config.patch(automatic_dynamic_shapes=False),
+    ):
         arguments = batch.hf(model=flex)
         found = flex(**arguments).logits.view(batch.seq_len, -1)
         expected = dense(**batch.hf(model=dense)).logits.view(batch.seq_len, -1)
     masks = arguments["attention_mask"]
     for mask in masks.values() if isinstance(masks, dict) else [masks]:
         assert isinstance(mask, BlockMask)
+        # Compiled code visits the blocks of the mask only, which lie about all of its pairs.
+        pairs = create_mask(mask.mask_mod, 1, 1, *mask.seq_lengths, device="cpu")
+        size, _ = mask.BLOCK_SIZE
+        visited = mask.to_dense().bool().repeat_interleave(size, 2).repeat_interleave(size, 3)
+        assert not (pairs & ~visited[..., : pairs.shape[2], : pairs.shape[3]]).any()
     real = batch.document_ids.view(-1) >= 0
     torch.testing.assert_close(found[real], expected[real], rtol=0, atol=1e-5)
     assert batch.loss(found) > 0
