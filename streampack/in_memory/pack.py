@@ -13,7 +13,12 @@ from streampack.arguments import explained, one_of, whole_number
 from streampack.errors import ConfigError, PlanError
 from streampack.in_memory.microbatches import MicrobatchPlan
 from streampack.packing.cost import Cost
-from streampack.packing.microbatches import Units, documents_by_row, place_in_rows
+from streampack.packing.microbatches import (
+    Units,
+    check_groups,
+    documents_by_row,
+    place_in_rows,
+)
 from streampack.packing.overflow import as_array, checked_lengths, require_align, require_seq_len
 
 
@@ -24,7 +29,7 @@ def pack(
     seq_len: int,
     ranks: int = 1,
     groups: ArrayLike | None = None,
-    within: Literal["rank", "row"] = "rank",
+    within: Literal["rank", "row"] | None = None,
     cost: Callable[[NDArray[np.int64]], ArrayLike] | None = None,
     microbatches: int | Literal["equal"] = "equal",
     align: int | Sequence[int] = 1,
@@ -53,7 +58,8 @@ def pack(
         seq_len: slots of a row, at least the longest document.
         ranks: number of data-parallel ranks.
         groups: (N,) integers or names; documents with the same value stay together.
-        within: scope of a group: "rank", or "row" to keep it in one micro-batch.
+        within: scope of a group: "rank", or "row" to keep it in one micro-batch. None means "rank";
+            for trees, parts of a group may go to any rank.
         cost: function from lengths (M,) to costs (M,), for example `Cost.from_config`. None
             estimates a model of width 4,096.
         microbatches: number per rank. "equal" uses the fewest that the search finds to hold all
@@ -65,8 +71,9 @@ def pack(
             middle, which keeps pipelines busiest (docs/balance.md).
         seed: seed for the assignment to ranks, and for the order if it is "shuffled".
         layout: "tree" stores the shared prefix of a group once, such as a prompt with many answers
-            (docs/trees.md). Each group is then in one row, its length is its number of slots, and
-            batches are of `TreeBatch`.
+            (docs/trees.md), and batches are of `TreeBatch`. A group that is longer than a row is
+            divided into parts, each of which stores the prefix that its sequences share; so are
+            others where that saves micro-batches or makes them equal.
         ids: for trees, the documents as in `MicrobatchPlan.batches`, to find shared prefixes. Pass
             either `ids` or `prefix`.
         prefix: for trees, the length of the groups' shared prefix in tokens: one number for all, or
@@ -83,53 +90,41 @@ def pack(
     wanted = None
     if not (isinstance(microbatches, str) and microbatches == "equal"):
         wanted = whole_number("microbatches", microbatches, most=1 << 20, otherwise='or "equal"')
-    one_of("within", within, ("rank", "row"))
+    if within is not None:
+        one_of("within", within, ("rank", "row"))
     one_of("order", order, ("shuffled", "decreasing", "peaked"))
     one_of("layout", layout, ("documents", "tree"))
     sizes = checked_lengths(lengths).copy()  # the caller may change its array later
     _check_sizes(sizes, seq_len)
     costs_of = partial(_costs, cost or Cost.of_width(4096))
-    costs = costs_of(sizes)
     group, names = _numbered(groups, len(sizes))
-    tree = layout == "tree"
-    if tree:
+    seed = whole_number("seed", seed, least=None)
+    if layout == "tree":
         from streampack.in_memory import trees
 
-        within, group = "row", np.arange(len(sizes)) if group is None else group
-        shared = trees.shared_tokens(sizes, group, ids, prefix)
-        costs -= np.where(shared > 0, costs_of(np.maximum(shared, 1)), 0)
-        units = Units.of(sizes - shared, costs, group)
-        units = units._replace(sizes=-(-units.sizes // multiple) * multiple)
-    else:
-        slots = -(-sizes // multiple) * multiple
-        units = Units.of(slots, costs, group if within == "row" else None)
+        grouped = trees.Grouped(
+            sizes, np.arange(len(sizes)) if group is None else group, ids, prefix
+        )
+        return trees.plan_trees(
+            grouped, names, costs_of, seq_len=seq_len, ranks=ranks, align=multiple, within=within,
+            microbatches=wanted, order=order, seed=seed,
+        )  # fmt: skip
+    costs = costs_of(sizes)
+    slots = -(-sizes // multiple) * multiple
+    units = Units.of(slots, costs, group if within == "row" else None)
     if within == "row":
-        _check_groups(units, names, seq_len, tree=tree)
+        check_groups(units, names, seq_len, 'pass within="rank"')
     count, row = place_in_rows(
         units,
         seq_len,
         ranks,
-        rank_groups=group if within == "rank" else None,
+        rank_groups=None if within == "row" else group,
         microbatches=wanted,
         order=order,
-        seed=whole_number("seed", seed, least=None),
+        seed=seed,
     )
     offsets, documents = documents_by_row(row, units.unit, ranks * count)
-    plan = MicrobatchPlan(seq_len, ranks, count, multiple, sizes, costs, offsets, documents)
-    return trees.as_trees(plan, units.unit, shared) if tree else plan
-
-
-def _check_groups(units: Units, names: Sequence[Any], seq_len: int, *, tree: bool) -> None:
-    if not names or units.sizes.max(initial=0) <= seq_len:
-        return
-    i = int(np.argmax(units.sizes))
-    raise PlanError(
-        f"The documents of group {names[i]!r} have {units.sizes[i]} "
-        f"{'slots' if tree else 'tokens'} together, a row has {seq_len}.",
-        f"Pass seq_len={units.sizes[i]} or more, or "
-        + ("make the group smaller." if tree else 'within="rank".'),
-        setting="seq_len",
-    )
+    return MicrobatchPlan(seq_len, ranks, count, multiple, sizes, costs, offsets, documents)
 
 
 def _check_sizes(sizes: NDArray[np.int64], seq_len: int) -> None:

@@ -20,7 +20,8 @@ one more.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -220,6 +221,23 @@ class Units(NamedTuple):
         return cls(unit, total, cost)
 
 
+def check_groups(units: Units, names: Sequence[Any], seq_len: int, remedy: str) -> None:
+    """Check that groups with these names, which are the units, fit a row.
+
+    Raises:
+        PlanError: a group is longer than a row.
+    """
+    if not names or units.sizes.max(initial=0) <= seq_len:
+        return
+    i = int(np.argmax(units.sizes))
+    raise PlanError(
+        f"The documents of group {names[i]!r} have {units.sizes[i]} slots together, a row has "
+        f"{seq_len}.",
+        f"Pass seq_len={units.sizes[i]} or more, or {remedy}.",
+        setting="seq_len",
+    )
+
+
 def place_in_rows(
     units: Units,
     seq_len: int,
@@ -250,22 +268,38 @@ def place_in_rows(
     count = max(-(-bins_needed(units.sizes, seq_len) // ranks), microbatches or 0)
     if rank_groups is None:
         row = equal_bins(units.sizes, units.costs, ranks * count, seq_len) if count else None
-        rows = (
-            np.zeros(0, dtype=np.int64) if row is None else _dealt(row, units.costs, ranks, count)
-        )
+        rows = np.zeros(0, dtype=np.int64) if row is None else dealt(row, units.costs, ranks, count)
     else:
         count, rows = _by_ranks(units, rank_groups, seq_len, ranks, count)
+    rows = put_in_order(rows, ranks, count, order=order, seed=seed, microbatches=microbatches)
+    return count, rows[units.unit]
+
+
+def put_in_order(
+    rows: NDArray[np.int64],
+    ranks: int,
+    count: int,
+    *,
+    order: Order,
+    seed: int,
+    microbatches: int | None,
+) -> NDArray[np.int64]:
+    """Run step 4: return the rows (U,) int64 of units, from rows that are numbered as `dealt` does.
+
+    Raises:
+        PlanError: there are more micro-batches than requested.
+    """
     if microbatches is not None and count > microbatches:
         raise PlanError(
             f"The documents do not fit into {microbatches} micro-batches per rank.",
             f'Pass microbatches={count}, or leave it at "equal"; or pass a larger seq_len.',
             setting="microbatches",
         )
+    if not count:  # without documents
+        return rows
     place = _places(count, order, seed)
     rank = permutation(ranks, derive_seed(seed, 1))
-    if count:  # zero without documents
-        rows = rank[rows // count] * count + place[rows % count]
-    return count, rows[units.unit]
+    return np.asarray(rank[rows // count] * count + place[rows % count])
 
 
 def _places(count: int, order: Order, seed: int) -> NDArray[np.int64]:
@@ -307,11 +341,11 @@ def _rows_of_ranks(
         row = equal_bins(units.sizes[members], units.costs[members], count, seq_len)
         if row is None:
             return None
-        rows[members] = r * count + _dealt(row, units.costs[members], 1, count)
+        rows[members] = r * count + dealt(row, units.costs[members], 1, count)
     return rows
 
 
-def _dealt(
+def dealt(
     row: NDArray[np.int64], costs: NDArray[np.float64], ranks: int, count: int
 ) -> NDArray[np.int64]:
     """Run step 3: return the rows (U,) int64, numbered by rank and index in the rank."""

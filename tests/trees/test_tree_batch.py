@@ -27,6 +27,7 @@ def batches_of(drawn: list[Group], seq_len: int = 48, **options: Any) -> list[An
     own = [number for number, group in enumerate(drawn) for _ in group]
     plan = pack(
         [len(each) for each in ids], groups=own, layout="tree", seq_len=seq_len, ids=ids,
+        within="row",
         **{name: options.pop(name) for name in ("align", "microbatches") if name in options},
     )  # fmt: skip
     made = list(plan.batches(ids, **options))
@@ -172,9 +173,9 @@ def test_a_known_prompt_length_plans_without_ids() -> None:
     assert error.value.setting == "prefix"
 
 
-def test_a_group_that_fits_no_row_is_refused_with_its_size() -> None:
+def test_a_group_that_fits_no_row_and_must_not_be_divided_is_refused_with_its_size() -> None:
     with pytest.raises(PlanError, match="7 slots") as error:
-        pack([4, 5, 4], groups=[0] * 3, layout="tree", seq_len=6, prefix=3)
+        pack([4, 5, 4], groups=[0] * 3, layout="tree", seq_len=6, prefix=3, within="row")
     assert error.value.setting == "seq_len"
 
 
