@@ -145,7 +145,7 @@ class Grouped:
         """Return how many tokens of each document share slots with those before, (N,) int64.
 
         Args:
-            order: (N,) the documents, with those of a group next to each other.
+            order: (N,) the documents, group by group.
             group: (N,) index of each document's group, or part of one.
         """
         shared = np.zeros(len(order), dtype=np.int64)
