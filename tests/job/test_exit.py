@@ -139,6 +139,34 @@ def test_a_stopped_process_that_hosts_the_store_is_missed_after_the_time_given(
     )
 
 
+def test_a_process_waits_at_its_end_for_a_call_of_the_store_that_it_gave_up(
+    host: Host, tmp_path: Path
+) -> None:
+    (tmp_path / "ends.py").write_text(
+        dedent("""
+        import threading, time
+        from pathlib import Path
+        from streampack.job import listed_once
+
+        listed_once.GRACE_S, listed_once.EXIT_WAIT_S = 0.0, 300.0
+        given_up = threading.Event()
+
+        def operation():
+            given_up.wait()
+            time.sleep(0.2)
+            Path("ended").touch()
+
+        try:
+            listed_once.within(0.0, operation)
+        except RuntimeError:
+            given_up.set()
+        """)
+    )
+    statuses, output = host.run(tmp_path / "ends.py")
+    assert statuses == [0], output
+    assert (tmp_path / "ended").exists()
+
+
 def test_the_last_questions_are_kept_though_they_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streampack.storage import ahead as ahead_module
 from streampack.storage.ahead import FIRST_BLOCKS, MOST_BLOCKS, Hint, ReadAhead
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.file_info import FileInfo
@@ -123,6 +124,27 @@ def test_the_first_blocks_of_all_hints_come_before_the_others() -> None:
     settle()
     assert sorted(starts[: len(hinted)]) == [*hinted]
     assert sorted(starts[len(hinted) :]) == [at + n * FIRST_BLOCKS for at in hinted for n in (1, 2)]
+
+
+def test_later_blocks_of_a_few_of_many_hints_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranges of earlier hints are read by then."""
+    monkeypatch.setattr(ahead_module, "_THREADS", 1)
+    most = ahead_module._MOST_HINTS
+    file, starts, step = FileInfo("memory://a", 1 << 40, ""), [], 100 * BLOCK_BYTES
+    ahead = ReadAhead(lambda file, first, end: None, 0)
+
+    def begin(file: FileInfo, start: int, stop: int) -> None:
+        starts.append(start)
+        if start % step == 0 and start < 2 * most * step:
+            add(start + step)
+
+    def add(start: int) -> None:
+        ahead.add_hint(Hint(begin, file, start, start + 2 * FIRST_BLOCKS * BLOCK_BYTES))
+
+    add(0)
+    settle()
+    rests = [start // step for start in starts if start % step]
+    assert rests == [*range(most + 1, 2 * most + 1)]
 
 
 def test_a_reader_of_hinted_blocks_fetches_ahead_before_one_is_missing(
