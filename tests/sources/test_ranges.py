@@ -15,9 +15,11 @@ import pytest
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.parquet.chunks import Chunks
+from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.first_fetch import first_fetch
 from streampack.storage.storage import Storage
 from tests.support.every_source import SOURCES
+from tests.support.read_ahead import fetched_blocks, settle
 from tests.support.servers import HTTPServer
 from tests.support.small_blocks import small_blocks
 from tests.support.source_contract import assert_source_contract, read_all
@@ -212,6 +214,23 @@ def test_columns_of_an_arrow_file_that_nobody_reads_are_not_fetched(
     wanted = 8000 * 300 * 4
     assert fetched(http) <= wanted + 12 * (256 << 10)
     assert (http.folder / "a.arrow").stat().st_size > 5 * wanted
+
+
+def test_a_part_of_token_ids_fetches_nothing_behind_the_document_that_crosses_its_end(
+    http: HTTPServer, storage: Storage
+) -> None:
+    ids = np.ones(40 * BLOCK_BYTES // 2, dtype=np.uint16)
+    ids[999::1000] = 0
+    ids.tofile(http.folder / "a.bin")
+    source = sources.Tokens(f"{http.url}/a.bin", eos_id=0, dtype="uint16", storage=storage)
+    source.prepare()
+    settle()
+    http.requests.clear()
+    span = source.span(source.weight // 4, source.weight // 2, seed=0, epoch=0, shuffle=False)
+    assert sum(len(block) for block, _ in span.read(None, ErrorPolicy())) > 1000
+    settle()
+    # Beginning with the token before the part, which may end a document.
+    assert {*fetched_blocks(http)} == {*range(9, 21)}
 
 
 @pytest.mark.parametrize(
