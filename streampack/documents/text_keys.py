@@ -52,6 +52,11 @@ def text_key(text: str | bytes) -> int:
     return key
 
 
+def text_of_key(key: int) -> str:
+    """Return the text of a key that this process made among its last `MOST_TEXTS` texts."""
+    return _texts[key].decode(errors="surrogatepass")
+
+
 def _digest(data: bytes) -> int:
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "big") >> 1
 

@@ -11,7 +11,7 @@ or does not respond for `timeout_s`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -60,6 +60,7 @@ class ProcessRanks:
                 setting="topology",
             )
         self._processes, self._replicas = processes, int(counts[0])
+        self._ranks: list[int] = topologies[:, 0].tolist()  # of each process
 
     def total(self, count: int, same: int = 0) -> Callable[[], int]:
         """See `Ranks`."""
@@ -78,6 +79,20 @@ class ProcessRanks:
         """See `Ranks`."""
         wait = self._start(torch.tensor(values), dist.ReduceOp.MAX)
         return lambda: wait().numpy()
+
+    def scatter(self, parts: Sequence[Any] | None) -> Any:
+        """Return the object for this data-parallel rank, which the first process passes.
+
+        Args:
+            parts: in the first process an object for each data-parallel rank; elsewhere None.
+        """
+        objects = None if parts is None else [parts[rank] for rank in self._ranks]
+        taken: list[Any] = [None]
+        _finish(
+            lambda: dist.scatter_object_list(taken, objects, src=0, group=self._group),
+            self._timeout_s,
+        )
+        return taken[0]
 
     def _start(self, values: torch.Tensor, operation: Any) -> Callable[[], torch.Tensor]:
         """Start to reduce `values` in place; the returned function waits for the result."""
