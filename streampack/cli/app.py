@@ -11,6 +11,7 @@ from streampack import __version__
 from streampack.cli.bench import bench
 from streampack.cli.check import check
 from streampack.cli.convert import convert
+from streampack.cli.drill import drill
 from streampack.cli.options import (
     AnyCorpus,
     AsJson,
@@ -79,5 +80,5 @@ def _program(
     pass
 
 
-for command in (bench, check, convert, explain, order, replay, warm):
+for command in (bench, check, convert, drill, explain, order, replay, warm):
     app.command()(command)

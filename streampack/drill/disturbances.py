@@ -1,0 +1,187 @@
+"""Disturbances of a run: the moments for them, drawn from an undisturbed run."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from streampack.drill.observed import Life
+from streampack.drill.processes import Event, Start, send
+
+PAUSE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """One way to disturb a run.
+
+    Attributes:
+        name: short name.
+        description: moment and action in words.
+        moment: moment as in `streampack.drill.child`; empty if it cannot be tried.
+        action: "kill" all, "terminate" all, kill one "rank" or a "worker", "pause" all, or "none".
+        tears: True if the newest file is cut in half before the restart.
+        ranks: ranks of the restart; None for as many as before.
+        missing: the reason why it cannot be tried.
+    """
+
+    name: str
+    description: str
+    moment: dict[str, Any]
+    action: str = "kill"
+    tears: bool = False
+    ranks: int | None = None
+    missing: str = ""
+
+    @property
+    def is_in_save(self) -> bool:
+        """True if the newest checkpoint is not whole when the run stops."""
+        return self.moment.get("where") in ("save", "opened", "files", "rename", "full")
+
+    def act(self, start: Start, waiting: int) -> None:
+        """Disturb a run in which a process waits at the moment."""
+        if self.action == "kill":
+            start.signal(signal.SIGKILL)
+        elif self.action == "terminate":
+            start.signal(signal.SIGTERM)
+        elif self.action == "rank":
+            send(waiting, signal.SIGKILL)
+        elif self.action == "worker":
+            for worker in workers_of(start.events, waiting)[:1]:
+                send(worker, signal.SIGKILL)
+        elif self.action == "pause":
+            try:
+                start.signal(signal.SIGSTOP)
+                time.sleep(PAUSE_S)
+            finally:
+                start.signal(signal.SIGCONT)
+
+
+def workers_of(events: Sequence[Event], pid: int) -> list[int]:
+    """Return the living worker processes of a process."""
+    workers = [
+        event["pid"] for event in events if event["event"] == "worker" and event["parent"] == pid
+    ]
+    return [worker for worker in workers if Path(f"/proc/{worker}/stat").exists()]
+
+
+class Draws:
+    """Draws the disturbances of an undisturbed run.
+
+    Args:
+        reference: the undisturbed run.
+        saves: observations of each save, by the number of steps before it.
+        events: all observations.
+        ranks: ranks that torchrun started; None if another program did.
+        seed: seed of the draws.
+    """
+
+    def __init__(
+        self,
+        reference: Life,
+        saves: dict[int, list[Event]],
+        events: Sequence[Event],
+        ranks: int | None,
+        seed: int,
+    ) -> None:
+        self.steps, self.saves, self.ranks = len(reference), saves, ranks
+        self.events = events
+        self.of_ranks = sorted(reference.ranks)
+        self.random = random.Random(seed)
+        #: Saves with a step to stop in and a step to compare after them.
+        self.counts = [count for count in sorted(saves) if count + 2 <= self.steps]
+
+    def all(self) -> Iterator[Disturbance]:
+        """Yield the disturbances, the most telling ones first."""
+        first, last = self.counts[0], self.counts[-1]
+        later = self.counts[1] if len(self.counts) > 1 else first
+        middle = self.random.choice(self.counts)
+        yield Disturbance("kill", "killed in a step", self._step(first))
+        yield self._in_save(later)
+        yield self._before_commit(later)
+        yield Disturbance(
+            "terminate", "terminated (SIGTERM) in a step", self._step(last), "terminate"
+        )
+        yield Disturbance("torn", "killed, and the newest file torn", self._step(later), tears=True)
+        writes = any(event["event"] == "write" for event in self.saves[later])
+        missing = "" if writes else "no file is written in its place"
+        moment = {"where": "full", "count": later}
+        yield Disturbance("full disk", "disk full in a save", moment, "none", missing=missing)
+        yield self._one_rank(middle)
+        yield self._worker(middle)
+        yield self._loader(last)
+        yield Disturbance(
+            "pause", f"paused for {PAUSE_S:g} s (SIGSTOP)", self._step(first), "pause"
+        )
+        if self.ranks is not None and self.ranks > 1:
+            for name, ranks in (("fewer ranks", self.ranks // 2), ("more ranks", 2 * self.ranks)):
+                described = f"killed, and continued on {ranks} ranks"
+                yield Disturbance(name, described, self._step(first), ranks=ranks)
+
+    def _step(self, count: int) -> dict[str, Any]:
+        """Draw a step after a save and before the next one."""
+        following = [other for other in self.saves if other > count]
+        most = min([*following, self.steps]) - 1
+        return {"where": "step", "count": self.random.randint(min(count + 1, most), most)}
+
+    def _in_save(self, count: int) -> Disturbance:
+        name, described = "save", "killed in a save, a file half written"
+        writes = [event for event in self.saves[count] if event["event"] == "write"]
+        if not writes:
+            return Disturbance(name, described, {}, missing="no file is written in its place")
+        saved = {
+            (event["rank"], event["nth"])
+            for event in self.saves[count]
+            if event["event"] == "saved"
+        }
+        places = [(event["rank"], event["nth"]) for event in writes]
+        place = next((each for each in places if each in saved), places[0])
+        where = "save" if place in saved else "opened"
+        return Disturbance(name, described, _moment(where, count, place))
+
+    def _before_commit(self, count: int) -> Disturbance:
+        name, described = "commit", "killed before the last file of a save"
+        renames = [event for event in self.saves[count] if event["event"] == "rename"]
+        writes = [
+            event for event in self.saves[count] if event["event"] == "write" and event["nth"]
+        ]
+        if renames:
+            place = (renames[-1]["rank"], renames[-1]["nth"])
+            described = "killed before the last rename of a save"
+            return Disturbance(name, described, _moment("rename", count, place))
+        if writes:
+            place = (writes[-1]["rank"], writes[-1]["nth"])
+            return Disturbance(name, described, _moment("files", count, place))
+        return Disturbance(name, described, {}, missing="a save is one file, without a rename")
+
+    def _one_rank(self, count: int) -> Disturbance:
+        name, described = "rank", "one rank killed in a step"
+        if len(self.of_ranks) == 1:
+            return Disturbance(name, described, {}, missing="the command has one rank")
+        rank = self.of_ranks[-1]
+        moment = {**self._step(count), "rank": rank}
+        return Disturbance(name, f"rank {rank} alone killed", moment, "rank")
+
+    def _worker(self, count: int) -> Disturbance:
+        name, described = "worker", "a worker of the loader killed"
+        workers = [event for event in self.events if event["event"] == "worker"]
+        if not workers:
+            return Disturbance(name, described, {}, missing="the loader has no workers")
+        return Disturbance(name, described, {**self._step(count), "rank": 0}, "worker")
+
+    def _loader(self, count: int) -> Disturbance:
+        name, described = "loader", "killed while the loader makes a batch"
+        counts = {event["count"] for event in self.events if event["event"] == "loader"}
+        after = sorted(number for number in counts if count < number < self.steps)
+        if not after:
+            return Disturbance(name, described, {}, missing="the loader is no DataLoader of torch")
+        return Disturbance(name, described, {"where": "loader", "count": after[0]})
+
+
+def _moment(where: str, count: int, place: tuple[int, int]) -> dict[str, Any]:
+    return {"where": where, "count": count, "rank": place[0], "nth": place[1]}
