@@ -78,7 +78,7 @@ def _reachable(model: Mapping[str, Any]) -> dict[str, Any]:
         kept = {text for text in vocabulary if _ALPHABET.issuperset(text)}
         merges = [pair for pair in merges if kept.issuperset(pair)]
     if not model.get("ignore_merges"):
-        kept &= {"".join(pair) for pair in merges} | _ALPHABET
+        kept &= {first + second for first, second in merges} | _ALPHABET
     vocabulary = {text: number for text, number in vocabulary.items() if text in kept}
     return {**model, "vocab": vocabulary, "merges": merges}
 

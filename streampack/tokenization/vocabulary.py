@@ -91,9 +91,8 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
     """Read any tokenizer that `load_tokenizer` accepts; raise `ConfigError` for others."""
     if isinstance(tokenizer, (str, Path)):
         path = _find_file(Path(tokenizer))
-        engine = _read_engine(path)
-        settings = _settings_beside(path)
-    elif hasattr(tokenizer, "backend_tokenizer"):
+        return _describe(_read_engine(path), _settings_beside(path))
+    if hasattr(tokenizer, "backend_tokenizer"):
         engine = tokenizer.backend_tokenizer
         settings = {f"{name}_token": getattr(tokenizer, f"{name}_token", None) for name in _KINDS}
         settings["chat_template"] = getattr(tokenizer, "chat_template", None)
@@ -120,7 +119,7 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
             "fast tokenizer of transformers.",
             setting="tokenizer",
         )
-    return _describe(_private_copy(engine), engine, settings)
+    return _describe(_private_copy(engine), settings)
 
 
 def _find_file(path: Path) -> Path:
@@ -189,10 +188,19 @@ def _private_copy(engine: Any) -> Engine:
             "Use a tokenizer without components written in Python.",
             setting="tokenizer",
         ) from error
-    copy.no_truncation()  # truncation and padding would drop or add tokens silently
-    copy.no_padding()
     copy.encode_special_tokens = bool(getattr(engine, "encode_special_tokens", False))
-    dropout = getattr(copy.model, "dropout", None)
+    return copy
+
+
+def _whole_and_repeatable(engine: Engine) -> None:
+    """Switch truncation and padding off, which would drop or add tokens silently.
+
+    Raises:
+        ConfigError: the tokenizer draws its merges.
+    """
+    engine.no_truncation()
+    engine.no_padding()
+    dropout = getattr(engine.model, "dropout", None)
     if dropout:
         raise ConfigError(
             f"The tokenizer's BPE dropout must be off, because ids have to be repeatable, got "
@@ -200,19 +208,21 @@ def _private_copy(engine: Any) -> Engine:
             "Set `tokenizer.model.dropout = None`.",
             setting="tokenizer",
         )
-    return copy
 
 
 _KINDS = {"eos": _EOS_NAMES, "bos": _BOS_NAMES, "pad": _PAD_NAMES}
 
 
-def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabulary:
+def _describe(engine: Engine, settings: dict[str, Any]) -> Vocabulary:
+    """Return the vocabulary of an engine that nobody else has."""
+    padding = engine.padding
+    _whole_and_repeatable(engine)
     special = {
         token.content: number
-        for number, token in copy.get_added_tokens_decoder().items()
+        for number, token in engine.get_added_tokens_decoder().items()
         if token.special
     }
-    before, after = _added_ids(copy)
+    before, after = _added_ids(engine)
     ids: dict[str, int | None] = {}
     likely_eos: dict[str, int] = {}
     for kind, names in _KINDS.items():
@@ -220,7 +230,7 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
         if isinstance(token, dict):
             token = token.get("content")
         if token is not None:
-            ids[kind] = copy.token_to_id(str(token))
+            ids[kind] = engine.token_to_id(str(token))
         elif kind != "eos":
             ids[kind] = next((special[name] for name in names if name in special), None)
             if kind == "bos" and "bos_token" in settings and ids[kind] not in before[:1]:
@@ -233,13 +243,12 @@ def _describe(copy: Engine, original: Any, settings: dict[str, Any]) -> Vocabula
             if "eos_token" not in settings:
                 likely_eos = {name: special[name] for name in names if name in special}
             ids[kind] = None if len(likely_eos) != 1 else next(iter(likely_eos.values()))
-    padding = getattr(original, "padding", None)
     if ids["pad"] is None and isinstance(padding, dict):
         ids["pad"] = padding.get("pad_id")
     before, after = _by_class(settings, ids, before, after)
-    largest = max(copy.get_vocab(with_added_tokens=True).values(), default=-1)
+    largest = max(engine.get_vocab(with_added_tokens=True).values(), default=-1)
     return Vocabulary(
-        copy,
+        engine,
         ids["eos"],
         ids["bos"],
         ids["pad"],
