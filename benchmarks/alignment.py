@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import print_table
+from streampack.forecasts.dry_run import stream_plan
 from streampack.packing import BestFitDecreasing
-from streampack.run.dry_run import stream_plan
 from streampack.window.config import WindowConfig
 
 ALIGN = (1, 4, 16, 32, 128)

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import print_table
+from streampack.forecasts.dry_run import stream_plan
+from streampack.forecasts.measuring import measure_balance
+from streampack.limits.balancing import Balance
 from streampack.packing import BestFitDecreasing, Plan
-from streampack.packing.balancing import Balance
-from streampack.run.dry_run import stream_plan
-from streampack.run.measuring import measure_balance
 from streampack.window.config import WindowConfig
 
 RANKS = 64

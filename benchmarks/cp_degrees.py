@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from benchmarks.balance import Draw
 from benchmarks.report import print_table
+from streampack.forecasts.dry_run import stream_plan
+from streampack.forecasts.measuring import measure_balance
+from streampack.packers.cost import Cost
 from streampack.packing import Balance, BestFitDecreasing, Buckets, Packer
-from streampack.packing.cost import Cost
-from streampack.run.dry_run import stream_plan
-from streampack.run.measuring import measure_balance
 from streampack.window.config import WindowConfig
 
 RANKS = 64

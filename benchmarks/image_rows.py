@@ -32,11 +32,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import print_table
-from streampack.media.attachments import PATCHES
+from streampack.forecasts.dry_run import stream_plan
+from streampack.forecasts.measuring import measure_balance
+from streampack.images.attachments import PATCHES
+from streampack.limits.capacity import row_weights
 from streampack.packing import Balance, BestFitDecreasing, Capacity
-from streampack.packing.limits import row_weights
-from streampack.run.dry_run import stream_plan
-from streampack.run.measuring import measure_balance
 from streampack.window.config import WindowConfig
 
 SEQ_LEN = 8192

@@ -26,8 +26,8 @@ from examples.vlm_finetune import make_processor
 from streampack import sources
 from streampack.documents import make_origin
 from streampack.documents.fields import FieldSpec
-from streampack.media.processing import MediaProcessing
-from streampack.media.reader import ImageReader
+from streampack.images.processing import MediaProcessing
+from streampack.images.reader import ImageReader
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import load_tokenizer
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from benchmarks.image_rows import RANKS, SEQ_LEN, Sizes, lane_batches, texts
 from benchmarks.report import print_table
+from streampack.limits.loss_tokens import LOSS_TOKENS
 from streampack.packing import Balance, BestFitDecreasing
-from streampack.packing.loss_tokens import LOSS_TOKENS
 
 
 def conversations(count: int, seed: int) -> Sizes:

@@ -30,7 +30,7 @@ from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.deals.dealer import Dealer
 from streampack.deals.report_exchange import MemoryExchange
 from streampack.deals.rule import ONE, DealRule, Line
-from streampack.run.merging import merge_states
+from streampack.distributed.merging import merge_states
 from streampack.run.state import RunState
 from streampack.sources.manifest import Manifest
 from streampack.window.config import DEFAULT_ROWS

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from benchmarks.report import print_table
 from streampack import PackedDataset, PackedLoader
+from streampack.forecasts.dry_run import stream_plan
 from streampack.packing import BestFitDecreasing, Plan, Separate
-from streampack.run.dry_run import stream_plan
 from streampack.window.config import WindowConfig
 
 SEQ_LEN = 2048

@@ -35,14 +35,14 @@ from streampack.cores import usable_cores
 from streampack.dataset import PackedDataset
 from streampack.documents import Documents
 from streampack.errors import StateError
+from streampack.formats.mds.source import MDS
+from streampack.formats.parquet.source import Parquet
+from streampack.formats.tar.source import WebDataset
 from streampack.loader import PackedLoader
 from streampack.packing import BestFitDecreasing, Concat, Pad
 from streampack.sources.base import Source
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.mds.source import MDS
-from streampack.sources.parquet.source import Parquet
 from streampack.sources.reading import ReadOptions
-from streampack.sources.tar.source import WebDataset
 from streampack.storage.storage import Storage
 from streampack.tokenization import Tokenizer
 

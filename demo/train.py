@@ -26,8 +26,8 @@ from streampack import TokenRules
 from streampack.batch import PackedBatch
 from streampack.dataset import PackedDataset
 from streampack.errors import WorkerError
+from streampack.formats.mds.source import MDS
 from streampack.loader import PackedLoader
-from streampack.sources.mds.source import MDS
 from streampack.storage.storage import Storage
 
 __all__ = ["Job", "digest_of", "open_loader"]

@@ -5,6 +5,7 @@
 export PYTHON="${PYTHON:-python3.10}"
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" lowest
 exec pytest -k "not mds and not object_store and not s3 and not any_ranks" \
-    tests/packing tests/window tests/lane tests/streams tests/test_loader.py \
+    tests/packing tests/packers tests/limits tests/window tests/lane tests/orders tests/hooks tests/test_loader.py \
     tests/cli/test_explain.py tests/cli/test_replay.py \
-    tests/sources/test_{hf,arrow,parquet,jsonl,tokens,iterable,resolve,chat}.py "$@"
+    tests/formats/test_{arrow,parquet,jsonl,tokens}.py tests/iterables/test_{hf,iterable}.py \
+    tests/sources/test_resolve.py tests/chats/test_chat.py "$@"

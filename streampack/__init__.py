@@ -4,17 +4,17 @@ The public names are listed in `__init__.pyi`. Each is imported when it is first
 `streampack.packing` loads no torch and worker processes load only what a lane needs.
 """
 
-import lazy_loader
+from streampack._lazy import public_names
 
-_import, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_import, __dir__, __all__ = public_names(__name__, __file__)
 
 
 def __getattr__(name):
     if name in __all__ or not name[:1].isupper():
         return _import(name)
-    from streampack.leaves import NO_NAME, load
+    from streampack.wrong_calls.imports import no_name
 
-    raise load(NO_NAME)(name)
+    raise no_name(name)
 
 
 __version__ = "0.1.0"

@@ -20,7 +20,7 @@ from streampack.errors import ConfigError
 from streampack.job.connect import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_resharding
-from streampack.leaves import FIELDS, METHODS, add_leaves, load
+from streampack.leaves import METHODS, add_leaves, load
 from streampack.run.checks import (
     check_arguments,
     check_packer,
@@ -33,20 +33,20 @@ from streampack.run.recipe import Recipe
 from streampack.run.state import RunState
 from streampack.sources.arguments import NamedFields
 from streampack.sources.resolve import as_source
-from streampack.tokenization.rules import TokenRules
+from streampack.stages.token_rules import TokenRules
 from streampack.window.config import WindowConfig
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from streampack.forecasts.estimation import Estimate
+    from streampack.forecasts.explanation import Explanation
+    from streampack.forecasts.provenance import Piece
+    from streampack.hooks.stages import Hook, HookFunction
     from streampack.ordering import DocumentOrder
     from streampack.packing import Packer
-    from streampack.run.estimation import Estimate
-    from streampack.run.explanation import Explanation
-    from streampack.run.provenance import Piece
-    from streampack.run.worker_share import WorkerShare
     from streampack.stages.base import BlockStage
-    from streampack.streams.hooks import Hook, HookFunction
+    from streampack.workers.share import WorkerShare
 
 
 class PackedDataset(Explained, IterableDataset[PackedBatch]):
@@ -79,8 +79,8 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
             rows, and None is 1, or the batch size in tokens that `Buckets` sets.
         tokenizer: tokenizer for text: a path to tokenizer.json (or its folder), a tokenizers or
             transformers tokenizer, or a `Tokenizer`. Never downloaded.
-        processor: processor for documents with images (`streampack.media.Images`): a transformers
-            processor or a `streampack.media.ImageModel`. Its tokenizer is the default of
+        processor: processor for documents with images (`streampack.images.Images`): a transformers
+            processor or a `streampack.images.ImageModel`. Its tokenizer is the default of
             `tokenizer` (docs/media.md).
         token_rules: end-of-document id, padding id and vocabulary size, if the tokenizer's values
             do not apply or there is no tokenizer.
@@ -159,7 +159,9 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         self.topology = Topology.detect() if topology is None else topology
         fields = FieldSpec()
         if token_fields is not None or document_fields is not None:
-            fields = load(FIELDS)(token_fields, document_fields)
+            from streampack.fields.declared import declared_fields
+
+            fields = declared_fields(token_fields, document_fields)
         source = prepared(
             as_source(source, **columns), replace(fields, optional=bool(map or stages))
         )

@@ -21,90 +21,80 @@ ASKED: Any = type("Asked", (), {"__repr__": lambda self: "asked by the source"})
 
 #: Leaves that may choose the packer, in order.
 BEFORE_PACKER = {
-    "order": "streams.ordered_stream:add",
+    "order": "orders.stream:add",
     "layout": "trees.leaf:add",
-    "processor": "media.leaf:add",
+    "processor": "images.leaf:add",
     "groups": "groups.leaf:add",
-    "turns": "tokenization.long_chats:add",
+    "turns": "chats.long_chats:add",
 }
 #: Leaves that are added once the packer is known, in order.
 AFTER_PACKER = {
     "tokenizer": "tokenization.leaf:add",
     "eos": "tokenization.ends:add",
-    "filter": "streams.hooks:add_filter",
-    "map": "streams.hooks:add_map",
-    "stages": "streams.own:add",
-    "fields": "streams.field_stage:add",
-    "provenance": "window.provenance:add",
-    "mixture": "run.by_source:add",
+    "filter": "hooks.stages:add_filter",
+    "map": "hooks.stages:add_map",
+    "stages": "hooks.own:add",
+    "fields": "fields.stage:add",
+    "provenance": "forecasts.origins:add",
+    "mixture": "mixtures.by_source:add",
 }
 
 #: Errors for wrong arguments of a call, a missing attribute, and an argument of another source.
 WRONG_CALL, MISSING = "wrong_calls.calls:wrong_call", "wrong_calls.attributes:missing"
 REFUSED = "wrong_calls.calls:refused"
-#: Error for a name that the package lacks.
-NO_NAME = "wrong_calls.imports:no_name"
 #: Errors for records with unknown documents, and for an object without documents.
 UNKNOWN_DOCUMENT = "wrong_calls.corpora:unknown_document"
 NO_CORPUS = "wrong_calls.corpora:refuse_no_corpus"
-#: Validates the arguments that declare fields.
-FIELDS = "documents.declared_fields:declared_fields"
 #: Reads the declared fields of a record.
-RECORD_FIELDS = "sources.record_fields:fields_in"
+RECORD_FIELDS = "fields.records:fields_in"
 #: Functions that make sources of objects in memory, by the kind of object.
 SOURCES = {
-    "path": "sources.paths:seems_path",
-    "paths": "sources.paths:open_files",
-    "records": "sources.record_documents:open_records",
-    "arrays": "sources.table:of_arrays",
-    "columns": "sources.table:Table",
-    "stream": "sources.iterable.hf:HFStream",
-    "iterable": "sources.iterable.source:Iterable",
+    "path": "files.paths:seems_path",
+    "paths": "files.paths:open_files",
+    "records": "iterables.record_documents:open_records",
+    "arrays": "iterables.table:of_arrays",
+    "columns": "iterables.table:Table",
+    "stream": "iterables.hf:HFStream",
+    "iterable": "iterables.source:Iterable",
 }
 #: Methods of datasets and loaders that are not needed to make batches.
 METHODS = {
-    "estimate_steps": "run.estimation:estimate_steps",
-    "estimate_of": "run.estimation:estimate_of",
-    "by_source": "run.by_source:by_source",
-    "set_weights": "run.weights:set_weights",
-    "explain": "run.explanation:explain",
-    "summary": "run.summary:summary",
-    "locate": "run.provenance:locate",
-    "text_of": "run.provenance:text_of",
-    "with_provenance": "window.provenance:traced",
-    "with_progress": "run.progress:with_progress",
-    "worker_share": "run.worker_share:WorkerShare",
+    "estimate_steps": "forecasts.estimation:estimate_steps",
+    "estimate_of": "forecasts.estimation:estimate_of",
+    "by_source": "mixtures.by_source:by_source",
+    "set_weights": "mixtures.weights:set_weights",
+    "explain": "forecasts.explanation:explain",
+    "summary": "forecasts.summary:summary",
+    "locate": "forecasts.provenance:locate",
+    "text_of": "forecasts.provenance:text_of",
+    "with_provenance": "forecasts.origins:traced",
+    "with_progress": "forecasts.progress:with_progress",
+    "worker_share": "workers.share:WorkerShare",
 }
 #: Opens the documents of a lane in the order of `LaneConfig.order`.
-ORDERED = "streams.ordered_stream:open_ordered"
+ORDERED = "orders.stream:open_ordered"
 #: Classes of batches, by the part that a leaf attached to their rows.
-BATCHES = {"tree": "batch.tree_batch:TreeBatch"}
+BATCHES = {"tree": "trees.batch:TreeBatch"}
 #: Feeds of a loader's batches, by its setting.
-FEEDS = {"num_workers": "run.worker_feed:WorkerFeed"}
-#: Copies batches to the device of a loader.
-DEVICE_COPIES = "run.device_copies:DeviceCopies"
+FEEDS = {"num_workers": "workers.feed:WorkerFeed"}
 #: Classes of plans, by the attribute of the packer that requests them.
-PLANS = {"shares_batches": "run.cp_run:plan_of"}
-#: Names the numbers of a run's metrics.
-NAMED_METRICS = "run.named_metrics:named_metrics"
-#: Reports the tokens that are in no row.
-LOST = "run.lost_tokens:lost_summary"
+PLANS = {"shares_batches": "context_parallel.run:plan_of"}
 #: Measures a sample of the corpus.
-MEASURED = "run.measuring:measured"
-#: Compares the fingerprints of two runs.
-CHANGED_FIELDS = "run.changed_fields:changed_fields"
-#: Resumes a run with changed settings.
-CHANGED_SETTINGS = "run.changed_settings:resume_changed"
+MEASURED = "forecasts.measuring:measured"
+#: Compares the fingerprints of two runs; resumes a run with changed settings.
+CHANGED_FIELDS, CHANGED_SETTINGS = (
+    "changes.fields:changed_fields",
+    "changes.settings:resume_changed",
+)
 #: Checks that all ranks start the same run.
-SAME_START = "run.same_start:check_same_start"
+SAME_START = "distributed.same_start:check_same_start"
 #: Types that numba gives to a kernel which others call, and to a machine instruction.
-INNER_TYPE = "_compiling:type_of_inner"
-INSTRUCTION_TYPE = "_compiling:type_of_instruction"
+INNER_TYPE, INSTRUCTION_TYPE = "_compiling:type_of_inner", "_compiling:type_of_instruction"
 #: Waits for other processes that compile; logs the first compilation; goes on without a cache.
 COMPILATION_TURN, LOG_COMPILATION = "_compiling:turn", "_compiling:log_first"
 LOSE_CACHE = "_compiling:lose_cache"
 #: Connection of the ranks in a job of several processes.
-RANKS = "job.exchange:ProcessRanks"
+RANKS = "distributed.exchange:ProcessRanks"
 
 
 def add_leaves(recipe: Recipe) -> None:

@@ -29,7 +29,7 @@ from streampack.job.connect import LONGEST_S, TIMEOUT_S
 from streampack.job.ending import End, Ranks
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_bare_checkpointing, refuse_taking_ahead
-from streampack.leaves import DEVICE_COPIES, FEEDS, METHODS, load, of_settings
+from streampack.leaves import FEEDS, METHODS, load, of_settings
 from streampack.metrics import Metrics
 from streampack.run.feeds import InProcess
 from streampack.run.plan import resume_run
@@ -37,10 +37,10 @@ from streampack.run.prefetcher import Prefetcher
 from streampack.run.rank import RankRun
 
 if TYPE_CHECKING:
-    from streampack.run.by_source import SourceReport
-    from streampack.run.device_copies import DeviceCopies
-    from streampack.run.estimation import Estimate
-    from streampack.sources.token_shares import Weights
+    from streampack.forecasts.estimation import Estimate
+    from streampack.forms.device_copies import DeviceCopies
+    from streampack.mixtures.by_source import SourceReport
+    from streampack.mixtures.token_shares import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +159,9 @@ class PackedLoader(Explained, DataLoader[Any], Generic[Item]):
         )
         self._copies: DeviceCopies | None = None
         if device is not None:
-            self._copies = load(DEVICE_COPIES)(device)
+            from streampack.forms.device_copies import DeviceCopies
+
+            self._copies = DeviceCopies(device)
         self._pin_memory = pin_memory and torch.cuda.is_available()
         timeout_s = real_number("rank_timeout_s", rank_timeout_s, least=0.001, most=LONGEST_S)
         self._run: RankRun = load(dataset.plan.rank_run)(

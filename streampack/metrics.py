@@ -13,7 +13,6 @@ from operator import add, attrgetter, sub
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from streampack.leaves import NAMED_METRICS, load
 from streampack.packing.plan import PackingStats
 
 #: Bytes that this process fetched from remote stores, in any thread, and that no lane has counted.
@@ -236,8 +235,9 @@ class Metrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Return flat names and numbers for a logger, with ``tokens/NAME`` etc. for a mixture."""
-        named: dict[str, Any] = load(NAMED_METRICS)(self)
-        return named
+        from streampack.watching.named_metrics import named_metrics
+
+        return named_metrics(self)
 
 
 #: Attribute paths of the counts in the repr of `Metrics`.

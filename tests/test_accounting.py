@@ -17,11 +17,11 @@ from streampack import (
     sources,
 )
 from streampack.errors import ContentError
+from streampack.forecasts.dry_run import stream_plan
 from streampack.lane.lane import Lane
 from streampack.lane.state import LaneEnd
 from streampack.metrics import Metrics
 from streampack.packing import BestFitDecreasing, Concat, Seamless, check_plan
-from streampack.run.dry_run import stream_plan
 from tests.support.lanes import SEQ_LEN, composition_of, lane_config, run
 from tests.support.memory_source import MemorySource
 

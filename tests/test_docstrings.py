@@ -17,8 +17,8 @@ import pytest
         "window.packed_rows",
         "in_memory.pack",
         "batch.packed_batch",
-        "batch.loss",
-        "batch.numpy_arrays",
+        "forms.loss",
+        "forms.numpy_arrays",
         "testing",
     ],
 )

@@ -16,7 +16,7 @@ from examples.online_mixing import REFERENCE, DoReMi, train
 from examples.per_source_loss import per_source_loss
 from streampack import PackedDataset, Topology, sources
 from streampack.documents import Documents
-from streampack.streams.hooks import document_seeds
+from streampack.hooks.stages import document_seeds
 from tests.support.forked import Host
 
 FOLDER = Path(__file__).parent.parent / "examples"

@@ -16,8 +16,11 @@ import pytest
 
 from streampack import BestFitDecreasing, PackedDataset, PackedLoader, _jit, packing, sources
 from streampack.corpus_order import duplicates, write
+from streampack.groups import whole_groups
+from streampack.limits import even_rows
 from streampack.ordering import approximate, bm25, hashing
-from streampack.packing import concat, crop, even_rows, microbatches, rng, whole_groups
+from streampack.packers import concat, crop, microbatches
+from streampack.packing import rng
 from streampack.window import entries
 from tests.run.test_golden_batches import GOLDEN, KINDS, Corpus, hashed
 

@@ -22,12 +22,12 @@ from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
 from streampack.ordering import SimilarityOrder
 from streampack.storage.filesystems import open_filesystem
-from streampack.sources.tar.pipes import run_pipe
+from streampack.formats.tar.pipes import run_pipe
 from streampack.tasks.on_ray import on_ray
-from streampack.tokenization.template import ChatTemplate
+from streampack.chats.templates.template import ChatTemplate
 
 def images():
-    from streampack.media import Images
+    from streampack.images import Images
 
 for extra, use in {
     "ordering": lambda: SimilarityOrder(search="faiss"),

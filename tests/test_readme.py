@@ -48,7 +48,7 @@ OTHERS = {
     "migration.md": "tests/test_migration.py",
     "consumers.md": "tests/frameworks/test_consumers_page.py",
     "monitoring.md": "tests/watching/test_page.py",
-    "media.md": "tests/media/test_page.py",
+    "media.md": "tests/images/test_page.py",
     "clusters.md": "tests/job/test_clusters_page.py",
     "families.md": "tests/frameworks/test_routers.py",
     "sharding.md": "tests/job/test_sharding_page.py",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from streampack.leaves import (
     AFTER_PACKER,
     BEFORE_PACKER,
     CHANGED_SETTINGS,
-    DEVICE_COPIES,
     METHODS,
     ORDERED,
     RANKS,
@@ -20,9 +17,7 @@ from streampack.leaves import (
 )
 from tests.run.test_golden_batches import LEAVES
 from tests.support.closure import code_lines, loaded_modules
-from tests.support.deleted_leaves import CONTRACT, contract, is_in
-
-ROOT = Path(__file__).parent.parent
+from tests.support.deleted_leaves import leaves
 
 #: Lines of code that a run imports, at most. Lower them when they fall; a leaf never raises them.
 MOST_LINES = {"memory": 8_690, "ids": 10_760, "text": 11_930}
@@ -32,9 +27,8 @@ SAME_LEAVES = {"memory": "list", "ids": "parquet", "text": "text, parquet"}
 
 @pytest.mark.parametrize("kind", MOST_LINES)
 def test_a_run_works_without_the_leaves_of_others_and_imports_little(kind: str) -> None:
-    leaves = contract()["forbidden_modules"]
     used = [f"streampack.{name}" for name in LEAVES[SAME_LEAVES[kind]]]
-    others = [name for name in leaves if not is_in(name, used)]
+    others = [name for name in leaves() if name not in used]
     files = loaded_modules(kind, without=others)  # its error names the leaf that was imported
     sizes = {name: code_lines(file) for name, file in files.items()}
     largest = sorted(sizes, key=lambda name: -sizes[name])[:20]
@@ -43,7 +37,7 @@ def test_a_run_works_without_the_leaves_of_others_and_imports_little(kind: str) 
 
 TABLES = (BEFORE_PACKER, AFTER_PACKER, SOURCES, METHODS)
 NAMED = [
-    *(CHANGED_SETTINGS, DEVICE_COPIES, ORDERED, RANKS, SAME_START),
+    *(CHANGED_SETTINGS, ORDERED, RANKS, SAME_START),
     *(function for table in TABLES for function in table.values()),
 ]
 
@@ -51,17 +45,3 @@ NAMED = [
 @pytest.mark.parametrize("function", NAMED)
 def test_every_leaf_of_the_tables_is_there(function: str) -> None:
     assert callable(load(function))
-
-
-def test_every_module_is_in_the_trunk_or_a_leaf() -> None:
-    named = contract()
-    trunk, leaves = named["source_modules"], tuple(named["forbidden_modules"])
-    modules = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in (ROOT / "streampack").rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    assert modules >= {*trunk}
-    unknown = [name for name in modules if name not in trunk and not is_in(name, leaves)]
-    assert not unknown, f"name them in pyproject.toml, in the contract {CONTRACT!r}: {unknown}"
-    assert not [name for name in trunk if is_in(name, leaves)]

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from benchmarks.papers.buckets import draw
 from streampack import WindowConfig
 from streampack._jit import kernel
+from streampack.forecasts.dry_run import stream_plan
 from streampack.packing import Buckets, Plan
 from streampack.packing.bitmap import clear_bit, new_bitmap, next_set, set_bit
-from streampack.run.dry_run import stream_plan
 
 SEQ_LENS = (1024, 2048, 4096, 8192, 16384)
 PUBLISHED = (0.12, 0.28, 2.81)  # padding and cut documents in percent, documents per row

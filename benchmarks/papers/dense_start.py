@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from benchmarks.report import print_table
 from streampack import BestFitDecreasing, Buckets, WindowConfig
+from streampack.forecasts.dry_run import stream_plan
 from streampack.packing import Curriculum, Packer, Plan
-from streampack.run.dry_run import stream_plan
 
 SEQ_LENS = (1024, 2048, 4096, 8192)
 BATCH_TOKENS = 65_536

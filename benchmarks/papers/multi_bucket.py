@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import offsets_of
+from streampack.packers.concat import cut_joined
 from streampack.packing import Plan
-from streampack.packing.concat import cut_joined
 from streampack.packing.rng import derive_seed, permutation
 
 __all__ = ["plan_multi_bucket"]

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from benchmarks.papers.in_context import python_files
 from streampack import Buckets, WindowConfig
+from streampack.forecasts.dry_run import stream_plan
 from streampack.packing import BestFitCrop
 from streampack.packing.rng import permutation
-from streampack.run.dry_run import stream_plan
 
 ROWS_PER_BATCH = 8
 BUCKETS = ((2048, 4096, 8192, 16384), (1024, 2048, 4096, 8192, 16384))

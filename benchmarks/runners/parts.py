@@ -138,8 +138,8 @@ class Windows(Measured):
 def _in_lanes(lengths: NDArray[np.int64], lanes: int, rows: int) -> float:
     """Utilisation of so many lanes with windows of so many rows, each with its share."""
     from streampack import WindowConfig
+    from streampack.forecasts.dry_run import stream_plan
     from streampack.packing import BestFitDecreasing
-    from streampack.run.dry_run import stream_plan
 
     packer, window = BestFitDecreasing(seq_len=SEQ_LEN), WindowConfig(rows=rows)
     plans = (

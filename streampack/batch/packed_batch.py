@@ -34,9 +34,10 @@ from streampack.window.packed_rows import PackedRows
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from streampack.batch import attention, hf_arguments, numpy_arrays, parallel, slices, text
-    from streampack.batch import loss as losses
-    from streampack.batch import per_token as spread
+    from streampack.forms import attention, numpy_arrays, parallel, slices, text
+    from streampack.forms import loss as losses
+    from streampack.forms import per_token as spread
+    from streampack.hf import arguments as hf_arguments
 
 
 def refuse_collating(kind: type) -> None:
@@ -60,8 +61,8 @@ class Form:
         self._name = name
 
     def __get__(self, batch: Any, kind: type) -> Any:
-        module, _, name = self._name.partition(".")
-        function = getattr(import_module(f"streampack.batch.{module}"), name)
+        module, _, name = self._name.rpartition(".")
+        function = getattr(import_module(f"streampack.{module}"), name)
         return function if batch is None else partial(function, batch)
 
 
@@ -253,24 +254,24 @@ class PackedBatch(Explained):
         show = text.show
         limit_context = attention.limit_context
     else:
-        varlen = Form("attention.varlen")
-        fla = Form("attention.fla")
-        flex = Form("attention.flex")
-        magi = Form("slices.magi")
-        next_tokens = Form("attention.next_tokens")
-        context_parallel = Form("parallel.context_parallel")
-        hf = Form("hf_arguments.hf")
-        loss = Form("loss.loss")
-        megatron = Form("parallel.megatron")
-        packed_seq_params = Form("parallel.packed_seq_params")
-        samples = Form("parallel.samples")
-        numpy = Form("numpy_arrays.numpy")
-        pairs = Form("loss.pairs")
-        per_token = Form("per_token.per_token")
-        decode = Form("text.decode")
-        show = Form("text.show")
-        limit_context = Form("attention.limit_context")
-        keys = Form("mapping.keys")
+        varlen = Form("forms.attention.varlen")
+        fla = Form("forms.attention.fla")
+        flex = Form("forms.attention.flex")
+        magi = Form("forms.slices.magi")
+        next_tokens = Form("forms.attention.next_tokens")
+        context_parallel = Form("forms.parallel.context_parallel")
+        hf = Form("hf.arguments.hf")
+        loss = Form("forms.loss.loss")
+        megatron = Form("forms.parallel.megatron")
+        packed_seq_params = Form("forms.parallel.packed_seq_params")
+        samples = Form("forms.parallel.samples")
+        numpy = Form("forms.numpy_arrays.numpy")
+        pairs = Form("forms.loss.pairs")
+        per_token = Form("forms.per_token.per_token")
+        decode = Form("forms.text.decode")
+        show = Form("forms.text.show")
+        limit_context = Form("forms.attention.limit_context")
+        keys = Form("forms.mapping.keys")
 
     @property
     def seq_idx(self) -> Tensor:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from streampack.batch.isolation import restored_module
-from streampack.batch.slot_outputs import largest_movement, of_slots
 from streampack.checking.entries import TOKENS
 from streampack.checking.faults import FaultLog
 from streampack.checking.reading import View
 from streampack.checking.truth import Truth
 from streampack.errors import ConfigError
+from streampack.hf.isolation import restored_module
+from streampack.hf.slot_outputs import largest_movement, of_slots
 
 #: Largest movement that counts as rounding, as a share of a token's effect on later tokens: for
 #: outputs in single or double precision, and in half precision.

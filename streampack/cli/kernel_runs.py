@@ -21,8 +21,8 @@ from streampack._compiler import cache_folders
 from streampack._jit import compiled_at_once
 from streampack.documents.blocks import gather_ragged, offsets_of
 from streampack.ordering import BM25, SimilarityOrder
+from streampack.packers.kinds import packer_kinds, with_rows
 from streampack.packing import Balance, BestFitDecreasing, Concat
-from streampack.packing.kinds import packer_kinds, with_rows
 from streampack.sources import JSONL, MDS, Items, Parquet, WebDataset
 from streampack.tokenization import Tokenizer, TokenRules
 
@@ -83,7 +83,7 @@ def _datasets(folder: Path) -> Iterator[streampack.PackedDataset]:
 
 
 def _write_mds(folder: Path, documents: list[list[int]]) -> None:
-    """Write one shard of ids in the layout that `streampack.sources.mds.index` reads."""
+    """Write one shard of ids in the layout that `streampack.formats.mds.index` reads."""
     folder.mkdir()
     config = {
         "column_encodings": ["ndarray:uint16"],

@@ -199,9 +199,9 @@ def dataset_of(
 
 def _chat_of(data: Any, options: Mapping[str, Any]) -> Source:
     """Return the source of conversations for files, or for records from the user's code."""
+    from streampack.chats.source import Chat
     from streampack.dataset import PackedDataset
     from streampack.sources.base import Source
-    from streampack.sources.chat.source import Chat
 
     if isinstance(data, (Source, PackedDataset)) or any(v is not None for v in options.values()):
         raise ConfigError(

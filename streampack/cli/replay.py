@@ -24,7 +24,9 @@ def one_state(paths: Sequence[Path]) -> dict[str, Any]:
         ConfigError: a file cannot be read.
         StateError: a file has no state, or the states do not belong together.
     """
-    from streampack.run.merging import merge_states  # imported here, because it imports torch
+    from streampack.distributed.merging import (
+        merge_states,  # imported here, because it imports torch
+    )
 
     states = [_read(path) for path in paths]
     return states[0] if len(states) == 1 else merge_states(states)
@@ -148,8 +150,8 @@ def _batch(
     Returns:
         The number and the batch, or None for the batch if the lane had ended.
     """
+    from streampack.context_parallel.groups import CpGroups
     from streampack.job.topology import Topology
-    from streampack.run.cp_groups import CpGroups
 
     loader = streampack.PackedLoader(dataset)
     first: int = state["next_batch"]

@@ -148,7 +148,7 @@ def open_in_order(
         ConfigError: see `sources.open`; or fields are named for conversations.
     """
     if chat:
-        from streampack.sources.chat.source import Chat
+        from streampack.chats.source import Chat
 
         if fields or isinstance(data, Source):
             raise ConfigError(

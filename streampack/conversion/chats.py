@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from streampack.chats.conversations import Conversations
+from streampack.chats.source import Chat
+from streampack.chats.stages import chat_tokenizer
 from streampack.documents.blocks import Documents
-from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError
-from streampack.sources.chat.source import Chat
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.tokenization.chat_stages import chat_tokenizer
 from streampack.tokenization.tokenizer import Tokenizer
 
 

@@ -28,7 +28,7 @@ from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import HIDDEN, Destination, no_documents
 from streampack.cores import usable_cores
 from streampack.errors import ConfigError, StateError
-from streampack.sources.converted import MANIFEST
+from streampack.files.converted import MANIFEST
 from streampack.tasks.engine import Engine
 from streampack.tasks.processes import in_processes
 

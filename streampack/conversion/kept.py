@@ -11,14 +11,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streampack.conversion.settings import Conversion, first_block
-from streampack.documents.casting import cast_values, misfit
-from streampack.documents.declared_fields import DTYPES, TEXT
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError, ContentError
+from streampack.fields.casting import cast_values, misfit
+from streampack.fields.declared import DTYPES, TEXT
+from streampack.formats.parquet.columns import plain_text
 from streampack.sources.base import Source
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, IDS, LOSS_FIELDS, TEXTS
-from streampack.sources.parquet.columns import plain_text
 
 if TYPE_CHECKING:
     from streampack.conversion.shards import Encoded

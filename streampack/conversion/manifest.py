@@ -1,4 +1,4 @@
-"""The manifest of a finished conversion, which `sources.converted` reads."""
+"""The manifest of a finished conversion, which `files.converted` reads."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from streampack.chats.conversations import Conversations
 from streampack.conversion.folders import move
 from streampack.documents.blocks import Documents, Fields, Texts
-from streampack.documents.conversations import Conversations
 from streampack.errors import ConfigError, StateError
 from streampack.metrics import fetched
 from streampack.sources.base import Block, Source

@@ -20,8 +20,8 @@ from streampack.corpus_order.corpus import Corpus
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.corpus_order.work import Work
 from streampack.documents.blocks import Texts
-from streampack.documents.casting import cast_values, misfit
 from streampack.errors import ConfigError
+from streampack.fields.casting import cast_values, misfit
 from streampack.ordering import signals
 from streampack.ordering.by_field import ByField
 from streampack.sources.error_policy import ErrorPolicy

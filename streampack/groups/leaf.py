@@ -25,7 +25,7 @@ def add(recipe: Recipe, value: object) -> None:
     packer = recipe.packer
     usual = BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow=packer.overflow)
     if packer == usual and usual.overflow in ("drop", "error"):
-        from streampack.packing.whole_groups import WholeGroups
+        from streampack.groups.whole_groups import WholeGroups
 
         recipe.packer = WholeGroups(seq_len=usual.seq_len, overflow=usual.overflow)
         _add_members(recipe)

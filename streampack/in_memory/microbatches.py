@@ -13,20 +13,20 @@ from streampack.arguments import type_in_words, whole_number
 from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
 from streampack.documents.blocks import Documents, make_origin, offsets_of
-from streampack.documents.casting import cast_fields
-from streampack.documents.declared_fields import declared_fields
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
+from streampack.fields.casting import cast_fields
+from streampack.fields.columns import FieldColumns
+from streampack.fields.declared import declared_fields
+from streampack.forecasts.origins import Provenance
 from streampack.packing.plan import Plan
 from streampack.sources.fields import Fields
-from streampack.sources.iterable.items import item_block
+from streampack.sources.items import item_block
 from streampack.window.buffer import TokenBuffer
 from streampack.window.empty_rows import empty_rows
-from streampack.window.field_columns import FieldColumns
 from streampack.window.gather import RowFormat, RowStage, gather_rows
 from streampack.window.packed_rows import PackedRows
 from streampack.window.planned import PlannedWindow
-from streampack.window.provenance import Provenance
 
 _IDS, _MASK = "ids", "loss_mask"  # names in the records that documents are made from
 

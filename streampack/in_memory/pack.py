@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from streampack.arguments import explained, one_of, whole_number
 from streampack.errors import ConfigError, PlanError
 from streampack.in_memory.microbatches import MicrobatchPlan
-from streampack.packing.cost import Cost
-from streampack.packing.microbatches import (
+from streampack.packers.cost import Cost
+from streampack.packers.microbatches import (
     Units,
     check_groups,
     documents_by_row,

@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.packing.microbatches import dealt, equal_bins
+from streampack.packers.microbatches import dealt, equal_bins
 
 _EVEN = 0.01  # rows of a micro-batch are level if none is above their mean by more than this share
 _HELPS = 1e-4  # a move helps that lowers the costliest row by this share

@@ -12,9 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from streampack.documents.blocks import GROUP, Documents, joined_groups, offsets_of
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
+from streampack.fields.columns import FieldColumns
+from streampack.forecasts.origins import Provenance
 from streampack.in_memory.microbatches import MicrobatchPlan, refuse_faults
 from streampack.in_memory.parts import Sequences, place_parts, whole_or_fewest
-from streampack.packing.microbatches import (
+from streampack.packers.microbatches import (
     Order,
     Units,
     check_groups,
@@ -26,9 +28,7 @@ from streampack.packing.overflow import as_array
 from streampack.trees.build import Trees, plant, planted
 from streampack.trees.rows import TreeRows
 from streampack.trees.slot_fields import fields_of_sequences, fields_of_slots
-from streampack.window.field_columns import FieldColumns
 from streampack.window.gather import RowFormat, RowStage
-from streampack.window.provenance import Provenance
 
 
 @dataclass(frozen=True, slots=True, eq=False)

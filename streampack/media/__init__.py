@@ -1,11 +1,5 @@
-"""Documents with images: attachments, which are spans of tokens, weights and references.
+"""The public names of `streampack.images`."""
 
-An image's tokens are computed from its size before it is decoded, as a processor of transformers
-would; the images of a batch are decoded once the batch is planned. Only runs with ``processor=``
-import this package.
-"""
-
-from streampack.media.own import ImageModel, MediaModel
-from streampack.media.source import Images
+from streampack.images import ImageModel, Images, MediaModel
 
 __all__ = ["ImageModel", "Images", "MediaModel"]

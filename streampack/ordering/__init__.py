@@ -4,6 +4,6 @@ It sees documents and their vectors, no rows or lanes. faiss is used for large w
 installed.
 """
 
-import lazy_loader
+from streampack._lazy import public_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = public_names(__name__, __file__)

@@ -3,6 +3,6 @@
 They see lengths, rows and a window's requests, and no tokens, sources or lanes.
 """
 
-import lazy_loader
+from streampack._lazy import public_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = public_names(__name__, __file__)

@@ -35,7 +35,7 @@ class _PackerType(ABCMeta):
         def __call__(cls, *arguments: Any, **settings: Any) -> Any:
             """Raise `TypeError`, with what to write, for settings that the packer does not have."""
             if not EARLIER.isdisjoint(settings):
-                from streampack.packing.earlier_arguments import with_limits
+                from streampack.limits.earlier_arguments import with_limits
 
                 settings = with_limits(cls, settings)
             check_call(cls.__name__, cls.__init__, arguments, settings)
@@ -201,6 +201,6 @@ def plan_with(
 def check_rules(packer: Packer) -> None:
     """Raise `ConfigError` unless the packer can keep its limits and its choice."""
     if packer.choice is not None or packer.limits != ():
-        from streampack.packing.rules import require_rules
+        from streampack.limits.rules import require_rules
 
         require_rules(packer)

@@ -4,6 +4,6 @@ This package knows prompts, tickets, groups and their ages. Sampling, rewards, a
 transport of weights are the user's.
 """
 
-import lazy_loader
+from streampack._lazy import public_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = public_names(__name__, __file__)

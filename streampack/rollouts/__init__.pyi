@@ -1,7 +1,7 @@
-from .answer import Answer as Answer
-from .loader import Loader as Loader
-from .metrics import RolloutMetrics as RolloutMetrics
-from .prompts import Prompts as Prompts
-from .queue import Queue as Queue
-from .queue import Ticket as Ticket
-from .step import Step as Step
+from streampack.rollouts.answer import Answer as Answer
+from streampack.rollouts.loader import Loader as Loader
+from streampack.rollouts.metrics import RolloutMetrics as RolloutMetrics
+from streampack.rollouts.prompts import Prompts as Prompts
+from streampack.rollouts.queue import Queue as Queue
+from streampack.rollouts.queue import Ticket as Ticket
+from streampack.rollouts.step import Step as Step

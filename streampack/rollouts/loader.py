@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from streampack.arguments import Explained, explained, one_of, type_in_words, whole_number
+from streampack.distributed.exchange import ProcessRanks
 from streampack.errors import ConfigError, RankError, first_line
 from streampack.job.connect import TIMEOUT_S
-from streampack.job.exchange import ProcessRanks
 from streampack.job.topology import Topology
 from streampack.packing.overflow import require_seq_len
 from streampack.rollouts.queue import Queue

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.changes.fields import first_difference
 from streampack.dataset import PackedDataset
 from streampack.documents.text_keys import text_of_key
 from streampack.errors import ConfigError, StateError
 from streampack.metrics import LaneTimes
-from streampack.run.changed_fields import first_difference
 from streampack.run.fingerprint import fingerprint_of
 from streampack.sources.error_policy import ErrorPolicy
+from streampack.stages.token_rules import TokenRules
 from streampack.streams.base import LaneStream, StreamPosition
 from streampack.streams.lane_stream import open_stream
-from streampack.tokenization.rules import TokenRules
 
 _ROW = 1 << 24  # slots of a row that holds any prompt; prompts are not packed
 #: Parts of a run's fingerprint that its documents and their order do not depend on.

@@ -14,7 +14,7 @@ from streampack.job.topology import Topology
 from streampack.lane.config import MOST_LANES
 from streampack.packing.packer import Packer
 from streampack.sources.base import Source
-from streampack.tokenization.rules import TokenRules
+from streampack.stages.token_rules import TokenRules
 from streampack.window.config import WindowConfig
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ def check_packer(seq_len: int | None, packer: Any, attention: str) -> None:
     """Raise `ConfigError` unless one of `seq_len` and `packer` is set and attention is known."""
     one_of("attention", attention, ["document", "row"])
     if packer is not None:
-        from streampack.packing.rules import require_packer
+        from streampack.limits.rules import require_packer
 
         require_packer(packer)
     if (seq_len is None) == (packer is None):

@@ -28,7 +28,7 @@ from streampack.packing.packer import Packer
 from streampack.run.fingerprint import fingerprint_of
 from streampack.run.state import Deferred, RunState, check_state
 from streampack.sources.base import Source
-from streampack.sources.iterable.indexed import Items
+from streampack.sources.indexed import Items
 
 TOKENS_PER_DOCUMENT = 1024  # assumed for an ordering window; web text has 700 to 1,000
 LANES_PER_RANK = 12  # divisible, so that a run can resume on 2, 3, 4, 6 or 12 times the ranks

@@ -18,7 +18,7 @@ from streampack.errors import StateError
 from streampack.run.rank import RankRun
 
 if TYPE_CHECKING:
-    from streampack.run.device_copies import DeviceCopies
+    from streampack.forms.device_copies import DeviceCopies
 
 
 class Prefetcher:

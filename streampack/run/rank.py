@@ -22,7 +22,7 @@ from streampack.job.connect import TIMEOUT_S, connect
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks, question
 from streampack.lane.config import LaneShare
 from streampack.lane.state import LaneEnd
-from streampack.leaves import LOST, SAME_START, load
+from streampack.leaves import SAME_START, load
 from streampack.metrics import Metrics
 from streampack.run.feeds import Feed, Items
 from streampack.run.plan import RunPlan
@@ -298,8 +298,9 @@ class RankRun:
     def log_lost(self, whole: str) -> None:
         """Log on rank 0 the fraction of its tokens that is in no row, if any."""
         if self.metrics.composition.dropped and not self.plan.ranks.rank:
-            packer = self.plan.config.packer
-            logger.warning("%s", load(LOST)(self.metrics, packer, whole))
+            from streampack.watching.lost_tokens import lost_summary
+
+            logger.warning("%s", lost_summary(self.metrics, self.plan.config.packer, whole))
 
     def _record_untaken(self, following: int) -> None:
         """Commit the states of lanes with turns before `following` that give the loop no batch."""

@@ -27,7 +27,7 @@ from streampack.sources.base import Source
 from streampack.stages.base import BlockStage
 from streampack.stages.ids import Apart, CheckedIds, Numbered, Unsigned, WithoutEmpty
 from streampack.stages.preparation import Preparation
-from streampack.tokenization.rules import EosRule, TokenRules
+from streampack.stages.token_rules import EosRule, TokenRules
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat, RowStage
 

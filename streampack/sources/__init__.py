@@ -3,6 +3,6 @@
 Knows formats, and which of them a path has; it does not know tokenizers, rows or batches.
 """
 
-import lazy_loader
+from streampack._lazy import public_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = public_names(__name__, __file__)

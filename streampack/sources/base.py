@@ -22,7 +22,7 @@ from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.reading import TOO_LONG_REMEDY, ReadOptions, too_long
 
 if TYPE_CHECKING:
-    from streampack.documents.conversations import Conversations
+    from streampack.chats.conversations import Conversations
 
 Block = Union[Documents, Texts, "Conversations"]
 #: A position in a lane's stream: small, JSON-able, understood by its source only.

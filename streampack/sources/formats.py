@@ -18,7 +18,7 @@ class Format(NamedTuple):
 
     Attributes:
         name: name of its class in `streampack.sources`.
-        module: module of the class, below `streampack.sources`.
+        module: module of the class, below `streampack.formats`.
         endings: endings of its files' names, in lower case; "/" begins a whole name.
         beside: endings of other files that its own library writes into a folder.
     """
@@ -30,7 +30,7 @@ class Format(NamedTuple):
 
     def load(self) -> Any:
         """Import the class of its sources."""
-        return getattr(import_module(f"streampack.sources.{self.module}"), self.name)
+        return getattr(import_module(f"streampack.formats.{self.module}"), self.name)
 
 
 _TABLE = (

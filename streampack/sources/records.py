@@ -25,7 +25,7 @@ from streampack.leaves import RECORD_FIELDS, load
 from streampack.sources.fields import ATTENTION_MASK, LABELS, LOSS_FIELDS, Fields, with_masks
 
 if TYPE_CHECKING:
-    from streampack.documents.conversations import Conversations
+    from streampack.chats.conversations import Conversations
 
 #: Reason for rejecting a document with an id outside of the range of token ids.
 BAD_ID = "has an id that is negative or does not fit into 32 bits"

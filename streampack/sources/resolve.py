@@ -13,15 +13,15 @@ from streampack.errors import ConfigError
 from streampack.leaves import REFUSED, SOURCES, load
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Source
-from streampack.sources.iterable.indexed import Items
-from streampack.sources.iterable.items import is_random_access
-from streampack.sources.iterable.recognise import is_by_columns, is_hf_stream
+from streampack.sources.indexed import Items
+from streampack.sources.items import is_random_access
+from streampack.sources.recognise import is_by_columns, is_hf_stream
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from typing_extensions import Unpack
 
-    from streampack.documents.hook import Hook, RecordFunction
+    from streampack.hooks.hook import Hook, RecordFunction
 
 
 _LOOKED_AT = 100  # strings of a list that are checked for being paths

@@ -23,7 +23,7 @@ from streampack.sources.reading import ReadOptions, checked_reading
 from streampack.sources.span_reader import SpanReader
 
 if TYPE_CHECKING:
-    from streampack.sources.integer_arrays import UngatheredDocuments
+    from streampack.files.integer_arrays import UngatheredDocuments
 
 USUAL_BYTES = 4096  # assumed size of a document
 

@@ -3,6 +3,6 @@
 This package handles tokenizers and chat templates. It is independent of lanes and rows.
 """
 
-import lazy_loader
+from streampack._lazy import public_names
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = public_names(__name__, __file__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 
 from streampack.errors import ConfigError
+from streampack.files.converted import manifest_beside
 from streampack.sources.base import Source
-from streampack.sources.converted import manifest_beside
 from streampack.tokenization.tokenizer import Tokenizer
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, gather_slices, offsets_of
 from streampack.errors import ConfigError
 from streampack.stages.base import Place
-from streampack.tokenization.rules import EosRule, check_rule
+from streampack.stages.token_rules import EosRule, check_rule
 
 if TYPE_CHECKING:
     from streampack.run.recipe import Recipe

@@ -8,7 +8,7 @@ from streampack.errors import ConfigError
 from streampack.leaves import ASKED, load
 from streampack.sources.base import Source
 from streampack.stages.base import BlockStage
-from streampack.tokenization.rules import checked_id
+from streampack.stages.token_rules import checked_id
 from streampack.tokenization.stages import Encoded
 from streampack.tokenization.tokenizer import Tokenizer, load_tokenizer
 
@@ -58,7 +58,7 @@ def _stages(
         load("tokenization.converted:check_vocabulary")(source, of_texts)
         return []
     if getattr(source, "renders", False):
-        from streampack.tokenization.chat_stages import stages_of
+        from streampack.chats.stages import stages_of
 
         return stages_of(recipe, source, of_chats)
     return [Encoded(of_chats if hasattr(source, "renders") else of_texts)]

@@ -28,15 +28,15 @@ from streampack.extras import pip_command
 from streampack.notices import is_first
 from streampack.per_process import PerProcess
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.tokenization.ends import apply_bos, apply_eos, missing_id
-from streampack.tokenization.fast import EngineName, FastEngine, Flat, fast_engine
-from streampack.tokenization.rules import (
+from streampack.stages.token_rules import (
     EosRule,
     SpecialInText,
     check_rule,
     check_special_rule,
     checked_id,
 )
+from streampack.tokenization.ends import apply_bos, apply_eos, missing_id
+from streampack.tokenization.fast import EngineName, FastEngine, Flat, fast_engine
 from streampack.tokenization.vocabulary import open_vocabulary
 
 if TYPE_CHECKING:

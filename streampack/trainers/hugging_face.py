@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from streampack.batch.hf_attention import adds_router_loss, is_of_transformers
 from streampack.dataset import PackedDataset
+from streampack.distributed.merging import merge_states
 from streampack.errors import ConfigError, StateError
+from streampack.hf.attention import adds_router_loss, is_of_transformers
 from streampack.job.topology import Topology
 from streampack.leaves import METHODS, load
 from streampack.loader import PackedLoader
-from streampack.run.merging import merge_states
 
 
 class Mixin:
@@ -282,7 +282,7 @@ def whole_rows(model: Any, batch: Any) -> dict[str, Any]:
         ConfigError: the model's auxiliary router loss would count padding.
     """
     if adds_router_loss(model):
-        from streampack.batch.hf_routers import refused
+        from streampack.hf.routers import refused
 
         raise refused(model, "would count padding under accelerate's context parallelism")
     fields = {name: getattr(batch, name) for name in ("input_ids", "position_ids", "labels")}
@@ -308,7 +308,7 @@ class Epochs:
         if plan.config.epochs is not None:
             estimate = load(METHODS["estimate_of"])(self._run)
         elif self._pass_steps is None:
-            from streampack.run.estimation import forecast
+            from streampack.forecasts.estimation import forecast
 
             once = forecast(plan.config, plan.topology)
             estimate = None if once is None else once.steps

@@ -13,9 +13,9 @@ from typing import Any
 
 from streampack.arguments import type_in_words
 from streampack.batch import PackedBatch
+from streampack.distributed.state import DistributedState
 from streampack.errors import ConfigError
 from streampack.loader import PackedLoader
-from streampack.run.distributed_state import DistributedState
 from streampack.trainers.hugging_face import Mixin
 
 

@@ -11,8 +11,8 @@ from streampack.errors import ConfigError
 from streampack.packing import BestFitDecreasing, Buckets, Concat, Pad
 from streampack.sources import Chat, Mixture, ReadOptions, Source, Storage
 from streampack.sources import open as open_source
-from streampack.sources.iterable.items import kind_name
-from streampack.tokenization.rules import TokenRules
+from streampack.sources.items import kind_name
+from streampack.stages.token_rules import TokenRules
 from streampack.window.config import WindowConfig
 from streampack.wrong_calls.names import OF_BATCHES
 from streampack.wrong_calls.words import OF_DATASETS, OF_LOADERS, OF_SOURCES

@@ -7,8 +7,8 @@ from typing import Any
 
 from streampack.arguments import with_article
 from streampack.errors import ConfigError
-from streampack.sources.iterable import recognise
-from streampack.sources.iterable.items import kind_name
+from streampack.sources import recognise
+from streampack.sources.items import kind_name
 
 #: Calls that return the rows of lazy objects, by the beginnings of the classes' names.
 _CALLS = (

@@ -19,8 +19,8 @@ from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import Destination
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ConfigError, ContentError, StreampackError
+from streampack.formats.jsonl import JSONL
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.jsonl import JSONL
 from streampack.sources.reading import ReadOptions
 from streampack.sources.resolve import open as open_source
 from streampack.tokenization import Tokenizer, load_tokenizer

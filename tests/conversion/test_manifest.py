@@ -20,7 +20,7 @@ from streampack.conversion.convert import convert_source
 from streampack.conversion.settings import Conversion
 from streampack.conversion.shards import Destination
 from streampack.errors import ConfigError
-from streampack.sources.converted import MANIFEST, converted_tokens
+from streampack.files.converted import MANIFEST, converted_tokens
 from streampack.sources.resolve import open as open_source
 from tests.support.conversions import content, conversion, documents_in, write_lines
 

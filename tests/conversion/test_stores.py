@@ -9,7 +9,7 @@ import pytest
 from demo.object_store import find_weed, object_store
 from streampack.conversion.convert import Progress, convert_source
 from streampack.conversion.shards import Destination
-from streampack.sources.converted import converted_tokens
+from streampack.files.converted import converted_tokens
 from streampack.sources.resolve import open as open_source
 from tests.support.conversions import content, conversion, write_lines
 

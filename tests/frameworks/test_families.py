@@ -18,7 +18,7 @@ from streampack.errors import ConfigError
 from tests.support.packed_batches import packed_batches, random_documents
 
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("streampack.batch.hf_arguments")
+pytest.importorskip("streampack.hf.arguments")
 
 from tests.support.family_table import ATTENTIONS, Outcome, outcome, section  # noqa: E402
 from tests.support.tiny_families import families, tiny_model  # noqa: E402

@@ -21,8 +21,8 @@ from streampack import (
     check_isolation,
     pack,
 )
-from streampack.batch.router_loss import RouterLoss
 from streampack.errors import ConfigError
+from streampack.hf.router_loss import RouterLoss
 from streampack.packing import Packer
 from tests.support.packed_batches import packed_batches, random_documents
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from streampack.documents.conversations import TurnRules
-from streampack.sources.chat.records import conversation_of
-from streampack.tokenization.script import RenderError
-from streampack.tokenization.template import ChatTemplate
-from streampack.tokenization.turns import Rendered
+from streampack.chats.conversations import TurnRules
+from streampack.chats.records import conversation_of
+from streampack.chats.templates.script import RenderError
+from streampack.chats.templates.template import ChatTemplate
+from streampack.chats.templates.turns import Rendered
 
 FOUND = find_spec("trl")
 FOLDER = Path(((FOUND and FOUND.submodule_search_locations) or ["nowhere"])[0]) / "chat_templates"

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from streampack.job import kept as collectives
+from streampack.distributed import kept as collectives
 from tests.support.forked import Host
 
 RANK = """
 import torch.distributed as dist
 from streampack import PackedLoader, Topology
 from streampack.errors import RankError
-from tests.run.test_set_weights import endless
+from tests.mixtures.test_set_weights import endless
 from tests.support.runs import uneven
 
 dist.init_process_group("gloo")

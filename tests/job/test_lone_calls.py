@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from streampack import PackedLoader, Topology
 from streampack.errors import RankError
-from tests.run.test_set_weights import endless
+from tests.mixtures.test_set_weights import endless
 from tests.support.dealt_runs import dealt_mixture
 from tests.support.runs import identity
 

@@ -24,7 +24,7 @@ JOB = """
 import json, os, signal, sys, time
 import torch.distributed as dist
 from streampack import PackedLoader, Topology
-from streampack.job.exchange import ProcessRanks
+from streampack.distributed.exchange import ProcessRanks
 from streampack.errors import StreampackError
 from tests.support.runs import identity
 from tests.support.runs import uneven

@@ -14,8 +14,8 @@ from streampack import PackedDataset, PackedLoader, TokenRules, Topology, Window
 from streampack.errors import ConfigError, StateError
 from streampack.lane.lane import Lane
 from streampack.lane.state import LaneBatch
+from streampack.packers.curriculum import scheduled_buckets
 from streampack.packing import Balance, Buckets
-from streampack.packing.curriculum import scheduled_buckets
 from tests.support.drawn import drawn
 from tests.support.lanes import (
     SEQ_LEN,

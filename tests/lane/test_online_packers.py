@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from streampack.errors import ConfigError
+from streampack.forecasts.dry_run import stream_plan
+from streampack.forecasts.origins import Provenance
 from streampack.lane.lane import Lane
 from streampack.lane.state import LaneBatch
 from streampack.packing import (
@@ -21,11 +23,9 @@ from streampack.packing import (
     Seamless,
     check_plan,
 )
-from streampack.run.dry_run import stream_plan
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat
 from streampack.window.packed_rows import derive_fields
-from streampack.window.provenance import Provenance
 from tests.support import packing_reference as reference
 from tests.support.lanes import (
     EOS,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from examples.decomposition import Decomposition
 from streampack import WindowConfig
 from streampack.lane.lane import Lane
+from streampack.packers.curriculum import scheduled_buckets
 from streampack.packing import check_plan
-from streampack.packing.curriculum import scheduled_buckets
 from tests.support.drawn import drawn
 from tests.support.lanes import (
     SEQ_LEN,

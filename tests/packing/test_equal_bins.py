@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streampack.packers.microbatches import bins_needed, equal_bins
 from streampack.packing import Cost
-from streampack.packing.microbatches import bins_needed, equal_bins
 from tests.support.drawn import drawn
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=60)

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streampack.packers.kinds import packer_kinds, with_rows
 from streampack.packing import Pad, Seamless
-from streampack.packing.kinds import packer_kinds, with_rows
 from tests.support.plans import planned
 
 SEQ_LEN = 2048

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streampack.groups.whole_groups import WholeGroups
+from streampack.limits.loss_tokens import LOSS_TOKENS
 from streampack.packing import Balance, BestFitDecreasing, Buckets, FirstFitDecreasing, Seamless
-from streampack.packing.loss_tokens import LOSS_TOKENS
 from streampack.packing.request import MemberLengths
-from streampack.packing.whole_groups import WholeGroups
 from tests.support.packing_reference import Row
 from tests.support.plans import planned, rows_of, window_request
 

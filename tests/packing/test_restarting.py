@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import Concat, WindowConfig
+from streampack.changes.rebuilding import plain, rebuild_packer
+from streampack.forecasts.dry_run import stream_plan
 from streampack.packing import Plan, check_plan
-from streampack.packing.rebuilding import plain, rebuild_packer
-from streampack.run.dry_run import stream_plan
 from tests.support import packing_reference as reference
 from tests.support.drawn import drawn
 from tests.support.plans import LENGTHS, planned, rows_of

@@ -313,94 +313,42 @@ GOLDEN = {
 }
 
 
-FILES = (
-    *("extras", "keep_last", "per_process", "storage"),
-    *("sources.file_source", "sources.paths", "sources.record_files"),
-)
-PARQUET = (*FILES, "sources.parquet")
-ARRAYS = (*FILES, "sources.integer_arrays")
-LINES = (*FILES, "sources.json_records", "sources.jsonl")
-FIELDS = (
-    "documents.casting",
-    "documents.declared_fields",
-    "sources.record_fields",
-    "streams.field_stage",
-    "window.field_columns",
-)
-BALANCE = tuple(f"packing.{name}" for name in ("balancing", "even_rows", "limits", "loss_tokens"))
-MEASURED = ("run.dry_run", "run.measuring", "run.sampling", *BALANCE)
-TOKENIZER = tuple(
-    f"tokenization.{name}"
-    for name in (
-        *("added_tokens", "byte_level", "ends", "fast", "leaf", "stages", "tiktoken"),
-        *("tokenizer", "vocabulary"),
-    )
-)
-CHATS = (
-    "sources.chat",
-    "documents.conversations",
-    *(f"tokenization.{name}" for name in ("_jinja", "chat", "chat_stages", "messages", "parts")),
-    *(f"tokenization.{name}" for name in ("script", "spans", "template", "turns")),
-    *(f"tokenization.template_{name}" for name in ("bounds", "counting", "work")),
-)
-ORDERED = ("ordering", "streams.ordered_stream", "packing.concat")
-BUCKETS = (
-    *(f"packing.{name}" for name in ("buckets", "bucket_rows", "bucket_shapes", "curriculum")),
-    *MEASURED,
-)
+FILES = ("extras", "files", "storage")
+PARQUET = (*FILES, "formats.parquet")
+LINES = (*FILES, "formats.jsonl")
+MEASURED = ("forecasts", "limits")
 
 #: Leaves that a run of this kind uses; without all others it gives the same batches.
 LEAVES: dict[str, tuple[str, ...]] = {
     "list": (),
-    "list, provenance": ("window.provenance",),
+    "list, provenance": ("forecasts",),
     "parquet": PARQUET,
-    "fields": (*PARQUET, *FIELDS),
-    "fields of several numbers": (*PARQUET, *FIELDS, "streams.hooks", "documents.hook"),
-    "filter": (*PARQUET, "streams.hooks", "documents.hook"),
-    "eos": (*PARQUET, "tokenization.ends"),
+    "fields": (*PARQUET, "fields"),
+    "fields of several numbers": (*PARQUET, "fields", "hooks"),
+    "filter": (*PARQUET, "hooks"),
+    "eos": (*PARQUET, "tokenization"),
     "loss mask, two epochs": PARQUET,
-    "arrow": (*PARQUET, "sources.arrow"),
-    "mds": (*ARRAYS, "sources.mds"),
-    "tar": (*ARRAYS, "sources.tar", "sources.json_records"),
-    "tar.gz": (*ARRAYS, "sources.tar", "sources.json_records"),
-    "megatron": (*ARRAYS, "sources.flat", "sources.megatron"),
-    "text, parquet": (*PARQUET, *TOKENIZER),
-    "text, lines": (*LINES, *TOKENIZER),
-    "text, compressed lines": (*LINES, *TOKENIZER),
-    "groups": (*LINES, "groups", "packing.whole_groups"),
-    "trees": (
-        *LINES,
-        "groups",
-        "trees",
-        "batch.images",
-        "batch.loss",
-        "batch.text",
-        "batch.tree_batch",
-    ),
-    "mixture": (
-        *(*PARQUET, *ARRAYS, "sources.tar", "sources.json_records"),
-        *(
-            "sources.mixture",
-            "sources.token_shares",
-            "sources.weight_channel",
-            "run.by_source",
-            "window.source_counts",
-        ),
-        *("streams.mixed_place", "streams.mixed_stream", "streams.shortfall"),
-    ),
-    "buckets": (*PARQUET, *BUCKETS),
-    "buckets, context parallelism": (*PARQUET, *BUCKETS, "run.cp_groups", "run.cp_run"),
+    "arrow": (*PARQUET, "formats.arrow"),
+    "mds": (*FILES, "formats.mds"),
+    "tar": (*FILES, "formats.tar"),
+    "tar.gz": (*FILES, "formats.tar"),
+    "megatron": (*FILES, "formats.megatron"),
+    "text, parquet": (*PARQUET, "tokenization"),
+    "text, lines": (*LINES, "tokenization"),
+    "text, compressed lines": (*LINES, "tokenization"),
+    "groups": (*LINES, "groups"),
+    "trees": (*LINES, "forms", "groups", "trees"),
+    "mixture": (*PARQUET, "formats.tar", "mixtures"),
+    "buckets": (*PARQUET, *MEASURED, "packers"),
+    "buckets, context parallelism": (*PARQUET, *MEASURED, "packers", "context_parallel"),
     "balance": (*PARQUET, *MEASURED),
-    "capacity": (*PARQUET, *FIELDS, "packing.limits", "run.lost_tokens"),
-    "seamless": (*PARQUET, "packing.concat", "packing.seamless", "run.lost_tokens"),
-    "concat, attention over rows": (*PARQUET, "packing.concat"),
-    "order by similarity": (*PARQUET, *ORDERED),
-    "order by a field": (*PARQUET, *FIELDS, *ORDERED),
-    "chat": (*LINES, *TOKENIZER, *CHATS),
-    "long chats": (
-        *(*LINES, *TOKENIZER, *CHATS),
-        *("tokenization.long_chats", "tokenization.turn_starts"),
-    ),
+    "capacity": (*PARQUET, "fields", "limits", "watching"),
+    "seamless": (*PARQUET, "packers", "watching"),
+    "concat, attention over rows": (*PARQUET, "packers"),
+    "order by similarity": (*PARQUET, "ordering", "orders", "packers"),
+    "order by a field": (*PARQUET, "fields", "ordering", "orders", "packers"),
+    "chat": (*LINES, "chats", "iterables", "tokenization"),
+    "long chats": (*LINES, "chats", "iterables", "tokenization"),
 }
 
 

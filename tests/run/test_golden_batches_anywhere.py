@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from streampack import PackedDataset, PackedLoader, sources
-from streampack.media import Images
+from streampack.images import Images
 from tests.run.test_golden_batches import GOLDEN, LANES, SEQ_LEN, Corpus, hashed, packed
 from tests.support.servers import http_server
 from tests.support.simulated_ranks import over_legs

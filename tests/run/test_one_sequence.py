@@ -23,7 +23,7 @@ from streampack import (
 from streampack.deals.report_channel import ReportChannel
 from streampack.documents import Documents
 from streampack.packing import Buckets
-from streampack.run.worker_share import WorkerShare
+from streampack.workers.share import WorkerShare
 from tests.support import grouped_runs
 from tests.support.dealt_runs import (
     MIXTURES,

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streampack.formats.jsonl import JSONL
+from streampack.formats.tar.source import WebDataset
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.jsonl import JSONL
 from streampack.sources.reading import TURN_DOCUMENTS, ReadOptions
 from streampack.sources.sharded import ShardedSource
-from streampack.sources.tar.source import WebDataset
 from tests.support.corpora import write_tar
 from tests.support.source_contract import read_lane
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streampack.files.json_records import MOST_NESTED, parse_json
 from streampack.sources import JSONL, Chat, WebDataset
-from streampack.sources.json_records import MOST_NESTED, parse_json
 from streampack.sources.sharded import ShardedSource
 from tests.support.corpora import write_samples
 from tests.support.recorded_skips import RecordedSkips

@@ -13,8 +13,8 @@ import pytest
 
 from streampack import PackedDataset, sources
 from streampack.errors import ContentError
+from streampack.files.file_source import SAMPLED_FILES, FileSource
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.file_source import SAMPLED_FILES, FileSource
 from tests.support.flat_files import write_megatron
 from tests.support.source_contract import read_all, read_lane
 

@@ -27,7 +27,7 @@ import hashlib, json, logging, resource, sys
 import torch.distributed as dist
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from tests.support.whole_files import LAYOUTS, small_files_count
-import streampack.storage.decoded, streampack.sources.parquet.source, streampack.sources.arrow
+import streampack.storage.decoded, streampack.formats.parquet.source, streampack.formats.arrow
 
 name, folder, cache, rank, ranks, workers, lanes, file_bytes, out = sys.argv[1:]
 def set_attribute(path, value):

@@ -14,8 +14,8 @@ import pytest
 
 from examples.decomposition import Decomposition
 from streampack import sources
+from streampack.packers.kinds import packer_kinds, with_rows
 from streampack.packing import Concat, Packer, Pad, Seamless
-from streampack.packing.kinds import packer_kinds, with_rows
 from tests.support.chats import messages, write_lines
 from tests.support.corpora import write_mds, write_tar
 from tests.support.flat_files import write_datatrove, write_megatron

@@ -25,10 +25,10 @@ from streampack import (
     merge_states,
     sources,
 )
-from streampack.batch.tree_batch import TreeBatch
 from streampack.documents.blocks import Documents
 from streampack.packing import BestFitDecreasing
 from streampack.sources.base import Source
+from streampack.trees.batch import TreeBatch
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 from tests.support.tree_reference import branching
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from streampack.forecasts.origins import Provenance
 from streampack.lane.config import LaneConfig
 from streampack.lane.lane import Lane
 from streampack.lane.state import LaneBatch, LaneEnd
+from streampack.packers.kinds import packer_kinds, with_rows
 from streampack.packing import BestFitCrop, Concat, Packer, PackingStats, Pad, Seamless
-from streampack.packing.kinds import packer_kinds, with_rows
 from streampack.stages.preparation import Preparation
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat
-from streampack.window.provenance import Provenance
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.restoring import WHOLE
 

@@ -16,13 +16,13 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Engine
 
+from streampack.chats.conversations import Conversations, TurnRules
+from streampack.chats.long_chats import LongChats
+from streampack.chats.records import conversation_of
 from streampack.documents.blocks import Documents, make_origin
-from streampack.documents.conversations import Conversations, TurnRules
 from streampack.errors import ContentError
-from streampack.sources.chat.records import conversation_of
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import ChatTokenizer, load_tokenizer
-from streampack.tokenization.long_chats import LongChats
 
 DATE = "2025-07-26"
 WORD = re.compile(r"\bm(\d+)w\d+z")

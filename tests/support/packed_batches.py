@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from streampack import PackedBatch, PackedDataset, TokenRules, Topology
+from streampack.packers.kinds import packer_kinds, with_rows
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,
@@ -16,7 +17,6 @@ from streampack.packing import (
     Pad,
     Seamless,
 )
-from streampack.packing.kinds import packer_kinds, with_rows
 from tests.support.memory_source import MemorySource
 
 PAD, EOS, VOCAB = 90, 91, 92

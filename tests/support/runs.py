@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, WindowConfig
-from streampack.batch.tree_batch import TreeBatch
 from streampack.documents import Documents
 from streampack.packing import BestFitDecreasing, Packer
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.manifest import Manifest
+from streampack.trees.batch import TreeBatch
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
 
 SEQ_LEN = 32

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from streampack.sources.parquet import chunks, places
-from streampack.sources.tar import headers
+from streampack.formats.parquet import chunks, places
+from streampack.formats.tar import headers
 from streampack.storage import blocks, fetching, growing, ranged_file, remote_files
 
 __all__ = ["BLOCK_BYTES", "small_blocks"]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from streampack.chats.conversations import Conversations
 from streampack.documents.blocks import Documents
-from streampack.documents.conversations import Conversations
 from streampack.sources.base import Block, Cursor, LaneReader, Source
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.sharded import ShardedSource

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from streampack import PackedDataset, TokenRules, Topology
-from streampack.batch.images import images_of
-from streampack.media.images import decoded, size_of
+from streampack.forms.image_columns import images_of
+from streampack.images.images import decoded, size_of
 from tests.support.vision import qwen_processor
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streampack.chats.conversations import Conversations
+from streampack.chats.records import conversation_of
 from streampack.documents.blocks import make_origin
-from streampack.documents.conversations import Conversations
-from streampack.sources.chat.records import conversation_of
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.tokenization import ChatTokenizer, load_tokenizer
 from tests.support.chat_templates import SPECIAL, TEMPLATES

@@ -23,9 +23,9 @@ from streampack import (
     merge_states,
     sources,
 )
-from streampack.batch.tree_batch import TreeBatch
 from streampack.errors import ConfigError, PlanError, StateError
 from streampack.testing import SimulatedRanks
+from streampack.trees.batch import TreeBatch
 from tests.support.tree_reference import reference
 
 RNG = np.random.default_rng(7)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig, pack, sources
-from streampack.batch.tree_batch import TreeBatch
 from streampack.errors import ConfigError, ContentError
+from streampack.trees.batch import TreeBatch
 from tests.support.drawn import drawn
 from tests.support.tree_reference import groups
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_mask
 
 from streampack import pack
-from streampack.batch.tree_batch import TreeBatch
 from streampack.errors import ConfigError, PlanError
+from streampack.trees.batch import TreeBatch
 from tests.support.drawn import drawn
 from tests.support.tiny_gpt import TinyGPT
 from tests.support.tree_reference import Group, groups, reference

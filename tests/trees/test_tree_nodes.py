@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from streampack import PackedDataset, PackedLoader, Topology, pack, sources
-from streampack.batch.tree_nodes import TreeNodes
+from streampack.trees.nodes import TreeNodes
 from tests.support.drawn import drawn
 from tests.support.memory_source import numbered_documents
 from tests.support.tree_reference import Group, branching, groups

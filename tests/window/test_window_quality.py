@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streampack.forecasts import dry_run
 from streampack.packing import BestFitDecreasing, FirstFitDecreasing, Plan
-from streampack.run import dry_run
 from streampack.window.config import WindowConfig
 from streampack.window.planned import PlannedWindow
 from streampack.window.window import Window

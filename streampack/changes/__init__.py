@@ -1,0 +1,1 @@
+"""Resuming a run with changed settings."""

@@ -1,0 +1,1 @@
+"""Declared fields: numbers per token or document that travel with the tokens."""

@@ -1,0 +1,1 @@
+"""Files of documents: the shared parts of all formats."""

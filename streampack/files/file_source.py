@@ -1,0 +1,221 @@
+"""FileSource: a source with files as shards, local or remote.
+
+A format adds the listing of its files and the reading of a part of one.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streampack.arguments import explained
+from streampack.errors import ContentError, StateError
+from streampack.job.listed_once import listed_once
+from streampack.leaves import load
+from streampack.sources.manifest import Manifest, Piece
+from streampack.sources.reading import ReadOptions
+from streampack.sources.sharded import ShardedSource
+from streampack.storage.default import default_storage
+from streampack.storage.file_info import FileInfo, shown
+from streampack.storage.files import StoredFile
+from streampack.storage.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+#: Files that a listing opens, for formats with a schema or header of their own in each file.
+SAMPLED_FILES = 10
+#: The same in runs with a state from before listings sampled files.
+MOST_OPENED = 8192
+
+_MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # for such files opening may take longer than reading
+
+
+class FileSource(ShardedSource):
+    """A source with files as shards.
+
+    Subclasses implement `list_shards` and `read_shard`, set `fields` or `tokenized`, and `endings`;
+    formats with a costly listing also set `listing_fields`.
+
+    Args:
+        paths: files, directories, globs or brace expansions, local or any fsspec URL.
+        reading: limits of blocks and open shards; None is the default `ReadOptions`.
+        storage: access to files and their cache; None is the default `Storage`.
+    """
+
+    #: Endings of its file names, in lower case; see `has_ending`. A directory is listed for files
+    #: with these endings.
+    endings: tuple[str, ...] = ()
+    #: Attributes that `list_shards` depends on, besides the storage. If there are any, one process
+    #: of a torch.distributed job lists, and the others receive its listing.
+    listing_fields: tuple[str, ...] = ()
+
+    #: Function that fetches the first bytes of parts of remote shards, given the source and pieces.
+    ahead = "files.first_bytes:of_parts"
+    #: True if the format's listing once opened all files; now it opens `SAMPLED_FILES` of them.
+    samples = False
+    #: True if the listing opens all files, as in runs with a state from before it sampled them.
+    opens_all = False
+
+    @explained
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        reading: ReadOptions | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        super().__init__(reading=reading)
+        self.paths: Any = paths
+        self._storage = storage
+
+    @property
+    def storage(self) -> Storage:
+        """Access to files and their cache."""
+        if self._storage is None:
+            self._storage = default_storage()
+        return self._storage
+
+    def __repr__(self) -> str:
+        several = [self.paths] if isinstance(self.paths, (str, Path)) else list(self.paths)
+        parts = [repr(shown(str(path))) for path in several[:1]]
+        parts += [f"and {len(several) - 1} more"] if several[1:] else []
+        if self._manifest is not None:
+            parts.append(f"shards={len(self._manifest)}")
+        return f"{self.kind}({', '.join(parts)})"
+
+    def will_read(self, pieces: Sequence[Piece]) -> None:
+        if self.hints:
+            load(self.ahead)(self, pieces)
+
+    @property
+    def hints(self) -> str:  # type: ignore[override]
+        """Hints are for remote files."""
+        paths = self.manifest.paths  # sorted: a mixed list ends with URLs
+        return "mixtures.hints:Hints" if "://" in paths[0] or "://" in paths[-1] else ""
+
+    def weight_begin(self, shard: int) -> int | None:
+        """Return the byte at which a shard's weight begins, if it counts bytes from there.
+
+        Reading a part then needs the bytes before the weight and those of the part; None: all
+        bytes from the shard's beginning, or others.
+        """
+        return None
+
+    def listed_shard(self, shard: int) -> FileInfo:
+        """Return a shard's entry of the listing."""
+        manifest = self.manifest
+        version = manifest.versions[shard] if len(manifest.versions) else ""
+        return FileInfo(manifest.paths[shard], int(manifest.num_bytes[shard]), version)
+
+    @contextmanager
+    def open_shard(self, shard: int) -> Iterator[StoredFile]:
+        """Open a shard inside the context.
+
+        Raises:
+            StateError: the shard has changed since the shards were listed.
+            StorageError: the shard cannot be read, after all retries.
+        """
+        with self.open_listed(self.listed_shard(shard)) as file:
+            yield file
+
+    @contextmanager
+    def open_listed(self, listed: FileInfo) -> Iterator[StoredFile]:
+        """Open any listed file, a shard or its index; raises like `open_shard`."""
+        with self.storage.open(listed) as file:
+            if file.num_bytes != listed.num_bytes:
+                raise StateError(
+                    f"{shown(listed.path)} has {file.num_bytes} bytes and had {listed.num_bytes} "
+                    "when it was listed.",
+                    "Leave shards as they are during a run; start a new run for changed data.",
+                    path=shown(listed.path),
+                )
+            yield file
+
+    def forget(self, shard: int) -> bool:
+        """Drop a shard from the cache; return True if the cache held any of it."""
+        return self._storage is not None and self._storage.forget(self.listed_shard(shard))
+
+    def broken_shard(
+        self,
+        shard: int,
+        what: str,
+        index: int = 0,
+        remedy: str = "Write or download the shard again",
+    ) -> ContentError:
+        """Return the error for a shard that cannot be read.
+
+        Args:
+            shard: index of the shard.
+            what: a clause with the fault: "it has 7 bytes, and its index declares 9".
+            index: index of the first document that cannot be read.
+            remedy: the beginning of the advice, before the clause on skipping.
+        """
+        return ContentError(
+            f"{shown(self.manifest.paths[shard])} is broken: {what}.",
+            f'{remedy}, or skip broken content with on_error="skip" (--on-error).',
+            shard=shard,
+            index=index,
+            rest_of_shard=True,
+            path=shown(self.manifest.paths[shard]),
+        )
+
+    def listed(self) -> Manifest:
+        """Return the manifest from `list_shards`, called here or in another process of the job."""
+        if not self.listing_fields:
+            return self.list_shards()
+        described = {name: getattr(self, name) for name in self.listing_fields}
+        described["kind"] = type(self).__qualname__
+        described["opens_all"] = self.opens_all
+        # Another endpoint has other objects.
+        described["storage"] = self.storage.storage_options
+
+        def listing() -> Manifest:
+            manifest = self.list_shards()
+            if "fields" in manifest.details:  # without the user's function, for other processes
+                manifest.details["fields"] = replace(manifest.details["fields"], records=None)
+            _ = manifest.digest  # computed here once, and sent with the manifest
+            empty = np.flatnonzero((manifest.num_bytes == 0) & (manifest.weights == 0))
+            if 0 < len(empty) < len(manifest):
+                logger.warning(
+                    "%d of %d files have no bytes, and give nothing; the first is %s.",
+                    len(empty), len(manifest), shown(manifest.paths[int(empty[0])]),
+                )  # fmt: skip
+            return manifest
+
+        manifest = listed_once(described, listing)
+        fields = manifest.details.get("fields", self.fields)
+        self.fields = replace(fields, records=self.fields.records)
+        return manifest
+
+    def sampled(self, infos: Sequence[FileInfo]) -> Sequence[FileInfo]:
+        """Return the files that the listing opens, at equal distances, the first one included."""
+        most = MOST_OPENED if self.opens_all else SAMPLED_FILES
+        return infos[:: -(-len(infos) // most)]
+
+    def as_saved(self, described: Mapping[str, Any]) -> FileSource:
+        if not self.samples or self.opens_all or described.get("listing") == "sampled":
+            return self
+        copied = copy.copy(self)
+        copied.opens_all, copied._manifest, copied._lines = True, None, {}
+        return copied
+
+    def describe(self) -> dict[str, Any]:
+        sampled = self.samples and not self.opens_all
+        return {**super().describe(), **({"listing": "sampled"} if sampled else {})}
+
+    def slow_layout(self) -> str:
+        files, size = len(self.manifest), float(np.mean(self.manifest.num_bytes))
+        if files < _MANY_FILES or size > _SMALL_BYTES:
+            return ""
+        return f"{files:,} files of {size / 1000:,.1f} KB on average; larger ones take less time"
+
+    def document_name(self, origin: np.void) -> str:
+        path = shown(self.manifest.paths[int(origin["shard"])])
+        return f"document {int(origin['index'])} of {path}"

@@ -1,0 +1,1 @@
+"""Formats of files, a module or folder each; `sources.formats` lists them."""

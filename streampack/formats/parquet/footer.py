@@ -1,0 +1,159 @@
+"""Footers of Parquet files: a file's schema, rows and bytes, read without its data.
+
+A footer is untrusted. Only pyarrow's accessors of files, schemas and row groups are used.
+`RowGroupMetaData.column()`, which everything about a single column needs, ends the process on about
+one in a hundred flipped bits of a footer, because nothing catches its exceptions. The others, and
+reading itself, raised an error or worked on every flipped bit
+(tests/formats/test_damage.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from streampack.documents.fields import TEXT_REMEDY, FieldSpec
+from streampack.errors import ConfigError
+from streampack.formats.parquet.columns import (
+    is_mask_list,
+    is_null,
+    is_number,
+    is_number_list,
+    is_text,
+    is_token_list,
+)
+from streampack.sources.fields import ATTENTION_MASK, Fields
+from streampack.sources.records import DamagedFileError
+from streampack.storage.file_info import FileInfo, shown
+from streampack.storage.storage import Storage
+
+_FIRST_READ = 64 << 10
+_MOST_BYTES = 1 << 48  # limit per file, since the bytes of all files are summed in 64 bits
+
+
+#: Problem of a file that its writer has encrypted.
+ENCRYPTED = "it is encrypted, and only plain Parquet is read"
+DECRYPT = "Write it again without encryption (pyarrow reads it with decryption_properties)"
+
+#: Exceptions from reading a damaged file; UnicodeDecodeError comes from names of columns.
+DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError, DamagedFileError)
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """The facts that the listing keeps of a file.
+
+    Attributes:
+        rows: number of rows; -1 if the footer cannot be read.
+        num_bytes: bytes of all columns, encoded, before compression.
+        schema: schema of the file; None if the footer cannot be read.
+        problem: a clause with the fault of the file; "" if there is none.
+    """
+
+    rows: int = -1
+    num_bytes: int = 0
+    schema: pa.Schema | None = None
+    problem: str = ""
+
+
+def read_footer(storage: Storage, info: FileInfo) -> Footer:
+    """Read a file's footer by ranges."""
+    size = info.num_bytes
+    if size == 0:
+        return Footer(rows=0, problem="it has no bytes")
+    if size < 12:
+        return Footer(problem=f"it has only {size} bytes")
+    tail = storage.read_range(info, max(0, size - _FIRST_READ), size)
+    if tail[-4:] == b"PARE":
+        return Footer(problem=ENCRYPTED)
+    if tail[-4:] != b"PAR1":
+        return Footer(problem="it does not end in a Parquet footer")
+    length = int.from_bytes(tail[-8:-4], "little")
+    if length > size - 12:
+        return Footer(problem=f"its footer would have {length} of its {size} bytes")
+    if length + 8 > len(tail):
+        tail = storage.read_range(info, size - length - 8, size)
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + tail[-length - 8 :]))
+        schema = metadata.schema.to_arrow_schema()
+        groups = row_groups(metadata)
+    except DAMAGE as error:
+        return Footer(problem=f"its footer is broken ({error})")
+    num_bytes = sum(group.total_byte_size for group in groups)
+    return Footer(metadata.num_rows, num_bytes, schema)
+
+
+def row_groups(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
+    """Return the row groups of a file.
+
+    Raises:
+        DamagedFileError: their rows or bytes do not add up to the file's.
+    """
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    rows = [group.num_rows for group in groups]
+    sizes = [group.total_byte_size for group in groups]
+    if sum(rows) != metadata.num_rows or sum(sizes) > _MOST_BYTES or min([*rows, *sizes, 0]) < 0:
+        raise DamagedFileError("its row groups do not add up to the file")
+    return groups
+
+
+def check_schema(
+    name: str, schema: pa.Schema, column: str, fields: Fields, tokenized: bool, types: FieldSpec
+) -> bool:
+    """Check a file's columns; return True if its ids fit into uint16, by their type.
+
+    A column of type null has nulls in all rows: each row is broken, and the file is not.
+
+    Args:
+        name: name of the file, for messages.
+        schema: schema of the file.
+        column: the column with the documents.
+        fields: names the columns of loss masks.
+        tokenized: True if documents are token ids.
+        types: the fields to read beside the documents.
+
+    Raises:
+        ConfigError: the file lacks a column, or has it in another type.
+    """
+    fields.refuse_unread(schema.names, shown(name))
+    masks = list(fields.loss_masks)
+    if tokenized and ATTENTION_MASK in schema.names:
+        masks.append(ATTENTION_MASK)
+    of_documents = (is_token_list, "lists of token ids") if tokenized else (is_text, "strings")
+    wanted = [(column, *of_documents, "tokens" if tokenized else "text")]
+    wanted += [(mask, is_mask_list, "lists of booleans, or 1 and 0", "loss_mask") for mask in masks]
+    for field, dtype in types.token.items() if tokenized else ():
+        if not types.optional or field in schema.names:
+            fits: Callable[..., bool] = partial(is_number_list, shape=dtype.shape)
+            each = f"lists of shape {dtype.shape} of " if dtype.shape else ""
+            wanted.append((field, fits, f"lists of {each}numbers", "token_fields"))
+    for field in types.document:
+        if not types.optional or field in schema.names:
+            fits, each = (is_text, "strings") if field in types.keys else (is_number, "numbers")
+            wanted.append((field, fits, each, "document_fields"))
+    for field, fits, expected, setting in wanted:
+        held = schema.field(field).type if schema.get_field_index(field) >= 0 else None
+        if held is None or not (fits(held) or is_null(held)):
+            columns = ", ".join(f'"{other.name}" ({other.type})' for other in schema)
+            more = f"; {TEXT_REMEDY}" if fits is is_number and held and is_text(held) else ""
+            if (
+                setting == "text"
+                and held is not None
+                and pa.types.is_struct(getattr(held, "value_type", held))
+            ):
+                more = "; sources.Chat(path) reads conversations"
+            raise ConfigError(
+                f'{shown(name)} has {f"{held} in the" if held else "no"} column "{field}", which '
+                f"should hold {expected}.",
+                f"Name another one of the columns {columns} in {setting}={more}.",
+                setting=setting,
+                path=shown(name),
+            )
+    if not tokenized:
+        return False
+    kind = schema.field(column).type
+    return is_null(kind) or kind.value_type in (pa.uint8(), pa.uint16(), pa.null())

@@ -1,0 +1,1 @@
+"""Forms of a batch for kernels, models, devices and people; methods of `PackedBatch`."""

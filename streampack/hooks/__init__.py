@@ -1,0 +1,1 @@
+"""Filters, maps and stages of the user."""

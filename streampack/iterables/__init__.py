@@ -1,0 +1,1 @@
+"""Documents of objects in memory, of iterables and of streams of other libraries."""

@@ -1,0 +1,58 @@
+"""Sources that pass whole records to a reader: of files, or of data in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from streampack.errors import ConfigError
+from streampack.files.paths import open_files
+from streampack.sources.fields import Fields, RecordReader
+from streampack.sources.formats import RECORD_FORMATS
+from streampack.sources.items import kind_name
+from streampack.sources.reading import ReadOptions
+from streampack.sources.sharded import ShardedSource
+from streampack.storage.listing import named_paths
+from streampack.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from streampack.iterables.source import ItemSource
+
+
+def source_of_records(
+    data: Any,
+    reader: RecordReader,
+    reading: ReadOptions | None,
+    storage: Storage | None,
+    formats: Sequence[str] = RECORD_FORMATS,
+    text: str | None = None,
+) -> ShardedSource | ItemSource:
+    """Open files, or data in memory, as a source that passes whole records to `reader`.
+
+    Raises:
+        ConfigError: the data hold no records, or `storage` is given without paths.
+    """
+    if _names_files(data):
+        paths = named_paths(data)
+        files: Any = open_files(paths, text=text, reading=reading, storage=storage, formats=formats)
+        if hasattr(files, "beside"):  # the format has no columns
+            files.beside = reader
+        else:
+            files.fields = Fields(False, "", records=reader)
+        return cast(ShardedSource, files)
+    if storage is not None:
+        raise ConfigError(
+            f"storage applies only to paths, but data is {kind_name(data)}.",
+            "Leave storage out.",
+            setting="storage",
+        )
+    from streampack.iterables.records import records_in_memory
+
+    return records_in_memory(data, Fields(False, "", records=reader), reading)
+
+
+def _names_files(data: Any) -> bool:
+    """Return True for a path, or a list of paths."""
+    first = data[0] if isinstance(data, Sequence) and len(data) else data
+    return isinstance(first, (str, os.PathLike))

@@ -1,0 +1,1 @@
+"""Mixtures: several sources by weights, with the tokens of each counted."""

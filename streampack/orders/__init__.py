@@ -1,0 +1,1 @@
+"""The documents of a lane in the order of their similarity or of a field."""

@@ -1,0 +1,279 @@
+"""Every format read by range gives the same documents as local files, and fetches little more."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streampack import PackedDataset, PackedLoader, Topology, sources
+from streampack.formats.parquet.chunks import Chunks
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.storage.blocks import BLOCK_BYTES
+from streampack.storage.first_fetch import first_fetch
+from streampack.storage.storage import Storage
+from tests.support.every_source import SOURCES
+from tests.support.read_ahead import fetched_blocks, settle
+from tests.support.servers import HTTPServer
+from tests.support.small_blocks import small_blocks
+from tests.support.source_contract import assert_source_contract, read_all
+
+REMOTE: dict[str, Any] = {
+    "mds-tokens": lambda url, **o: sources.MDS(f"{url}/mds", **o),
+    "mds-text": lambda url, **o: sources.MDS(f"{url}/mds", **o),
+    "mds-zstd": lambda url, **o: sources.MDS(f"{url}/mds", **o),
+    "tar": lambda url, **o: sources.WebDataset(url + "/{0,1}.tar", tokens="npy", **o),
+    "tar-gz": lambda url, **o: sources.WebDataset(url + "/{0,1}.tar.gz", tokens="npy", **o),
+    "parquet-tokens": lambda url, **o: sources.Parquet(f"{url}/ids.parquet", tokens="ids", **o),
+    "parquet-text": lambda url, **o: sources.Parquet(f"{url}/text.parquet", **o),
+    "jsonl": lambda url, **o: sources.JSONL(f"{url}/texts.jsonl", **o),
+    "jsonl-gz": lambda url, **o: sources.JSONL(url + "/{0,1}.jsonl.gz", **o),
+    "megatron": lambda url, **o: sources.MegatronIndexed(f"{url}/a.bin", **o),
+    "npy": lambda url, **o: sources.Tokens(url + "/{0,1}.npy", eos_id=250, **o),
+    "datatrove": lambda url, **o: sources.Tokens(f"{url}/a.ds", **o),
+    "arrow-stream": lambda url, **o: sources.Arrow(f"{url}/a.arrow", tokens="ids", **o),
+    "arrow-file": lambda url, **o: sources.Arrow(f"{url}/a.arrow", **o),
+}
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+def test_any_lanes_and_restarts_over_small_blocks_give_the_documents_of_the_folder(
+    kind: str, http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = read_all(SOURCES[kind](http.folder))
+    small_blocks(monkeypatch.setattr)
+    reading = sources.ReadOptions(block_documents=9)
+    source = REMOTE[kind](http.url, storage=storage, reading=reading)
+    assert_source_contract(source, expected, lane_counts=(1, 3), restarts=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+def test_a_store_that_sends_one_byte_at_a_time_changes_nothing(
+    kind: str, http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = read_all(SOURCES[kind](http.folder))
+    small_blocks(monkeypatch.setattr)
+    http.one_by_one = True
+    assert read_all(REMOTE[kind](http.url, storage=storage)) == expected
+
+
+def batches(source: Any, workers: int) -> list[list[int]]:
+    dataset = PackedDataset(source, seq_len=64, batch_size=2, lanes=3, topology=Topology())
+    loader = PackedLoader(
+        dataset, num_workers=workers, multiprocessing_context="fork" if workers else None
+    )
+    return [batch.input_ids.flatten().tolist() for batch in loader]
+
+
+def test_workers_that_are_forked_after_the_parent_listed_give_the_batches_of_the_folder(
+    http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = SOURCES["parquet-tokens"](http.folder)
+    small_blocks(monkeypatch.setattr)
+    remote = REMOTE["parquet-tokens"](http.url, storage=storage, reading=local.reading)
+    assert batches(remote, workers=2) == batches(local, workers=0)
+
+
+def fetched(http: HTTPServer) -> int:
+    spans = [r.range.removeprefix("bytes=").split("-") for r in http.requests if r.range]
+    return sum(int(last) + 1 - int(first) for first, last in spans)
+
+
+def blocks_of(source: Any, lanes: int) -> int:
+    """Documents of all lanes."""
+    source.prepare()
+    parts = source.lanes(lanes, seed=0, epoch=0, shuffle=True)
+    return sum(len(block) for part in parts for block, _ in part.read(None, ErrorPolicy()))
+
+
+def test_explain_counts_the_bytes_in_a_store(http: HTTPServer, storage: Storage) -> None:
+    local = SOURCES["parquet-tokens"](http.folder)
+    remote = REMOTE["parquet-tokens"](http.url, storage=storage)
+    first_fetch._made.clear()
+    explained = [PackedDataset(own, seq_len=64).explain() for own in (local, remote)]
+    size = (http.folder / "ids.parquet").stat().st_size
+    assert [own.as_dict()["remote_bytes"] for own in explained] == [0, size]
+    none, some = (own.as_dict()["fetched_bytes"] for own in explained)
+    assert none == 0 < some <= fetched(http)
+    assert ["fetches" in str(own) for own in explained] == [False, True]
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_hosts_fetch_their_parts_of_lines_and_not_whole_files(
+    hosts: int, http: HTTPServer, tmp_path: Path
+) -> None:
+    line = b'{"text": "' + b"x" * 2000 + b'"}\n'
+    for name in ("a", "b", "c"):
+        (http.folder / f"{name}.jsonl").write_bytes(line * 2000)
+    url = http.url + "/{a,b,c}.jsonl"
+    lanes, given = 6, 0
+    for host in range(hosts):
+        storage = Storage(cache_dir=tmp_path / str(host), read_ahead_bytes=1 << 30)
+        source = sources.JSONL(url, storage=storage)
+        source.prepare()
+        for part in source.lanes(lanes, seed=0, epoch=0, shuffle=True)[host::hosts]:
+            given += sum(len(block) for block, _ in part.read(None, ErrorPolicy()))
+    assert given == 6000
+    size = 3 * 2000 * len(line)
+    beginnings = (1 << 20) * hosts  # which listing looks at
+    assert fetched(http) <= size + beginnings + lanes * 2 * (256 << 10)
+
+
+def wide_table(rows: int) -> pa.Table:
+    rng = np.random.default_rng(0)
+    ids = [rng.integers(0, 50_000, 300).astype(np.int32) for _ in range(rows)]
+    others = {f"other_{n}": [rng.bytes(1200) for _ in range(rows)] for n in range(4)}
+    return pa.table({"first": others["other_0"], "ids": ids, **others})
+
+
+@pytest.mark.parametrize("group", [500, 4000])
+def test_columns_that_nobody_reads_are_not_fetched(
+    group: int, http: HTTPServer, storage: Storage
+) -> None:
+    table = wide_table(4000)
+    options: Any = {"use_dictionary": False, "compression": None}
+    pq.write_table(table, http.folder / "a.parquet", row_group_size=group, **options)
+    metadata = pq.read_metadata(http.folder / "a.parquet")
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    wanted = sum(own.column(1).total_compressed_size for own in groups)
+    assert groups[0].column(1).path_in_schema.startswith("ids")
+    assert blocks_of(sources.Parquet(f"{http.url}/a.parquet", tokens="ids", storage=storage), 1)
+    # A chunk begins and ends inside of a block, and the footer is read twice.
+    assert fetched(http) <= wanted + (2 * len(groups) + 4) * (256 << 10)
+    assert http.count("GET") < wanted / (200 << 10)
+
+
+def test_the_columns_of_a_file_are_looked_up_once_for_all_of_its_parts(
+    http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        ids = pa.array([[number] * 9] * 200)
+        pq.write_table(pa.table({"ids": ids}), http.folder / f"{number}.parquet", row_group_size=50)
+    looked_up: list[int] = []
+    of = Chunks.of
+
+    def counted(footer: bytes, columns: Collection[str], num_bytes: int) -> Chunks:
+        looked_up.append(num_bytes)
+        return of(footer, columns, num_bytes)
+
+    monkeypatch.setattr(Chunks, "of", counted)
+    storage.read_ahead_bytes = 0  # its threads may look them up at the same time
+    source = sources.Parquet(http.url + "/{0..19}.parquet", tokens="ids", storage=storage)
+    source.prepare()
+    read = 0
+    for third in range(3):
+        for shard, weight in enumerate(source.manifest.weights.tolist()):
+            bounds = (weight * third // 3, weight * (third + 1) // 3)
+            read += sum(len(b) for b, *_ in source.read_shard(shard, *bounds, None, ErrorPolicy()))
+    assert read == 20 * 200
+    assert len(looked_up) == 20
+
+
+def test_the_first_rows_of_a_large_row_group_take_a_small_part_of_it(
+    http: HTTPServer, tmp_path: Path
+) -> None:
+    table = wide_table(20_000).select(["ids"])
+    options: Any = {"use_dictionary": False, "compression": None}
+    pq.write_table(table, http.folder / "a.parquet", row_group_size=1 << 20, **options)
+    storage = Storage(cache_dir=tmp_path / "cache", read_ahead_bytes=0)
+    source = sources.Parquet(f"{http.url}/a.parquet", tokens="ids", storage=storage)
+    source.prepare()
+    part = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]
+    assert len(next(iter(part.read(None, ErrorPolicy())))[0])
+    assert (http.folder / "a.parquet").stat().st_size > 20e6
+    assert fetched(http) < 5e6
+
+
+def test_a_part_of_an_arrow_stream_fetches_its_batches_and_the_heads_before(
+    http: HTTPServer, storage: Storage
+) -> None:
+    table = wide_table(12_000).select(["ids"])
+    with pa.ipc.new_stream(http.folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=2000)
+    source = sources.Arrow(f"{http.url}/a.arrow", storage=storage)
+    source.prepare()
+    part = source.lanes(6, seed=0, epoch=0, shuffle=False)[5]
+    assert sum(len(block) for block, _ in part.read(None, ErrorPolicy()))
+    batch = (http.folder / "a.arrow").stat().st_size // 6
+    assert fetched(http) < batch + 12 * (256 << 10) < 3 * batch
+
+
+def test_columns_of_an_arrow_file_that_nobody_reads_are_not_fetched(
+    http: HTTPServer, storage: Storage
+) -> None:
+    table = wide_table(8000)
+    with pa.ipc.new_file(http.folder / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=4000)
+    assert blocks_of(sources.Arrow(f"{http.url}/a.arrow", tokens="ids", storage=storage), 1)
+    wanted = 8000 * 300 * 4
+    assert fetched(http) <= wanted + 12 * (256 << 10)
+    assert (http.folder / "a.arrow").stat().st_size > 5 * wanted
+
+
+def test_a_part_of_token_ids_fetches_nothing_behind_the_document_that_crosses_its_end(
+    http: HTTPServer, storage: Storage
+) -> None:
+    ids = np.ones(40 * BLOCK_BYTES // 2, dtype=np.uint16)
+    ids[999::1000] = 0
+    ids.tofile(http.folder / "a.bin")
+    source = sources.Tokens(f"{http.url}/a.bin", eos_id=0, dtype="uint16", storage=storage)
+    source.prepare()
+    settle()
+    http.requests.clear()
+    span = source.span(source.weight // 4, source.weight // 2, seed=0, epoch=0, shuffle=False)
+    assert sum(len(block) for block, _ in span.read(None, ErrorPolicy())) > 1000
+    settle()
+    # Beginning with the token before the part, which may end a document.
+    assert {*fetched_blocks(http)} == {*range(9, 21)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compression": "zstd"},
+        {"use_dictionary": False, "compression": None},
+        {"write_statistics": False, "data_page_version": "2.0", "version": "1.0"},
+        {"store_schema": False, "write_page_index": True},
+    ],
+)
+def test_columns_lie_where_pyarrow_finds_them(options: dict[str, Any]) -> None:
+    nested = [{"a": [n], "b": {"c": str(n)}} for n in range(500)]
+    table = wide_table(500).append_column("nested", pa.array(nested))
+    file = io.BytesIO()
+    pq.write_table(table, file, row_group_size=100, **options)
+    data, metadata = file.getvalue(), pq.read_metadata(file)
+    expected = []
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            if column.path_in_schema.split(".")[0] in ("ids", "nested"):
+                start = column.dictionary_page_offset or column.data_page_offset
+                end = start + column.total_compressed_size
+                expected.append((start, end, number, group))
+    footer = data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+    found = Chunks.of(footer, ["ids", "nested"], len(data))
+    assert [*zip(found.starts, found.ends, found.columns, found.groups, strict=True)] == expected
+
+
+def test_a_damaged_footer_has_columns_inside_of_the_file_or_none() -> None:
+    file = io.BytesIO()
+    pq.write_table(wide_table(60), file, row_group_size=10)
+    data = file.getvalue()
+    footer = data[-8 - int.from_bytes(data[-8:-4], "little") : -8]
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        damaged = bytearray(footer)
+        damaged[rng.integers(len(footer))] ^= 1 << int(rng.integers(8))
+        found = Chunks.of(bytes(damaged[: rng.integers(len(footer) + 1)]), ["ids"], len(data))
+        assert all(0 <= a <= b <= len(data) for a, b in zip(found.starts, found.ends, strict=True))
+
+
+def test_a_footer_with_a_map_of_2_to_the_63_booleans_has_no_columns() -> None:
+    size = b"\xff" * 8 + b"\x7f"
+    assert not Chunks.of(b"\x5b" + size + b"\x11" + bytes(1000), ["ids"], 10_000).starts
