@@ -20,7 +20,7 @@ from streampack.errors import ConfigError
 from streampack.job.connect import warn_unconnected
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_resharding
-from streampack.leaves import METHODS, add_leaves, load
+from streampack.leaves import add_leaves
 from streampack.run.checks import (
     check_arguments,
     check_packer,
@@ -281,10 +281,9 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
             ``(steps, error)``; None for an endless run, and for generators, functions and streams,
             which have no known length, unless they are short.
         """
-        estimate: Estimate | None = load(METHODS["estimate_steps"])(
-            self.plan.config, self.plan.topology
-        )
-        return estimate
+        from streampack.forecasts.estimation import estimate_steps
+
+        return estimate_steps(self.plan.config, self.plan.topology)
 
     def explain(self, *, documents: int = 20_000, tokenizer: Any = None) -> Explanation:
         """Forecast from a sample how the run reads, packs, cuts and drops tokens; print the result.
@@ -299,13 +298,15 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         Raises:
             ConfigError: the source can be read only once, or holds no token.
         """
-        alone = self._alone(lanes=1, epochs=1)
-        explanation: Explanation = load(METHODS["explain"])(self.plan, alone, documents, tokenizer)
-        return explanation
+        from streampack.forecasts.explanation import explain
+
+        return explain(self.plan, self._alone(lanes=1, epochs=1), documents, tokenizer)
 
     def with_provenance(self) -> PackedDataset:
         """Return this dataset at its state with ``provenance=True``; batches are unchanged."""
-        other, traced = copy.copy(self), load(METHODS["with_provenance"])
+        from streampack.forecasts.origins import traced
+
+        other = copy.copy(self)
         other._config = traced(self._config)
         if self._plan is not None:
             other._plan = replace(self._plan, config=traced(self._plan.config))
@@ -327,8 +328,9 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         Raises:
             ConfigError: the batch has no provenance.
         """
-        pieces: list[Piece] = load(METHODS["locate"])(self._config.source, batch)
-        return pieces
+        from streampack.forecasts.provenance import locate
+
+        return locate(self._config.source, batch)
 
     def text_of(self, piece: Piece, tokenizer: Any = None) -> str:
         """Read the whole document of a piece from its shard.
@@ -347,9 +349,10 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
                 longer exists.
             StorageError: its shard cannot be read.
         """
+        from streampack.forecasts.provenance import text_of
+
         encoder = self._config.preparation.find("tokenizer") if tokenizer is None else tokenizer
-        text: str = load(METHODS["text_of"])(self._config.source, piece, encoder)
-        return text
+        return text_of(self._config.source, piece, encoder)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Start from a saved state instead of the beginning.
@@ -398,10 +401,9 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         if worker == 0:
             self._warn_alone()
+        from streampack.workers.share import WorkerShare
+
         start = self._begins()
         name = f"{os.getppid()}-{self._exchange}" if info else None
         sharing = start.sharing(connected=False, name=name)
-        share: WorkerShare = load(METHODS["worker_share"])(
-            self.plan, start, sharing, worker=worker, workers=workers
-        )
-        return share
+        return WorkerShare(self.plan, start, sharing, worker=worker, workers=workers)

@@ -57,20 +57,6 @@ SOURCES = {
     "stream": "iterables.hf:HFStream",
     "iterable": "iterables.source:Iterable",
 }
-#: Methods of datasets and loaders that are not needed to make batches.
-METHODS = {
-    "estimate_steps": "forecasts.estimation:estimate_steps",
-    "estimate_of": "forecasts.estimation:estimate_of",
-    "by_source": "mixtures.by_source:by_source",
-    "set_weights": "mixtures.weights:set_weights",
-    "explain": "forecasts.explanation:explain",
-    "summary": "forecasts.summary:summary",
-    "locate": "forecasts.provenance:locate",
-    "text_of": "forecasts.provenance:text_of",
-    "with_provenance": "forecasts.origins:traced",
-    "with_progress": "forecasts.progress:with_progress",
-    "worker_share": "workers.share:WorkerShare",
-}
 #: Opens the documents of a lane in the order of `LaneConfig.order`.
 ORDERED = "orders.stream:open_ordered"
 #: Classes of batches, by the part that a leaf attached to their rows.

@@ -29,7 +29,7 @@ from streampack.job.connect import LONGEST_S, TIMEOUT_S
 from streampack.job.ending import End, Ranks
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_bare_checkpointing, refuse_taking_ahead
-from streampack.leaves import FEEDS, METHODS, load, of_settings
+from streampack.leaves import FEEDS, load, of_settings
 from streampack.metrics import Metrics
 from streampack.run.feeds import InProcess
 from streampack.run.plan import resume_run
@@ -240,8 +240,9 @@ class PackedLoader(Explained, DataLoader[Any], Generic[Item]):
         a little), and costs nothing, except for compressed lines. Return None for endless runs and
         for sources without a known length, such as generators.
         """
-        estimate: Estimate | None = load(METHODS["estimate_of"])(self._run)
-        return estimate
+        from streampack.forecasts.estimation import estimate_of
+
+        return estimate_of(self._run)
 
     @overload
     def progress(self, over: None = None, *, every_s: float = 60.0) -> Iterator[Item]: ...
@@ -269,8 +270,9 @@ class PackedLoader(Explained, DataLoader[Any], Generic[Item]):
         topology = self._run.plan.topology
         if topology.rank or Topology.detect().rank:  # the second covers all processes of the job
             return iter(items)
-        shown: Iterator[Any] = load(METHODS["with_progress"])(items, self._run, every_s=every_s)
-        return shown
+        from streampack.forecasts.progress import with_progress
+
+        return with_progress(items, self._run, every_s=every_s)
 
     def metrics(self) -> Metrics:
         """Totals over the batches that the loop has taken from this loader."""
@@ -283,8 +285,9 @@ class PackedLoader(Explained, DataLoader[Any], Generic[Item]):
         documents, loss tokens and epochs. It covers this rank since the loader was made; only
         epochs count from the beginning of the run.
         """
-        report: SourceReport = load(METHODS["by_source"])(self._run)
-        return report
+        from streampack.mixtures.by_source import by_source
+
+        return by_source(self._run)
 
     def __repr__(self) -> str:
         return (
@@ -374,9 +377,11 @@ class PackedLoader(Explained, DataLoader[Any], Generic[Item]):
                 the second case the other ranks raise one step later, after the batch that they had
                 asked about before.
         """
+        from streampack.mixtures.weights import set_weights
+
         if self._finished:
             self._begin_again()
-        load(METHODS["set_weights"])(self, weights, from_step)
+        set_weights(self, weights, from_step)
 
     # ------------------------------------------------------------------ one iterator at a time
 

@@ -8,7 +8,6 @@ from streampack.leaves import (
     AFTER_PACKER,
     BEFORE_PACKER,
     CHANGED_SETTINGS,
-    METHODS,
     ORDERED,
     RANKS,
     SAME_START,
@@ -35,7 +34,7 @@ def test_a_run_works_without_the_leaves_of_others_and_imports_little(kind: str) 
     assert sum(sizes.values()) <= MOST_LINES[kind], {name: sizes[name] for name in largest}
 
 
-TABLES = (BEFORE_PACKER, AFTER_PACKER, SOURCES, METHODS)
+TABLES = (BEFORE_PACKER, AFTER_PACKER, SOURCES)
 NAMED = [
     *(CHANGED_SETTINGS, ORDERED, RANKS, SAME_START),
     *(function for table in TABLES for function in table.values()),

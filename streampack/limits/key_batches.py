@@ -3,7 +3,7 @@
 It is for steps that need one key, such as the training of one of several LoRA adapters.
 
 Steps:
-  1. The window is planned like in `packing.separation`, each key alone.
+  1. The window is planned like in `limits.separation`, each key alone.
   2. The rows of each key are divided into batches: rows that must go first, the oldest before the
      others, then the fullest. Only the last batch of a key may have too few rows.
   3. Batches are selected like rows (`fullest_rows`): a batch counts as a row of all its slots, and
@@ -11,7 +11,7 @@ Steps:
      `WindowConfig.max_carries` rounds; then it goes, and its missing rows are padding.
   4. While the window grows, only full batches go.
 
-Cost: one sort of the rows beyond `packing.separation`. No token is dropped.
+Cost: one sort of the rows beyond `limits.separation`. No token is dropped.
 """
 
 from __future__ import annotations

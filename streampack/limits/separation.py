@@ -51,7 +51,7 @@ class Separate(RowLimits):
         field: document field of integers or texts with the keys, such as an adapter or a licence.
             Rows that do not become full wait at most `WindowConfig.max_carries` rounds.
         batches: True to give all rows of a batch one key, as for adapters of which a step trains
-            one (`packing.key_batches`). A batch that does not become full waits likewise; its
+            one (`limits.key_batches`). A batch that does not become full waits likewise; its
             missing rows are padding. Without ``choice=``.
         within: limits of each row, which the packer sets.
     """

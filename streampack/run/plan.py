@@ -19,7 +19,6 @@ from streampack.leaves import (
     CHANGED_FIELDS,
     CHANGED_SETTINGS,
     MEASURED,
-    METHODS,
     PLANS,
     load,
     of_settings,
@@ -108,8 +107,9 @@ class RunPlan:
     fingerprint: dict[str, Any]
 
     def __str__(self) -> str:
-        summary: str = load(METHODS["summary"])(self)
-        return summary
+        from streampack.forecasts.summary import summary
+
+        return summary(self)
 
     @classmethod
     def of(cls, config: LaneConfig, topology: Topology) -> RunPlan:

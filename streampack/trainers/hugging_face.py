@@ -21,9 +21,9 @@ import torch
 from streampack.dataset import PackedDataset
 from streampack.distributed.merging import merge_states
 from streampack.errors import ConfigError, StateError
+from streampack.forecasts.estimation import estimate_of, forecast
 from streampack.hf.attention import adds_router_loss, is_of_transformers
 from streampack.job.topology import Topology
-from streampack.leaves import METHODS, load
 from streampack.loader import PackedLoader
 
 
@@ -306,10 +306,8 @@ class Epochs:
         """Estimate the steps of a pass; takes a millisecond after the first estimate."""
         plan = self._run.plan
         if plan.config.epochs is not None:
-            estimate = load(METHODS["estimate_of"])(self._run)
+            estimate = estimate_of(self._run)
         elif self._pass_steps is None:
-            from streampack.forecasts.estimation import forecast
-
             once = forecast(plan.config, plan.topology)
             estimate = None if once is None else once.steps
         else:
