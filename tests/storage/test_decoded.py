@@ -114,7 +114,7 @@ def test_a_cache_that_is_removed_under_a_run_changes_no_batch(
     found = []
     for batch in batches(layout(Storage(cache_dir=tmp_path / "again"))):
         found.append(batch)
-        if len(found) % 40 == 30:
+        if len(found) % 20 == 15:
             shutil.rmtree(tmp_path / "again", ignore_errors=True)
     assert found == expected
 
@@ -127,9 +127,9 @@ def test_states_resume_with_the_cache_and_without_it(
     every, states = [], []
     for batch in loader:
         every.append(batch.input_ids.flatten().tolist())
-        states.append(loader.state_dict() if len(every) in (8, 101) else None)
+        states.append(loader.state_dict() if len(every) in (8, 51) else None)
     without = Storage(cache_dir=tmp_path / "other", cache_limit_bytes=1)
-    for step, other in ((7, storage), (100, storage if is_read_whole(tmp_path) else without)):
+    for step, other in ((7, storage), (50, storage if is_read_whole(tmp_path) else without)):
         resumed = PackedLoader(layout(other))
         resumed.load_state_dict(states[step])
         assert list(batches(resumed)) == every[step + 1 :]

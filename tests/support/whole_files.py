@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Callable
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from tests.support.corpora import write_mds as write_mds_shards
 SMALL_BYTES = 1 << 16
 
 
+@cache
 def documents() -> list[list[int]]:
     rng = np.random.default_rng(0)
-    return [rng.integers(1, 60_000, n).tolist() for n in rng.integers(1, 500, 600)]
+    return [rng.integers(1, 60_000, n).tolist() for n in rng.integers(1, 500, 300)]
 
 
 def write_lines(path: Path, codec: str | None) -> None:
