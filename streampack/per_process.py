@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -10,8 +11,8 @@ from weakref import WeakSet
 T = TypeVar("T")
 
 _every: WeakSet[PerProcess[Any]] = WeakSet()
-#: Values of parent processes, which a child keeps: their finalizers would act on the parent's
-#: connections and threads.
+#: Values of parent processes. They are never released, also not when the child ends, because their
+#: finalizers would act on the parent's connections and threads.
 _inherited: list[Any] = []
 
 
@@ -24,7 +25,8 @@ class PerProcess(Generic[T]):
 
     Args:
         make: makes the value.
-        leave: called in a forked child with the value of its parent.
+        leave: called in a forked child with the value of its parent, which is never released there,
+            nor is the result.
     """
 
     def __init__(self, make: Callable[[], T], leave: Callable[[T], object] | None = None) -> None:
@@ -48,7 +50,8 @@ def _leave_all() -> None:
         each._made = {}
     for each, value in left:
         if each._leave is not None:
-            each._leave(value)
+            _inherited.append(each._leave(value))
 
 
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_inherited))
 os.register_at_fork(after_in_child=_leave_all)

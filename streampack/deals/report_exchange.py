@@ -162,7 +162,7 @@ class SharedExchange(ReportExchange):
         self._file: int | None = None
         self._maps: dict[int, NDArray[np.int64]] = {}
         self._removes = not kept
-        self._parent = os.getppid()
+        self._process, self._parent = os.getpid(), os.getppid()
 
     def entries(self, deal: int) -> NDArray[np.int64]:
         """See `ReportExchange`."""
@@ -203,7 +203,7 @@ class SharedExchange(ReportExchange):
 
     def close(self, *, remove: bool = False) -> None:
         """Close the file; delete it if no other process does, or with `remove`."""
-        if self._removes or remove:
+        if (self._removes or remove) and os.getpid() == self._process:  # not in a fork of it
             self._path.unlink(missing_ok=True)
         if self._file is not None:
             os.close(self._file)

@@ -9,7 +9,6 @@ references are never released.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import time
 from collections import deque
@@ -17,20 +16,16 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+from streampack.at_exit import at_exit
 from streampack.per_process import PerProcess
 
 EXIT_WAIT_S = 5.0  # total wait for ranks that neither join a collective nor exit
 KEPT = 16
 
 
-def _never_release(kept: deque[tuple[Any, Any]]) -> None:
-    """Take an extra reference, so that the list outlives the interpreter."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-
-
 #: Collectives started in this process, in order, each with its tensor. The last ones are kept after
 #: completion, so that gloo's thread never releases the last reference.
-_kept: PerProcess[deque[tuple[Any, Any]]] = PerProcess(deque, leave=_never_release)
+_kept: PerProcess[deque[tuple[Any, Any]]] = PerProcess(deque)
 
 
 def keep(work: Any, tensor: Any) -> None:
@@ -41,7 +36,6 @@ def keep(work: Any, tensor: Any) -> None:
         kept.popleft()
 
 
-@atexit.register
 def _wait() -> None:
     deadline = time.monotonic() + EXIT_WAIT_S
     for work, _ in _kept():
@@ -49,4 +43,8 @@ def _wait() -> None:
         if left_s > 0:
             with suppress(RuntimeError):  # another rank died, or joins no collective
                 work.wait(timedelta(seconds=left_s))
-    _never_release(_kept())
+    # An extra reference, so that the list outlives the interpreter.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept()))
+
+
+at_exit("collectives", _wait)

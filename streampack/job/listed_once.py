@@ -14,7 +14,6 @@ Cost: one listing per job instead of one per rank; per further rank 5 to 10 byte
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import pickle
@@ -24,8 +23,10 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar, cast
 
+from streampack.at_exit import at_exit
 from streampack.errors import RankError, first_line
 
 PIECE_BYTES = 4 << 20  # a TCPStore refuses values of 8 MiB
@@ -129,7 +130,7 @@ def within(timeout_s: float, operation: Callable[[], T]) -> T:
     try:
         result, error = results.get(timeout=min(timeout_s + GRACE_S, threading.TIMEOUT_MAX))
     except queue.Empty:
-        atexit.register(thread.join, EXIT_WAIT_S)
+        at_exit("store", partial(thread.join, EXIT_WAIT_S))
         raise RuntimeError(f"the store of the job gave no answer for {timeout_s:g} s") from None
     if error is not None:
         raise error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
+import ctypes
 import os
 import threading
 import time
@@ -13,6 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from streampack.at_exit import at_exit
 from streampack.batch import BatchGroup, Item, PackedBatch
 from streampack.errors import StateError
 from streampack.run.rank import RankRun
@@ -145,8 +146,8 @@ class Prefetcher:
 
     def end(self) -> None:
         """Stop the iterator, and close the feed of batches."""
-        if not self._ended:
-            self._ended = True
+        self._ended = True
+        if self in _not_ended:
             _not_ended.discard(self)
             self._given.close()
 
@@ -157,12 +158,20 @@ def _loss_tokens(batches: Sequence[PackedBatch]) -> int:
 
 
 _not_ended: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_not_ended.clear)
 
 
-@atexit.register
+def _leave_all() -> None:
+    """Leave the iterators of the parent to it: a child that drops or ends one closes nothing."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object([*_not_ended]))  # so that none is finalized
+    _not_ended.clear()
+
+
 def _end_all() -> None:
     """Close iterators left open by a script, while the modules that end workers still exist."""
     for prefetcher in list(_not_ended):
         with suppress(ValueError):  # another thread is executing the generator
             prefetcher.end()
+
+
+os.register_at_fork(after_in_child=_leave_all)
+at_exit("loops", _end_all)

@@ -12,7 +12,6 @@ Threads start when there is work, and end half a second after there is none.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import threading
 import time
@@ -20,6 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from streampack.at_exit import at_exit
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.waiting import start_daemon
 
@@ -46,10 +46,12 @@ _MOST_HINTS = 256  # a later one would be called after its readers
 _ends = False  # True while the interpreter shuts down, where threads end and keep their locks
 
 
-@atexit.register
 def _end() -> None:
     global _ends
     _ends = True
+
+
+at_exit("reading ahead", _end)
 
 
 class Hint(NamedTuple):

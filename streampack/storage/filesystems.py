@@ -123,20 +123,10 @@ def _share_client(filesystem: Any) -> None:
 
 
 _opening = PerProcess(threading.Lock)
-_inherited: list[Any] = []
-
-
-def _keep(opened: weakref.WeakValueDictionary[int, Any]) -> None:
-    """Keep the parent's file systems alive in a forked child, so that none is finalized.
-
-    Their finalizers would close connections on an event loop whose thread does not exist after the
-    fork; the parent has both and closes them itself.
-    """
-    _inherited.extend(opened.values())
-
-
+# A forked child never releases those of its parent: their finalizers would close connections on an
+# event loop whose thread does not exist there; the parent has both and closes them itself.
 _opened: PerProcess[weakref.WeakValueDictionary[int, Any]]
-_opened = PerProcess(weakref.WeakValueDictionary, leave=_keep)
+_opened = PerProcess(weakref.WeakValueDictionary, leave=lambda opened: [*opened.values()])
 
 
 def _s3_options(options: dict[str, Any], timeout_s: float) -> None:

@@ -8,7 +8,6 @@ bytes on every call, so that readers continue at their offsets.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import io
 import logging
@@ -23,6 +22,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.at_exit import at_exit
 from streampack.errors import StorageError, StreampackError
 from streampack.keep_last import KeepLast
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
@@ -48,11 +48,13 @@ PATIENCE_S = 20.0  # longest time in which another maker must write a block
 _END_S = 1.5  # longest time for makers to notice that the process ends
 
 
-@atexit.register
 def _end_makers() -> None:
     until = time.monotonic() + _END_S
     for maker in list(_makers):
         maker.join(max(until - time.monotonic(), 0))
+
+
+at_exit("decoding", _end_makers)
 
 
 #: Writes a content; returns False if its origin is cut short.

@@ -9,7 +9,6 @@ thread, is not installed.
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import logging
 import multiprocessing
@@ -35,6 +34,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from streampack import metrics
+from streampack.at_exit import at_exit
 from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
 from streampack.deals.report_channel import ReportChannel
@@ -415,11 +415,13 @@ def _died(who: str, code: int) -> WorkerError:
 _running: weakref.WeakSet[_Receiver] = weakref.WeakSet()
 
 
-@atexit.register
 def _stop_all() -> None:
     """Stop threads left by interrupted loops; torch aborts in such a thread at exit."""
     for receiver in list(_running):
         receiver.stop()
+
+
+at_exit("workers", _stop_all)
 
 
 def _end(batches: Any) -> None:
