@@ -49,8 +49,8 @@ def test_the_steps_have_one_order_whatever_was_imported_first(host: Host, tmp_pa
 PROGRAM = """
 import gc, glob, os, signal, sys, tempfile, threading
 from streampack import PackedDataset, PackedLoader, Waits, sources
-from streampack.deals.report_exchange import PREFIX
 from streampack.storage.storage import Storage
+from streampack.workers.shared_exchange import PREFIX
 
 url, cache, ending = sys.argv[1:]
 files = sources.JSONL([f"{url}/{i}.{ending}" for i in range(3)], storage=Storage(cache_dir=cache))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streampack.deals.dealer import Dealer
-from streampack.deals.report_exchange import MemoryExchange, ReportExchange, SharedExchange
+from streampack.deals.report_exchange import MemoryExchange, ReportExchange
 from streampack.deals.rule import DealRule, Report
 
 #: State of a lane; None for its beginning.
@@ -41,6 +41,8 @@ class ReportChannel:
             return MemoryExchange(0, 0)
         if self.name is None:
             return MemoryExchange(rule.lanes, len(rule.lines))
+        from streampack.workers.shared_exchange import SharedExchange
+
         return SharedExchange(rule.lanes, len(rule.lines), self.name, kept=self.kept)
 
     def dealer(

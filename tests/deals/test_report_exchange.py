@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.deals.report_exchange import MemoryExchange, SharedExchange
+from streampack.deals.report_exchange import MemoryExchange
 from streampack.deals.rule import Report
+from streampack.workers.shared_exchange import SharedExchange
 from tests.support.forked import Host
 
 NUMBER = st.integers(0, 1 << 61)
@@ -34,7 +35,7 @@ def test_ranks_exchange_exactly_what_the_exchange_has(report: Report) -> None:
 KILLED = """
 import os, signal, sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from streampack.deals.report_exchange import SharedExchange
+from streampack.workers.shared_exchange import SharedExchange
 SharedExchange(3, 1, "killed").entries(0)
 os.kill(os.getpid(), signal.SIGKILL)
 """

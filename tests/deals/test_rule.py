@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.deals.dealer import Dealer
-from streampack.deals.report_exchange import MemoryExchange, SharedExchange
+from streampack.deals.report_exchange import MemoryExchange
 from streampack.deals.rule import FRACTION, LAG, UNENDING, DealRule, Line, Place, Report, deal
+from streampack.workers.shared_exchange import SharedExchange
 
 
 def _line(*, weight: int = 10_000, epochs: int = 1) -> Line:
