@@ -5,7 +5,6 @@ A format adds the listing of its files and the reading of a part of one.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,8 +30,6 @@ logger = logging.getLogger(__name__)
 
 #: Files that a listing opens, for formats with a schema or header of their own in each file.
 SAMPLED_FILES = 10
-#: The same in runs with a state from before listings sampled files.
-MOST_OPENED = 8192
 
 _MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # for such files opening may take longer than reading
 
@@ -58,10 +55,8 @@ class FileSource(ShardedSource):
 
     #: Function that fetches the first bytes of parts of remote shards, given the source and pieces.
     ahead = "files.first_bytes:of_parts"
-    #: True if the format's listing once opened all files; now it opens `SAMPLED_FILES` of them.
-    samples = False
-    #: True if the listing opens all files, as in runs with a state from before it sampled them.
-    opens_all = False
+    #: "sampled" if the format's listing once opened all files, and opens `SAMPLED_FILES` of them now.
+    listing = ""
 
     @explained
     def __init__(
@@ -172,7 +167,6 @@ class FileSource(ShardedSource):
             return self.list_shards()
         described = {name: getattr(self, name) for name in self.listing_fields}
         described["kind"] = type(self).__qualname__
-        described["opens_all"] = self.opens_all
         # Another endpoint has other objects.
         described["storage"] = self.storage.storage_options
 
@@ -196,19 +190,17 @@ class FileSource(ShardedSource):
 
     def sampled(self, infos: Sequence[FileInfo]) -> Sequence[FileInfo]:
         """Return the files that the listing opens, at equal distances, the first one included."""
-        most = MOST_OPENED if self.opens_all else SAMPLED_FILES
-        return infos[:: -(-len(infos) // most)]
+        return infos[:: -(-len(infos) // SAMPLED_FILES)]
 
     def as_saved(self, described: Mapping[str, Any]) -> FileSource:
-        if not self.samples or self.opens_all or described.get("listing") == "sampled":
+        if not self.listing or "listing" in described:
             return self
-        copied = copy.copy(self)
-        copied.opens_all, copied._manifest, copied._lines = True, None, {}
-        return copied
+        from streampack.formats.opened_all import opened_all
+
+        return opened_all(self)
 
     def describe(self) -> dict[str, Any]:
-        sampled = self.samples and not self.opens_all
-        return {**super().describe(), **({"listing": "sampled"} if sampled else {})}
+        return {**super().describe(), **({"listing": self.listing} if self.listing else {})}
 
     def slow_layout(self) -> str:
         files, size = len(self.manifest), float(np.mean(self.manifest.num_bytes))

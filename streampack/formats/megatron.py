@@ -172,7 +172,7 @@ class MegatronIndexed(FlatSource):
     """
 
     endings = FORMATS["MegatronIndexed"].endings
-    samples = True
+    listing = "sampled"
 
     @explained
     def __init__(
@@ -193,13 +193,12 @@ class MegatronIndexed(FlatSource):
         indexes = [infos[_partner(info.path)] for info in bins]
         headers = in_threads(self._header, self.sampled(indexes))
         sizes = np.array([info.num_bytes for info in bins], dtype=np.int64)
-        # An empty file that should not be is an error, so it must be read.
-        if self.opens_all:
-            least = np.array([min(header.sequences, 1) for header in headers], dtype=np.int64)
-        else:
-            least = np.array([index.num_bytes > EMPTY_BYTES for index in indexes])
         details = {"headers": headers, "indexes": indexes}
-        return Manifest.of_files(bins, np.maximum(sizes, least), details)
+        return Manifest.of_files(bins, np.maximum(sizes, self._least(indexes, headers)), details)
+
+    def _least(self, indexes: Sequence[FileInfo], headers: Sequence[Header]) -> NDArray[Any]:
+        """Return the least weight of each file: an empty one that should not be is an error."""
+        return np.array([index.num_bytes > EMPTY_BYTES for index in indexes])
 
     def _list(self, path: str) -> list[FileInfo]:
         """List the files that a path names; some may lack their partner."""
@@ -218,16 +217,8 @@ class MegatronIndexed(FlatSource):
         return parse_header(head, index.num_bytes, shown(index.path))
 
     def describe(self) -> dict[str, Any]:
-        described, details = super().describe(), self.manifest.details
-        if not self.opens_all:
-            return {
-                **described,
-                "index_bytes": sum(index.num_bytes for index in details["indexes"]),
-            }
-        headers: list[Header] = details["headers"]
-        kinds = sorted({INTEGER_DTYPES[header.kind].name for header in headers})
-        documents = sum(header.documents for header in headers)
-        return {**described, "dtypes": kinds, "documents": documents}
+        index_bytes = sum(index.num_bytes for index in self.manifest.details["indexes"])
+        return {**super().describe(), "index_bytes": index_bytes}
 
     def estimate_tokens(self) -> int:
         """Return the number of tokens, exact if the files that were not opened have one dtype."""

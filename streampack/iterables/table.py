@@ -49,7 +49,7 @@ class Table(InMemory, Parquet):
 
     words = ("row", "table")
     listing_fields = ()
-    opens_all = True
+    listing = ""
 
     @explained
     def __init__(
@@ -77,6 +77,9 @@ class Table(InMemory, Parquet):
         mean = float(sizes.mean()) if len(sizes) else 0.0
         details = {"dtype": self._dtype_name(narrow)}
         return self.numbered(count, mean if self.fields.tokenized else mean / 4, details)
+
+    def _dtype_name(self, narrow: bool) -> str:
+        return ("uint16" if narrow else "uint32") if self.fields.tokenized else "text"
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy

@@ -12,7 +12,7 @@ group is cut, its column is decoded once more, to find the row at which a part b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,6 +36,7 @@ from streampack.formats.parquet.footer import (
     DAMAGE,
     DECRYPT,
     ENCRYPTED,
+    Footer,
     check_schema,
     read_footer,
 )
@@ -47,7 +48,7 @@ from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import DamagedFileError
 from streampack.storage.failures import is_of_system
-from streampack.storage.file_info import shown
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.files import LEAST_BYTES, StoredFile
 from streampack.storage.threads import in_threads
 
@@ -90,15 +91,14 @@ class Parquet(RecordFiles):
     """
 
     endings = FORMATS["Parquet"].endings
-    samples = True
+    listing = "sampled"
     ahead = "formats.parquet.first_bytes:of_columns"
 
     def list_shards(self) -> Manifest:
         """List the files, which weigh their stored bytes; read the footers of a sample.
 
         Other footers are read when their files are opened: a million of them would take most of an
-        hour. In a run with a state from before, all are read, and files weigh the bytes of their
-        rows; one with a broken footer weighs a byte, so that the lane that reads it gets the error.
+        hour.
         """
         infos = self.storage.list(self.paths, endings=self.endings)
         seen = self.sampled(infos)
@@ -118,24 +118,25 @@ class Parquet(RecordFiles):
                 path=shown(seen[0].path),
             )
         narrow = self._read_schemas(schemas)
-        rows, encoded = (
-            np.array([getattr(footer, name) for footer in footers], dtype=np.int64)
-            for name in ("rows", "num_bytes")
-        )
-        everything = len(seen) == len(infos)
-        stored = np.array([info.num_bytes for info in infos], dtype=np.int64)
-        weights: NDArray[np.int64] | None = stored * bool(any_rows or not everything)
-        estimate = int(encoded.sum()) * int(stored.sum()) // sum(info.num_bytes for info in seen)
-        if self.opens_all:
-            weights = np.where(rows == 0, 0, np.maximum(encoded, 1)) if everything else None
-            estimate = int(encoded.sum()) * len(infos) // len(seen)
+        weights, estimate = self._weighed(infos, seen, footers)
+        rows = np.array([footer.rows for footer in footers], dtype=np.int64)
         details = {
             "dtype": self._dtype_name(narrow),
-            "documents": rows if everything else None,
+            "documents": rows if len(seen) == len(infos) else None,
             "fields": self.fields,
             "encoded_bytes": estimate,
         }
         return Manifest.of_files(infos, weights, details)
+
+    def _weighed(
+        self, infos: Sequence[FileInfo], seen: Sequence[FileInfo], footers: Sequence[Footer]
+    ) -> tuple[NDArray[np.int64] | None, int]:
+        """Return the weights of the files, (F,), and an estimate of the bytes of all rows."""
+        stored = np.array([info.num_bytes for info in infos], dtype=np.int64)
+        encoded = sum(footer.num_bytes for footer in footers)
+        estimate = encoded * int(stored.sum()) // sum(info.num_bytes for info in seen)
+        any_rows = any(footer.rows > 0 for footer in footers)
+        return stored * bool(any_rows or len(seen) < len(infos)), estimate
 
     def describe(self) -> dict[str, Any]:
         """Add the columns that are read; not the paths, so that the files may move."""
@@ -213,9 +214,7 @@ class Parquet(RecordFiles):
 
         `narrow` is True if the ids of all files fit into uint16.
         """
-        if not self.fields.tokenized:
-            return "text"
-        return ("uint16" if narrow else "uint32") if self.opens_all else "by file"
+        return "by file" if self.fields.tokenized else "text"
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         """Raise `ConfigError` for an unfit schema; return True if its ids fit into uint16."""
