@@ -55,7 +55,7 @@ class FileSource(ShardedSource):
 
     #: Function that fetches the first bytes of parts of remote shards, given the source and pieces.
     ahead = "files.first_bytes:of_parts"
-    #: "sampled" if the format's listing once opened all files, and opens `SAMPLED_FILES` of them now.
+    #: "sampled" if the format's listing opens `SAMPLED_FILES`, and all in runs that began before.
     listing = ""
 
     @explained

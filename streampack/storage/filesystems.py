@@ -123,7 +123,7 @@ def _share_client(filesystem: Any) -> None:
 
 
 _opening = PerProcess(threading.Lock)
-# A forked child never releases those of its parent: their finalizers would close connections on an
+# A forked child never releases its parent's: their finalizers would close connections on an
 # event loop whose thread does not exist there; the parent has both and closes them itself.
 _opened: PerProcess[weakref.WeakValueDictionary[int, Any]]
 _opened = PerProcess(weakref.WeakValueDictionary, leave=lambda opened: [*opened.values()])

@@ -38,8 +38,8 @@ MARKS = {
     "_delta_log": Mark(
         "*",
         f"is a Delta table, {_OLD_ROWS}",
-        "Pass the files of its current version: deltalake.DeltaTable({0!r}).file_uris(), or those "
-        "of a copy if it has deletion_vectors() (docs/storage.md).",
+        "Pass the files of its current version: deltalake.DeltaTable({0!r}).file_uris(), or a "
+        "copy's if it has deletion_vectors() (docs/storage.md).",
     ),
     ".hoodie": Mark(
         "hoodie.properties",
