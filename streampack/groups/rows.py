@@ -76,6 +76,22 @@ def split_groups(
     Raises:
         PlanError: a piece holds only part of a document.
     """
+    lengths = concatenated([group.lengths for group in groups], np.int64)
+    composition = replace(
+        packed.composition,
+        segments=len(lengths),
+        documents=len(lengths),
+        documents_cut=0,
+        context_sum=int((lengths * (lengths - 1) // 2).sum()),
+    )
+    split = by_member(packed, groups)._replace(
+        composition=composition, **columns_of(packed, groups, number, lengths, types)
+    )
+    return split if by_row else _apart(split)
+
+
+def by_member(packed: PackedRows, groups: Sequence[Documents]) -> PackedRows:
+    """Return the rows with the boundaries of the members of groups; see `split_groups`."""
     count = np.array([len(group) for group in groups], dtype=np.int64)
     lengths = concatenated([group.lengths for group in groups], np.int64)
     runs, is_group = np.diff(packed.boundaries).astype(np.int64), packed.piece >= 0
@@ -92,21 +108,7 @@ def split_groups(
     sizes[real] = lengths
     piece = np.full(len(sizes), -1, dtype=np.int32)
     piece[real] = np.arange(len(lengths), dtype=np.int32)
-    boundaries = offsets_of(sizes).astype(np.int32)
-    composition = replace(
-        packed.composition,
-        segments=len(lengths),
-        documents=len(lengths),
-        documents_cut=0,
-        context_sum=int((lengths * (lengths - 1) // 2).sum()),
-    )
-    split = packed._replace(
-        boundaries=boundaries,
-        piece=piece,
-        composition=composition,
-        **columns_of(packed, groups, number, lengths, types),
-    )
-    return split if by_row else _apart(split, sizes, real)
+    return packed._replace(boundaries=offsets_of(sizes).astype(np.int32), piece=piece)
 
 
 def columns_of(
@@ -142,8 +144,9 @@ def columns_of(
     }
 
 
-def _apart(packed: PackedRows, sizes: NDArray[np.int64], real: NDArray[np.bool_]) -> PackedRows:
-    """Return the rows with an attention segment for every run (P,)."""
+def _apart(packed: PackedRows) -> PackedRows:
+    """Return the rows with an attention segment for every run."""
+    sizes, real = np.diff(packed.boundaries).astype(np.int64), packed.piece >= 0
     lengths = sizes[real]
     if packed.loss_mask is None:
         loss_tokens = int((lengths - 1).sum())

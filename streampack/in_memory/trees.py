@@ -15,7 +15,6 @@ from streampack.errors import ConfigError
 from streampack.fields.columns import FieldColumns
 from streampack.forecasts.origins import Provenance
 from streampack.in_memory.microbatches import MicrobatchPlan, refuse_faults
-from streampack.in_memory.parts import Sequences, place_parts, whole_or_fewest
 from streampack.packers.microbatches import (
     Order,
     Units,
@@ -26,6 +25,7 @@ from streampack.packers.microbatches import (
 )
 from streampack.packing.overflow import as_array
 from streampack.trees.build import Trees, plant, planted
+from streampack.trees.parts import Sequences, place_parts, whole_or_fewest
 from streampack.trees.rows import TreeRows
 from streampack.trees.slot_fields import fields_of_sequences, fields_of_slots
 from streampack.window.gather import RowFormat, RowStage

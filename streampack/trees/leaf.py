@@ -10,6 +10,7 @@ from streampack.arguments import one_of
 from streampack.documents.blocks import GROUP
 from streampack.errors import ConfigError
 from streampack.groups.stage import Together
+from streampack.packing.fit_decreasing import BestFitDecreasing
 from streampack.packing.packer import fields_of
 from streampack.trees.rows import TreeRows
 from streampack.trees.slot_fields import fields_of_sequences, fields_of_slots
@@ -30,11 +31,12 @@ def add(recipe: Recipe, layout: str) -> None:
     if recipe.given["order"] is None:
         recipe.overflow = "drop"
     packer, wrong = recipe.packer, None
+    divides = packer == BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow="split")
     if not recipe.source.several:
         wrong = "the records have one document each", 'leave out layout="tree"'
     elif recipe.attention == "row":
         wrong = 'attention is "row"', "leave out attention="
-    elif packer.overflow not in ("drop", "error") or not packer.keeps_whole:
+    elif not divides and (packer.overflow not in ("drop", "error") or not packer.keeps_whole):
         size = packer.seq_lens[-1]
         wrong = (
             f"{type(packer).__name__} with overflow={packer.overflow!r} cuts documents",
@@ -51,7 +53,13 @@ def add(recipe: Recipe, layout: str) -> None:
     recipe.gathered = fields_of_slots(recipe.fields)
     recipe.units = ("the group that begins with ", "slots")
     recipe.add("units", Together())
-    recipe.add("units", Planted())
+    if divides:
+        from streampack.groups.whole_groups import WholeGroups
+
+        recipe.packer = WholeGroups(seq_len=packer.seq_lens[-1], overflow="error")
+        recipe.add("units", Planted(packer.seq_lens[-1]))
+    else:
+        recipe.add("units", Planted())
     sources = len(recipe.source.parts) if recipe.given.get("mixture") else 0
     types = fields_of_sequences(recipe.fields).plus(GROUP, np.int32)
-    recipe.add_rows("counts", TreeRows(types, sources))
+    recipe.add_rows("counts", TreeRows(types, sources, divided=divides))

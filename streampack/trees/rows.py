@@ -5,15 +5,17 @@ Cost: some numpy calls per batch, over the tokens of its sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, offsets_of
 from streampack.documents.fields import FieldSpec
-from streampack.groups.rows import columns_of, concatenated, groups_of
+from streampack.groups.rows import by_member, columns_of, concatenated, groups_of
 from streampack.trees.build import SLOT
 from streampack.trees.columns import TreeColumns
 from streampack.window.entries import HeldBlocks
@@ -23,14 +25,26 @@ from streampack.window.packed_rows import PackedRows
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """Row stage that makes the sequences of trees the pieces; see `tree_rows`."""
+    """Row stage that makes the sequences of trees the pieces; see `tree_rows`.
+
+    Attributes:
+        types: declared fields of sequences; sources: number of sources of a mixture, or 0.
+        divided: pieces hold trees of a record, one or several.
+    """
 
     types: FieldSpec
     sources: int
+    divided: bool = False
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`."""
-        return tree_rows(rows, groups_of(pieces, held), self.types, sources=self.sources)
+        groups = groups_of(pieces, held)
+        number = np.arange(len(groups))
+        if self.divided:
+            number = np.repeat(pieces.document, [*map(len, groups)])
+            rows = by_member(rows, groups)
+            groups = [sequences for trees in groups for sequences in _sequences(trees)]
+        return tree_rows(rows, groups, number, self.types, sources=self.sources)
 
     def empty(self, rows: PackedRows) -> PackedRows:
         """See `RowStage`."""
@@ -48,14 +62,27 @@ class TreeRows:
         )
 
 
+def _sequences(trees: Documents) -> Iterator[Documents]:
+    """Yield the sequences of each tree."""
+    assert trees.members is not None
+    for low, high in pairwise(trees.members.offsets.tolist()):
+        yield trees.members.documents[low:high]
+
+
 def tree_rows(
-    packed: PackedRows, trees: Sequence[Documents], types: FieldSpec, *, sources: int
+    packed: PackedRows,
+    trees: Sequence[Documents],
+    number: NDArray[np.int64],
+    types: FieldSpec,
+    *,
+    sources: int,
 ) -> PackedRows:
     """Return the rows with the sequences of trees as pieces.
 
     Args:
         packed: rows of D pieces, each of them a tree.
         trees: sequences of each tree (D,).
+        number: (D,) an id of each tree's group, equal for trees of one group.
         types: declared fields of the run that each sequence has; the rows have the others.
         sources: number of sources of a mixture; 0 for a single source.
     """
@@ -84,7 +111,7 @@ def tree_rows(
     depth = np.zeros(len(packed.tokens), dtype=np.int64)
     depth[slot] = np.arange(len(slot)) - np.repeat(ends[:-1], lengths)
     placed, above = packed.composition.placed, int(depth.sum())
-    columns = columns_of(packed, trees, np.arange(len(trees)), lengths, types)
+    columns = columns_of(packed, trees, number, lengths, types)
     by_source = None
     if sources:
         of_sequence = columns["source_ids"]
