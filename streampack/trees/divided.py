@@ -1,4 +1,4 @@
-"""Records whose tree is longer than a row: divided into trees that fit.
+"""Records with a tree longer than a row: divided into trees that fit.
 
 Cost: one more pass of `plant` over the tokens of a block; for records that are divided, another.
 """
@@ -14,7 +14,7 @@ from streampack.trees.parts import Sequences, whole_or_fewest
 
 
 def divided(documents: Documents, seq_len: int) -> tuple[Documents, NDArray[np.int64]]:
-    """Divide the records of a block whose trees have more than `seq_len` slots.
+    """Divide the records of a block with trees of more than `seq_len` slots.
 
     Each becomes the fewest parts that fit, as groups of whole sequences, in the order of the record
     inside a part. A record with a sequence longer than `seq_len` is left whole.
@@ -47,11 +47,11 @@ def divided(documents: Documents, seq_len: int) -> tuple[Documents, NDArray[np.i
 
 def _parts(sequences: Documents, seq_len: int) -> list[NDArray[np.int64]]:
     """Return the indices of the sequences of each part, for the sequences of one record."""
-    one = np.array([0, len(sequences)])
-    slot = plant(sequences.tokens, sequences.offsets, one).slot
+    group = np.array([0, len(sequences)])
+    slot = plant(sequences.tokens, sequences.offsets, group).slot
     order = np.argsort(slot[np.cumsum(sequences.lengths) - 1], kind="stable")  # depth first
     in_order = sequences.take(order)
-    path = plant(in_order.tokens, in_order.offsets, one).shared
+    path = plant(in_order.tokens, in_order.offsets, group).shared
     costs = np.zeros(len(order) + 1)
-    numbers = Sequences(one, offsets_of(in_order.lengths - path), path, costs, costs, align=1)
+    numbers = Sequences(group, offsets_of(in_order.lengths - path), path, costs, costs, align=1)
     return [np.sort(order[low:high]) for low, high in whole_or_fewest(numbers, seq_len)]
