@@ -79,7 +79,7 @@ def simulated(packer: Packer, draw: Draw, tokens: int, cost: Cost, balance: Any)
         pairs = np.add.reduceat(size * (size + 1) / 2, plan.row_offsets[:-1])
         alone = whole_cost(lengths, cost)[plan.document] * size
         alone = np.add.reduceat(alone, plan.row_offsets[:-1])
-        rows = packer.rows_per_batch(plan.seq_len.astype(np.int64), LONGEST)
+        rows = packer._rows_per_batch(plan.seq_len.astype(np.int64), LONGEST)
         ends = [0]
         while ends[-1] < plan.num_rows:  # rows of a batch, which are of one length
             ends.append(ends[-1] + int(rows[ends[-1]]))

@@ -27,9 +27,9 @@ a lane has only its window.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,7 @@ class Decomposition(Packer):
     warm_up: int = 0
     keep_tails: bool = True
 
-    revision: ClassVar[int] = 2
+    measures = "shares"  # by `with_sample`
 
     def __post_init__(self) -> None:
         buckets = self._buckets  # checks them
@@ -79,11 +79,6 @@ class Decomposition(Packer):
             seq_lens=self.seq_lens, padding_threshold=0.5, shares=self.shares, warm_up=self.warm_up
         )
 
-    @property
-    def needs_sample(self) -> bool:
-        """True while the shares are not known."""
-        return self.shares is None
-
     def with_sample(self, lengths: NDArray[np.int64]) -> Decomposition:
         """The same with the token shares that the pieces of documents of these lengths (N,) have.
 
@@ -92,10 +87,6 @@ class Decomposition(Packer):
         """
         sizes = self._pieces(lengths).sizes
         return replace(self, shares=self._buckets.with_sample(sizes).shares)
-
-    def with_saved(self, description: Mapping[str, Any]) -> Decomposition:
-        """The same with the shares of a saved run that had the same buckets."""
-        return replace(self, shares=self._buckets.with_saved(description).shares)
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """A row for every piece, the longest first, then rows of tails.
@@ -133,7 +124,7 @@ class Decomposition(Packer):
         buckets = self._buckets.describe()
         return {
             "kind": "Decomposition",
-            "revision": self.revision,
+            "revision": 2,
             "keep_tails": self.keep_tails,
             **{name: buckets[name] for name in ("seq_lens", "shares", "warm_up")},
         }

@@ -64,7 +64,7 @@ BATCHES = {"tree": "trees.batch:TreeBatch"}
 #: Feeds of a loader's batches, by its setting.
 FEEDS = {"num_workers": "workers.feed:WorkerFeed"}
 #: Classes of plans, by the attribute of the packer that requests them.
-PLANS = {"shares_batches": "context_parallel.run:plan_of"}
+PLANS = {"_shares_batches": "context_parallel.run:plan_of"}
 #: Measures a sample of the corpus.
 MEASURED = "forecasts.measuring:measured"
 #: Compares the fingerprints of two runs; resumes a run with changed settings.
@@ -86,7 +86,9 @@ RANKS = "distributed.exchange:ProcessRanks"
 def add_leaves(recipe: Recipe) -> None:
     """Let every requested leaf add its part to the recipe."""
     _add(recipe, BEFORE_PACKER)
-    recipe.packer.add(recipe)
+    for rule in (recipe.packer.choice, *recipe.packer.limits):
+        if rule is not None:
+            rule.add(recipe)
     _add(recipe, AFTER_PACKER)
 
 

@@ -175,7 +175,7 @@ def _room(packer: Packer, lengths: NDArray[np.int64], weights: Fields) -> tuple[
     longest = packer.seq_lens[-1]
     held = (lengths > 0) & ((lengths <= longest) | (packer.overflow == "split"))
     lengths = lengths[held]
-    if packer.packs_members or not len(lengths):
+    if packer._packs_members or not len(lengths):
         return 1, 1
     times = min(ROWS * longest // int(lengths.sum()) + 1, ROWS)  # else the last row weighs too much
     fields = {name: np.tile(values[held], times) for name, values in weights.items()}

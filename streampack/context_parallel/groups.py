@@ -97,7 +97,7 @@ class CpGroups:
             ConfigError: the degrees do not divide the ranks, or the groups not the lanes.
         """
         packer, number, lanes = config.packer, ranks.world_size, config.lanes
-        if not isinstance(packer, Buckets) or not packer.shares_batches or number == 1:
+        if not isinstance(packer, Buckets) or not packer._shares_batches or number == 1:
             return None
         if lanes % least_lanes(packer, number):
             most = packer.cp[0] * lanes

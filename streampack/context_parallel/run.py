@@ -67,7 +67,7 @@ class GroupedPlan(RunPlan):
     def steps_before(self, batch: int) -> int:
         """Return the steps before a batch; approximate inside a turn of all lanes."""
         config = self.config
-        share = config.packer.batch_share(batch // config.lanes, schedule_seed=config.seed)
+        share = config.packer._batch_share(batch // config.lanes, schedule_seed=config.seed)
         return round(batch / self.topology.world_size * share)
 
     def batch_after(self, batch: int, steps: int) -> int:

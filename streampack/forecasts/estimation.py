@@ -198,7 +198,7 @@ def steps_as_found(
     if delivered <= 0:
         return None
     of_lane = total * batches / delivered / config.lanes
-    of_lane *= config.packer.batch_share(math.ceil(of_lane), schedule_seed=config.seed)
+    of_lane *= config.packer._batch_share(math.ceil(of_lane), schedule_seed=config.seed)
     turns = config.lanes / topology.world_size
     return Estimate(
         math.ceil((of_lane + LAST_BATCH) * turns),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from streampack.forecasts.sampling import sample
 from streampack.lane.config import LaneConfig
 from streampack.limits.balancing import Balance
 from streampack.packing import Packer
-from streampack.packing.packer import row_limits
+from streampack.packing.packer import is_unmeasured, row_limits
 from streampack.packing.rng import permutation
 from streampack.window.config import WindowConfig
 
@@ -37,10 +37,10 @@ def measured(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> Lane
     """
     if saved is not None:
         config = as_measured(config, saved)
-    if config.packer.needs_sample:
+    if is_unmeasured(config.packer):
         lengths = sample(config, documents=SHARES_DOCUMENTS).lengths
         config = replace(config, packer=config.packer.with_sample(lengths))
-    if not config.choice.needs_sample:
+    if not is_unmeasured(config.choice):
         return config
     if config.source.once:
         raise ConfigError(
@@ -64,9 +64,12 @@ def as_measured(config: LaneConfig, saved: Mapping[str, Any]) -> LaneConfig:
 
     Costs of rows apply if the rows have the same length.
     """
-    packer, balance = config.packer, saved["balance"]
-    if packer.needs_sample:
-        config = replace(config, packer=packer.with_saved(saved["packer"]))
+    packer, balance = cast(Any, config.packer), saved["balance"]
+    value = saved["packer"].get(packer.measures)
+    if is_unmeasured(packer) and isinstance(value, list):
+        packer = replace(packer, **{packer.measures: tuple(value)})
+        if saved["packer"].get("seq_lens") == list(packer.seq_lens):
+            config = replace(config, packer=packer)
     current = config.choice.describe()
     if current is None or balance is None or balance["kind"] != current["kind"]:
         return config

@@ -47,10 +47,10 @@ class WholeGroups(BestFitDecreasing):
 
     overflow: Literal["drop", "error"] = "drop"
 
-    packs_members = True
-    revision = 2
+    _packs_members = True
+    _revision = 2
 
-    def fits(self, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.bool_]:
+    def _fits(self, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.bool_]:
         """Return (N,) bool: groups that fit into an empty batch."""
         members = sizes.members or MemberLengths.of_single(sizes.lengths)
         out = np.empty(len(members.offsets) - 1, dtype=np.bool_)

@@ -79,7 +79,7 @@ def _conflicts(recipe: Recipe) -> Iterator[tuple[bool, str, str, str]]:
     row = recipe.attention == "row"
     yield row, "attention", 'attention is "row"', "Leave out attention="
     yield arguments["layout"] is not None, "layout", 'layout is "tree"', "Leave out layout="
-    several = recipe.source.grouped or packer.packs_members
+    several = recipe.source.grouped or packer._packs_members
     yield several, "source", "Records may have several documents", "Give each its own record"
     yield (
         packer.overflow not in ("drop", "error") or not packer.keeps_whole,

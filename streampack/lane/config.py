@@ -14,7 +14,7 @@ from streampack.deals.settings import DealSettings
 from streampack.documents.blocks import Documents, make_origin
 from streampack.job.topology import Topology
 from streampack.packing.choice import RowChoice
-from streampack.packing.packer import Packer, fields_of, row_limits
+from streampack.packing.packer import Packer, fields_of, is_unmeasured, row_limits
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.streams.stream import StreamConfig
 from streampack.window.config import WindowConfig
@@ -64,7 +64,7 @@ class LaneConfig(StreamConfig):
     @property
     def needs_sample(self) -> bool:
         """Return whether a sample of the corpus must be measured before the run."""
-        return self.packer.needs_sample or self.choice.needs_sample
+        return is_unmeasured(self.packer) or is_unmeasured(self.choice)
 
     @property
     def finishes(self) -> bool:
@@ -88,12 +88,12 @@ class LaneConfig(StreamConfig):
     def empty_batch(self, step: int) -> PackedRows:
         """Return rows of padding, in the shape of batch `step` of any lane."""
         seq_len = self.packer.seq_len_at(step, schedule_seed=self.seed)
-        (rows,) = self.packer.rows_per_batch(np.array([seq_len]), self.batch_tokens).tolist()
+        (rows,) = self.packer._rows_per_batch(np.array([seq_len]), self.batch_tokens).tolist()
         return empty_rows(self.row_format, rows, seq_len)
 
     def mean_batch_tokens(self, count: int) -> float:
         """Return the mean number of slots of a lane's first `count` batches."""
-        return self.batch_tokens * self.packer.batch_share(count, schedule_seed=self.seed)
+        return self.batch_tokens * self.packer._batch_share(count, schedule_seed=self.seed)
 
 
 @dataclass(frozen=True, slots=True)

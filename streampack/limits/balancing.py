@@ -90,6 +90,7 @@ class Balance(RowChoice):
     phase: int = 0
 
     orders = True
+    measures = "quantiles"
     full_rows: ClassVar[bool] = True  # whether the schedule is of full rows
     whole: ClassVar[tuple[str, ...]] = ("drop", "error")  # overflows that keep a field's values
     revision: ClassVar[int] = 1
@@ -105,11 +106,6 @@ class Balance(RowChoice):
     def fields(self) -> tuple[str, ...]:  # type: ignore[override]
         """The document field that costs are sums of, if any."""
         return tuple(filter(None, [_FIELDS[self.kind]]))
-
-    @property
-    def needs_sample(self) -> bool:
-        """True until the costs are measured."""
-        return self.quantiles is None
 
     def require(self, packer: Packer) -> None:
         """Raise `ConfigError` unless documents with a field are whole in the packer's rows."""

@@ -24,7 +24,7 @@ ties are broken or how several chunks of one document are treated.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
@@ -93,7 +93,8 @@ class Buckets(Packer):
     cp: Sequence[int] = ()
     choice: RowChoice | None = None
 
-    revision: ClassVar[int] = 3
+    measures = "shares"
+    _revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_lens", require_buckets(self.seq_lens))
@@ -101,7 +102,7 @@ class Buckets(Packer):
             object.__setattr__(self, "align", require_align(self.align, size))
         cp = checked_degrees(self.cp, self.seq_lens, self._multiple)
         object.__setattr__(self, "cp", cp)
-        object.__setattr__(self, "shares_batches", cp[-1] > 1)
+        object.__setattr__(self, "_shares_batches", cp[-1] > 1)
         longest, tokens = self.seq_lens[-1], self.batch_tokens
         if tokens is not None and (
             not is_whole(tokens) or not longest <= tokens < 1 << 31 or tokens % longest
@@ -165,11 +166,6 @@ class Buckets(Packer):
             shares = Curriculum.warm_up(shares, warm_up) if warm_up else Curriculum.constant(shares)
         return shares_of_batches(shares, self.cp)
 
-    @property
-    def needs_sample(self) -> bool:
-        """True until the shares are given or measured."""
-        return self.shares is None
-
     def with_sample(self, lengths: NDArray[np.int64]) -> Buckets:
         """Return a copy with the token shares of algorithm 1 on documents of lengths (N,)."""
         plan = self.plan(lengths, final=True, seed=0)
@@ -183,13 +179,6 @@ class Buckets(Packer):
                 setting="shares",
             )
         return replace(self, shares=tuple(round(size / sum(slots), 6) for size in slots))
-
-    def with_saved(self, description: Mapping[str, Any]) -> Buckets:
-        """Return a copy with the shares of a saved run, if it had the same buckets."""
-        shares = description.get("shares")
-        if description.get("seq_lens") != list(self.seq_lens) or not isinstance(shares, list):
-            return self
-        return replace(self, shares=tuple(shares))
 
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
         """Apply algorithm 1 to all documents; rows are in the order of their creation.
@@ -275,7 +264,7 @@ class Buckets(Packer):
         """Return the tokens per row of the batch with index `step`, the same in every lane."""
         return self.seq_lens[int(scheduled_buckets(self.curriculum, schedule_seed, step, 1)[0])]
 
-    def rows_per_batch(self, seq_len: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
+    def _rows_per_batch(self, seq_len: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
         """Return the rows (B,) per batch for rows of these lengths (B,)."""
         sizes, rows, _ = self._shapes(batch_tokens)
         return rows[sizes.searchsorted(seq_len)]
@@ -284,7 +273,7 @@ class Buckets(Packer):
         """Return the number of ranks that share the batch with index `step` of every lane."""
         return self.cp[int(scheduled_buckets(self.curriculum, schedule_seed, step, 1)[0])]
 
-    def batch_share(self, count: int, *, schedule_seed: int) -> float:
+    def _batch_share(self, count: int, *, schedule_seed: int) -> float:
         """Return the slots of a lane's first `count` batches, in units of ``batch_tokens``."""
         if len({*self.cp}) == 1 or not count:
             return 1.0
@@ -299,7 +288,7 @@ class Buckets(Packer):
             **({"balance": "attention"} if self.choice else {}),
             **({"cp": list(self.cp)} if self.cp[-1] > 1 else {}),
             "kind": "Buckets",
-            "revision": self.revision,
+            "revision": self._revision,
             "seq_lens": list(self.seq_lens),
             "padding_threshold": self.padding_threshold,
             "shares": shares.describe()

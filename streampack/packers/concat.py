@@ -115,7 +115,7 @@ class Concat(Packer):
     restart: bool = False
     choice: RowChoice | None = None
 
-    revision: ClassVar[int] = 2
+    _revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))

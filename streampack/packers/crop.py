@@ -57,14 +57,14 @@ class BestFitCrop(Packer):
     keep_cropped: bool = False
     choice: RowChoice | None = None
 
-    revision: ClassVar[int] = 2
+    _revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
         object.__setattr__(self, "seq_lens", (self.seq_len,))
 
     @property
-    def max_tokens_per_row(self) -> int:
+    def _max_tokens_per_row(self) -> int:
         """Two rows less one token, unless tails are kept: one missing token may crop a full row."""
         return self.seq_len if self.keep_cropped else 2 * self.seq_len - 1
 

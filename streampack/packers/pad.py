@@ -56,7 +56,7 @@ class Pad(Packer):
     atom: int | None = None
     choice: RowChoice | None = None
 
-    revision: ClassVar[int] = 3
+    _revision: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))

@@ -89,7 +89,7 @@ class Seamless(Packer):
     keep_tails: bool = False
     choice: RowChoice | None = None
 
-    revision: ClassVar[int] = 2
+    _revision: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seq_len", require_seq_len(self.seq_len, self.overflow))
@@ -109,7 +109,7 @@ class Seamless(Packer):
         return round(self.seq_len / 41) if self.extra_capacity is None else self.extra_capacity
 
     @property
-    def max_tokens_per_row(self) -> int:
+    def _max_tokens_per_row(self) -> int:
         """Capacity of a bin, or the row length if nothing is dropped."""
         return self.seq_len + (0 if self.keep_tails else self._extra)
 
@@ -252,7 +252,7 @@ class Seamless(Packer):
         """Return class, parameters and algorithm revision."""
         return {
             "kind": "Seamless",
-            "revision": self.revision,
+            "revision": self._revision,
             "seq_len": self.seq_len,
             "max_repetition": str(Fraction(str(self.max_repetition))),
             "extra_capacity": self._extra,

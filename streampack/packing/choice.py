@@ -6,7 +6,7 @@ the request's choice where a rank alone does not decide. A leaf derives a choice
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,18 +26,15 @@ class RowChoice:
     Attributes:
         orders: True if the choice orders the rows itself: a full row may then wait for its position
             in a later round, and rows come in seeded random order, which breaks ties.
-        needs_sample: True if the choice must measure a sample of the corpus before a run.
+        measures: name of a setting that the run measures on a sample where it is None, or "".
         fields: document fields of integers that the choice uses.
         rows: the limit of a row by tokens, which may arrange documents for the choice.
     """
 
     orders: bool = False
+    measures: ClassVar[str] = ""
     fields: tuple[str, ...] = ()
     rows: RowLimits = RowLimits()
-
-    @property
-    def needs_sample(self) -> bool:  # noqa: D102  # in the docstring of the class
-        return False
 
     def require(self, packer: Packer) -> None:
         """Raise `ConfigError` if the choice does not suit the packer."""

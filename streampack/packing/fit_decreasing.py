@@ -107,7 +107,7 @@ class Decreasing(Packer):
         return cast(int, self.align)
 
     @property
-    def max_tokens_per_row(self) -> int:
+    def _max_tokens_per_row(self) -> int:
         """Capacity of a bin, in tokens."""
         return self.seq_len + self.extra_capacity
 
@@ -132,7 +132,7 @@ class Decreasing(Packer):
         least_room = self.extra_capacity + 1 if self.protect_short else 0
         count, segments = _plan(
             kept,
-            _Rule(self.seq_len, self.max_tokens_per_row, least_room, self.multiple),
+            _Rule(self.seq_len, self._max_tokens_per_row, least_room, self.multiple),
             Placed(row_offsets, columns, dropped),
             _NONE if dropped_with is None else dropped_with,
             scratch_words(4 * pieces),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABCMeta, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,9 +19,6 @@ from streampack.packing.plan import Plan
 from streampack.packing.request import DocumentSizes, Selection, WindowRequest
 from streampack.packing.row_limits import RowLimits, combined
 from streampack.packing.selection import fullest_rows
-
-if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
 
 #: Arguments of packers before `limits` and `choice`.
 EARLIER = frozenset({"balance", "capacity", "separate_batches", "separate_by"})
@@ -49,15 +46,15 @@ class _PackerType(ABCMeta):
 class Packer(metaclass=_PackerType):
     """A pure function from document lengths to rows. Derive your own packer from it.
 
-    A packer defines `plan`, `describe` and `seq_lens`; everything else has a default. A run calls
-    `plan_window`, which by default plans the whole window and takes the fullest rows.
+    A packer must have `seq_lens`, `plan` and `describe`. It may replace what has a default here:
+    `plan_window`, which by default plans the whole window and takes the fullest rows, and the
+    attributes. Names with an underscore belong to streampack.
 
     Attributes:
         seq_lens: lengths of the rows that plans use, in tokens, ascending.
         overflow: policy for documents longer than a row. In a run the window applies "truncate"
             and "drop" before the packer sees the lengths.
         inserts_eos: True if plans insert EOS where they cut, so that an EOS id is required.
-        mask_repeated: True to leave tokens repeated from an earlier row out of the loss.
         keeps_order: True if consecutive documents mostly share a row.
         keeps_whole: True if a document that fits a row is never cut.
         limits: limits of a row beside its tokens, such as `Capacity` or `Separate`.
@@ -66,26 +63,25 @@ class Packer(metaclass=_PackerType):
         weights: further document fields that `plan` uses. If it has an argument ``weights``, it
             receives the values of these fields, and of the ones of `limits` and `choice`, as a
             mapping from name to (N,) int64.
-        batch_tokens: tokens per batch, a multiple of the longest row; None leaves it to the run.
-        shares_batches: True if several ranks share a batch of some row length.
-        packs_members: True if `plan_window` places the documents of a group one by one, in rows of
-            one batch. `WindowRequest.members` then has their lengths.
-        revision: revision of the algorithm; raise it when plans change.
+        measures: name of a setting that `with_sample` measures where it is None. A state holds the
+            value, in the result of `describe`. "" measures nothing.
     """
 
     seq_lens: tuple[int, ...]
     overflow: Overflow = "split"
     inserts_eos: bool = False
-    mask_repeated: bool = False
     keeps_order: bool = False
     keeps_whole: bool = False
     limits: Sequence[RowLimits] = ()
     choice: RowChoice | None = None
     weights: tuple[str, ...] = ()
-    batch_tokens: int | None = None
-    shares_batches: bool = False
-    packs_members: bool = False
-    revision: ClassVar[int] = 1
+    measures: ClassVar[str] = ""
+
+    _revision: ClassVar[int] = 1  # of the algorithm; raise it when plans change
+    _shares_batches: bool = False  # True if several ranks share a batch of some row length
+    #: True if `plan_window` places the documents of a group one by one, in rows of one batch;
+    #: `WindowRequest.members` then has their lengths.
+    _packs_members: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, lengths: NDArray[np.int64], *, final: bool, seed: int) -> Plan:
@@ -111,7 +107,7 @@ class Packer(metaclass=_PackerType):
             **{name: getattr(self, name) for name in changed},
             **{name: value for limit in self.limits for name, value in limit.describe().items()},
             "kind": type(self).__name__,
-            "revision": self.revision,
+            "revision": self._revision,
             **{name: getattr(self, name) for name in settings},
         }
 
@@ -132,18 +128,12 @@ class Packer(metaclass=_PackerType):
             )
         return request.limits.selected(plan, request) or fullest_rows(plan, request)
 
-    def add(self, recipe: Recipe) -> None:
-        """Add the stages of the choice and the limits to a run."""
-        for rule in (self.choice, *self.limits):
-            if rule is not None:
-                rule.add(recipe)
-
-    def fits(self, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.bool_]:
+    def _fits(self, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.bool_]:
         """Return (N,) bool: documents that fit a row whole."""
         return row_limits(self).fits(sizes, self.seq_lens[-1])
 
     @property
-    def max_tokens_per_row(self) -> int:
+    def _max_tokens_per_row(self) -> int:
         """Largest number of tokens a row consumes, dropped ones included; by default the row."""
         return self.seq_lens[-1]
 
@@ -151,29 +141,16 @@ class Packer(metaclass=_PackerType):
         """Return the tokens per row of the batch with index `step`; by default the longest row."""
         return self.seq_lens[-1]
 
-    def rows_per_batch(self, seq_len: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
+    def _rows_per_batch(self, seq_len: NDArray[np.int64], batch_tokens: int) -> NDArray[np.int64]:
         """Return the rows (B,) per batch for row lengths (B,); by default of equal tokens."""
         return batch_tokens // seq_len
 
-    def batch_share(self, count: int, *, schedule_seed: int) -> float:
+    def _batch_share(self, count: int, *, schedule_seed: int) -> float:
         """Return the slots of a lane's first `count` batches, in units of ``batch_tokens``."""
         return 1.0
 
-    @property
-    def needs_sample(self) -> bool:
-        """True if the packer must measure a sample of the corpus before a run."""
-        return False
-
     def with_sample(self, lengths: NDArray[np.int64]) -> Packer:
-        """Return a copy with settings measured on a sample of document lengths (N,)."""
-        return self
-
-    def with_saved(self, description: Mapping[str, Any]) -> Packer:
-        """Return a copy with the settings that a saved run measured, if they apply.
-
-        Args:
-            description: output of `describe` of the saved run's packer.
-        """
+        """Return a copy with the setting `measures`, from a sample of document lengths (N,)."""
         return self
 
 
@@ -186,6 +163,11 @@ def fields_of(packer: Packer) -> tuple[str, ...]:
     """Return the document fields that a packer uses, with the ones of its limits and choice."""
     fields = [*packer.weights, *(name for limit in packer.limits for name in limit.fields)]
     return tuple(dict.fromkeys([*fields, *(packer.choice.fields if packer.choice else ())]))
+
+
+def is_unmeasured(rule: Packer | RowChoice) -> bool:
+    """Return True if a packer or a choice has a setting still to be measured on a sample."""
+    return bool(rule.measures) and getattr(rule, rule.measures) is None
 
 
 def plan_with(

@@ -186,7 +186,7 @@ class Recipe:
             pad_id=0 if self.pad_id is None else self.pad_id,
             eos_id=-1 if self.eos_id is None else self.eos_id,
             attention_by_row=self.attention == "row",
-            mask_repeated=packer.mask_repeated,
+            mask_repeated=getattr(packer, "mask_repeated", False),
             stages=tuple(stage for _, stage in rows),
             units=self.units,
         )
@@ -221,16 +221,17 @@ def tokens_per_batch(batch_size: int | None, packer: Packer) -> int:
     The default is 8 rows; with rows of several lengths, the tokens of one longest row.
     """
     longest = packer.seq_lens[-1]
-    if packer.batch_tokens is not None:
+    own: int | None = getattr(packer, "batch_tokens", None)
+    if own is not None:
         if batch_size is not None:
             raise ConfigError(
                 "Only one of batch_size and the packer's batch_tokens may be set, got "
                 f"{batch_size!r} "
-                f"and {packer.batch_tokens}.",
+                f"and {own}.",
                 "Leave out one of them.",
                 setting="batch_size",
             )
-        return packer.batch_tokens
+        return own
     most = ((1 << 31) - 1) // longest
     default = min(BATCH_ROWS, most) if len(packer.seq_lens) == 1 else 1
     rows = default if batch_size is None else batch_size

@@ -86,4 +86,4 @@ class WindowConfig:
 def sure_tokens(packer: Packer, batch_tokens: int) -> int:
     """Return tokens that guarantee a batch: its rows, and two rows that may have to wait."""
     longest = packer.seq_lens[-1]
-    return batch_tokens // longest * packer.max_tokens_per_row + 2 * longest
+    return batch_tokens // longest * packer._max_tokens_per_row + 2 * longest

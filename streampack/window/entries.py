@@ -162,7 +162,7 @@ def sizes_of(documents: Documents, packer: Packer) -> DocumentSizes:
     return DocumentSizes(
         documents.lengths,
         {name: _weights(documents.document_fields[name]) for name in fields_of(packer)},
-        lengths_of_members(documents) if packer.packs_members else None,
+        lengths_of_members(documents) if packer._packs_members else None,
     )
 
 
@@ -240,7 +240,7 @@ class HeldBlocks:
                 name: _weights([block.document_fields[name][i] for block, i in places])
                 for name in names
             },
-            self.member_lengths(serials) if packer.packs_members else None,
+            self.member_lengths(serials) if packer._packs_members else None,
         )
 
     def member_lengths(self, serials: NDArray[np.int64]) -> MemberLengths | None:

@@ -77,7 +77,7 @@ def planned_window(
     rows_per_batch = np.zeros(0, dtype=np.int64)
     if fault == 0:
         widths = plan.seq_len[rows[batches[:-1]]].astype(np.int64)
-        rows_per_batch = packer.rows_per_batch(widths, request.batch_tokens)
+        rows_per_batch = packer._rows_per_batch(widths, request.batch_tokens)
         fault = 4 if (np.diff(batches) > rows_per_batch).any() else 0
     if fault == 1:
         check_rows(plan, np.maximum(request.lengths, request.remaining))
@@ -250,5 +250,5 @@ def admitted(offsets: NDArray[np.int64], first: int, room: Room, held: NDArray[n
 def needed_tokens(packer: Packer, sizes: DocumentSizes, batch_tokens: int) -> NDArray[np.int64]:
     """Return the tokens (N,) int64 of each document that rows will hold after overflow."""
     if packer.overflow == "drop":
-        return np.where(packer.fits(sizes, batch_tokens), sizes.lengths, 0)
+        return np.where(packer._fits(sizes, batch_tokens), sizes.lengths, 0)
     return kept_tokens(sizes.lengths, packer.seq_lens[-1], packer.overflow)

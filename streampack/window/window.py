@@ -259,7 +259,7 @@ class Window:
         if self._packer.overflow != "error" or not len(documents):
             return
         sizes = sizes_of(documents, self._packer)
-        over = ~self._packer.fits(sizes, self._batch_tokens)
+        over = ~self._packer._fits(sizes, self._batch_tokens)
         if over.any():
             i = int(np.argmax(np.where(over, sizes.lengths, 0)))
             name = self._name(documents.origin[i])
@@ -281,7 +281,7 @@ class Window:
         if fault is not None:
             return fault
         many = f"a batch has {self._batch_tokens // longest} rows of"
-        where = many if packer.packs_members else "a row has"
+        where = many if packer._packs_members else "a row has"
         return f"has {sizes.lengths[i]} {'slots' if slots else 'tokens'}, {where} {longest}"
 
     def advance(self, planned: PlannedWindow, *, starved: bool = False) -> None:

@@ -244,7 +244,7 @@ class _Receiver:
         self._process = os.getpid()
         self._wants_fields = threading.Event()  # set once the loop has used some
         self._all_its_own = (
-            not share.config.packer.shares_batches
+            not share.config.packer._shares_batches
         )  # else other ranks take most batches
         self._received: queue.SimpleQueue[PackedBatch | LaneEnd | BaseException]
         self._received = queue.SimpleQueue()

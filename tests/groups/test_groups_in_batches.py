@@ -115,7 +115,7 @@ def test_a_plan_places_each_group_in_one_batch(
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
     )
     sums = np.array([sum(group) for group in groups], dtype=np.int64)
-    fits = packer.fits(DocumentSizes(sums, members=members), rows * ROW)
+    fits = packer._fits(DocumentSizes(sums, members=members), rows * ROW)
     assert fits[sums <= ROW].all()
     lengths = np.where(fits, sums, 0)
     selection = packer.plan_window(

@@ -25,6 +25,7 @@ from streampack.packing import (
     fullest_rows,
     rows_in_order,
 )
+from streampack.packing.packer import is_unmeasured
 from tests.support.every_source import PACKERS
 from tests.support.lanes import SEQ_LEN, assert_delivered, lane_config, run
 from tests.support.memory_source import MemorySource, heavy_tailed, numbered_documents
@@ -162,7 +163,7 @@ def test_all_plans_are_held_against_all_rules_if_that_is_asked_for(
     with pytest.raises(PlanError):
         run(Lane(config(), 0))
     for packer in PACKERS:
-        if packer.needs_sample:
+        if is_unmeasured(packer):
             packer = packer.with_sample(np.array(LENGTHS))
         run(Lane(lane_config(LENGTHS, packer, window=WindowConfig(rows=8)), 0))
 
