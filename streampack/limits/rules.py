@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from streampack.arguments import is_whole
 from streampack.errors import ConfigError
@@ -10,6 +11,18 @@ from streampack.packing.choice import RowChoice
 from streampack.packing.overflow import OVERFLOWS
 from streampack.packing.packer import Packer
 from streampack.packing.row_limits import RowLimits
+
+#: Attributes of packers of one's own in an earlier form: the values that had an effect.
+_EARLIER: dict[str, Callable[[Any], bool]] = {
+    "balance": lambda value: value in ("attention", "loss", "patches"),
+    "capacity": lambda value: isinstance(value, Mapping) and len(value) > 0,
+    "needs_sample": lambda value: value is not None,
+}
+_NOW = {
+    "balance": 'choice = Balance("attention")',
+    "capacity": 'limits = [Capacity({"patches": 4096})]',
+    "needs_sample": "measures to the name of the setting that with_sample measures",
+}
 
 
 def require_packer(packer: object) -> Packer:
@@ -34,6 +47,13 @@ def require_packer(packer: object) -> Packer:
             f"Set the attribute in {name}.",
             setting="overflow",
         )
+    for earlier, used in _EARLIER.items():
+        if used(getattr(packer, earlier, None)):
+            raise ConfigError(
+                f"{name} has the attribute {earlier}, which packers no longer use.",
+                f"Set {_NOW[earlier]} instead.",
+                setting=earlier,
+            )
     require_rules(packer)
     return packer
 

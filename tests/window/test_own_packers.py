@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, WindowConfig
-from streampack.errors import PlanError, StreampackError
+from streampack.errors import ConfigError, PlanError, StreampackError
 from streampack.lane.lane import Lane
 from streampack.packing import (
     Balance,
@@ -166,6 +166,37 @@ def test_all_plans_are_held_against_all_rules_if_that_is_asked_for(
         if is_unmeasured(packer):
             packer = packer.with_sample(np.array(LENGTHS))
         run(Lane(lane_config(LENGTHS, packer, window=WindowConfig(rows=8)), 0))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [("balance", "attention"), ("capacity", {"frames": 9}), ("needs_sample", False)],
+)
+def test_an_attribute_of_earlier_packers_is_refused_with_the_new_one(
+    attribute: str, value: Any
+) -> None:
+    packer = Plain()
+    setattr(packer, attribute, value)
+    with pytest.raises(ConfigError) as caught:
+        PackedDataset([[1, 2]], packer=packer)
+    assert caught.value.setting == attribute
+    setattr(packer, attribute, None)
+    PackedDataset([[1, 2]], packer=packer)
+
+
+def test_a_packer_of_ones_own_gets_the_values_of_the_fields_that_it_declares() -> None:
+    class Easiest(Plain):
+        weights = ("difficulty",)
+
+        def plan(self, lengths: np.ndarray, *, final: bool, seed: int, weights: Any = None) -> Plan:
+            assert weights["difficulty"].tolist() == [3 * n for n in lengths.tolist()]
+            return super().plan(lengths, final=final, seed=seed)
+
+    records = [{"tokens": [1] * n, "difficulty": 3 * n} for n in (3, 5, 2)]
+    dataset = PackedDataset(
+        records, packer=Easiest(), document_fields={"difficulty": "int32"}, topology=Topology()
+    )
+    assert sum(batch.num_tokens for batch in PackedLoader(dataset)) == 10
 
 
 def test_a_packer_of_ones_own_may_follow_a_balance() -> None:
