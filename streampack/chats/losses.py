@@ -20,10 +20,10 @@ from streampack.chats.source import Chat
 from streampack.chats.stages import Rendered
 from streampack.documents.blocks import Documents
 from streampack.lane.config import LaneConfig
-from streampack.metrics import LaneTimes
 from streampack.mixtures.source import sources_of
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.stages.base import BlockStage
+from streampack.streams.base import Opening
 from streampack.streams.lane_stream import open_stream
 
 CONVERSATIONS = 256  # conversations of each source in the sample
@@ -116,7 +116,7 @@ def _documents(
     """
     changed = (*stages[:place], rendering, *stages[place + 1 :])
     config = replace(config, preparation=replace(config.preparation, stages=(changed,)))
-    stream = open_stream(config, 0, skips=ErrorPolicy("skip"), times=LaneTimes())
+    stream = open_stream(Opening(config, 0, ErrorPolicy("skip")))
     count, last = 0, b""
     while (block := stream.peek()) is not None:
         for i in range(len(block)):

@@ -102,7 +102,7 @@ class LaneReports:
         self._lane = lane
         self._dealer = dealer
 
-    def forget(self, step: int) -> None:
+    def begin_round(self, step: int) -> None:
         """Remove deals that gave nothing, among the deals available to rounds from batch `step`."""
         dealer = self._dealer
         if dealer is not None:

@@ -43,7 +43,7 @@ class Parts(ABC):
         """True if no part will follow the known ones."""
         return True
 
-    def allow(self, step: int) -> None:  # noqa: B027
+    def begin_round(self, step: int) -> None:  # noqa: B027
         """Make the deals available that a round beginning with batch `step` of the lane may use."""
 
 
@@ -99,7 +99,7 @@ class DealtSpans(Parts):
         self._spans: list[Span] = []
         self._last: tuple[Span, LinePart] | None = None  # cached, because every block needs it
 
-    def allow(self, step: int) -> None:
+    def begin_round(self, step: int) -> None:
         """See `Parts`."""
         deals = self._dealer.rule.known(step)
         if deals > self._deals:

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Fields, joined_fields, part_of
 from streampack.errors import ConfigError
 from streampack.lane.config import LaneConfig
-from streampack.metrics import LaneTimes
 from streampack.packing.packer import fields_of
 from streampack.packing.request import DocumentSizes, MemberLengths
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.streams.base import LaneStream
+from streampack.streams.base import LaneStream, Opening
 from streampack.streams.lane_stream import open_stream
 from streampack.window.entries import sizes_of
 
@@ -85,8 +84,7 @@ def begun(
     Returns:
         The stream, the sizes of the blocks, and True if the stream ended first.
     """
-    skips = ErrorPolicy(config.on_error)
-    stream = open_stream(config, lane, skips=skips, times=LaneTimes())
+    stream = open_stream(Opening(config, lane, ErrorPolicy(config.on_error)))
     blocks: list[DocumentSizes] = []
     read = 0
     while stream.serial < documents and read < tokens:

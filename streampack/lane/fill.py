@@ -21,7 +21,7 @@ from streampack.metrics import LaneTimes
 from streampack.packing.request import MemberLengths
 from streampack.packing.rng import derive_seed
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.streams.base import StreamPosition
+from streampack.streams.base import Opening, StreamPosition
 from streampack.streams.lane_stream import open_stream
 from streampack.window.entries import Entries
 from streampack.window.window import Window
@@ -72,23 +72,17 @@ class Fill:
             choice=config.choice.of_lane(lane, config.lanes),
             name=config.source.document_name,
         )
-        self.stream = open_stream(
-            config,
-            lane,
-            skips=ErrorPolicy(config.on_error),
-            times=self.times,
-            position=None if state is None else StreamPosition(state["serial"], state["cursor"]),
-            dealer=dealer,
-        )
+        position = None if state is None else StreamPosition(state["serial"], state["cursor"])
+        skips = ErrorPolicy(config.on_error)
+        self.stream = open_stream(Opening(config, lane, skips, self.times, position, dealer))
         self._dropped = 0
         if state is not None:
             self._read_again(state)
 
     def read(self, step: int) -> bool:
         """Fill the window for the round from batch `step` on; return True if documents ran out."""
-        self.stream.allow(step)
-        self.stream.reweigh(step)
-        self.reports.forget(step)
+        self.stream.begin_round(step)
+        self.reports.begin_round(step)
         starved = self._admit()
         if self.config.packer.overflow == "drop":
             self._name_dropped(self.window.entries)
@@ -125,7 +119,7 @@ class Fill:
     def _read_again(self, state: Mapping[str, Any]) -> None:
         """Refill the window that a state describes."""
         window, stream = self.window, self.stream
-        stream.allow(state["step"])
+        stream.begin_round(state["step"], again=True)
         saved = SavedEntries(state, window)
         while (remaining := saved.admitted - saved.read) > 0:
             documents = stream.peek()

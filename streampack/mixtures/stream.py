@@ -11,7 +11,7 @@ choice depends on credits alone. A resumed source is not read until it is chosen
 A dealt source may have no documents yet when it is chosen. Then the lane waits, so that the order
 of draws does not depend on the time at which deals are known.
 
-If a run continues with another mixture (`changed_cursor`) or with other weights (`reweigh`),
+If a run continues with another mixture (`changed_cursor`) or with other weights (`begin_round`),
 documents that were read before the change are reread by the rules of that time: places hold these
 rules until they are after the change. Weights change with the quantum after the one of the
 next document, because a state does not record whether that document is drawn already.
@@ -25,10 +25,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from streampack.deals.dealer import Dealer
 from streampack.documents.blocks import Documents
 from streampack.errors import StateError
-from streampack.metrics import LaneTimes
 from streampack.mixtures.place import MixtureCursor, Rules, SourceCursor
 from streampack.mixtures.shortfall import Shortfall
 from streampack.mixtures.source import Mixture, named_in_errors, source_seed
@@ -41,9 +39,8 @@ from streampack.mixtures.token_shares import (
     mean_change,
 )
 from streampack.mixtures.weight_channel import WeightChannel
-from streampack.sources.error_policy import ErrorPolicy
-from streampack.streams.base import LaneStream, Remaining, StreamPosition
-from streampack.streams.stream import DocumentStream, StreamConfig
+from streampack.streams.base import LaneStream, Opening, Remaining, StreamPosition
+from streampack.streams.stream import DocumentStream
 from streampack.window.packed_rows import PackedRows
 
 if TYPE_CHECKING:
@@ -98,34 +95,21 @@ class MixedStream(LaneStream):
     """The documents of a mixture.
 
     Args:
-        config: configuration of the run, with a `Mixture` as source.
-        lane: index of the lane, which selects its part of each source.
-        skips: policy for broken documents and shards.
-        times: accumulates the seconds of reading and preparing.
-        position: start position; None is the beginning. Sources missing from it start at their
+        opening: its source is a `Mixture`. Sources missing from the position start at their
             beginning, with a credit of 0.
-        dealer: deals the lanes their parts of some sources; the others are divided equally.
 
     Raises:
         StateError: the position has a source that the mixture lacks and that had not ended.
     """
 
-    def __init__(
-        self,
-        config: StreamConfig,
-        lane: int,
-        *,
-        skips: ErrorPolicy,
-        times: LaneTimes,
-        position: StreamPosition | None = None,
-        dealer: Dealer | None = None,
-    ) -> None:
+    def __init__(self, opening: Opening) -> None:
+        config, lane, dealer = opening.config, opening.lane, opening.dealer
         assert isinstance(config.source, Mixture)
-        super().__init__(skips, position)
+        super().__init__(opening)
         self._mixture = mixture = config.source
         self._epochs = mixture.source_epochs(config.epochs)
         self._endless = config.epochs is None
-        start = MixtureCursor.read(position, mixture)
+        start = MixtureCursor.read(opening.position, mixture)
         self._members = []
         for number, (name, source) in enumerate(mixture.sources.items()):
             place = start.places[number]
@@ -139,16 +123,9 @@ class MixedStream(LaneStream):
                 )
             seed = source_seed(config.seed, number)
             member_config = replace(config, source=source, epochs=epochs, seed=seed)
-            stream = DocumentStream(
-                member_config,
-                lane,
-                skips=skips.of_source(name),
-                times=times,
-                position=place.position,
-                number=number,
-                dealer=dealer,
-                line=name,
-            )
+            skips = opening.skips.of_source(name)
+            opened = replace(opening, config=member_config, skips=skips, position=place.position)
+            stream = DocumentStream(opened, number, line=name)
             self._members.append(_Member(name, stream, place, place.offset, place.ended))
         self._dealt = () if dealer is None else tuple(dealer.rule.lines)
         self._lane, self._lanes = lane, config.lanes
@@ -176,12 +153,10 @@ class MixedStream(LaneStream):
             total += member.stream.epoch - member.place.epoch
         return total
 
-    def allow(self, step: int) -> None:
+    def begin_round(self, step: int, *, again: bool = False) -> None:
         for member in self._members:
-            member.stream.allow(step)
-
-    def reweigh(self, step: int) -> None:
-        if (change := self.change_for(step)) is not None:
+            member.stream.begin_round(step)
+        if not again and (change := self.change_for(step)) is not None:
             self.draw_by(change, self.serial + (step > 0))
 
     def change_for(self, step: int) -> WeightChange | None:

@@ -8,7 +8,7 @@ import logging
 import os
 import zlib
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,19 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.deals.dealer import Dealer
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, StateError, StorageError
 from streampack.leaves import load
-from streampack.metrics import LaneTimes
 from streampack.ordering import DocumentOrder
 from streampack.packers.concat import Concat
 from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import Source
-from streampack.sources.error_policy import ErrorPolicy
-from streampack.streams.base import LaneStream, StreamPosition
-from streampack.streams.stream import DocumentStream, StreamConfig
+from streampack.streams.base import LaneStream, Opening, StreamPosition
+from streampack.streams.stream import DocumentStream
 from streampack.window.packed_rows import PackedRows
 
 if TYPE_CHECKING:
@@ -110,36 +107,23 @@ class OrderedStream(LaneStream):
 
     Args:
         stream: inner stream, opened at ``inner_position(position)`` if there is a position.
-        order: orders the documents of a window.
-        source: names dropped documents.
-        lane: index of the lane.
-        seed: seed of the lane.
-        times: accumulates the seconds of ordering.
-        position: start position; None is the beginning.
+        opening: `config.order` orders the documents of a window.
 
     Raises (while reading):
         StateError: a saved order does not fit the documents.
         ConfigError: the embedder returned an invalid result.
     """
 
-    def __init__(
-        self,
-        stream: DocumentStream | MixedStream,
-        order: DocumentOrder,
-        *,
-        source: Source,
-        lane: int,
-        seed: int,
-        times: LaneTimes,
-        position: StreamPosition | None = None,
-    ) -> None:
-        super().__init__(stream.skips, position)
+    def __init__(self, stream: DocumentStream | MixedStream, opening: Opening) -> None:
+        super().__init__(opening)
+        config, position = opening.config, opening.position
+        assert config.order is not None
         self._stream = stream
-        self._order = order
-        self._source = source
-        self._lane = lane
-        self._seed = seed
-        self._times = times
+        self._order = config.order
+        self._source = config.source
+        self._lane = opening.lane
+        self._seed = derive_seed(config.seed, 3, opening.lane)
+        self._times = opening.times
         saved: dict[str, Any] = position.cursor if position else _BEGINNING
         # Counted and named before the state was saved:
         self._known: int = saved["windows"]
@@ -177,8 +161,8 @@ class OrderedStream(LaneStream):
             },
         )
 
-    def reweigh(self, step: int) -> None:
-        self._step = step
+    def begin_round(self, step: int, *, again: bool = False) -> None:
+        self._step = 0 if again else step
 
     def _draw_window_by(self, place: _Place) -> None:
         """Draw a new window by the weights in force, or a reread one as before."""
@@ -275,29 +259,10 @@ def _encode(place: _Place) -> list[Any]:
     return [place.count, base64.b64encode(raw).decode()]
 
 
-def open_ordered(
-    config: StreamConfig,
-    lane: int,
-    *,
-    skips: ErrorPolicy,
-    times: LaneTimes,
-    position: StreamPosition | None = None,
-    dealer: Dealer | None = None,
-) -> OrderedStream:
+def open_ordered(opening: Opening) -> OrderedStream:
     """Open the documents of the source's stream in order; see `open_stream`."""
-    assert config.order is not None
-    inner = OrderedStream.inner_position(position)
-    return OrderedStream(
-        load(config.source.stream)(
-            config, lane, skips=skips, times=times, position=inner, dealer=dealer
-        ),
-        config.order,
-        source=config.source,
-        lane=lane,
-        seed=derive_seed(config.seed, 3, lane),
-        times=times,
-        position=position,
-    )
+    inner = replace(opening, position=OrderedStream.inner_position(opening.position))
+    return OrderedStream(load(opening.config.source.stream)(inner), opening)
 
 
 def add(recipe: Recipe, order: Any) -> None:

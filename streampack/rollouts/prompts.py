@@ -14,11 +14,10 @@ from streampack.changes.fields import first_difference
 from streampack.dataset import PackedDataset
 from streampack.documents.text_keys import text_of_key
 from streampack.errors import ConfigError, StateError
-from streampack.metrics import LaneTimes
 from streampack.run.fingerprint import fingerprint_of
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.stages.token_rules import TokenRules
-from streampack.streams.base import LaneStream, StreamPosition
+from streampack.streams.base import LaneStream, Opening, StreamPosition
 from streampack.streams.lane_stream import open_stream
 
 _ROW = 1 << 24  # slots of a row that holds any prompt; prompts are not packed
@@ -167,9 +166,7 @@ class Prompts:
 
     def _open(self) -> LaneStream:
         position = self._position if self._position.cursor else None
-        self._stream = open_stream(
-            self._config, 0, skips=self._skips, times=LaneTimes(), position=position
-        )
+        self._stream = open_stream(Opening(self._config, 0, self._skips, position=position))
         return self._stream
 
     def _fingerprint(self) -> dict[str, Any]:

@@ -221,17 +221,17 @@ def tokens_per_batch(batch_size: int | None, packer: Packer) -> int:
     The default is 8 rows; with rows of several lengths, the tokens of one longest row.
     """
     longest = packer.seq_lens[-1]
-    own: int | None = getattr(packer, "batch_tokens", None)
-    if own is not None:
+    tokens: int | None = getattr(packer, "batch_tokens", None)
+    if tokens is not None:
         if batch_size is not None:
             raise ConfigError(
                 "Only one of batch_size and the packer's batch_tokens may be set, got "
                 f"{batch_size!r} "
-                f"and {own}.",
+                f"and {tokens}.",
                 "Leave out one of them.",
                 setting="batch_size",
             )
-        return own
+        return tokens
     most = ((1 << 31) - 1) // longest
     default = min(BATCH_ROWS, most) if len(packer.seq_lens) == 1 else 1
     rows = default if batch_size is None else batch_size

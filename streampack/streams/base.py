@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from streampack.deals.dealer import Dealer
 from streampack.documents.blocks import Documents
+from streampack.metrics import LaneTimes
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.window.packed_rows import PackedRows
+
+if TYPE_CHECKING:
+    from streampack.streams.stream import StreamConfig
 
 #: The cursor of a source before its first document: the part, its epoch, the reader's position in
 #: it, the tokens before that position, and the tokens before the part.
@@ -40,6 +45,27 @@ class Remaining(NamedTuple):
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Arguments that open the stream of a lane.
+
+    Attributes:
+        config: configuration of the run.
+        lane: index of the lane, which selects its part of each source.
+        skips: policy for broken documents and shards.
+        times: accumulates the seconds of each stage.
+        position: return value of `position_before` of an equal stream; None is the beginning.
+        dealer: deals the lanes their parts of the sources; None divides these equally.
+    """
+
+    config: StreamConfig
+    lane: int
+    skips: ErrorPolicy
+    times: LaneTimes = field(default_factory=LaneTimes)
+    position: StreamPosition | None = None
+    dealer: Dealer | None = None
+
+
 class LaneStream(ABC):
     """The documents of one lane, numbered from 0, as blocks of token ids.
 
@@ -48,9 +74,9 @@ class LaneStream(ABC):
         skips: policy for broken documents and shards, with the lane's counts.
     """
 
-    def __init__(self, skips: ErrorPolicy, position: StreamPosition | None) -> None:
-        self.skips = skips
-        self.serial = position.serial if position else 0
+    def __init__(self, opening: Opening) -> None:
+        self.skips = opening.skips
+        self.serial = opening.position.serial if opening.position else 0
         self._pending: Documents | None = None
 
     def peek(self) -> Documents | None:
@@ -81,11 +107,11 @@ class LaneStream(ABC):
         """Return whether None from `peek` is the end; otherwise the lane will be dealt more."""
         return True
 
-    def allow(self, step: int) -> None:  # noqa: B027
-        """Announce that the next round to be filled begins with batch `step` of the lane."""
+    def begin_round(self, step: int, *, again: bool = False) -> None:  # noqa: B027
+        """Announce that the round to be filled next begins with batch `step` of the lane.
 
-    def reweigh(self, step: int) -> None:  # noqa: B027
-        """Apply the weights in force for a round that begins with batch `step` of the lane."""
+        `again` is True if documents of a round that was filled before are reread, by its rules.
+        """
 
     def remaining(self) -> list[Remaining]:
         """Return the view of every source that the lane is dealt, in the order of rule lines."""

@@ -16,13 +16,11 @@ from streampack.deals.dealer import Dealer
 from streampack.deals.spans import DealtSpans, EqualParts, Part, Parts
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
-from streampack.metrics import LaneTimes
 from streampack.sources.base import Block, Source
-from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.sharded import ShardedSource
 from streampack.stages.base import Place, passed_through
 from streampack.stages.preparation import Preparation
-from streampack.streams.base import BEGINNING, LaneStream, Remaining, StreamPosition
+from streampack.streams.base import BEGINNING, LaneStream, Opening, Remaining, StreamPosition
 
 if TYPE_CHECKING:
     from streampack.ordering import DocumentOrder
@@ -64,38 +62,22 @@ class DocumentStream(LaneStream):
     """The documents of one source.
 
     Args:
-        config: source and preparation; `order` is not used here.
-        lane: index of the lane, which selects its part of the source.
-        skips: policy for broken documents and shards.
-        times: accumulates the seconds of reading and preparing.
-        position: start position; None is the beginning.
+        opening: `config.order` is not used here.
         number: index of the source in a mixture, stored in the origin of documents.
-        dealer: deals the lanes their parts; None divides every epoch equally.
         line: name of the source among the lines of the dealer's rule.
     """
 
-    def __init__(
-        self,
-        config: StreamConfig,
-        lane: int,
-        *,
-        skips: ErrorPolicy,
-        times: LaneTimes,
-        position: StreamPosition | None = None,
-        number: int = 0,
-        dealer: Dealer | None = None,
-        line: str = "",
-    ) -> None:
-        super().__init__(skips, position)
-        self._config = config
-        self._lane = lane
+    def __init__(self, opening: Opening, number: int = 0, line: str = "") -> None:
+        super().__init__(opening)
+        self._config = config = opening.config
+        self._lane = opening.lane
         self._number = number
-        self._times = times
+        self._times, position = opening.times, opening.position
         self.epoch = 0  # epoch of the next documents
         first = position.cursor["part"] if position else 0
         start = position.cursor["at"] if position else None
         self._stages = config.preparation.of(number)
-        self._parts = _parts_of(config, lane, dealer, line)
+        self._parts = _parts_of(config, self._lane, opening.dealer, line)
         if position is not None and isinstance(self._parts, EqualParts):
             self._parts.shift = position.cursor.get("shift", 0)
         self._empty_parts = 0  # consecutive parts without documents
@@ -117,8 +99,8 @@ class DocumentStream(LaneStream):
             self._positions.popleft()
         return self._positions[0]
 
-    def allow(self, step: int) -> None:
-        self._parts.allow(step)
+    def begin_round(self, step: int, *, again: bool = False) -> None:
+        self._parts.begin_round(step)
 
     @property
     def ended(self) -> bool:

@@ -20,7 +20,6 @@ from streampack import (
     WindowConfig,
 )
 from streampack.errors import ConfigError, ContentError, StateError
-from streampack.metrics import LaneTimes
 from streampack.mixtures.place import changed_cursor
 from streampack.mixtures.source import earlier_mixture
 from streampack.packing import Concat
@@ -28,7 +27,7 @@ from streampack.sources import JSONL, Iterable, Mixture
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.reading import ReadOptions
 from streampack.stages.preparation import Preparation
-from streampack.streams.base import StreamPosition
+from streampack.streams.base import Opening, StreamPosition
 from streampack.streams.lane_stream import open_stream
 from streampack.streams.stream import StreamConfig
 from tests.support.corpora import byte_tokenizer
@@ -71,7 +70,7 @@ def lane_stream(
 ) -> Any:
     mixture.prepare()
     config = StreamConfig(source=mixture, lanes=lanes, preparation=Preparation(), **options)
-    return open_stream(config, 0, skips=ErrorPolicy(), times=LaneTimes(), position=position)
+    return open_stream(Opening(config, 0, ErrorPolicy(), position=position))
 
 
 def read(stream: Any, count: int | None = None) -> list[tuple[int, int, int]]:
