@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "llms.txt")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md", "llms.txt")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "skills").rglob("*.md")),
 ]
