@@ -89,7 +89,7 @@ class Loader(Explained):
             step = self._alone() if self._ranks is None else self._received(self._ranks)
             if step is None:
                 return
-            on_last = self._queue.finish_step if self._queue is not None else _nothing
+            on_last = None if self._queue is None else self._queue.finish_step
             yield replace(step, settings=self._settings, on_last=on_last)
 
     def _alone(self) -> Step | None:
@@ -175,14 +175,22 @@ class Loader(Explained):
         if self._queue is not None:
             self._queue.load_state(state)
 
+    def saved(self, state: Mapping[str, Any]) -> None:
+        """Announce that a state is safe; drops spooled groups that later resumes do not need.
+
+        Call it in the first process; in the others it does nothing.
+        """
+        if self._queue is not None:
+            self._queue.saved(state)
+
 
 def _why(queue: Queue) -> str:
-    if queue.starved:
+    now = queue.metrics()
+    if now.starved:
         return (
             "the samplers may not go on before a step is published; call loader.published(version) "
             "after each step, or raise steps_ahead of the queue"
         )
-    now = queue.metrics()
     return (
         f"the next step lacks answers; {now.in_flight} groups are in flight, {now.finished} of "
         "them finished"
@@ -201,7 +209,3 @@ def _processes() -> int:
 
     connected = dist.is_available() and dist.is_initialized()
     return dist.get_world_size() if connected else 1
-
-
-def _nothing() -> None:
-    pass

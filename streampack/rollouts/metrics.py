@@ -20,9 +20,11 @@ class RolloutMetrics:
         in_flight: groups that were dispatched and are not trained.
         finished: groups of these with all answers.
         partial: groups of these with some answers.
+        starved: True if the next step needs slots of steps that are not published.
         age_p50, age_p99: quantiles of the ages of the last 10,000 trained groups, in steps.
         most_age: bound on ages.
         sampled_tokens, trained_tokens: tokens that carry loss, as put and as trained.
+        restored: finished groups that were taken from the spool at the load.
         wait_s: seconds in which the trainer waited for answers.
         counts: groups by their end.
     """
@@ -31,11 +33,13 @@ class RolloutMetrics:
     in_flight: int
     finished: int
     partial: int
+    starved: bool
     age_p50: float
     age_p99: float
     most_age: int
     sampled_tokens: int
     trained_tokens: int
+    restored: int
     wait_s: float
     counts: Counts
 
@@ -55,6 +59,7 @@ def counted(schedule: Schedule, *, ages: Sequence[int], **values: Any) -> Rollou
         in_flight=len(schedule.in_flight()),
         finished=sum(group.phase is Phase.FINISHED for group in groups),
         partial=sum(group.phase is Phase.DISPATCHED and bool(group.answers) for group in groups),
+        starved=schedule.starved,
         age_p50=float(p50),
         age_p99=float(p99),
         most_age=schedule.rule.most_age,

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import queue
-import threading
 import time
 import uuid
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.errors import ConfigError, StateError, WorkerError
 from streampack.rollouts.answer import Answer, check_same_columns
+from streampack.rollouts.changes import Changes
 from streampack.rollouts.metrics import RolloutMetrics, counted
 from streampack.rollouts.prompts import Prompt, Prompts
-from streampack.rollouts.schedule import Counts, Group, Rule, Schedule, TicketId
-from streampack.run.state import checksum
+from streampack.rollouts.schedule import Counts, Group, Rule, Schedule
+from streampack.rollouts.spool import Spool
+from streampack.rollouts.state import check_state, sealed
+from streampack.rollouts.ticket import Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -44,33 +41,6 @@ _FIELDS = {
 NAMED_FAILURES = 10  # prompts that are logged one by one
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ticket:
-    """A prompt to be sampled.
-
-    Attributes:
-        id: identity of this dispatch.
-        prompt: (T,) int64 token ids.
-        fields: declared fields of the prompt by name, such as the right answer.
-        answers: number of answers that the group needs.
-    """
-
-    id: TicketId
-    prompt: NDArray[np.int64]
-    fields: Mapping[str, Any]
-    answers: int
-
-    @property
-    def serial(self) -> int:
-        """Index of the prompt in the stream of prompts."""
-        return self.id.serial
-
-    @property
-    def attempt(self) -> int:
-        """1 for the first dispatch since the start or the last load."""
-        return self.id.attempt
-
-
 class Queue:
     """The prompts in flight between samplers and a trainer, each trained exactly once.
 
@@ -88,6 +58,8 @@ class Queue:
         max_attempts: tickets of a prompt that may time out or be given back before it has failed.
         max_age: age in steps above which a finished group is resampled.
         on_error: policy for failed prompts: "skip" counts and logs them; "raise" stops the trainer.
+        spool: local folder or URL that keeps finished groups until they are trained and a state
+            without them is saved, so that a resumed run need not sample them anew.
 
     Attributes:
         rule: the settings as numbers of groups, with the bound on ages, ``rule.most_age``.
@@ -109,6 +81,7 @@ class Queue:
         max_attempts: int = 3,
         max_age: int | None = None,
         on_error: Literal["skip", "raise"] = "skip",
+        spool: str | None = None,
     ) -> None:
         if not isinstance(prompts, Prompts):
             raise ConfigError(
@@ -131,17 +104,19 @@ class Queue:
             None if max_age is None else whole_number("max_age", max_age, least=0),
         )
         self._source, self._on_error = prompts, on_error
+        bound = (self.rule.groups, self.rule.answers, self.rule.steps_ahead, self.rule.window)
+        self._spool = None if spool is None else Spool(spool, bound)
         self._run, self._version = uuid.uuid4().hex, 0
         self._schedule = Schedule(self.rule, uuid.uuid4().hex)
         self._prompts: dict[int, Prompt] = {}  # of groups in flight
         self._step: list[Group] = []  # groups of the step that is being handed out
         self._columns: Mapping[str, str] | None = None
-        self._changed = threading.Condition()
-        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
+        self._changed = Changes()
         self._ages: deque[int] = deque(maxlen=10_000)
         self._tokens = {"sampled": 0, "trained": 0}
         self._wait_s = 0.0
         self._failed_before = 0  # the load of a state
+        self._restored = 0  # groups taken from the spool
 
     # ------------------------------------------------------------------ samplers
 
@@ -160,27 +135,19 @@ class Queue:
         end = math.inf if timeout is None else time.monotonic() + timeout
         with self._changed:
             while (ticket := self._next_ticket()) is None and not self._schedule.done:
-                left_s = min(self._schedule.due, end) - time.monotonic()
                 if not block or time.monotonic() >= end:
                     raise queue.Empty
-                self._changed.wait(None if left_s == math.inf else max(left_s, 0))
+                self._changed.wait(min(self._schedule.due, end))
             return ticket
 
     async def aget(self) -> Ticket | None:
         """Return the next prompt to be sampled; like `get`, for asyncio."""
-        loop = asyncio.get_running_loop()
         while True:
             with self._changed:
                 if (ticket := self._next_ticket()) is not None or self._schedule.done:
                     return ticket
-                waiting = loop, loop.create_future()
-                self._waiting.add(waiting)
-                left_s = self._schedule.due - time.monotonic()
-            try:
-                await asyncio.wait({waiting[1]}, timeout=None if left_s == math.inf else left_s)
-            finally:
-                with self._changed:
-                    self._waiting.discard(waiting)
+                change, due = self._changed.subscribe(), self._schedule.due
+            await self._changed.wait_for(change, due)
 
     def put(self, ticket: Ticket, answer: Answer) -> bool:
         """Add one answer to the group of a ticket.
@@ -207,7 +174,8 @@ class Queue:
             self._columns = answer.columns
             self._tokens["sampled"] += answer.num_loss_tokens
             if len(group.answers) == self.rule.answers:
-                self._notify()
+                self._keep(group)
+                self._changed.notify()
             return True
 
     def reject(self, ticket: Ticket, reason: str = "") -> bool:
@@ -220,7 +188,7 @@ class Queue:
             current = self._schedule.reject(ticket.id)
             if current:
                 logger.debug("rejected: prompt %d: %s", ticket.serial, reason)
-                self._notify()
+                self._changed.notify()
             return current
 
     def give_back(self, ticket: Ticket, reason: str = "") -> bool:
@@ -234,8 +202,14 @@ class Queue:
             group = self._schedule.give_back(ticket.id)
             if self._schedule.counts.failed > failed:
                 self._report([ticket.serial], reason)
-            self._notify()
+            self._changed.notify()
             return group is not None
+
+    def _keep(self, group: Group) -> None:
+        """Write a finished group to the spool, if there is one."""
+        if self._spool is not None:
+            place = f"{self._run}/{self._schedule.incarnation}"
+            self._spool.add(place, group, steps=self._schedule.freed, version=self._version)
 
     def _next_ticket(self) -> Ticket | None:
         schedule = self._schedule
@@ -253,14 +227,14 @@ class Queue:
 
     def _end(self) -> None:
         self._schedule.ended = True
-        self._notify()
+        self._changed.notify()
 
     def _expire(self) -> None:
         schedule = self._schedule
         before = schedule.counts.given_back
         self._report(schedule.expire(time.monotonic()), f"no answer for {self.rule.timeout_s:g} s")
         if schedule.counts.given_back > before:
-            self._notify()
+            self._changed.notify()
 
     def _report(self, serials: list[int], reason: str) -> None:
         for serial in serials:
@@ -272,13 +246,6 @@ class Queue:
                     self.rule.max_attempts,
                     f" ({reason})" if reason else "",
                 )
-
-    def _notify(self) -> None:
-        self._changed.notify_all()
-        for loop, future in self._waiting:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_wake, future)
-        self._waiting.clear()
 
     # ------------------------------------------------------------------ the trainer
 
@@ -296,18 +263,16 @@ class Queue:
         with self._changed:
             self.finish_step()
             while (groups := self._try_step()) is None:
-                now = time.monotonic()
-                left_s = min(began + timeout_s, self._schedule.due) - now
-                if now >= began + timeout_s:
+                if time.monotonic() >= began + timeout_s:
                     break
-                self._changed.wait(max(left_s, 0))
+                self._changed.wait(min(began + timeout_s, self._schedule.due))
             self._wait_s += time.monotonic() - began
             for group in groups or ():
                 self._ages.append(self._schedule.steps - 1 - group.born)
                 self._tokens["trained"] += sum(each.num_loss_tokens for each in group.answers)
             self._step = groups or []
             if groups is not None:
-                self._notify()
+                self._changed.notify()
             return groups
 
     def _try_step(self) -> list[Group] | None:
@@ -325,9 +290,16 @@ class Queue:
             )
         return schedule.next_step()
 
-    def finish_step(self) -> None:
-        """Count the step that was handed out as trained in states from now on."""
+    def finish_step(self, index: int | None = None) -> None:
+        """Count the step that was handed out as trained in states from now on.
+
+        Args:
+            index: index of the step, which has no effect if a later one was handed out; None is
+                the last one.
+        """
         with self._changed:
+            if index not in (None, self._schedule.steps - 1):
+                return
             self._step = []
             kept = {*self._schedule.in_flight()}
             self._prompts = {n: prompt for n, prompt in self._prompts.items() if n in kept}
@@ -338,17 +310,12 @@ class Queue:
         with self._changed:
             self._version = max(self._version, version)
             self._schedule.publish(steps)
-            self._notify()
+            self._changed.notify()
 
     @property
     def steps(self) -> int:
         """Number of steps of the run that were handed out to the end."""
         return self._schedule.steps - bool(self._step)
-
-    @property
-    def starved(self) -> bool:
-        """True if the next step needs slots of steps that are not published yet."""
-        return self._schedule.starved
 
     def state(self) -> dict[str, Any]:
         """Return the JSON-able state: a position and ids, without tokens."""
@@ -358,7 +325,6 @@ class Queue:
             oldest = serials[0] if serials else schedule.next
             counts = schedule.counts
             state = {
-                "rollouts": VERSION,
                 "run": self._run,
                 "incarnation": schedule.incarnation,
                 "steps": self.steps,
@@ -368,7 +334,7 @@ class Queue:
                 "prompts": self._source.state(oldest),
                 "counts": {**asdict(counts), "trained": counts.trained - len(self._step)},
             }
-            return {**state, "checksum": checksum(state)}
+            return sealed(state)
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; tickets of before are no longer current.
@@ -397,7 +363,27 @@ class Queue:
             )
             self._schedule.counts = Counts(**state["counts"])
             self._failed_before = self._schedule.counts.failed
-            self._notify()
+            self._take_back(state)
+            self._changed.notify()
+
+    def _take_back(self, state: Mapping[str, Any]) -> None:
+        """Take finished groups of the state's run from the spool."""
+        if self._spool is None:
+            return
+        place, serials = f"{self._run}/{state['incarnation']}", {*self._prompts}
+        groups = self._spool.take_back(place, serials, steps=state["steps"], version=self._version)
+        for serial, born, answers in groups:
+            self._columns = answers[0].columns
+            self._keep(self._schedule.restore(serial, answers, born))
+            self._restored += 1
+
+    def saved(self, state: Mapping[str, Any]) -> None:
+        """Drop the spooled groups that runs resumed from this or a later state do not need."""
+        check_state(state)
+        if self._spool is not None:
+            place = f"{state['run']}/{state['incarnation']}"
+            serials = {serial for serial, _ in state["in_flight"]}
+            self._spool.keep(state["run"], place, serials, state["next"])
 
     def metrics(self) -> RolloutMetrics:
         """Return counts of this run and ages of its recent groups."""
@@ -407,29 +393,6 @@ class Queue:
                 ages=self._ages,
                 sampled_tokens=self._tokens["sampled"],
                 trained_tokens=self._tokens["trained"],
+                restored=self._restored,
                 wait_s=self._wait_s,
             )
-
-
-def check_state(state: Mapping[str, Any]) -> None:
-    """Raise `StateError` unless this version saved the state and it is unchanged since."""
-    if not isinstance(state, Mapping) or _FIELDS - {*state}:
-        raise StateError(
-            f"The state must be one of rollouts, got {type_in_words(state)}.",
-            "Pass the return value of `state_dict()` on rank 0.",
-        )
-    if state["rollouts"] != VERSION:
-        raise StateError(
-            f"The state has version {state['rollouts']}, this streampack reads version {VERSION}.",
-            "Resume with the version of streampack that saved the state, or start a new run.",
-        )
-    if checksum(state) != state["checksum"]:
-        raise StateError(
-            "The state does not match its checksum.",
-            "Pass the return value of `state_dict()`, unchanged.",
-        )
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -210,15 +210,13 @@ class Schedule:
         self._due = min(self._due, group.deadline)
         return TicketId(serial, group.attempt, self.incarnation)
 
-    def restore(self, serial: int, answers: list[Any], born: int) -> None:
-        """Take the finished group of a resumed prompt, which was sampled before the load.
-
-        Call it after the load, in the order of serials, for all such groups.
-        """
+    def restore(self, serial: int, answers: list[Any], born: int) -> Group:
+        """Take the finished group of a prompt in flight, which was sampled before the load."""
         self._resumed.remove(serial)
         group = Group(serial, Phase.FINISHED, born=born, answers=answers)
         insort(self._line, group, key=_serial)
         self._groups[serial] = group
+        return group
 
     def _admit(self, serial: int) -> Group:
         if self._resumed:

@@ -30,7 +30,7 @@ class Step:
         values: further fields of these answers, by name.
         rank: index of this rank.
         settings: arguments of `MicrobatchPlan.batches`.
-        on_last: called when the last micro-batch is handed out.
+        on_last: called with `index` when the last micro-batch is handed out.
     """
 
     index: int
@@ -42,7 +42,7 @@ class Step:
     values: Mapping[str, Mapping[int, int]]
     rank: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
-    on_last: Callable[[], None] | None = None
+    on_last: Callable[[int], None] | None = None
 
     def __len__(self) -> int:
         """Return the number of micro-batches, the same on all ranks."""
@@ -54,7 +54,7 @@ class Step:
         batches = self.plan.batches(rank=self.rank, **columns, **self.settings)
         for number, batch in enumerate(batches):
             if number == len(self) - 1 and self.on_last is not None:
-                self.on_last()
+                self.on_last(self.index)
             yield batch
 
     def __str__(self) -> str:

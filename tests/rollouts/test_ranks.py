@@ -21,7 +21,8 @@ folder, layout, kill, seed = sys.argv[1:]
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 saved = json.load(open(folder + "/saved")) if os.path.exists(folder + "/saved") else None
-queue = make_queue(60, window=2, groups=4) if rank == 0 else None
+spool = folder + "/spool" if layout == "tree" else None
+queue = make_queue(60, window=2, groups=4, spool=spool) if rank == 0 else None
 loader = rollouts.Loader(queue, seq_len=64, layout=layout)
 if saved:
     loader.load_state_dict(saved["state"])
@@ -59,6 +60,7 @@ for step in loader:
         with open(folder + "/new", "w") as file:
             json.dump(saved, file)
         os.replace(folder + "/new", folder + "/saved")
+        loader.saved(saved["state"])
     loader.published(step.index + 1)
 print("ended")
 os._exit(0)  # samplers may still wait
@@ -96,7 +98,8 @@ def test_thirty_kills_of_ranks_lose_no_prompt(host: Host, tmp_path: Path, seed: 
     rng = random.Random(seed)
     for leg in range(8):
         ranks = rng.choice([1, 2, 4])
-        if run(host, tmp_path, ranks, "tree", rng.randrange(ranks), 100 * seed + leg):
+        layout = rng.choice(["tree", "tree", "documents"])  # with a spool, and without
+        if run(host, tmp_path, ranks, layout, rng.randrange(ranks), 100 * seed + leg):
             break
     else:
         run(host, tmp_path, 2, "tree", -1, seed)
