@@ -30,7 +30,7 @@ class _PackerType(ABCMeta):
     if not TYPE_CHECKING:
 
         def __call__(cls, *arguments: Any, **settings: Any) -> Any:
-            """Raise `TypeError`, with what to write, for settings that the packer does not have."""
+            """Raise `TypeError` for settings that the packer does not have, with the call to write."""
             if not EARLIER.isdisjoint(settings):
                 from streampack.limits.earlier_arguments import with_limits
 
@@ -46,7 +46,7 @@ class _PackerType(ABCMeta):
 class Packer(metaclass=_PackerType):
     """A pure function from document lengths to rows. Derive your own packer from it.
 
-    A packer must have `seq_lens`, `plan` and `describe`. It may replace what has a default here:
+    A packer must have `seq_lens`, `plan` and `describe`. It may replace members with defaults:
     `plan_window`, which by default plans the whole window and takes the fullest rows, and the
     attributes. Names with an underscore belong to streampack.
 

@@ -97,7 +97,7 @@ class Spool:
             )
 
     def keep(self, run: str, place: str, needed: set[int], next: int) -> None:
-        """Remove all files of a run but those of one incarnation that a saved state needs.
+        """Remove the files of a run that a saved state does not need.
 
         Args:
             run: the run.
