@@ -30,7 +30,7 @@ class _PackerType(ABCMeta):
     if not TYPE_CHECKING:
 
         def __call__(cls, *arguments: Any, **settings: Any) -> Any:
-            """Raise `TypeError` for settings that the packer does not have, with the call to write."""
+            """Raise `TypeError`, with the call to write, for unknown settings of a packer."""
             if not EARLIER.isdisjoint(settings):
                 from streampack.limits.earlier_arguments import with_limits
 
