@@ -202,7 +202,7 @@ def lane_memory(kind: str, folder: str) -> float:
 
 
 def main() -> None:
-    """Print the table of docs/scale.md."""
+    """Print the table of "Scale" in docs/benchmarks.md."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--shards", type=int, default=1_000_000)
     parser.add_argument("--lanes", type=int, default=65_536)

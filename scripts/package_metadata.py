@@ -38,7 +38,7 @@ def addresses(url: str | None) -> dict[str, str]:
         return {}
     return {
         "Repository": url,
-        "Documentation": f"{url}/blob/HEAD/docs/index.md",
+        "Documentation": f"{url}#documentation",
         "Changelog": f"{url}/blob/HEAD/CHANGELOG.md",
         "Issues": f"{url}/issues",
     }

@@ -34,7 +34,7 @@ PAGES = [
     *(
         README.parent / "docs" / f"{name}.md"
         for name in (
-            *("index", "quickstart", "sources", "storage", "packers", "order", "loops"),
+            *("quickstart", "sources", "storage", "packers", "order", "loops"),
             "converting",
             *("fields", "rollouts", "trees", "chat", "balance"),
         )

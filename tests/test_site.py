@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import streampack
+from scripts.home import home
 from streampack import ordering, packing, sources, trainers
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +51,16 @@ def test_every_public_name_is_in_the_reference_once(module: object) -> None:
 
 def test_every_page_is_in_the_navigation_once() -> None:
     named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
-    assert sorted(named) == sorted(str(page.relative_to(ROOT / "docs")) for page in PAGES)
+    pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES]
+    assert sorted(named) == sorted(["index.md", *pages])
+
+
+def test_the_home_page_is_the_readme_with_links_of_the_site() -> None:
+    page = "![A\nrow](docs/rows.svg) [docs/a.md](docs/a.md#b) [examples/](examples) [c](https://d)"
+    assert home(page, None) == "![A\nrow](rows.svg) [a.md](a.md#b) examples/ [c](https://d)"
+    assert "[examples/](https://e/f/blob/HEAD/examples)" in home(page, "https://e/f")
+    for link in re.findall(r"\]\(([^)\s#]+)", home((ROOT / "README.md").read_text(), None)):
+        assert "://" in link or (ROOT / "docs" / link).exists(), link
 
 
 @pytest.mark.parametrize(

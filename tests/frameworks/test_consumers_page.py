@@ -13,7 +13,8 @@ from streampack import PackedBatch, PackedDataset, PackedLoader
 
 PAGE = Path(__file__).parents[2] / "docs" / "consumers.md"
 DOCUMENTS = [[2 + n % 30] * (1 + n % 15) for n in range(60)]
-ISOLATION, FABRIC, TRAINER, LIGHTNING = re.findall(
+# The last is run by tests/job/test_sharding_page.py.
+ISOLATION, FABRIC, TRAINER, LIGHTNING, _ = re.findall(
     r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL
 )
 

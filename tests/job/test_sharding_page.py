@@ -1,4 +1,4 @@
-"""The snippets of docs/sharding.md give the batch that each consumer divides, or its parts."""
+"""The snippets of docs/sharding.md, and one of consumers.md, give what each consumer divides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from streampack import BestFitDecreasing
 from tests.support.packed_batches import packed_batches, random_documents
 
 PAGE = Path(__file__).parents[2] / "docs" / "sharding.md"
-MEGATRON, MAGI, ULYSSES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+CONSUMERS = PAGE.with_name("consumers.md")  # has the section on Megatron-LM
+MAGI, ULYSSES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+MEGATRON = re.findall(r"```python\n(.*?)```", CONSUMERS.read_text(), re.DOTALL)[-1]
 DOCUMENTS = random_documents([13, 7, 30, 21, 2, 9])
 
 
