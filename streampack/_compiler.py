@@ -18,8 +18,6 @@ import numpy.ma  # noqa: F401 - numba imports it in the first call, beside which
 from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
 
-from streampack.leaves import COMPILATION_TURN, LOG_COMPILATION, LOSE_CACHE, load
-
 #: Held while a function is compiled or loaded.
 LOCK = global_compiler_lock
 
@@ -67,14 +65,18 @@ class Compiled:
                     pass
             if self._is_short(arguments):
                 return self._run
-            with load(COMPILATION_TURN)(folder_of(self._dispatcher)):
+            from streampack._compiling import turn
+
+            with turn(folder_of(self._dispatcher)):
                 return self._load_or_compile(arguments)
 
     def _load_or_compile(self, arguments: tuple[Any, ...]) -> Any:
         try:
             return self._compile(*arguments)
         except (OSError, EOFError, UnpicklingError) as error:  # the disk is full, a file cut short
-            load(LOSE_CACHE)(self._dispatcher, error)
+            from streampack._compiling import lose_cache
+
+            lose_cache(self._dispatcher, error)
             return self._compile(*arguments)
 
 
@@ -114,7 +116,9 @@ class _Compilations(event.Listener):  # type: ignore[misc]
         """Log before a function is compiled; numba does not call this for cached functions."""
         if not self.allowed:
             raise _NotCachedError
-        load(LOG_COMPILATION)(started.data.get("dispatcher"))
+        from streampack._compiling import log_first
+
+        log_first(started.data.get("dispatcher"))
 
     def on_end(self, ended: Any) -> None:
         """Do nothing; numba requires the method."""

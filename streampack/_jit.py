@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 import numpy as np
 
 from streampack.cached import cached_property
-from streampack.leaves import INNER_TYPE, INSTRUCTION_TYPE, load
 
 if TYPE_CHECKING:
     from streampack._compiler import Compiled
@@ -159,7 +158,9 @@ class _Kernel:
 
     @cached_property
     def _numba_type_(self) -> Any:
-        return load(INNER_TYPE)(self.py_func)
+        from streampack._compiling import type_of_inner
+
+        return type_of_inner(self.py_func)
 
     @cached_property
     def _may_be_cached(self) -> bool:
@@ -180,7 +181,9 @@ class Instruction:
 
     @cached_property
     def _numba_type_(self) -> Any:
-        return load(INSTRUCTION_TYPE)(self.name)
+        from streampack._compiling import type_of_instruction
+
+        return type_of_instruction(self.name)
 
 
 def _count_elements(*arguments: Any) -> int:

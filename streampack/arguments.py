@@ -11,7 +11,6 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from streampack.errors import ConfigError
-from streampack.leaves import MISSING, WRONG_CALL, load
 
 if TYPE_CHECKING:
     from typing import Concatenate
@@ -140,7 +139,9 @@ class Missing:
     def __get__(self, instance: Any, kind: type) -> Missing:
         if instance is None:
             return self
-        raise load(MISSING)(instance, self._name)
+        from streampack.wrong_calls.attributes import missing
+
+        raise missing(instance, self._name)
 
 
 class Explained:
@@ -154,7 +155,9 @@ class Explained:
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):  # of Python and of libraries, which try names
                 raise AttributeError(name)
-            raise load(MISSING)(self, name)
+            from streampack.wrong_calls.attributes import missing
+
+            raise missing(self, name)
 
     def __bool__(self) -> bool:
         return True  # otherwise `bool()` would call `__len__`
@@ -239,7 +242,9 @@ def check_call(
     needed = {arg.name for arg in taken if arg.default is arg.empty}
     passed = {*by_place[: len(args)], *kwargs}
     if len(args) > len(by_place) or not needed <= passed <= {arg.name for arg in taken}:
-        raise load(WRONG_CALL)(name, taken, args, kwargs)
+        from streampack.wrong_calls.calls import wrong_call
+
+        raise wrong_call(name, taken, args, kwargs)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ chooses a default comes before a leaf that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -39,49 +39,6 @@ AFTER_PACKER = {
     "mixture": "mixtures.by_source:add",
 }
 
-#: Errors for wrong arguments of a call, a missing attribute, and an argument of another source.
-WRONG_CALL, MISSING = "wrong_calls.calls:wrong_call", "wrong_calls.attributes:missing"
-REFUSED = "wrong_calls.calls:refused"
-#: Errors for records with unknown documents, and for an object without documents.
-UNKNOWN_DOCUMENT = "wrong_calls.corpora:unknown_document"
-NO_CORPUS = "wrong_calls.corpora:refuse_no_corpus"
-#: Reads the declared fields of a record.
-RECORD_FIELDS = "fields.records:fields_in"
-#: Functions that make sources of objects in memory, by the kind of object.
-SOURCES = {
-    "path": "files.paths:seems_path",
-    "paths": "files.paths:open_files",
-    "records": "iterables.record_documents:open_records",
-    "arrays": "iterables.table:of_arrays",
-    "columns": "iterables.table:Table",
-    "stream": "iterables.hf:HFStream",
-    "iterable": "iterables.source:Iterable",
-}
-#: Opens the documents of a lane in the order of `LaneConfig.order`.
-ORDERED = "orders.stream:open_ordered"
-#: Classes of batches, by the part that a leaf attached to their rows.
-BATCHES = {"tree": "trees.batch:TreeBatch"}
-#: Feeds of a loader's batches, by its setting.
-FEEDS = {"num_workers": "workers.feed:WorkerFeed"}
-#: Classes of plans, by the attribute of the packer that requests them.
-PLANS = {"_shares_batches": "context_parallel.run:plan_of"}
-#: Measures a sample of the corpus.
-MEASURED = "forecasts.measuring:measured"
-#: Compares the fingerprints of two runs; resumes a run with changed settings.
-CHANGED_FIELDS, CHANGED_SETTINGS = (
-    "changes.fields:changed_fields",
-    "changes.settings:resume_changed",
-)
-#: Checks that all ranks start the same run.
-SAME_START = "distributed.same_start:check_same_start"
-#: Types that numba gives to a kernel which others call, and to a machine instruction.
-INNER_TYPE, INSTRUCTION_TYPE = "_compiling:type_of_inner", "_compiling:type_of_instruction"
-#: Waits for other processes that compile; logs the first compilation; goes on without a cache.
-COMPILATION_TURN, LOG_COMPILATION = "_compiling:turn", "_compiling:log_first"
-LOSE_CACHE = "_compiling:lose_cache"
-#: Connection of the ranks in a job of several processes.
-RANKS = "distributed.exchange:ProcessRanks"
-
 
 def add_leaves(recipe: Recipe) -> None:
     """Let every requested leaf add its part to the recipe."""
@@ -90,19 +47,6 @@ def add_leaves(recipe: Recipe) -> None:
         if rule is not None:
             rule.add(recipe)
     _add(recipe, AFTER_PACKER)
-
-
-def of_settings(owner: Any, base: type, table: Mapping[str, str]) -> Iterator[Any]:
-    """Yield the results of the table's functions for each setting that differs from its default.
-
-    Args:
-        owner: the object with the settings, which the functions take.
-        base: class with the defaults as attributes.
-        table: functions by name of the setting.
-    """
-    for name, function in table.items():
-        if getattr(owner, name) != getattr(base, name):
-            yield load(function)(owner)
 
 
 def _add(recipe: Recipe, table: Mapping[str, str]) -> None:

@@ -29,12 +29,11 @@ from streampack.job.connect import LONGEST_S, TIMEOUT_S
 from streampack.job.ending import End, Ranks
 from streampack.job.topology import Topology
 from streampack.job.wrong_callers import refuse_bare_checkpointing, refuse_taking_ahead
-from streampack.leaves import FEEDS, load, of_settings
 from streampack.metrics import Metrics
 from streampack.run.feeds import InProcess
 from streampack.run.plan import resume_run
 from streampack.run.prefetcher import Prefetcher
-from streampack.run.rank import RankRun
+from streampack.run.rank import run_of
 
 if TYPE_CHECKING:
     from streampack.forecasts.estimation import Estimate
@@ -164,7 +163,7 @@ class PackedLoader(Explained, DataLoader[Any], Generic[Item]):
             self._copies = DeviceCopies(device)
         self._pin_memory = pin_memory and torch.cuda.is_available()
         timeout_s = real_number("rank_timeout_s", rank_timeout_s, least=0.001, most=LONGEST_S)
-        self._run: RankRun = load(dataset.plan.rank_run)(
+        self._run = run_of(
             dataset.plan, dataset._begins(), ranks=ranks, end=end, timeout_s=timeout_s
         )
         self._trains = not dataset._evaluates  # the batches of all ranks together are a step
@@ -411,7 +410,11 @@ class PackedLoader(Explained, DataLoader[Any], Generic[Item]):
         self._finished = False
 
     def _batches(self) -> Generator[PackedBatch, None, None]:
-        return self._run.batches(next(of_settings(self, PackedLoader, FEEDS), InProcess()))
+        if not self.num_workers:
+            return self._run.batches(InProcess())
+        from streampack.workers.feed import WorkerFeed
+
+        return self._run.batches(WorkerFeed(self))
 
     def _transformed(self, batch: PackedBatch) -> Item:
         if self.transform is None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from streampack.batch.packed_batch import PackedBatch
-from streampack.leaves import BATCHES, load
 from streampack.window.packed_rows import PackedRows
 
 
 def kind_of(rows: PackedRows) -> type[PackedBatch]:
-    """Return `PackedBatch`, or the class of a leaf for rows with its part."""
-    for name, kind in BATCHES.items():
-        if name in rows.attached:
-            batch_class: type[PackedBatch] = load(kind)
-            return batch_class
-    return PackedBatch
+    """Return `PackedBatch`, or `TreeBatch` for rows of trees."""
+    if "tree" not in rows.attached:
+        return PackedBatch
+    from streampack.trees.batch import TreeBatch
+
+    return TreeBatch

@@ -26,7 +26,6 @@ from streampack.batch.tensors import (
 )
 from streampack.errors import ConfigError
 from streampack.lane.state import LaneBatch
-from streampack.leaves import MISSING, load
 from streampack.metrics import Metrics
 from streampack.packing.plan import PackingStats
 from streampack.window.packed_rows import PackedRows
@@ -360,7 +359,9 @@ class PackedBatch(Explained):
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         """Copy the batch to a device as one buffer of 2 to 4 bytes per token."""
         if isinstance(device, torch.dtype):
-            raise load(MISSING)(self, "dtype")
+            from streampack.wrong_calls.attributes import missing
+
+            raise missing(self, "dtype")
         if torch.empty(0, device=device).device == self.device:  # "cuda" may mean "cuda:0"
             return self
         return self._moved(lambda buffer: buffer.to(device, non_blocking=non_blocking))

@@ -33,7 +33,7 @@ class GroupedPlan(RunPlan):
 
     groups: CpGroups
 
-    rank_run: ClassVar[str] = "context_parallel.run:GroupedRun"
+    shares_batches: ClassVar[bool] = True
     most_workers: ClassVar[int | None] = 1  # because a worker makes whole steps
 
     @classmethod

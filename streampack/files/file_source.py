@@ -17,7 +17,6 @@ import numpy as np
 from streampack.arguments import explained
 from streampack.errors import ContentError, StateError
 from streampack.job.listed_once import listed_once
-from streampack.leaves import load
 from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
@@ -53,8 +52,6 @@ class FileSource(ShardedSource):
     #: of a torch.distributed job lists, and the others receive its listing.
     listing_fields: tuple[str, ...] = ()
 
-    #: Function that fetches the first bytes of parts of remote shards, given the source and pieces.
-    ahead = "files.first_bytes:of_parts"
     #: "sampled" if the format's listing opens `SAMPLED_FILES`, and all in runs that began before.
     listing = ""
 
@@ -87,13 +84,19 @@ class FileSource(ShardedSource):
 
     def will_read(self, pieces: Sequence[Piece]) -> None:
         if self.hints:
-            load(self.ahead)(self, pieces)
+            self._fetch_first(pieces)
+
+    def _fetch_first(self, pieces: Sequence[Piece]) -> None:
+        """Fetch the first bytes of parts."""
+        from streampack.files.first_bytes import of_parts
+
+        of_parts(self, pieces)
 
     @property
-    def hints(self) -> str:  # type: ignore[override]
+    def hints(self) -> bool:  # type: ignore[override]
         """Hints are for remote files."""
         paths = self.manifest.paths  # sorted: a mixed list ends with URLs
-        return "mixtures.hints:Hints" if "://" in paths[0] or "://" in paths[-1] else ""
+        return "://" in paths[0] or "://" in paths[-1]
 
     def weight_begin(self, shard: int) -> int | None:
         """Return the byte at which a shard's weight begins, if it counts bytes from there.

@@ -17,6 +17,7 @@ from streampack.files.file_source import FileSource
 from streampack.files.integer_arrays import INTEGER_DTYPES, UngatheredDocuments, integer_block
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
+from streampack.sources.manifest import Piece
 from streampack.sources.reading import too_long
 from streampack.sources.records import DamagedFileError
 from streampack.storage.file_info import FileInfo
@@ -141,7 +142,6 @@ class FlatSource(FileSource):
 
     tokenized = True
     listing_fields: tuple[str, ...] = ("paths",)
-    ahead = "files.first_bytes:of_indexed_parts"
 
     @abstractmethod
     def open_flat(self, shard: int) -> AbstractContextManager[FlatFile]:
@@ -154,6 +154,11 @@ class FlatSource(FileSource):
 
     def weight_begin(self, shard: int) -> int | None:
         return 0
+
+    def _fetch_first(self, pieces: Sequence[Piece]) -> None:
+        from streampack.files.first_bytes import of_indexed_parts
+
+        of_indexed_parts(self, pieces)
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy

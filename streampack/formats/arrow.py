@@ -195,7 +195,7 @@ class Arrow(Parquet):
         ConfigError: the arguments exclude each other, or a folder has several splits.
     """
 
-    ahead = FileSource.ahead
+    _fetch_first = FileSource._fetch_first
     endings = FORMATS["Arrow"].endings
 
     def list_shards(self) -> Manifest:

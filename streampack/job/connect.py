@@ -10,7 +10,6 @@ from torch.utils.data import get_worker_info
 
 from streampack.job.ending import Alone, Ranks
 from streampack.job.topology import Topology
-from streampack.leaves import RANKS, load
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +28,9 @@ def connect(topology: Topology, *, timeout_s: float = TIMEOUT_S) -> Ranks:
     launcher started several ranks that are not connected.
     """
     if _connected(topology):
-        ranks: Ranks = load(RANKS)(topology, timeout_s=timeout_s)
-        return ranks
+        from streampack.distributed.exchange import ProcessRanks
+
+        return ProcessRanks(topology, timeout_s=timeout_s)
     warn_unconnected(topology)
     return Alone()
 

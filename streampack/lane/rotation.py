@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from streampack.deals.dealer import Dealer
 from streampack.deals.report_channel import ReportChannel
@@ -12,7 +13,6 @@ from streampack.errors import StateError
 from streampack.lane.config import LaneConfig, LaneShare
 from streampack.lane.lane import Lane
 from streampack.lane.state import LaneBatch, LaneEnd
-from streampack.leaves import load
 from streampack.metrics import LaneTimes, Metrics
 from streampack.sources.error_policy import ErrorPolicy
 
@@ -35,8 +35,7 @@ def rotate(
     dealer = sharing.dealer(config.dealing, exchange, states)
     skips = ErrorPolicy(config.on_error)  # counts broken images of finished batches
     others = OtherLanes(config, dealer, sharing)
-    hints = dealer and config.source.inner.hints and load(config.source.inner.hints)
-    hints = hints and hints(config.source, config.seed, config.shuffle, dealer, states)
+    tell = _hints(config, dealer, states) if dealer and config.source.inner.hints else None
     running: dict[int, Lane | None] = dict.fromkeys(states)
     waited_for = set(states)  # lanes that have not given their last item
     ready: dict[int, LaneBatch | LaneEnd] = {}
@@ -64,8 +63,14 @@ def rotate(
             if lane not in running:
                 waited_for.discard(lane)
             yield _finished(made, config, skips)
-            if hints:
-                hints(made.step)
+            if tell:
+                tell(made.step)
+
+
+def _hints(config: LaneConfig, dealer: Dealer, states: Mapping[int, Any]) -> Callable[[int], None]:
+    from streampack.mixtures.hints import Hints
+
+    return Hints(config.source, config.seed, config.shuffle, dealer, states)
 
 
 def _finished(

@@ -100,7 +100,7 @@ class Mixture(Source):
         self.overflow = overflows.pop() if len(overflows) == 1 else "drop"
         self.once = any(source.once for source in members)
 
-    stream = "mixtures.stream:MixedStream"
+    mixes = True
 
     @property
     def parts(self) -> dict[str, Source]:
@@ -233,9 +233,9 @@ class Mixture(Source):
         )
 
     @property
-    def hints(self) -> str:  # type: ignore[override]
-        """The hints of any source."""
-        return next((hints for s in self.sources.values() if (hints := s.inner.hints)), "")
+    def hints(self) -> bool:  # type: ignore[override]
+        """True if any source is told."""
+        return any(source.inner.hints for source in self.sources.values())
 
     def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         for number, (name, source) in enumerate(self.sources.items()):

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError, StateError, StorageError
-from streampack.leaves import load
 from streampack.ordering import DocumentOrder
 from streampack.packers.concat import Concat
 from streampack.packing.packer import Packer
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import Source
 from streampack.streams.base import LaneStream, Opening, StreamPosition
+from streampack.streams.lane_stream import open_unordered
 from streampack.streams.stream import DocumentStream
 from streampack.window.packed_rows import PackedRows
 
@@ -262,7 +262,7 @@ def _encode(place: _Place) -> list[Any]:
 def open_ordered(opening: Opening) -> OrderedStream:
     """Open the documents of the source's stream in order; see `open_stream`."""
     inner = replace(opening, position=OrderedStream.inner_position(opening.position))
-    return OrderedStream(load(opening.config.source.stream)(inner), opening)
+    return OrderedStream(open_unordered(inner), opening)
 
 
 def add(recipe: Recipe, order: Any) -> None:

@@ -15,15 +15,6 @@ from typing import Any, ClassVar
 
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
-from streampack.leaves import (
-    CHANGED_FIELDS,
-    CHANGED_SETTINGS,
-    MEASURED,
-    PLANS,
-    load,
-    of_settings,
-)
-from streampack.packing.packer import Packer
 from streampack.run.fingerprint import fingerprint_of
 from streampack.run.state import Deferred, RunState, check_state
 from streampack.sources.base import Source
@@ -95,11 +86,11 @@ class RunPlan:
         config: configuration of the lanes: their number, row format, measured shares and costs.
         topology: this rank; ranks that run the same lanes in step count as one.
         fingerprint: JSON-able identity of the run: all settings that assign tokens to batches.
-        rank_run: class of the run of a rank, as ``module:name``.
+        shares_batches: True if ranks share batches.
         most_workers: number of workers that the lanes of a rank may be divided among; None is any.
     """
 
-    rank_run: ClassVar[str] = "run.rank:RankRun"
+    shares_batches: ClassVar[bool] = False
     most_workers: ClassVar[int | None] = None
 
     config: LaneConfig
@@ -158,8 +149,11 @@ class RunPlan:
 
 def kind_of_plan(config: LaneConfig) -> type[RunPlan]:
     """Return the class of the run's plan, which depends on the packer."""
-    kind: type[RunPlan] = next(of_settings(config.packer, Packer, PLANS), RunPlan)
-    return kind
+    if not config.packer._shares_batches:
+        return RunPlan
+    from streampack.context_parallel.run import plan_of
+
+    return plan_of(config.packer)
 
 
 def plan_run(config: LaneConfig, topology: Topology) -> RunPlan:
@@ -175,8 +169,14 @@ def plan_run(config: LaneConfig, topology: Topology) -> RunPlan:
     if not config.lanes:
         config = replace(config, lanes=kind_of_plan(config).lanes(config, topology.world_size))
     if config.needs_sample:
-        config = load(MEASURED)(config)
+        config = _measured(config)
     return kind_of_plan(config).of(replace(config, dealing=config.deal_settings.rule()), topology)
+
+
+def _measured(config: LaneConfig, saved: Mapping[str, Any] | None = None) -> LaneConfig:
+    from streampack.forecasts.measuring import measured
+
+    return measured(config, saved)
 
 
 def resume_run(
@@ -190,18 +190,21 @@ def resume_run(
     if not config.lanes:
         config = replace(config, lanes=saved["lanes"])
     if config.needs_sample:
-        config = load(MEASURED)(config, saved)
+        config = _measured(config, saved)
     config = replace(config, dealing=config.deal_settings.saved_rule(saved["dealing"]))
     current = fingerprint_of(config)
     same = saved == current and not allow
-    changed: list[str] = [] if same else load(CHANGED_FIELDS)(saved, current, allow)
+    changed: list[str] = []
+    if not same:
+        from streampack.changes.fields import changed_fields
+
+        changed = changed_fields(saved, current, allow)
     # Attention affects the contents of rows only if a balance counts labels.
     if set(changed) - (
         set() if saved["balance"] else {"attention"}
     ) or not config.deal_settings.keep(config.dealing):
-        resumed: tuple[RunPlan, RunState] = load(CHANGED_SETTINGS)(
-            config, topology, state, current, changed
-        )
-        return resumed
+        from streampack.changes.settings import resume_changed
+
+        return resume_changed(config, topology, state, current, changed)
     plan = kind_of_plan(config).of(config, topology)
     return plan, RunState.of_rank(state, plan.fingerprint, plan.topology)

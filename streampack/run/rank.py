@@ -22,7 +22,6 @@ from streampack.job.connect import TIMEOUT_S, connect
 from streampack.job.ending import Alone, End, Ending, Gap, Ranks, question
 from streampack.lane.config import LaneShare
 from streampack.lane.state import LaneEnd
-from streampack.leaves import SAME_START, load
 from streampack.metrics import Metrics
 from streampack.run.feeds import Feed, Items
 from streampack.run.plan import RunPlan
@@ -138,7 +137,9 @@ class RankRun:
         config = replace(plan.config, beside=plan.config.source.live(self.state.beside))
         self.kept["beside"] = config.beside
         if not isinstance(self.ranks, Alone):
-            load(SAME_START)(self)
+            from streampack.distributed.same_start import check_same_start
+
+            check_same_start(self)
         states = self.state.states()
         connected = sharing is None and self._is_connected()
         channel = sharing or self.state.sharing(connected=connected, name=source.name, kept=True)
@@ -326,3 +327,13 @@ class RankRun:
 
     def _number(self, batch: PackedBatch | Gap) -> int:
         return batch.step * self.plan.config.lanes + batch.lane
+
+
+def run_of(plan: RunPlan, start: RunState, **options: Any) -> RankRun:
+    """Start the run of a rank; see `RankRun` for the arguments."""
+    if not plan.shares_batches:
+        return RankRun(plan, start, **options)
+    from streampack.context_parallel.run import GroupedPlan, GroupedRun
+
+    assert isinstance(plan, GroupedPlan)
+    return GroupedRun(plan, start, **options)

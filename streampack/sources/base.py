@@ -85,10 +85,10 @@ class Source(ABC):
         """Name of the source's class in messages and fingerprints."""
         return type(self).__name__
 
-    #: Tells the source the parts that lanes were dealt, as ``module:name``; "" tells nothing.
-    hints: str = ""
-    #: Opens the stream of a lane, as ``module:name``; see `streampack.streams.base.LaneStream`.
-    stream: str = "streams.stream:DocumentStream"
+    #: True if it is told the parts that lanes were dealt; see `will_read`.
+    hints: bool = False
+    #: True if a lane reads several sources in turn.
+    mixes: bool = False
 
     @property
     def parts(self) -> dict[str, Source]:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents, offsets_of
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
-from streampack.leaves import UNKNOWN_DOCUMENT, load
 from streampack.sources.arguments import NamedFields
 
 if TYPE_CHECKING:
@@ -293,7 +292,9 @@ class Fields:
         if not fits and len(names) == 1 and kinds[names[0]]:
             fits = names
         if len(fits) != 1:
-            raise load(UNKNOWN_DOCUMENT)(fits, {name: kinds[name] for name in names}, where)
+            from streampack.wrong_calls.corpora import unknown_document
+
+            raise unknown_document(fits, {name: kinds[name] for name in names}, where)
         kind = kinds[fits[0]]
         tokenized = kind in ("tokens", "several") or (_plain(fits[0]) in IDS and kind != "text")
         if not tokenized and self.loss_masks:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from streampack.arguments import with_article
 from streampack.errors import ConfigError
-from streampack.leaves import NO_CORPUS, load
 from streampack.sources.arguments import NamedFields
 from streampack.sources.fields import Fields
 from streampack.sources.items import kind_name
@@ -23,7 +22,9 @@ def refuse_no_corpus(data: Any) -> None:
     """Raise `ConfigError` for an iterable without documents, or without a fixed order."""
     no_items = (Mapping, str, bytes, bytearray, memoryview, set, frozenset, io.IOBase, type)
     if isinstance(data, no_items) or is_table(data) or kind_name(data).startswith(LAZY):
-        load(NO_CORPUS)(data)
+        from streampack.wrong_calls.corpora import refuse_no_corpus as refuse
+
+        refuse(data)
 
 
 #: Beginnings of the names of classes without rows in memory.
@@ -125,7 +126,9 @@ def arrow_table(data: Any) -> Any:
     import pyarrow as pa
 
     if kind_name(data).startswith(LAZY):
-        load(NO_CORPUS)(data, is_table=True)
+        from streampack.wrong_calls.corpora import refuse_no_corpus as refuse
+
+        refuse(data, is_table=True)
     try:
         return data if isinstance(data, pa.Table) else pa.table(data)
     except (pa.ArrowException, ValueError, TypeError) as error:

@@ -21,7 +21,6 @@ from streampack.documents.blocks import (
     offsets_of,
 )
 from streampack.documents.fields import FieldSpec
-from streampack.leaves import RECORD_FIELDS, load
 from streampack.sources.fields import ATTENTION_MASK, LABELS, LOSS_FIELDS, Fields, with_masks
 
 if TYPE_CHECKING:
@@ -199,7 +198,9 @@ def record_block(
             that a record has; a record needs at least one, and a token that carries loss.
         unread: fields that a record of ids must not have; see `Fields`.
     """
-    fields_in = load(RECORD_FIELDS) if types else _no_fields
+    fields_in = _no_fields
+    if types:
+        from streampack.fields.records import fields_in
     fields: list[tuple[dict[str, NDArray[Any]], dict[str, Any]]] = []
     document_fields: list[dict[str, NDArray[Any]]] = []
     problems: dict[int, str] = {}

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from streampack.arguments import explained
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
-from streampack.leaves import REFUSED, SOURCES, load
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Source
 from streampack.sources.indexed import Items
@@ -88,32 +87,43 @@ def as_source(source: Any, **options: Any) -> Source:
     options = {name: value for name, value in options.items() if value is not None}
     if "records" in options and not isinstance(source, Source):
         _refuse_others(source, options, ("records", "storage", *_OF_OBJECTS))
-        return _of("records", source, **options)
+        from streampack.iterables.record_documents import open_records
+
+        return open_records(source, **options)
     if isinstance(source, (str, os.PathLike)):
-        return _of("paths", os.fspath(source), **options)
+        return _open_files(os.fspath(source), **options)
     if isinstance(source, Sequence) and _names_files(source):
-        return _of("paths", [os.fspath(item) for item in source], **options)
+        return _open_files([os.fspath(item) for item in source], **options)
     if isinstance(source, Source):
         _refuse_others(source, options, ())
         return source
     if isinstance(source, Documents) or is_ragged(source):
         _refuse_others(source, options, ("reading",))
-        return _of("arrays", source, **options)
+        from streampack.iterables.table import of_arrays
+
+        return of_arrays(source, **options)
     _refuse_others(source, options, _OF_OBJECTS)
     if is_hf_stream(source):
-        return _of("stream", source, **options)
+        from streampack.iterables.hf import HFStream
+
+        return HFStream(source, **options)
     if is_by_columns(source):
-        return _of("columns", source, **options)
+        from streampack.iterables.table import Table
+
+        return Table(source, **options)
     if getattr(source, "is_nested", False) is True:  # a torch nested tensor
         source = source.unbind()
     if is_random_access(source):
         return Items(source, **options)
-    return _of("iterable", source, **options)
+    from streampack.iterables.source import Iterable
+
+    return Iterable(source, **options)
 
 
-def _of(kind: str, source: Any, **options: Any) -> Source:
-    opened: Source = load(SOURCES[kind])(source, **options)
-    return opened
+def _open_files(paths: str | Sequence[str], **options: Any) -> Source:
+    from streampack.files.paths import open_files
+
+    return open_files(paths, **options)
 
 
 def is_ragged(data: Any) -> bool:
@@ -128,7 +138,9 @@ def is_ragged(data: Any) -> bool:
 def _refuse_others(source: Any, arguments: Mapping[str, Any], takes: Collection[str]) -> None:
     for name, value in arguments.items():
         if name not in takes:
-            raise load(REFUSED)(source, name, value)
+            from streampack.wrong_calls.calls import refused
+
+            raise refused(source, name, value)
 
 
 def _names_files(items: Sequence[Any]) -> bool:
@@ -151,5 +163,6 @@ def _names_files(items: Sequence[Any]) -> bool:
 def _seems_path(item: Any) -> bool:
     if not isinstance(item, str):
         return isinstance(item, os.PathLike)
-    is_path: bool = load(SOURCES["path"])(item)
-    return is_path
+    from streampack.files.paths import seems_path
+
+    return seems_path(item)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from streampack.errors import ConfigError
-from streampack.leaves import ASKED, load
+from streampack.leaves import ASKED
 from streampack.sources.base import Source
 from streampack.stages.base import BlockStage
 from streampack.stages.token_rules import checked_id
@@ -55,7 +55,9 @@ def _stages(
     recipe: Recipe, source: Source, of_texts: Tokenizer, of_chats: Tokenizer
 ) -> list[BlockStage]:
     if source.tokenized:
-        load("tokenization.converted:check_vocabulary")(source, of_texts)
+        from streampack.tokenization.converted import check_vocabulary
+
+        check_vocabulary(source, of_texts)
         return []
     if getattr(source, "renders", False):
         from streampack.chats.stages import stages_of

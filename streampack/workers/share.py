@@ -17,10 +17,9 @@ from streampack.changes.fields import changed_fields
 from streampack.deals.report_channel import ReportChannel
 from streampack.errors import StateError
 from streampack.job.ending import Alone
-from streampack.leaves import load
 from streampack.run.feeds import InProcess
 from streampack.run.plan import RunPlan
-from streampack.run.rank import RankRun
+from streampack.run.rank import RankRun, run_of
 from streampack.run.state import Deferred, RunState, check_state
 
 logger = logging.getLogger(__name__)
@@ -76,8 +75,7 @@ class WorkerShare(Iterator[PackedBatch]):
         self._batches: Generator[PackedBatch, None, None] | None = None
 
     def _begin(self, start: RunState) -> RankRun:
-        run: RankRun = load(self._plan.rank_run)(self._plan, start, ranks=Alone())
-        return run
+        return run_of(self._plan, start, ranks=Alone())
 
     def __next__(self) -> PackedBatch:
         if self._ended:

@@ -27,7 +27,6 @@ import pytest
 import streampack as sp
 from streampack import PackedDataset, PackedLoader, packing, sources
 from streampack.documents.blocks import Documents
-from streampack.packing import Balance, Capacity
 from tests.support.corpora import byte_tokenizer, write_mds, write_tar
 from tests.support.deleted_leaves import process_of_runs
 from tests.support.flat_files import write_megatron
@@ -221,14 +220,14 @@ KINDS: dict[str, Callable[[Corpus], PackedDataset]] = {
     "balance": lambda c: packed(
         c,
         "ids.parquet",
-        packer=sp.BestFitDecreasing(seq_len=SEQ_LEN, choice=Balance("attention")),
+        packer=sp.BestFitDecreasing(seq_len=SEQ_LEN, choice=packing.Balance("attention")),
         batch_size=4,
     ),
     "capacity": lambda c: packed(
         c,
         "ids.parquet",
         packer=sp.BestFitDecreasing(
-            seq_len=SEQ_LEN, overflow="drop", limits=[Capacity({"score": 40})]
+            seq_len=SEQ_LEN, overflow="drop", limits=[packing.Capacity({"score": 40})]
         ),
         document_fields={"score": "int32"},
         batch_size=4,
@@ -343,8 +342,8 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "buckets, context parallelism": (*PARQUET, *MEASURED, "packers", "context_parallel"),
     "balance": (*PARQUET, *MEASURED),
     "capacity": (*PARQUET, "fields", "limits", "watching"),
-    "seamless": (*PARQUET, "packers", "watching"),
-    "concat, attention over rows": (*PARQUET, "packers"),
+    "seamless": (*PARQUET, "limits", "packers", "watching"),
+    "concat, attention over rows": (*PARQUET, "limits", "packers"),
     "order by similarity": (*PARQUET, "ordering", "orders", "packers"),
     "order by a field": (*PARQUET, "fields", "ordering", "orders", "packers"),
     "chat": (*LINES, "chats", "iterables", "tokenization"),

@@ -27,12 +27,17 @@ else:  # of pytest, on Python 3.10
 ROOT = Path(__file__).parent.parent.parent
 
 
-def leaves() -> list[str]:
-    """The folders and files of the leaves: the layers above the loader, each format by itself."""
+def layers() -> dict[str, list[str]]:
+    """The contract with the layers, and with the seams that it ignores."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = settings["tool"]["importlinter"]["contracts"]
-    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
-    above = [name.strip() for layer in layers for name in layer.split("|")]
+    (found,) = (contract for contract in contracts if contract["type"] == "layers")
+    return found
+
+
+def leaves() -> list[str]:
+    """The folders and files of the leaves: the layers above the loader, each format by itself."""
+    above = [name.strip() for layer in layers()["layers"] for name in layer.split("|")]
     names = above[: above.index("loader")]
     formats = (ROOT / "streampack" / "formats").glob("[a-z]*")
     return [

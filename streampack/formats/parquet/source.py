@@ -45,7 +45,7 @@ from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK
 from streampack.sources.formats import FORMATS
-from streampack.sources.manifest import Manifest
+from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.records import DamagedFileError
 from streampack.storage.failures import is_of_system
 from streampack.storage.file_info import FileInfo, shown
@@ -92,7 +92,11 @@ class Parquet(RecordFiles):
 
     endings = FORMATS["Parquet"].endings
     listing = "sampled"
-    ahead = "formats.parquet.first_bytes:of_columns"
+
+    def _fetch_first(self, pieces: Sequence[Piece]) -> None:
+        from streampack.formats.parquet.first_bytes import of_columns
+
+        of_columns(self, pieces)
 
     def list_shards(self) -> Manifest:
         """List the files, which weigh their stored bytes; read the footers of a sample.

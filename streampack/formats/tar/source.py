@@ -49,7 +49,7 @@ from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, RecordReader
 from streampack.sources.formats import FORMATS
-from streampack.sources.manifest import Manifest
+from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.reading import too_long
 from streampack.sources.records import (
     BrokenDocumentError,
@@ -121,7 +121,6 @@ class WebDataset(RecordFiles):
     """
 
     endings = FORMATS["WebDataset"].endings
-    ahead = "formats.tar.first_bytes:of_archives"
     weighs_content = True
     #: Reads texts together with the other files of a sample.
     beside: RecordReader | None = None
@@ -156,6 +155,11 @@ class WebDataset(RecordFiles):
     @cached_property
     def _samples(self) -> Samples:
         return Samples(self._extension)
+
+    def _fetch_first(self, pieces: Sequence[Piece]) -> None:
+        from streampack.formats.tar.first_bytes import of_archives
+
+        of_archives(self, pieces)
 
     def list_shards(self) -> Manifest:
         patterns = [path for path in self.paths if not is_pipe(path)]
