@@ -61,7 +61,8 @@ def drill(
     from streampack.drill.command import Command
     from streampack.drill.drill import Drill
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     console = Console(stderr=True)
     folder = (workdir or Path(tempfile.mkdtemp(prefix="streampack-drill-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,8 @@ from typing import Any
 SETTINGS = "STREAMPACK_DRILL"
 SAMPLED = 64  # elements of a tensor that its digest reads
 MOST_ROWS = 256
+#: Audit events of paths that a program changes or removes.
+REMOVING = ("os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -36,12 +38,17 @@ def raw(tensor: Any, most: int | None = None) -> bytes:
     """Bytes of a tensor, of at most `most` elements spread over it."""
     import torch
 
-    tensor = tensor.detach()
-    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    flat = tensor.reshape(-1)
-    if most is not None:
-        flat = flat[:: max(1, len(flat) // most)]
-    return bytes(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    shape = str(tuple(tensor.shape)).encode()
+    try:
+        tensor = tensor.detach()
+        tensor = tensor.values() if tensor.is_nested else tensor
+        tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        flat = tensor.reshape(-1)
+        if most is not None:
+            flat = flat[:: max(1, len(flat) // most)]
+        return shape + bytes(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    except (NotImplementedError, RuntimeError, TypeError):
+        return shape  # a tensor without bytes, as on the meta device
 
 
 def tensors_in(value: Any, depth: int = 3) -> Iterator[Any]:
@@ -96,9 +103,8 @@ class Watch:
         self.last_states: dict[str, str] = {}
         self.scaler: Any = None
         self.file = -1
-        self.write(
-            "started", parent=os.getppid(), name=sys.argv[:1] if hasattr(sys, "argv") else []
-        )
+        spawned = any("spawn_main" in argument for argument in sys.orig_argv)
+        self.write("worker" if spawned else "started", parent=os.getppid())
         os.register_at_fork(after_in_child=self.forked)
 
     def forked(self) -> None:
@@ -163,7 +169,7 @@ class Watch:
         if ids or data:
             first = (ids or data)[0]
             self.tokens += first.numel()
-            rows = first if first.dim() > 1 else first.reshape(1, -1)
+            rows = [first] if first.dim() < 2 else first.unbind()
             self.rows += [digest(raw(row)) for row in rows[:MOST_ROWS]]
 
     def after_backward(self, losses: Any) -> None:
@@ -235,20 +241,21 @@ class Watch:
         os.close(file)
         self.is_writing = False
 
-    def saver(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that writes its second argument, such as `torch.save`."""
+    def saver(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Wrap a function that writes to its second argument, such as `torch.save`."""
 
-        def save(values: Any, target: Any, *arguments: Any, **named: Any) -> Any:
+        def save(*arguments: Any, **named: Any) -> Any:
+            target: Any = arguments[1] if len(arguments) > 1 else named.get(name)
             path = self.in_checkpoints(target)
             if path is None or self.is_writing:
-                return original(values, target, *arguments, **named)
+                return original(*arguments, **named)
             is_open = hasattr(target, "write")  # counted when it was opened
             nth = self.writes - 1 if is_open else self.writes
             if not is_open:
                 self.before_write(path)
             self.is_writing = True
             try:
-                result = original(values, target, *arguments, **named)
+                result = original(*arguments, **named)
             finally:
                 self.is_writing = False
             self.write("saved", rank=self.rank(), nth=nth)
@@ -285,6 +292,8 @@ class Watch:
                 self.wait()
             self.write("rename", rank=self.rank(), nth=self.renames, path=os.fsdecode(arguments[1]))
             self.renames += 1
+        elif event in REMOVING:
+            self.in_checkpoints(arguments[0])
 
     def line(self) -> str:
         """File, line and text of the program's call that saves or loads."""
@@ -316,8 +325,12 @@ def watch_torch(watch: Watch) -> None:
     call, backward = torch.nn.Module.__call__, torch.autograd.backward
     following = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
 
+    def is_capturing() -> bool:
+        ready: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return ready and torch.cuda.is_current_stream_capturing()
+
     def watched_call(module: Any, *arguments: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling() or watch.depth or watch.in_backward:
+        if torch.compiler.is_compiling() or watch.depth or watch.in_backward or is_capturing():
             return call(module, *arguments, **named)
         watch.depth = 1
         try:
@@ -351,7 +364,7 @@ def watch_torch(watch: Watch) -> None:
     torch.autograd.backward = watched_backward
     torch.utils.data.dataloader._BaseDataLoaderIter.__next__ = watched_next  # type: ignore[assignment,method-assign]
     torch.amp.GradScaler.scale = watched_scale  # type: ignore[assignment,method-assign]
-    torch.save = watch.saver(torch.save)
+    torch.save = watch.saver(torch.save, "f")
     optimizer.register_optimizer_step_pre_hook(lambda each, *_: watch.before_step(each))
     optimizer.register_optimizer_step_post_hook(lambda *_: watch.after_step())
 
@@ -359,7 +372,7 @@ def watch_torch(watch: Watch) -> None:
 def watch_safetensors(watch: Watch) -> None:
     """See files of safetensors, which Python does not open itself."""
     module = sys.modules["safetensors.torch"]
-    module.save_file = watch.saver(module.save_file)  # type: ignore[attr-defined]
+    module.save_file = watch.saver(module.save_file, "filename")  # type: ignore[attr-defined]
 
 
 class Finder:

@@ -65,6 +65,12 @@ class Command:
         Raises:
             ConfigError: the program is missing, or the folder of checkpoints cannot be exchanged.
         """
+        if not Path("/proc/self/environ").exists():
+            raise ConfigError(
+                "A drill needs the processes in /proc, which this system does not have.",
+                "Run it on Linux.",
+                setting="command",
+            )
         if not arguments or shutil.which(arguments[0]) is None:
             raise ConfigError(
                 f"A command must follow `--`, got {shlex.join(arguments) or 'none'}.",

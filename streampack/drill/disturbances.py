@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from streampack.drill.observed import Life
@@ -52,7 +51,8 @@ class Disturbance:
         elif self.action == "rank":
             send(waiting, signal.SIGKILL)
         elif self.action == "worker":
-            for worker in workers_of(start.events, waiting)[:1]:
+            living = set(start.members())
+            for worker in [pid for pid in workers_of(start.events, waiting) if pid in living][:1]:
                 send(worker, signal.SIGKILL)
         elif self.action == "pause":
             try:
@@ -62,12 +62,11 @@ class Disturbance:
                 start.signal(signal.SIGCONT)
 
 
-def workers_of(events: Sequence[Event], pid: int) -> list[int]:
-    """Return the living worker processes of a process."""
-    workers = [
-        event["pid"] for event in events if event["event"] == "worker" and event["parent"] == pid
-    ]
-    return [worker for worker in workers if Path(f"/proc/{worker}/stat").exists()]
+def workers_of(events: Sequence[Event], pid: int | None = None) -> list[int]:
+    """Return the worker processes of a process, or of all that train."""
+    parents = {event["pid"] for event in events if event["event"] == "step"}
+    parents = parents if pid is None else {pid}
+    return [e["pid"] for e in events if e["event"] == "worker" and e["parent"] in parents]
 
 
 class Draws:
@@ -90,6 +89,10 @@ class Draws:
         seed: int,
     ) -> None:
         self.steps, self.saves, self.ranks = len(reference), saves, ranks
+        #: Observations of saves at which the drill can act: in processes that train.
+        self.places = {
+            count: [event for event in saves[count] if event["count"] == count] for count in saves
+        }
         self.events = events
         self.of_ranks = sorted(reference.ranks)
         self.random = random.Random(seed)
@@ -108,7 +111,7 @@ class Draws:
             "terminate", "terminated (SIGTERM) in a step", self._step(last), "terminate"
         )
         yield Disturbance("torn", "killed, and the newest file torn", self._step(later), tears=True)
-        writes = any(event["event"] == "write" for event in self.saves[later])
+        writes = any(event["event"] == "write" for event in self.places[later])
         missing = "" if writes else "no file is written in its place"
         moment = {"where": "full", "count": later}
         yield Disturbance("full disk", "disk full in a save", moment, "none", missing=missing)
@@ -131,12 +134,12 @@ class Draws:
 
     def _in_save(self, count: int) -> Disturbance:
         name, described = "save", "killed in a save, a file half written"
-        writes = [event for event in self.saves[count] if event["event"] == "write"]
+        writes = [event for event in self.places[count] if event["event"] == "write"]
         if not writes:
             return Disturbance(name, described, {}, missing="no file is written in its place")
         saved = {
             (event["rank"], event["nth"])
-            for event in self.saves[count]
+            for event in self.places[count]
             if event["event"] == "saved"
         }
         places = [(event["rank"], event["nth"]) for event in writes]
@@ -146,9 +149,9 @@ class Draws:
 
     def _before_commit(self, count: int) -> Disturbance:
         name, described = "commit", "killed before the last file of a save"
-        renames = [event for event in self.saves[count] if event["event"] == "rename"]
+        renames = [event for event in self.places[count] if event["event"] == "rename"]
         writes = [
-            event for event in self.saves[count] if event["event"] == "write" and event["nth"]
+            event for event in self.places[count] if event["event"] == "write" and event["nth"]
         ]
         if renames:
             place = (renames[-1]["rank"], renames[-1]["nth"])
@@ -169,8 +172,7 @@ class Draws:
 
     def _worker(self, count: int) -> Disturbance:
         name, described = "worker", "a worker of the loader killed"
-        workers = [event for event in self.events if event["event"] == "worker"]
-        if not workers:
+        if not workers_of(self.events):
             return Disturbance(name, described, {}, missing="the loader has no workers")
         return Disturbance(name, described, {**self._step(count), "rank": 0}, "worker")
 

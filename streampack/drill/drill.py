@@ -12,7 +12,7 @@ from pathlib import Path
 
 from streampack.drill.command import Command, write_hook
 from streampack.drill.compare import compare, compare_rows, same_batches
-from streampack.drill.disturbances import Disturbance, Draws
+from streampack.drill.disturbances import Disturbance, Draws, workers_of
 from streampack.drill.kinds import Fault
 from streampack.drill.observed import Life, line_of, lives_of, saves_of
 from streampack.drill.processes import Event, Start, run
@@ -53,68 +53,72 @@ class Drill:
         Raises:
             ConfigError: the command fails undisturbed, or shows no steps or no saves.
         """
-        began = time.monotonic()
+        self.began = time.monotonic()
         self.hook = write_hook(self.workdir / "hook")
         self.tell("undisturbed run")
-        start = run(
+        start = self.start = run(
             self.command,
             self.workdir / "reference" / "0",
             hook=self.hook,
             is_enough=self._is_enough,
         )
         lives, self.saves = lives_of(start.events), saves_of(start.events)
-        self._check(start, lives)
-        self.life, self.start = lives[0], start
+        self._check(lives)
+        self.life = lives[0]
         if start.is_stopped:
-            self._cut(self.life)
-        times = [start.began_s, *(float(event["time"]) for event in start.events), start.ended_s]
-        times.sort()
-        silence = max(later - earlier for earlier, later in pairwise(times))
-        self.patience_s = max(LEAST_S, SILENCES * silence)
-        draws = Draws(self.life, self.saves, start.events, self.command.ranks, self.seed)
-        if not draws.counts:
+            self._cut()
+        self.draws = Draws(self.life, self.saves, start.events, self.command.ranks, self.seed)
+        if not self.draws.counts:
             raise ConfigError(
                 f"The command must save at least two steps before its end, but saves after step "
                 f"{', '.join(map(str, sorted(self.saves)))} of {len(self.life)}.",
                 "Save more often in the drilled command.",
                 setting="command",
             )
+        times = [start.began_s, *(float(event["time"]) for event in start.events), start.ended_s]
+        silence = max(later - earlier for earlier, later in pairwise(sorted(times)))
+        self.patience_s = max(LEAST_S, SILENCES * silence)
         shutil.rmtree(self.workdir / "reference" / "checkpoints")
+        trials, untried = self._all()
+        line = line_of(start.events, "write")
+        reference = Reference.of(self.life, sorted(self.saves), start, line)
+        return DrillReport(reference, tuple(trials), untried, time.monotonic() - self.began)
+
+    def _all(self) -> tuple[list[Trial], dict[str, str]]:
+        """Try all disturbances that fit in the time; return the others with the reasons."""
         self.after_whole_saves: set[str] = set()  # kinds of faults
-        trials, untried = [], {}
-        for number, disturbance in enumerate(draws.all(), start=1):
-            seconds = time.monotonic() - began
-            if self.only and disturbance.name not in self.only:
+        trials: list[Trial] = []
+        untried: dict[str, str] = {}
+        least_s = 2 * (self.start.ended_s - self.start.began_s)
+        for number, disturbance in enumerate(self.draws.all(), start=1):
+            name = disturbance.name
+            if self.only and name not in self.only:
                 continue
             if disturbance.missing:
-                untried[disturbance.name] = disturbance.missing
-            elif seconds + 2 * (start.ended_s - start.began_s) > self.limit_s:
-                untried[disturbance.name] = "no time left; raise --minutes"
+                untried[name] = disturbance.missing
+            elif any(fault.kind == "not-reproducible" for each in trials for fault in each.faults):
+                untried[name] = "two undisturbed runs differ"
+            elif time.monotonic() - self.began + least_s > self.limit_s:
+                untried[name] = "no time left; raise --minutes"
             else:
                 self.tell(disturbance.description)
-                trials.append(
-                    self._try(disturbance, f"{number}-{disturbance.name.replace(' ', '-')}")
-                )
-        reference = Reference.of(
-            self.life, sorted(self.saves), start, line_of(start.events, "write")
-        )
-        return DrillReport(reference, tuple(trials), untried, time.monotonic() - began)
+                trials.append(self._try(disturbance, f"{number}-{name.replace(' ', '-')}"))
+        return trials, untried
 
     # ------------------------------------------------------------------------ the undisturbed run
 
     def _is_enough(self, start: Start) -> bool:
         """Return True when the undisturbed run has done the steps to compare."""
-        if not start.events or start.events[-1]["event"] not in ("optimizer", "step", "loader"):
-            return False
         steps = self.steps
         if steps is None:
-            counts = sorted(saves_of(start.events))
+            counts = sorted(start.save_counts)
             if len(counts) < SAVES:
                 return False
             steps = 2 * counts[SAVES - 1] - counts[SAVES - 2]
-        return _have_done(start, steps + 1)
+        return start.steps > steps  # a save after the last one is whole then
 
-    def _check(self, start: Start, lives: list[Life]) -> None:
+    def _check(self, lives: list[Life]) -> None:
+        start = self.start
         if not any(event["event"] == "started" for event in start.events):
             raise ConfigError(
                 "The command must start Python with the variable PYTHONPATH, but no Python process "
@@ -142,11 +146,12 @@ class Drill:
                 setting="checkpoints",
             )
 
-    def _cut(self, life: Life) -> None:
+    def _cut(self) -> None:
         """Leave out steps that only some ranks had done when the run was ended."""
-        for rank, steps in life.ranks.items():
-            life.ranks[rank] = steps[: len(life)]
-        self.saves = {count: events for count, events in self.saves.items() if count < len(life)}
+        steps = min(len(self.life), self.steps or len(self.life) - 1)
+        for rank in self.life.ranks:
+            del self.life.ranks[rank][steps:]
+        self.saves = {count: events for count, events in self.saves.items() if count <= steps}
 
     # -------------------------------------------------------------------------------- a drill
 
@@ -174,16 +179,18 @@ class Drill:
             trial.faults.append(Fault("not-reproducible"))
             return trial
         saved = _last_save(first, whole=not disturbance.is_in_save)
-        ended = first.is_stopped or (first.code == 0 and len(lives[-1]) >= len(self.life))
-        if len(lives) == 1 and not (ended and disturbance.action in ("none", "pause", "worker")):
+        if first.is_stopped or (first.code == 0 and len(lives[-1]) >= len(self.life)):
+            trial.note = "went on by itself"
+            trial.continued_from = trial.stopped_at
+            trial.is_same = same_batches(self.life, lives[-1])
+            trial.faults += [Fault("batches-differ")] * (not trial.is_same)
+        elif len(lives) > 1:
+            trial.note = "restarted by itself"
+            self._judge(disturbance, trial, first, lives[0], lives[-1], saved)
+        else:
             if disturbance.tears:
                 _tear(folder / "checkpoints", first)
             self._restart(disturbance, trial, folder, first, lives[0], saved)
-        else:  # it went on by itself
-            trial.note = "went on by itself"
-            self._judge(
-                disturbance, trial, first, lives[0], lives[-1], saved, restarted=len(lives) > 1
-            )
         if not trial.faults:
             shutil.rmtree(folder / "checkpoints")
         return trial
@@ -209,7 +216,7 @@ class Drill:
         lives = lives_of(again.events)
         if lives and lives[-1]:
             self._judge(disturbance, trial, again, before, lives[-1], saved)
-            trial.lost_s = _lost_s(first, again, before, lives[-1], trial)
+            trial.lost_s = _lost_s(first, before, lives[-1], trial)
         elif again.code == 0 and saved >= len(self.life):
             trial.note = "had ended"
         elif again.hung:
@@ -224,17 +231,9 @@ class Drill:
 
     def _judge(
         self, disturbance: Disturbance, trial: Trial, start: Start, before: Life, after: Life,
-        saved: int, restarted: bool = True,
+        saved: int,
     ) -> None:  # fmt: skip
-        if not restarted:
-            trial.continued_from = trial.stopped_at
-            trial.is_same = same_batches(self.life, after)
-            trial.faults += [Fault("batches-differ")] * (not trial.is_same)
-            return
-        workers = max(
-            (len(_workers(start.events, pid)) for pid in {e["pid"] for e in start.events}),
-            default=0,
-        )
+        workers = len(workers_of(start.events)) // len(after.ranks)
         if disturbance.ranks is not None and len(after.ranks) != len(before.ranks):
             trial.continued_from = saved
             trial.faults += compare_rows(self.life, after, saved)
@@ -244,6 +243,8 @@ class Drill:
         trial.continued_from, trial.loss_difference = compared.first, compared.loss_difference
         trial.is_same = same_batches(self.life, after, compared.first)
         faults = list(compared.faults)
+        if disturbance.tears and compared.first == 0 and not _has_older(self.saves):
+            trial.note, faults = "begins anew, since no other checkpoint is kept", []
         if not disturbance.is_in_save and not disturbance.tears:
             self.after_whole_saves |= {fault.kind for fault in faults}
         elif new := [fault.kind for fault in faults if fault.kind not in self.after_whole_saves]:
@@ -267,16 +268,7 @@ class Drill:
         """Return a test whether a run has done all steps that are compared."""
         if not self.start.is_stopped:
             return lambda _: False  # it ends by itself
-        return lambda start: _have_done(start, len(self.life) - began)
-
-
-def _have_done(start: Start, steps: int) -> bool:
-    life = (lives_of(start.events) or [Life()])[-1]
-    return len(life) >= steps
-
-
-def _workers(events: list[Event], pid: int) -> list[Event]:
-    return [event for event in events if event["event"] == "worker" and event["parent"] == pid]
+        return lambda start: start.steps >= len(self.life) - began
 
 
 def _last_save(start: Start, whole: bool) -> int:
@@ -286,6 +278,12 @@ def _last_save(start: Start, whole: bool) -> int:
     if not whole:
         counts = [count for count in counts if not reached or count < min(reached)]
     return counts[-1] if counts else 0
+
+
+def _has_older(saves: dict[int, list[Event]]) -> bool:
+    """Return True if saves have names of their own, so that an older one is kept."""
+    names = [{event["path"] for event in events if "path" in event} for events in saves.values()]
+    return len(names) > 1 and names[0] != names[1]
 
 
 def _tear(folder: Path, start: Start) -> None:
@@ -301,9 +299,10 @@ def _tear(folder: Path, start: Start) -> None:
     os.truncate(torn, torn.stat().st_size // 2)
 
 
-def _lost_s(first: Start, again: Start, before: Life, after: Life, trial: Trial) -> float | None:
+def _lost_s(first: Start, before: Life, after: Life, trial: Trial) -> float | None:
     """Return the seconds from the stop until the restarted run has done the same steps."""
     redone = len(before) - (trial.continued_from or 0)
-    if first.reached_s is None or len(after) < max(redone, 1):
+    if len(after) < max(redone, 1):
         return None
-    return min(steps[max(redone, 1) - 1].time for steps in after.ranks.values()) - first.reached_s
+    done = min(steps[max(redone, 1) - 1].time for steps in after.ranks.values())
+    return done - (first.reached_s or first.ended_s)

@@ -100,9 +100,15 @@ def lives_of(events: Iterable[Event]) -> list[Life]:
 def saves_of(events: Sequence[Event]) -> dict[int, list[Event]]:
     """Return the observations of each save, by the number of steps before it."""
     saves: dict[int, list[Event]] = defaultdict(list)
+    trained = {event["pid"] for event in events if event["event"] == "step"}
+    count = 0  # steps of any rank, for saves of processes that do not train
     for event in events:
-        if event["event"] in ("write", "rename", "saved") and event["count"]:
-            saves[event["count"]].append(event)
+        if event["event"] == "step":
+            count = event["count"] + 1
+        elif event["event"] in ("write", "rename", "saved"):
+            steps = event["count"] if event["pid"] in trained else count
+            if steps:
+                saves[steps].append(event)
     return dict(saves)
 
 

@@ -36,10 +36,11 @@ class Start:
         reached_s: time at which a process reached the moment; None if none did.
         is_stopped: True if the drill ended it after the last step to compare.
         hung: True if the drill ended it after too long a silence.
+        save_counts: numbers of steps before each save.
     """
 
     folder: Path
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None = None
     events: list[Event] = field(default_factory=list)
     code: int = 0
     began_s: float = field(default_factory=time.time)
@@ -47,6 +48,8 @@ class Start:
     reached_s: float | None = None
     is_stopped: bool = False
     hung: bool = False
+    save_counts: set[int] = field(default_factory=set)
+    _steps: dict[int, tuple[int, int]] = field(default_factory=dict)
     _offsets: dict[Path, int] = field(default_factory=dict)
 
     def read(self) -> list[Event]:
@@ -59,8 +62,19 @@ class Start:
             whole = data[: data.rfind(b"\n") + 1]  # a killed process may have cut its last line
             self._offsets[path] = self._offsets.get(path, 0) + len(whole)
             new += [{**json.loads(line), "pid": int(path.stem)} for line in whole.splitlines()]
-        self.events += sorted(new, key=lambda event: float(event["time"]))
+        new.sort(key=lambda event: float(event["time"]))
+        self.events += new
+        for event in new:
+            if event["event"] == "step":
+                self._steps[event["rank"]] = (event["pid"], event["count"] + 1)
+            elif event["event"] in ("write", "rename") and event["count"]:
+                self.save_counts.add(event["count"])
         return new
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that all ranks have done since the processes were started last."""
+        return min((steps for _, steps in self._steps.values()), default=0)
 
     def members(self) -> Iterator[int]:
         """Yield the living processes of this start, which have its variable."""
@@ -80,14 +94,16 @@ class Start:
 
     def end(self) -> None:
         """Kill and continue all processes until none is alive."""
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         while members := list(self.members()):
             for pid in members:
                 send(pid, signal.SIGKILL)
                 send(pid, signal.SIGCONT)
             time.sleep(TICK_S)
-        self.code = self.process.wait()
+        self.code = 0 if self.process is None else self.process.wait()
         self.read()
         self.ended_s = time.time()
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
     def output(self) -> str:
         """Return the command's last line with an error, otherwise its last line."""
@@ -134,17 +150,17 @@ def run(
     checkpoints.mkdir(exist_ok=True)
     settings = {"events": str(folder), "moment": moment or {}}
     with (folder / "output.log").open("wb") as output, command.linked(checkpoints):
-        process = subprocess.Popen(
-            command.exchanged(checkpoints, restart=restart),
-            env=command.environment(checkpoints, hook, settings),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        start = Start(folder, process)
+        start = Start(folder)
         try:
-            _wait(start, act, is_enough, patience_s)
+            start.process = subprocess.Popen(
+                command.exchanged(checkpoints, restart=restart),
+                env=command.environment(checkpoints, hook, settings),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            _wait(start, start.process, act, is_enough, patience_s)
         finally:
             start.end()
     return start
@@ -152,12 +168,13 @@ def run(
 
 def _wait(
     start: Start,
+    process: subprocess.Popen[bytes],
     act: Callable[[Start, int], None] | None,
     is_enough: Callable[[Start], bool],
     patience_s: float,
 ) -> None:
     last = time.monotonic()
-    while start.process.poll() is None:
+    while process.poll() is None:
         new = start.read()
         if new:
             last = time.monotonic()
