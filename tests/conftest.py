@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -44,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     named = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if named:
         raise pytest.UsageError(f"An id of a test holds an address: {named[0]}")
+
+
+def pytest_collection_finish() -> None:
+    """Leave imported objects out of garbage collection, also in the processes that tests fork."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ RANK = """
 import torch.distributed as dist
 from streampack import PackedLoader, Topology
 from streampack.errors import RankError
-from tests.mixtures.test_set_weights import endless
+from tests.support.dealt_runs import endless
 from tests.support.runs import uneven
 
 dist.init_process_group("gloo")
@@ -62,7 +62,9 @@ LEFT = {
 def run(host: Host, folder: Path, body: str, jobs: int) -> None:
     (folder / "rank.py").write_text(RANK + dedent(body))
     for _ in range(jobs):
-        statuses, output = host.run_job(folder / "rank.py", processes=2)
+        statuses, output = host.run_job(
+            folder / "rank.py", processes=2, modules=["tests.support.dealt_runs"]
+        )
         assert statuses == [0, 0], output[-3000:]
         assert "terminate called" not in output
 

@@ -108,7 +108,7 @@ def expected(batches: list[PackedBatch]) -> dict[str, Tensor]:
     return gradients(loss + 1000 * EXPERTS * (sums * tokens[:-1] / tokens[-1] ** 2).sum(), of)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_of_a_step_get_one_length_and_the_gradients_of_one_process(
     host: Host, tmp_path: Path, ranks: int
 ) -> None:

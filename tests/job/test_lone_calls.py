@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,7 @@ import torch
 import torch.distributed as dist
 from streampack import PackedLoader, Topology
 from streampack.errors import RankError
-from tests.mixtures.test_set_weights import endless
-from tests.support.dealt_runs import dealt_mixture
+from tests.support.dealt_runs import dealt_mixture, endless
 from tests.support.runs import identity
 
 dist.init_process_group("gloo")
@@ -48,6 +48,15 @@ if run == "endless" and not in_step:  # a rank that lives on does not keep the o
 """
 
 
+@pytest.fixture(params=["endless", "finite"], scope="module")
+def whole(
+    request: pytest.FixtureRequest, host: Host, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[list[Any]]]:
+    """The name of a run, and its batches on both ranks without such a call."""
+    folder = tmp_path_factory.mktemp("whole")
+    return request.param, ranks_of(host, folder, "pass", request.param, "apart")
+
+
 @pytest.mark.parametrize(
     "call",
     [
@@ -56,20 +65,19 @@ if run == "endless" and not in_step:  # a rank that lives on does not keep the o
         "loader.skip(2)",
     ],
 )
-@pytest.mark.parametrize("run", ["endless", "finite"])
 def test_a_rank_that_calls_alone_is_an_error_on_all_ranks_at_most_one_step_on(
-    host: Host, tmp_path: Path, call: str, run: str
+    host: Host, tmp_path: Path, call: str, whole: tuple[str, list[list[Any]]]
 ) -> None:
-    whole = ranks_of(host, tmp_path, "pass", run, "apart")
+    run, batches = whole
     found = ranks_of(host, tmp_path, call, run, "apart")
     steps = (5, 5) if call == "loader.set_weights(weights)" else (4, 5)
-    for (outcome, taken), (_, expected), least in zip(found, whole, steps, strict=True):
+    for (outcome, taken), (_, expected), least in zip(found, batches, steps, strict=True):
         assert outcome
         assert len(taken) == least
         assert taken == expected[:least]
 
 
-def ranks_of(host: Host, folder: Path, call: str, run: str, how: str) -> list[list[object]]:
+def ranks_of(host: Host, folder: Path, call: str, run: str, how: str) -> list[list[Any]]:
     (folder / "rank.py").write_text(dedent(JOB).replace("CALL", call))
-    host.run_job(folder / "rank.py", run, how, processes=2)
+    host.run_job(folder / "rank.py", run, how, processes=2, modules=["tests.support.dealt_runs"])
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (1, 0)]

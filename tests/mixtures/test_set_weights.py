@@ -19,50 +19,21 @@ from streampack import (
     PackedDataset,
     PackedLoader,
     SimilarityOrder,
-    TokenRules,
     Topology,
     WindowConfig,
     merge_states,
-    sources,
 )
 from streampack.errors import ConfigError, RankError, StateError, WorkerError
 from streampack.mixtures.token_shares import WeightChange, change_at, mean_change
 from streampack.packing import BestFitDecreasing, Buckets, Concat
 from streampack.testing import SimulatedRanks
-from tests.support.dealt_runs import SHORT_SOURCES, dealt_mixture
+from tests.support.dealt_runs import NAMES, SHORT_SOURCES, dealt_mixture, endless
 from tests.support.drawn import drawn
-from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import PAD, child_processes, identity
 from tests.support.simulated_ranks import on_ranks
 
-NAMES = ("a", "b", "c")
 Changes = Mapping[int, list[tuple[dict[str, float], int | None]]]
 """By the number of the batch that comes next: weights, and the batch from which they hold."""
-
-
-def endless(
-    topology: Topology | None = None, weights: dict[str, float] | None = None, **options: Any
-) -> PackedDataset:
-    """A mixture of three sources, each with its own token; six lanes."""
-    rng = np.random.default_rng(3)
-    parts = {
-        name: MemorySource(
-            [
-                [np.add(ids, 1_000_000 * number) for ids in numbered_documents(lengths.tolist())]
-                for lengths in rng.integers(2, 3 * 32, (3, 120))
-            ],
-            block_documents=16,
-        )
-        for number, name in enumerate(NAMES)
-    }
-    weights = weights or dict.fromkeys(NAMES, 1.0)
-    mixture = sources.Mixture(parts, weights=weights, quantum_documents=4)
-    values: dict[str, Any] = {
-        "packer": BestFitDecreasing(seq_len=32), "batch_size": 2, "epochs": None, "lanes": 6,
-        "window": WindowConfig(rows=12), "token_rules": TokenRules(pad_id=PAD),
-        "topology": topology or Topology(),
-    }  # fmt: skip
-    return PackedDataset(mixture, **{**values, **options})
 
 
 def with_changes(

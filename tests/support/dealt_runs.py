@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from streampack import PackedDataset, TokenRules, Topology, WindowConfig
+from streampack.packing import BestFitDecreasing
 from streampack.sources import Mixture
 from tests.support.memory_source import MemorySource, numbered_documents
 from tests.support.runs import PAD
@@ -90,3 +92,34 @@ def one_long_document(topology: Topology | None = None) -> PackedDataset:
     documents = numbered_documents([7] * 50 + [20_000] + [9] * 50)
     source = MemorySource([documents[:50], documents[50:51], documents[51:]])
     return dealt(topology, source, window=WindowConfig(rows=10), lanes=6)
+
+
+#: Sources of `endless`.
+NAMES = ("a", "b", "c")
+
+
+@cache
+def _shards_by_name() -> dict[str, list[list[Any]]]:
+    rng = np.random.default_rng(3)
+    return {
+        name: [
+            [np.add(ids, 1_000_000 * number) for ids in numbered_documents(lengths.tolist())]
+            for lengths in rng.integers(2, 3 * 32, (3, 120))
+        ]
+        for number, name in enumerate(NAMES)
+    }
+
+
+def endless(
+    topology: Topology | None = None, weights: dict[str, float] | None = None, **options: Any
+) -> PackedDataset:
+    """A mixture of three sources without an end, each with its own tokens; six lanes."""
+    parts = {name: MemorySource(of, block_documents=16) for name, of in _shards_by_name().items()}
+    weights = weights or dict.fromkeys(NAMES, 1.0)
+    mixture = Mixture(parts, weights=weights, quantum_documents=4)
+    values: dict[str, Any] = {
+        "packer": BestFitDecreasing(seq_len=32), "batch_size": 2, "epochs": None, "lanes": 6,
+        "window": WindowConfig(rows=12), "token_rules": TokenRules(pad_id=PAD),
+        "topology": topology or Topology(),
+    }  # fmt: skip
+    return PackedDataset(mixture, **{**values, **options})

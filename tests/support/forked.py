@@ -26,7 +26,7 @@ FIRST = Path(__file__).parent / "without_torchvision"
 WAIT_S = 500  # for programs that would otherwise wait for ever
 
 HOST = """
-import importlib, json, os, signal, sys, time
+import gc, importlib, json, os, signal, sys, time
 import torch.distributed
 from streampack import PackedLoader, Topology
 from tests.support.runs import make_dataset, uneven
@@ -63,6 +63,8 @@ for own in (make_dataset(), uneven(Topology())):
     for batch in PackedLoader(own):
         batch.labels
     del own, batch
+gc.collect()
+gc.freeze()  # or each program would visit all of it at its end
 sys.argv = program()
 __file__ = sys.argv[0]
 sys.path.insert(0, os.path.dirname(__file__))
