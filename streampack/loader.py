@@ -75,9 +75,8 @@ class PackedLoader(Explained, DataLoader[Any], Generic[Item]):
 
     Args:
         dataset: dataset to load.
-        num_workers: worker processes of torch's DataLoader, up to the number of the rank's lanes;
-            0 makes batches in the loop's process. Use workers if tokenizing or reading is slower
-            than a training step.
+        num_workers: worker processes, up to the number of the rank's lanes; 0 makes batches in the
+            loop's process. Use workers if tokenizing or reading is slower than a training step.
         prefetch_factor: batches that each worker makes ahead; None is 16, because batches are
             sent in compact form.
         multiprocessing_context: "fork", "spawn" or "forkserver"; None is Python's default.

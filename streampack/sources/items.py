@@ -84,13 +84,11 @@ def _joined_arrays(items: Sequence[Any], origin: NDArray[np.void]) -> Documents 
 
 def has_state(items: Any) -> bool:
     """Return True if an iterable can save and load its position, without further arguments."""
-    if not (hasattr(items, "state_dict") and hasattr(items, "load_state_dict")):
-        return False
     try:
         inspect.signature(items.state_dict).bind()
-    except (TypeError, ValueError):  # litdata's method requires a number of samples
+    except (AttributeError, TypeError, ValueError):  # litdata's requires a number of samples
         return False
-    return True
+    return hasattr(items, "load_state_dict")
 
 
 def is_by_index(data: Any) -> bool:
@@ -112,9 +110,8 @@ def is_random_access(data: Any) -> bool:
     if isinstance(data, Sequence) or not hasattr(data, "__iter__"):
         return True
     module = type(data).__module__
-    if module.startswith("torch.utils."):  # iterable datasets, which inherit `__getitem__`
-        return False
-    return module.partition(".")[0] in _ARRAYS
+    # Iterable datasets of torch inherit `__getitem__`.
+    return not module.startswith("torch.utils.") and module.partition(".")[0] in _ARRAYS
 
 
 def kind_name(value: Any) -> str:
@@ -122,7 +119,8 @@ def kind_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-_lock = threading.RLock()
+_lock = threading.Lock()
+_hidden: list[Any] = []  # the worker, once for each context that hides it, of any thread
 
 
 @contextmanager
@@ -133,13 +131,15 @@ def outside_worker() -> Iterator[None]:
     only. Here lanes have divided the data already, and dividing it twice would lose documents.
     """
     module: Any = sys.modules.get("torch.utils.data._utils.worker")
-    if module is None or getattr(module, "_worker_info", None) is None:
+    if not _hidden and getattr(module, "_worker_info", None) is None:
         yield
         return
     with _lock:
-        info = module._worker_info
+        _hidden.append(_hidden[0] if _hidden else module._worker_info)
         module._worker_info = None
-        try:
-            yield
-        finally:
-            module._worker_info = info
+    try:
+        yield
+    finally:
+        with _lock:
+            module._worker_info = None if _hidden[1:] else _hidden[0]
+            _hidden.pop()

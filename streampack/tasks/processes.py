@@ -1,8 +1,7 @@
 """The engine of local processes.
 
-Processes are started anew (not forked), so that no thread or lock of the caller is copied. Each
-holds one end of a pipe, and ends when the other end is closed: by the engine, or by the operating
-system when the process with the engine dies.
+Processes are started anew (not forked), so that no thread or lock of the caller is copied. Each is
+sent one task at a time, and ends with the engine, or with the engine's process if that dies.
 """
 
 from __future__ import annotations
@@ -12,17 +11,16 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from streampack.errors import ConfigError, WorkerError, first_line
+from streampack.tasks.children import Child, wait_for, wait_for_parent
 from streampack.tasks.engine import RETRIES, Engine, Task, run_here
-
-_job: Any = None  # of a worker
+from streampack.tasks.failures import Failure
 
 
 def in_processes(workers: int) -> Engine:
@@ -34,27 +32,42 @@ def in_processes(workers: int) -> Engine:
         if min(workers, len(tasks)) <= 1:
             yield from run_here(function, job, tasks)
             return
-        pickled = _pickled(job)
-        left, losses = dict.fromkeys(tasks), 0
-        while left:
-            try:
-                with closing(_until_one_dies(function, pickled, [*left], workers)) as finished:
-                    for task, result in finished:
-                        del left[task]
-                        losses = 0
-                        yield result
-            except BrokenProcessPool as error:
-                losses += 1
-                if losses > RETRIES:
-                    raise WorkerError(
-                        f"Worker processes of {function.__name__} died {losses} times without "
-                        "finishing a task.",
-                        "Use fewer workers or smaller parts if memory ran out, and repeat the "
-                        'command to continue; in a script, call it below `if __name__ == "'
-                        '__main__":`.',
-                    ) from error
+        context = multiprocessing.get_context("spawn")
+        work = (_work, function, _pickled(job))
+        waiting, running, idle = [*reversed(tasks)], dict[Child, Task](), list[Child]()
+        losses: Counter[Task] = Counter()
+        try:
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    child = idle.pop() if idle else Child(context, *work, duplex=True)
+                    running[child] = waiting.pop()
+                    with suppress(OSError):  # it has died, as `_answers` notices
+                        child.pipe.send(running[child])
+                for child, answers in _answers([*running]):
+                    task = running.pop(child)
+                    if answers:
+                        idle.append(child)
+                        yield answers[0]
+                        continue
+                    child.end()
+                    waiting.append(task)
+                    losses[task] += 1
+                    _check(losses[task], function)
+        finally:
+            for child in [*running, *idle]:
+                child.end()
 
     return run
+
+
+def _check(losses: int, function: Callable[..., Any]) -> None:
+    """Raise `WorkerError` if a task has lost its process too often."""
+    if losses > RETRIES:
+        raise WorkerError(
+            f"Worker processes of {function.__name__} died {losses} times in the same task.",
+            "Use fewer workers or smaller parts if memory ran out, and repeat the command to "
+            'continue; in a script, call it below `if __name__ == "__main__":`.',
+        )
 
 
 def _pickled(job: Any) -> bytes:
@@ -68,41 +81,42 @@ def _pickled(job: Any) -> bytes:
         ) from error
 
 
-def _until_one_dies(
-    function: Callable[..., Any], pickled: bytes, tasks: Sequence[Task], workers: int
-) -> Generator[tuple[Task, Any], None, None]:
-    """Yield tasks and their results; raise `BrokenProcessPool` if a worker dies."""
-    context = multiprocessing.get_context("spawn")
-    theirs, ours = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(
-        min(workers, len(tasks)), context, initializer=_begin, initargs=(theirs, pickled)
-    )
-    try:
-        futures: dict[Future[Any], Task] = {
-            pool.submit(_call, function, task): task for task in tasks
-        }
-        for future in as_completed(futures):
-            yield futures[future], future.result()
-    finally:
-        ours.close()  # ends workers that still have a task
-        pool.shutdown(cancel_futures=True)
-        theirs.close()
+def _answers(children: Collection[Child]) -> Iterator[tuple[Child, list[Any]]]:
+    """Wait, and yield children that have finished their task with its result, or have died.
+
+    Raises:
+        Exception: the error of a task.
+    """
+    sent, died, _ = wait_for(children)
+    for child in sent:
+        try:
+            answer = child.pipe.recv()
+        except (EOFError, OSError):
+            died.append(child)
+            continue
+        if isinstance(answer, Failure):
+            raise answer.as_raised()
+        yield child, [answer]
+    for child in died:
+        yield child, []
 
 
-def _begin(connection: Connection, pickled: bytes) -> None:
-    """Prepare a worker: it ignores Ctrl+C and ends with the pipe."""
-    global _job
+def _work(pipe: Connection, function: Callable[..., Any], pickled: bytes) -> None:
+    """Do the tasks that come through the pipe; leave Ctrl-C to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
-    _job = pickle.loads(pickled)  # noqa: S301  # from the process that started this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    job = None
+    with suppress(EOFError, OSError):  # the parent has ended
+        while True:
+            task = pipe.recv()
+            try:
+                job = job or pickle.loads(pickled)  # noqa: S301  # from the parent
+                answer = pickle.dumps(function(job, *task))
+            except BaseException as error:
+                answer = pickle.dumps(Failure.of(error))
+            pipe.send_bytes(answer)
 
 
-def _end_with(connection: Connection) -> None:
-    try:
-        connection.recv_bytes()
-    except (EOFError, OSError):
-        os._exit(1)
-
-
-def _call(function: Callable[..., Any], task: Task) -> Any:
-    return function(_job, *task)
+def _end_with_parent() -> None:
+    wait_for_parent()
+    os._exit(1)

@@ -111,13 +111,13 @@ INTERRUPTED_SPAWNED = """
 
 INTERRUPTED_IN_CLEAN_UP = """
     import multiprocessing, tempfile, time
-    from streampack.run import workers
-    end = workers._end
-    def slowly(batches):
+    from streampack.tasks.children import Child
+    end = Child.end
+    def slowly(child):
         os.kill(os.getpid(), signal.SIGINT)  # as from a terminal, in the middle of it
         time.sleep(0.1)
-        end(batches)
-    workers._end = slowly
+        end(child)
+    Child.end = slowly
     tempfile.tempdir = os.getcwd()
     other = PackedLoader(make_dataset(), num_workers=2, multiprocessing_context=METHOD)
     try:
