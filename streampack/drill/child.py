@@ -215,7 +215,7 @@ class Watch:
         if not isinstance(path, (str, bytes, os.PathLike)):
             return None
         absolute = os.path.abspath(os.fsdecode(path))
-        if writes and absolute.startswith(self.protected):
+        if writes and f"{absolute}/".startswith(self.protected):
             reason = "streampack drill protects the real folder of checkpoints"
             raise PermissionError(errno.EACCES, reason, absolute)
         return absolute if absolute.startswith(self.checkpoints) else None
@@ -300,21 +300,14 @@ class Watch:
         import linecache
 
         frame: Any = sys._getframe(1)
-        place = ""
         library = ("site-packages", "dist-packages", sys.prefix + "/lib", sys.base_prefix + "/lib")
         while frame is not None:
             name = frame.f_code.co_filename
-            if (
-                not name.startswith("<")
-                and name != __file__
-                and not any(p in name for p in library)
-            ):
-                place = (
-                    f"{name}:{frame.f_lineno}: {linecache.getline(name, frame.f_lineno).strip()}"
-                )
-                break
+            if name[0] != "<" and name != __file__ and not any(part in name for part in library):
+                code = linecache.getline(name, frame.f_lineno).strip()
+                return f"{name.removeprefix(os.getcwd() + '/')}:{frame.f_lineno}: {code}"
             frame = frame.f_back
-        return place
+        return ""
 
 
 def watch_torch(watch: Watch) -> None:

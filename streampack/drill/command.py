@@ -27,6 +27,8 @@ OFFLINE = {
     "TRANSFORMERS_OFFLINE": "1",
     "WANDB_MODE": "offline",
 }
+#: Variables in which a shell keeps folders that it was in.
+SHELL = ("OLDPWD", "PWD", "_")
 RANKS = ("--nproc-per-node", "--nproc_per_node")
 #: Loads `child.py`, then the `sitecustomize` that this one hides.
 SITECUSTOMIZE = """\
@@ -100,7 +102,8 @@ class Command:
     def is_named(self) -> bool:
         """True if an argument or a variable of the environment names the folder."""
         there = Path("/")
-        values = [*self.arguments, *self.resume, *os.environ.values()]
+        values = [*self.arguments, *self.resume]
+        values += [value for name, value in os.environ.items() if name not in SHELL]
         return any(self._exchanged(value, there) != value for value in values)
 
     @property
@@ -171,7 +174,7 @@ class Command:
         try:
             yield
         finally:
-            self.checkpoints.unlink()
+            self.checkpoints.unlink(missing_ok=True)
             if existed:
                 self.checkpoints.mkdir()
 

@@ -47,7 +47,10 @@ def test_the_folder_is_exchanged_in_the_environment(
     assert variables["WANDB_MODE"] == "offline"
 
 
-def test_a_folder_that_nothing_names_is_a_link_while_the_command_runs(folder: Path) -> None:
+def test_a_folder_that_nothing_names_is_a_link_while_the_command_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLDPWD", f"{folder}/out")  # of the shell, which was there
     unnamed = command("train.py")
     for existed in (False, True):
         with unnamed.linked(folder / "new"):

@@ -162,3 +162,19 @@ def test_a_command_that_cannot_be_judged_is_refused_with_the_cause(tmp_path: Pat
         assert done.returncode == 1
         assert word in done.stderr
         assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("code", ["open(P, 'a')", "os.remove(P)", "shutil.rmtree(D)"])
+def test_a_write_into_the_real_folder_fails(code: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("a checkpoint of the user")
+    hidden = f"D = {str(tmp_path)!r} + '/out'; P = D + '/mine'"  # unlike the argument, exchanged
+    done = subprocess.run(
+        [sys.executable, "-m", "streampack", "drill", "--checkpoints", str(tmp_path / "out"),
+         "--workdir", str(tmp_path / "drill"), "--", sys.executable, "-c",
+         f"import os, shutil; {hidden}; {code}", str(tmp_path / "out")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "PermissionError" in done.stderr
+    assert (tmp_path / "out" / "mine").read_text() == "a checkpoint of the user"
