@@ -18,6 +18,8 @@ import pytest
 
 from streampack import rollouts, sources
 from streampack.errors import ConfigError, ContentError, PlanError, StateError, WorkerError
+from streampack.rollouts.schedule import Group
+from streampack.rollouts.step import steps_of_ranks
 from tests.support.chats import bpe_tokenizer
 from tests.support.rollout_runs import (
     SEQ_LEN,
@@ -341,6 +343,16 @@ def test_a_sequence_longer_than_a_row_is_an_error_and_its_step_is_not_lost() -> 
         next(iter(loader))
     assert loader.state_dict()["steps"] == 0
     assert len(loader.state_dict()["in_flight"]) == 6
+
+
+def test_a_group_larger_than_a_row_is_divided_among_rows_and_ranks() -> None:
+    groups = [
+        Group(serial, answers=[rollouts.Answer([serial, n], [0, 1]) for n in range(20)])
+        for serial in (7, 9)
+    ]
+    steps = steps_of_ranks(0, groups, ranks=2, layout="tree", options={"seq_len": 8})
+    assert len({len(step) for step in steps}) == 1
+    assert Counter(serial for step in steps for serial in serials_of(step)) == {7: 20, 9: 20}
 
 
 def test_a_late_joiner_gets_no_prompt_at_the_end() -> None:

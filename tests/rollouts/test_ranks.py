@@ -92,8 +92,40 @@ def test_ranks_that_are_killed_resume_on_another_number_and_train_each_prompt_on
     check_trained(tmp_path)
 
 
+REPLICAS = """
+import torch.distributed as dist
+from streampack import Topology, rollouts
+from tests.support.rollout_runs import make_queue, sample, serials_of
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+queue = make_queue(20) if rank == 0 else None
+loader = rollouts.Loader(queue, seq_len=64, topology=Topology(rank % 2, 2))
+steps = []
+for step in loader if queue is None or sample(queue) else ():
+    steps.append(serials_of(step))
+    loader.published(step.index + 1)
+    if queue is not None:
+        sample(queue)
+everyone = [None] * 4
+dist.all_gather_object(everyone, steps)
+assert everyone[0] == everyone[2] and everyone[1] == everyone[3], everyone
+both = sum(everyone[0] + everyone[1], [])
+assert sorted(both) == sorted([*range(20), *range(20)]), both
+assert loader.state_dict() == {} or rank == 0
+print("ended")
+"""
+
+
+def test_processes_of_one_model_get_the_same_rows(host: Host, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(REPLICAS)
+    statuses, output = host.run_job(program, processes=4)
+    assert (statuses, output.count("ended")) == ([0] * 4, 4), output
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 def test_thirty_kills_of_ranks_lose_no_prompt(host: Host, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     for leg in range(8):

@@ -172,6 +172,7 @@ def _age_of(schedule: Schedule, slow: int) -> int:
     """Return the age of a group that is finished only when nothing else can be trained."""
     held: list[TicketId] = []
     while True:
+        assert schedule.steps < 10 * schedule.rule.slots
         while schedule.wanted() is not None:
             ticket = schedule.dispatch(0.0)
             if ticket.serial == slow:
@@ -227,6 +228,20 @@ def test_slots_are_free_when_the_step_is_published_not_when_it_is_trained() -> N
     assert schedule.starved
     schedule.publish(1)
     assert schedule.wanted() == 2
+
+
+def test_the_age_counts_from_the_weights_that_samplers_had() -> None:
+    schedule = Schedule(Rule(1, steps_ahead=2), "one")
+    tickets = [schedule.dispatch(0.0), schedule.dispatch(0.0)]
+    for ticket in tickets:
+        schedule.put(ticket, None)
+    schedule.next_step()
+    late = schedule.dispatch(0.0)  # after a step that is not published
+    assert late is not None
+    schedule.put(late, None)
+    schedule.next_step()
+    (group,) = schedule.next_step() or ()
+    assert schedule.steps - 1 - group.born == 2
 
 
 def test_a_rejected_group_frees_its_slot_and_its_place() -> None:
