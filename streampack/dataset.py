@@ -29,7 +29,7 @@ from streampack.run.checks import (
     warn_if_cut,
 )
 from streampack.run.plan import RunPlan, evaluation_lanes, lane_tokens, plan_run, resume_run
-from streampack.run.recipe import Recipe
+from streampack.run.recipe import RunRecipe
 from streampack.run.state import RunState
 from streampack.sources.arguments import NamedFields
 from streampack.sources.resolve import as_source
@@ -169,7 +169,7 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         if packer is not None:
             warn_if_cut(source, packer)
         rules = token_rules or TokenRules()
-        recipe = Recipe(
+        recipe = RunRecipe(
             source,
             {
                 "order": order,

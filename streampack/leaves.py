@@ -14,10 +14,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
-
-#: Value of a leaf requested by a source, and by no argument of the dataset.
-ASKED: Any = type("Asked", (), {"__repr__": lambda self: "asked by the source"})()
+    from streampack.stages.recipe import Recipe
 
 #: Leaves that may choose the packer, in order.
 BEFORE_PACKER = {

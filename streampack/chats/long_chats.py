@@ -39,7 +39,7 @@ from streampack.sources.error_policy import ErrorPolicy
 from streampack.stages.base import Place
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 class LongChats:

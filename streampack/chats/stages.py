@@ -16,7 +16,7 @@ from streampack.stages.base import BlockStage, Place
 from streampack.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

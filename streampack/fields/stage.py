@@ -14,7 +14,7 @@ from streampack.stages.base import Place
 from streampack.stages.ids import without_records
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

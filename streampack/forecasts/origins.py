@@ -13,7 +13,7 @@ from streampack.window.packed_rows import PROVENANCE, PackedRows
 
 if TYPE_CHECKING:
     from streampack.lane.config import LaneConfig
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from streampack.groups.stage import Together
 from streampack.packing.fit_decreasing import BestFitDecreasing
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from streampack.stages.base import BlockStage, Place
 from streampack.stages.ids import CheckedIds, WithoutEmpty
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 LOSS_MASK = "loss_mask"

@@ -27,7 +27,7 @@ from streampack.stages.base import Place
 from streampack.stages.ids import WithoutEmpty
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 Refuse = Callable[[str, str], ConfigError]

@@ -15,10 +15,10 @@ from streampack.images.families import with_margins
 from streampack.images.processing import MediaProcessing
 from streampack.images.row_stage import Images
 from streampack.images.stages import Expanded, Margins
-from streampack.leaves import ASKED
+from streampack.stages.base import ASKED
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 def add(recipe: Recipe, processor: Any) -> None:

@@ -58,7 +58,7 @@ from streampack.packing.selection import rows_before
 
 if TYPE_CHECKING:
     from streampack.packing.packer import Packer
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 _STEPS = 128  # equal steps between the least and the greatest cost of a measured distribution
 _BEARABLE = 1152  # mean cost of the rows to choose from, over the schedule's mean, in 1024ths

@@ -37,7 +37,7 @@ from streampack.packing.row_limits import RowLimits
 if TYPE_CHECKING:
     from streampack.packing.fit_decreasing import Decreasing
     from streampack.packing.packer import Packer
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
     from streampack.stages.preparation import Preparation
+    from streampack.stages.recipe import Recipe
 
 #: Document field with the number of a document's loss tokens.
 LOSS_TOKENS = "loss tokens"

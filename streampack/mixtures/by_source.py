@@ -17,7 +17,7 @@ from streampack.sources.base import Source
 
 if TYPE_CHECKING:
     from streampack.run.rank import RankRun
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 _PASSES = "passes"  # key of the epochs of each source, (sources,), by lane
 

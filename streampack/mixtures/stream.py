@@ -44,7 +44,7 @@ from streampack.streams.stream import DocumentStream
 from streampack.window.packed_rows import PackedRows
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 #: A quantum ends with the document that makes it as long as this. Otherwise 32 long documents could

@@ -30,7 +30,7 @@ from streampack.window.packed_rows import PackedRows
 
 if TYPE_CHECKING:
     from streampack.mixtures.stream import MixedStream
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 def write_duplicates(

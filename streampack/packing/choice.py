@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from streampack.packing.packer import Packer
     from streampack.packing.plan import Plan
     from streampack.packing.request import WindowRequest
-    from streampack.run.recipe import Recipe
 
 
 class RowChoice:
@@ -39,7 +38,7 @@ class RowChoice:
     def require(self, packer: Packer) -> None:
         """Raise `ConfigError` if the choice does not suit the packer."""
 
-    def add(self, recipe: Recipe) -> None:
+    def add(self, recipe: Any) -> None:
         """Add the choice to a run."""
         recipe.choice = self
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from streampack.packing.packer import Packer
     from streampack.packing.plan import Plan
     from streampack.packing.request import DocumentSizes, Selection, WindowRequest
-    from streampack.run.recipe import Recipe
 
 _TOKENS = np.zeros(0, dtype=np.int64)
 
@@ -50,7 +49,7 @@ class RowLimits:
         """Return this limit with the packer's other limits, `inner`, inside."""
         return self
 
-    def add(self, recipe: Recipe) -> None:
+    def add(self, recipe: Any) -> None:
         """Add the limit's stages to a run; raise `ConfigError` if its fields are not declared."""
 
     def describe(self) -> dict[str, Any]:

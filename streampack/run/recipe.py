@@ -1,4 +1,4 @@
-"""Recipe: assemble a run from the arguments of a dataset and the leaves that they use.
+"""RunRecipe: assemble a run from the arguments of a dataset and the leaves that they use.
 
 Steps:
   1. The dataset makes a recipe from its arguments; sources and packers name further leaves.
@@ -12,24 +12,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from streampack.arguments import whole_number
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.lane.config import LaneConfig
-from streampack.leaves import ASKED
 from streampack.packing.choice import RowChoice
 from streampack.packing.fit_decreasing import BestFitDecreasing
 from streampack.packing.overflow import Overflow
 from streampack.packing.packer import Packer
 from streampack.sources.base import Source
-from streampack.stages.base import BlockStage
+from streampack.stages.base import ASKED, BlockStage
 from streampack.stages.ids import Apart, CheckedIds, Numbered, Unsigned, WithoutEmpty
 from streampack.stages.preparation import Preparation
 from streampack.stages.token_rules import EosRule, TokenRules
 from streampack.window.config import WindowConfig
 from streampack.window.gather import RowFormat, RowStage
+
+if TYPE_CHECKING:
+    from streampack.stages.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -42,29 +44,15 @@ PHASES = ("texts", "ids", "expanded", "ended", "chosen", "columns", "units")
 ROW_PHASES = ("origins", "columns", "attached", "units", "counts")
 
 
-class Recipe:
-    """The settings of a run during assembly.
+class RunRecipe:
+    """The settings of a run during assembly; `stages.recipe.Recipe` describes the attributes.
 
     Args:
         source: prepared source.
-        given: values that request leaves, by name: arguments of the dataset, None if omitted, or
-            `ASKED` if the source requests a leaf and no argument does. A leaf may set the value of
-            a later one.
+        given: values that request leaves, by name; None if omitted.
         fields: declared fields of tokens and documents.
         seq_len, packer, batch_size, attention, window: as for `PackedDataset`.
         rules: rules of token ids.
-
-    Attributes:
-        overflow: overflow of the default packer; None uses the source's.
-        usual: makes the default packer.
-        choice: choice of the rows that go in a round.
-        gathered: fields that rows get for their pieces; None is all.
-        units: names in messages of a document of the window, and of its tokens.
-        whole: True if every piece of a batch is a whole document.
-        eos, eos_id, pad_id, vocab_size: rules of ids in force, completed by the tokenizer.
-        with_margins: converts chat templates.
-        described: further fields of the fingerprint.
-        on_take: see `LaneConfig`.
     """
 
     def __init__(

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from streampack.sources.base import Block, Source
     from streampack.sources.error_policy import ErrorPolicy
 
+#: Value of a leaf requested by a source, and by no argument of the dataset.
+ASKED: Any = type("Asked", (), {"__repr__": lambda self: "asked by the source"})()
+
 
 class Place(NamedTuple):
     """Context of a block: its source and that source's index, the run's seed, and the epoch.

@@ -15,7 +15,7 @@ from streampack.stages.base import Place
 from streampack.stages.token_rules import EosRule, check_rule
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 def apply_eos(

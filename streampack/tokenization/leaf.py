@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from streampack.errors import ConfigError
-from streampack.leaves import ASKED
 from streampack.sources.base import Source
-from streampack.stages.base import BlockStage
+from streampack.stages.base import ASKED, BlockStage
 from streampack.stages.token_rules import checked_id
 from streampack.tokenization.stages import Encoded
 from streampack.tokenization.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 def add(recipe: Recipe, tokenizer: Any) -> None:

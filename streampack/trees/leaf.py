@@ -17,7 +17,7 @@ from streampack.trees.slot_fields import fields_of_sequences, fields_of_slots
 from streampack.trees.stage import Planted
 
 if TYPE_CHECKING:
-    from streampack.run.recipe import Recipe
+    from streampack.stages.recipe import Recipe
 
 
 def add(recipe: Recipe, layout: str) -> None:
