@@ -111,14 +111,17 @@ class Loader(Explained):
                     ranks.scatter([failed] * self.topology.world_size)
                     raise
                 parts = steps or [steps] * self.topology.world_size
+            began = time.perf_counter()
             part = ranks.scatter(parts)
             if isinstance(part, str):
                 raise RankError(
                     f"The first process must make the next step, and it failed: {part}",
                     "See its error, and resume all ranks.",
                 )
+            if isinstance(part, Step):
+                return replace(part, send_s=time.perf_counter() - began if parts else 0.0)
             if part is not None:
-                return part or None
+                return None
 
     def _planned_steps(self) -> Iterator[list[Step] | None]:
         """Yield None while answers are missing, then the ranks' parts; [] after the last step."""

@@ -30,6 +30,7 @@ class Step:
         values: further fields of these answers, by name.
         rank: index of this rank.
         settings: arguments of `MicrobatchPlan.batches`.
+        send_s: seconds in which the first process sent the step to the ranks; 0 without others.
         on_last: called with `index` when the last micro-batch is handed out.
     """
 
@@ -42,6 +43,7 @@ class Step:
     values: Mapping[str, Mapping[int, int]]
     rank: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    send_s: float = 0.0
     on_last: Callable[[int], None] | None = None
 
     def __len__(self) -> int:
@@ -64,7 +66,7 @@ class Step:
             f"{int(plan.lengths.sum()):,} tokens in {plan.ranks} x {len(self)} micro-batches of "
             f"{plan.seq_len:,} slots; padding {plan.padding_ratio:.1%}, costliest rank "
             f"{costs.max() / costs.mean():.3f} times the mean; ages {self.ages.min()} to "
-            f"{self.ages.max()}"
+            f"{self.ages.max()}" + (f"; sent in {self.send_s:.2f} s" if self.send_s else "")
         )
 
 
