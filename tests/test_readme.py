@@ -52,6 +52,10 @@ OTHERS = {
     "clusters.md": "tests/job/test_clusters_page.py",
     "families.md": "tests/frameworks/test_routers.py",
     "sharding.md": "tests/job/test_sharding_page.py",
+    **{
+        f"{name}.md": "tests/test_cookbook.py"
+        for name in ("pretrain", "sft", "dpo", "grpo", "images", "convert", "elastic", "slow")
+    },
 }
 
 
