@@ -158,8 +158,11 @@ class StopError(Exception):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"search": "exact"}, {"search": "faiss"}, {"embedder": "bm25", "max_similarity": 0.3}],
-    ids=["exact", "faiss", "bm25"],
+    [
+        pytest.param({"search": "exact"}, id="exact"),
+        pytest.param({"search": "faiss"}, id="faiss", marks=pytest.mark.slow),
+        pytest.param({"embedder": "bm25", "max_similarity": 0.3}, id="bm25"),
+    ],
 )
 def test_stopped_in_any_stage_it_goes_on_to_the_same_shards(
     corpus: Path, whole: Path, tmp_path: Path, settings: dict[str, Any]

@@ -62,9 +62,7 @@ LEFT = {
 def run(host: Host, folder: Path, body: str, jobs: int) -> None:
     (folder / "rank.py").write_text(RANK + dedent(body))
     for _ in range(jobs):
-        statuses, output = host.run_job(
-            folder / "rank.py", processes=2, modules=["tests.support.dealt_runs"]
-        )
+        statuses, output = host.run_job(folder / "rank.py", processes=2, whole_end=True)
         assert statuses == [0, 0], output[-3000:]
         assert "terminate called" not in output
 

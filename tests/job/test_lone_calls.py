@@ -79,5 +79,5 @@ def test_a_rank_that_calls_alone_is_an_error_on_all_ranks_at_most_one_step_on(
 
 def ranks_of(host: Host, folder: Path, call: str, run: str, how: str) -> list[list[Any]]:
     (folder / "rank.py").write_text(dedent(JOB).replace("CALL", call))
-    host.run_job(folder / "rank.py", run, how, processes=2, modules=["tests.support.dealt_runs"])
+    host.run_job(folder / "rank.py", run, how, processes=2)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (1, 0)]

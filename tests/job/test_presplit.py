@@ -70,9 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def results(host: Host, folder: Path, processes: int, ranks: int) -> list[dict[str, Any]]:
-    statuses, output = host.run_job(
-        folder / "job.py", ranks, processes=processes, modules=["tests.support.presplit"]
-    )
+    statuses, output = host.run_job(folder / "job.py", ranks, processes=processes)
     assert statuses == [0] * processes, output
     return [json.loads((folder / f"{number}.json").read_text()) for number in range(processes)]
 

@@ -124,6 +124,7 @@ def test_ranks_of_a_launcher_that_are_not_connected_are_warned_before_the_first_
     assert "init_process_group" not in caplog.text
 
 
+@SLOW
 def test_a_job_of_torchrun_gives_the_sequence_of_one_process(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
     subprocess.run(
@@ -136,7 +137,7 @@ def test_a_job_of_torchrun_gives_the_sequence_of_one_process(tmp_path: Path) -> 
     assert filled(in_order([result["batches"] for result in results])) == reference()
 
 
-@pytest.mark.parametrize("processes", [5, 6])
+@pytest.mark.parametrize("processes", [5, pytest.param(6, marks=SLOW)])
 def test_any_number_of_processes_ends_after_the_same_step(
     host: Host, processes: int, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import socket
 import subprocess
 import sys
@@ -46,6 +47,8 @@ def program():
                 output = os.open(f"output-{number}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
                 for stream, new in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
                     os.dup2(new, stream)
+                if asked["whole_end"]:
+                    gc.unfreeze()
                 return asked["arguments"]
         statuses, end = {}, time.monotonic() + asked["seconds"]
         while len(statuses) < len(children):
@@ -64,7 +67,7 @@ for own in (make_dataset(), uneven(Topology())):
         batch.labels
     del own, batch
 gc.collect()
-gc.freeze()  # or each program would visit all of it at its end
+gc.freeze()
 sys.argv = program()
 __file__ = sys.argv[0]
 sys.path.insert(0, os.path.dirname(__file__))
@@ -90,19 +93,24 @@ class Host:
         environments: tuple[Mapping[str, str], ...] = ({},),
         folder: Path | None = None,
         modules: Sequence[str] = (),
+        whole_end: bool = True,
     ) -> tuple[list[int], str]:
         """Run a program once for each environment; return the exit statuses and the joint output.
 
-        They run in its folder, if no other is given. The host imports `modules` first, for this
-        program and those after it.
+        They run in its folder, if no other is given. The host imports `modules` and the helpers
+        from `tests` that the program imports, once for this program and those after it. At its
+        end, a program collects the objects of the host too, as any interpreter would. That takes a
+        second; pass ``whole_end=False`` if the end is not the subject.
         """
+        helpers = re.findall(r"^from (tests\.[\w.]+) import", program.read_text(), re.MULTILINE)
         folder = folder or program.parent
         asked = {
             "folder": str(folder),
             "arguments": [str(program), *map(str, arguments)],
             "environments": environments,
             "seconds": WAIT_S,
-            "modules": modules,
+            "modules": [*helpers, *modules],
+            "whole_end": whole_end,
         }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -113,7 +121,12 @@ class Host:
         return statuses, "".join(file.read_text() for file in files)
 
     def run_job(
-        self, program: Path, *arguments: object, processes: int, modules: Sequence[str] = ()
+        self,
+        program: Path,
+        *arguments: object,
+        processes: int,
+        modules: Sequence[str] = (),
+        whole_end: bool = False,
     ) -> tuple[list[int], str]:
         """Run a program as the processes of one job, which find one another as under torchrun."""
         with socket.socket() as probe:
@@ -122,7 +135,9 @@ class Host:
         ranks = tuple(
             {**place, "RANK": str(rank), "WORLD_SIZE": str(processes)} for rank in range(processes)
         )
-        return self.run(program, *arguments, environments=ranks, modules=modules)
+        return self.run(
+            program, *arguments, environments=ranks, modules=modules, whole_end=whole_end
+        )
 
     def end(self) -> None:
         """End it."""
