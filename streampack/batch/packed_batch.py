@@ -33,8 +33,10 @@ from streampack.window.packed_rows import PackedRows
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from streampack.forms import attention, numpy_arrays, parallel, slices, text
+    from streampack.forms import attention, numpy_arrays, slices, text
+    from streampack.forms import context_parallel as cp
     from streampack.forms import loss as losses
+    from streampack.forms import megatron as megatron_lm
     from streampack.forms import per_token as spread
     from streampack.hf import arguments as hf_arguments
 
@@ -240,12 +242,12 @@ class PackedBatch(Explained):
         flex = attention.flex
         magi = slices.magi
         next_tokens = attention.next_tokens
-        context_parallel = parallel.context_parallel
+        context_parallel = cp.context_parallel
         hf = hf_arguments.hf
         loss = losses.loss
-        megatron = parallel.megatron
-        packed_seq_params = parallel.packed_seq_params
-        samples = parallel.samples
+        megatron = megatron_lm.megatron
+        packed_seq_params = megatron_lm.packed_seq_params
+        samples = megatron_lm.samples
         numpy = numpy_arrays.numpy
         pairs = losses.pairs
         per_token = spread.per_token
@@ -258,12 +260,12 @@ class PackedBatch(Explained):
         flex = Form("forms.attention.flex")
         magi = Form("forms.slices.magi")
         next_tokens = Form("forms.attention.next_tokens")
-        context_parallel = Form("forms.parallel.context_parallel")
+        context_parallel = Form("forms.context_parallel.context_parallel")
         hf = Form("hf.arguments.hf")
         loss = Form("forms.loss.loss")
-        megatron = Form("forms.parallel.megatron")
-        packed_seq_params = Form("forms.parallel.packed_seq_params")
-        samples = Form("forms.parallel.samples")
+        megatron = Form("forms.megatron.megatron")
+        packed_seq_params = Form("forms.megatron.packed_seq_params")
+        samples = Form("forms.megatron.samples")
         numpy = Form("forms.numpy_arrays.numpy")
         pairs = Form("forms.loss.pairs")
         per_token = Form("forms.per_token.per_token")

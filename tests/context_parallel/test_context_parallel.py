@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streampack import PackedBatch
 from streampack.errors import ConfigError
-from streampack.forms.parallel import Layout
+from streampack.forms.context_parallel import Layout
 from streampack.packing import BestFitDecreasing, Buckets, FirstFitDecreasing
 from tests.support.drawn import drawn
 from tests.support.packed_batches import packed_batches, random_documents

@@ -31,7 +31,7 @@ from streampack import (
 )
 from streampack.documents import Documents
 from streampack.errors import ConfigError
-from streampack.forms.parallel import Layout
+from streampack.forms.context_parallel import Layout
 from streampack.packers.kinds import packer_kinds, with_rows
 from streampack.packing import BestFitCrop, FirstFitDecreasing, Packer, Seamless
 from streampack.testing import SimulatedRanks

@@ -15,7 +15,7 @@ from examples.torchtitan_loader import microbatch
 from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology, sources
 from streampack.errors import ConfigError
 from streampack.forms.attention import held_slots, segment_block_mask
-from streampack.forms.parallel import _megatron_counts_tokens
+from streampack.forms.megatron import _megatron_counts_tokens
 from streampack.packing import (
     BestFitCrop,
     BestFitDecreasing,
