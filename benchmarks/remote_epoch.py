@@ -28,7 +28,7 @@ from benchmarks import dealing, layouts
 from benchmarks.remote import flat, parquet
 from benchmarks.report import print_table
 from streampack import sources
-from streampack.deals.spans import DealtSpans, Part
+from streampack.deals.spans import DealtSpans, LanePart
 from streampack.metrics import fetched
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.sharded import ShardedSource
@@ -152,7 +152,7 @@ def dealt(corpus: str, weight: int, lanes: int) -> tuple[Spans, int]:
     spans: Spans = [[] for _ in range(lanes)]
     parts = DealtSpans.part
 
-    def part(self: DealtSpans, number: int) -> Part | None:
+    def part(self: DealtSpans, number: int) -> LanePart | None:
         dealt = parts(self, number)
         if dealt is not None and dealt.span is not None:
             span = (dealt.span.low, dealt.span.high)

@@ -39,7 +39,7 @@ from streampack.lane.round import Round, held_by_source, round_start
 from streampack.lane.state import RoundStart
 from streampack.limits.balancing import Balance
 from streampack.limits.loss_tokens import recounted
-from streampack.mixtures.place import changed_cursor
+from streampack.mixtures.cursors import changed_cursor
 from streampack.mixtures.source import Mixture, earlier_mixture
 from streampack.mixtures.token_shares import WEIGHTS
 from streampack.packing.choice import RowChoice

@@ -17,7 +17,7 @@ import numpy as np
 
 from streampack.chats.long_chats import LongChats, RenderedInParts
 from streampack.chats.source import Chat
-from streampack.chats.stages import Rendered
+from streampack.chats.stages import RenderedChats
 from streampack.documents.blocks import Documents
 from streampack.lane.config import LaneConfig
 from streampack.mixtures.source import sources_of
@@ -82,7 +82,7 @@ def long_chat_losses(config: LaneConfig) -> LongChatLosses | None:
             chosen = "turns"
         alone = replace(config, source=source, lanes=1, epochs=1, order=None)
         origins = set()
-        for document in _documents(alone, stages, place, Rendered(chats)):
+        for document in _documents(alone, stages, place, RenderedChats(chats)):
             origins.add(document.origin.tobytes())
             labels = document.loss_mask_or_ones[1:]
             learnt += int(labels.sum())
@@ -102,7 +102,7 @@ def long_chat_losses(config: LaneConfig) -> LongChatLosses | None:
     return LongChatLosses(chosen, rows, count, later, 1 - short / learnt, turns, later)
 
 
-_RENDERING = (Rendered, RenderedInParts)
+_RENDERING = (RenderedChats, RenderedInParts)
 
 
 def _documents(

@@ -42,7 +42,7 @@ class SidesTold:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedChats:
     """Render conversations with a chat template and encode them."""
 
     tokenizer: ChatTokenizer
@@ -76,7 +76,7 @@ def stages_of(recipe: Recipe, source: Source, tokenizer: Tokenizer) -> list[Bloc
     """Return the stages for a source of conversations."""
     assert isinstance(source, Chat)
     chats = chat_tokenizer(source, tokenizer, recipe.with_margins(source.template))
-    rendered: BlockStage = Rendered(chats)
+    rendered: BlockStage = RenderedChats(chats)
     if source.by_turns:
         from streampack.chats.long_chats import LongChats, RenderedInParts
 

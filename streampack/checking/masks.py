@@ -51,8 +51,8 @@ def _of_block_mask(mask_mod: Any, slots: int) -> Mask:
         import torch
 
         zero = torch.tensor(0)
-        place = torch.arange(slots)
-        seen = mask_mod(torch.tensor(row), zero, place[:, None], place[None, :])
+        position = torch.arange(slots)
+        seen = mask_mod(torch.tensor(row), zero, position[:, None], position[None, :])
         expanded: NDArray[np.bool_] = seen.expand(slots, slots).numpy()
         return expanded
 

@@ -101,8 +101,8 @@ def _add_cut_off(
     ends = (document[:, 0] < 0) & (document[:, 1] >= 0) & real[:, 0] & (extended[:, 0] == eos_id)
     begins = (document[:, -2] < 0) & (document[:, -3] >= 0) & real[:, -1]
     begins &= (extended[:, -2] == bos_id) & (extended[:, -1] == NO_TARGET)
-    for place, where in ((0, ends), (-2, begins)):
-        document[where, place], offset[where, place] = int(document.max()) + 1, UNKNOWN
+    for position, where in ((0, ends), (-2, begins)):
+        document[where, position], offset[where, position] = int(document.max()) + 1, UNKNOWN
 
 
 def by_end_tokens(
@@ -180,11 +180,11 @@ def _between(view: View, documents: MarkedDocuments, count: int) -> NDArray[np.i
     starts = (document >= 0) & (offset == length - 1)
     runs = starts[:, : max(width - behind, 0)].copy()
     runs &= (document[:, behind:] >= 0) & (offset[:, behind:] == 0)
-    for place in range(1, behind):
-        runs &= document[:, place : width - behind + place] < 0
+    for position in range(1, behind):
+        runs &= document[:, position : width - behind + position] < 0
     rows, slots = runs.nonzero()
     ids: NDArray[np.int64] = np.stack(
-        [view.tokens[rows, slots + place] for place in range(1, behind)], axis=1
+        [view.tokens[rows, slots + position] for position in range(1, behind)], axis=1
     )
     return ids.reshape(-1) if count == 1 else ids
 

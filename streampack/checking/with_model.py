@@ -116,8 +116,8 @@ def _require_vocabulary(model: Any, largest: int) -> None:
 
 
 def _add(log: FaultLog, kind: str, view: View, slot: int, moved: float) -> None:
-    row, place = divmod(slot, view.tokens.shape[1])
-    log.add(kind, row=row, slot=place, detail=f"outputs move by {moved:.2g} of a token's effect")
+    row, position = divmod(slot, view.tokens.shape[1])
+    log.add(kind, row=row, slot=position, detail=f"outputs move by {moved:.2g} of a token's effect")
 
 
 def _pieces(truth: Truth) -> list[np.ndarray[Any, Any]]:

@@ -21,7 +21,7 @@ from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, IDS, LOSS_FIELDS, TEXTS
 
 if TYPE_CHECKING:
-    from streampack.conversion.shards import Encoded
+    from streampack.conversion.shards import ShardDocuments
 
 #: Names that readers of the shards would take for documents or loss masks.
 _RESERVED = (*TEXTS, *IDS, *LOSS_FIELDS, ATTENTION_MASK)
@@ -39,15 +39,15 @@ class KeptTexts:
 
     def __init__(self) -> None:
         self.texts: list[bytes] = []
-        self._places: dict[bytes, int] = {}
+        self._positions: dict[bytes, int] = {}
 
     def __call__(self, text: str | bytes) -> int:
         """Return the place of a text."""
         data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
-        place = self._places.setdefault(data, len(self.texts))
-        if place == len(self.texts):
+        position = self._positions.setdefault(data, len(self.texts))
+        if position == len(self.texts):
             self.texts.append(data)
-        return place
+        return position
 
     def of_texts(self, texts: Sequence[str | bytes]) -> NDArray[np.int64]:
         """Return the places (N,) of N texts."""
@@ -62,7 +62,7 @@ class KeptTexts:
     def clear(self) -> None:
         """Forget all texts."""
         self.texts.clear()
-        self._places.clear()
+        self._positions.clear()
 
 
 def parsed(keep: Collection[str]) -> dict[str, str | None]:
@@ -166,7 +166,7 @@ def keeping(conversion: Conversion) -> Conversion:
 
 
 def with_values(
-    encoded: Encoded, source: Source, skips: ErrorPolicy
+    encoded: ShardDocuments, source: Source, skips: ErrorPolicy
 ) -> Iterator[tuple[Any, tuple[Any, ...], int]]:
     """Yield each document's payload, values of kept fields, and their size in bytes.
 
@@ -178,7 +178,7 @@ def with_values(
         numbers, wrong = cast_values(encoded.fields[name], dtype)
         if name in types.keys:
             texts = types.keys[name].texts
-            values.append([texts[place] for place in numbers.tolist()])
+            values.append([texts[position] for position in numbers.tolist()])
             broken = (i for i, text in enumerate(values[-1]) if not _is_utf8(text))
             reasons = dict.fromkeys(broken, f'has a text in "{name}" that is not UTF-8')
         else:

@@ -92,7 +92,7 @@ def no_documents() -> ConfigError:
     )
 
 
-class Encoded(NamedTuple):
+class ShardDocuments(NamedTuple):
     """The N documents of a block as content of shards.
 
     Attributes:
@@ -116,7 +116,7 @@ def encoded(
     skips: ErrorPolicy,
     *,
     masks: bool = False,
-) -> Encoded:
+) -> ShardDocuments:
     """Convert a block's documents to the content of shards.
 
     Args:
@@ -137,7 +137,7 @@ def encoded(
         skips.in_a_row = 0
     if isinstance(block, Texts):
         if tokenizer is None:
-            return Encoded("str", list(block.texts), block.origin, block.document_fields)
+            return ShardDocuments("str", list(block.texts), block.origin, block.document_fields)
         ids = tokenizer.encode(source.short_texts(block, skips), skips, source.document_name)
         block = with_fields_of(block, ids)
     if isinstance(block, Conversations) or block.members is not None:
@@ -156,7 +156,7 @@ def encoded(
     return _ids(block, dtype)
 
 
-def _ids(block: Documents, dtype: str) -> Encoded:
+def _ids(block: Documents, dtype: str) -> ShardDocuments:
     if not dtype:
         dtype = "uint16" if block.tokens.dtype == np.uint16 else "uint32"
     tokens = block.tokens[block.offsets[0] : block.offsets[-1]]
@@ -169,9 +169,9 @@ def _ids(block: Documents, dtype: str) -> Encoded:
     ids = tokens.astype(dtype, copy=False)
     if block.loss_mask is not None:
         ids = masked_ids(ids, block.loss_mask[block.offsets[0] : block.offsets[-1]])
-    places = block.offsets - block.offsets[0]
-    payloads: list[Payload] = [ids[places[i] : places[i + 1]] for i in range(len(block))]
-    return Encoded(dtype, payloads, block.origin, block.document_fields)
+    positions = block.offsets - block.offsets[0]
+    payloads: list[Payload] = [ids[positions[i] : positions[i + 1]] for i in range(len(block))]
+    return ShardDocuments(dtype, payloads, block.origin, block.document_fields)
 
 
 T = TypeVar("T")

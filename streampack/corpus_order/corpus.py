@@ -24,7 +24,7 @@ BATCH_UNITS = 8 << 20  # in tokens, or in bytes of text
 
 
 @dataclass(frozen=True)
-class Part:
+class PartContent:
     """The documents of one part.
 
     Attributes:
@@ -38,7 +38,7 @@ class Part:
     is_text: bool
 
     @classmethod
-    def opened(cls, work: Work, part: int, dtype: str) -> Part:
+    def opened(cls, work: Work, part: int, dtype: str) -> PartContent:
         """Open a part by its index, with its content memory-mapped; dtype "str" is text."""
         content = np.zeros(0, dtype=np.uint8 if dtype == "str" else dtype)
         offsets = work.load(f"embed/{part:05}.offsets.npy")
@@ -79,7 +79,7 @@ class Corpus:
 
     work: Work
     parts: int
-    _opened: dict[int, Part] = field(default_factory=dict, repr=False, compare=False)
+    _opened: dict[int, PartContent] = field(default_factory=dict, repr=False, compare=False)
     _mapped: dict[int, NDArray[np.float16]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -119,10 +119,10 @@ class Corpus:
         """1 for ids, or the approximate bytes per token for text."""
         return BYTES_PER_TOKEN if self.dtype == "str" else 1
 
-    def part(self, part: int) -> Part:
+    def part(self, part: int) -> PartContent:
         """Return the documents of a part, memory-mapped."""
         if part not in self._opened:
-            self._opened[part] = Part.opened(self.work, part, self.notes[part]["dtype"])
+            self._opened[part] = PartContent.opened(self.work, part, self.notes[part]["dtype"])
         return self._opened[part]
 
     def part_vectors(self, part: int) -> NDArray[np.float16]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streampack.conversion.shards import encoded
 from streampack.corpus_order.by_value import VALUE, of_kept, with_values
-from streampack.corpus_order.corpus import Part, batches
+from streampack.corpus_order.corpus import PartContent, batches
 from streampack.corpus_order.settings import CorpusOrder
 from streampack.documents.blocks import ORIGIN, offsets_of
 from streampack.errors import ConfigError
@@ -42,7 +42,7 @@ def copy_part(job: CorpusOrder, part: int) -> None:
     job.files.save(f"{name}.offsets.npy", offsets_of(lengths))
     job.files.save(f"{name}.origin.npy", origin)
     if isinstance(job.similarity.embedding, BM25) and part in counted_parts(job):
-        content = Part.opened(job.files, part, dtype)
+        content = PartContent.opened(job.files, part, dtype)
         counts = TermCounts.none()
         for chosen in batches(content.offsets):
             counts += TermCounts.of(heads(content.documents(chosen), job.first_tokens))
@@ -72,7 +72,7 @@ def embed_part(job: CorpusOrder, part: int) -> None:
     """
     name = f"embed/{part:05}"
     copied = job.files.read(f"{name}.copied.json")
-    content = Part.opened(job.files, part, copied["dtype"])
+    content = PartContent.opened(job.files, part, copied["dtype"])
     dimension = _embed(job, name, content, job.files.load(f"{name}.origin.npy"))
     lengths = np.diff(content.offsets)
     job.files.note(
@@ -113,7 +113,7 @@ def _copy(job: CorpusOrder, part: int) -> tuple[str, NDArray[np.int64], NDArray[
     return dtype, np.array(lengths, dtype=np.int64), np.concatenate(origins), skips.counts.skipped
 
 
-def _embed(job: CorpusOrder, name: str, part: Part, origin: NDArray[np.void]) -> int:
+def _embed(job: CorpusOrder, name: str, part: PartContent, origin: NDArray[np.void]) -> int:
     """Write the vectors of a part; return their dimension, or 0 without documents."""
     dimension = 0
     embedder = job.similarity.embedding
@@ -146,7 +146,7 @@ def _embed(job: CorpusOrder, name: str, part: Part, origin: NDArray[np.void]) ->
 def embed_batch(
     job: CorpusOrder,
     embedder: Embedder,
-    part: Part,
+    part: PartContent,
     chosen: NDArray[np.int64],
     origin: NDArray[np.void],
 ) -> NDArray[np.float16]:

@@ -23,7 +23,7 @@ from streampack.deals.rule import (
     Cut,
     DealRule,
     Line,
-    Place,
+    LinePosition,
     Span,
     deal,
 )
@@ -35,14 +35,14 @@ class _Dealt:
 
     def __init__(self, line: Line, lanes: int) -> None:
         self.line = line
-        self.place = Place(0, 0)
+        self.position = LinePosition(0, 0)
         self.cuts: list[Cut] = []
         self.weight = np.zeros(lanes, dtype=np.int64)  # weight dealt to each lane
         self.alike = True  # True if lanes were alike in all deals
 
     @property
     def is_over(self) -> bool:
-        return self.place.epoch >= self.line.epochs
+        return self.position.epoch >= self.line.epochs
 
 
 class Dealer:
@@ -111,20 +111,20 @@ class Dealer:
         among = ONE - sum(
             line.share
             for name, line in rule.lines.items()
-            if self._dealt[name].place.epoch >= line.epochs
+            if self._dealt[name].position.epoch >= line.epochs
         )
         for i, (name, line) in enumerate(rule.lines.items()):
             dealt = self._dealt[name]
             left, rate, alike = np.zeros(rule.lanes, dtype=np.int64), line.rate, False
             reports = None if row is None else row[i]
-            if dealt.place.epoch >= line.epochs or (number and reports is None):
+            if dealt.position.epoch >= line.epochs or (number and reports is None):
                 continue
             if reports is not None:
                 left, rate, alike = _found(dealt.weight, *reports)
                 # Over several epochs all lanes approach the mean, even if they differ.
-                alike = alike and (dealt.alike or not dealt.place.epoch)
-            cuts, dealt.place = deal(
-                rule, line, number, dealt.place, left, rate, among=among, alike=alike
+                alike = alike and (dealt.alike or not dealt.position.epoch)
+            cuts, dealt.position = deal(
+                rule, line, number, dealt.position, left, rate, among=among, alike=alike
             )
             for cut in cuts:
                 dealt.weight += np.diff(cut.bounds)

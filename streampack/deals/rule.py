@@ -79,7 +79,7 @@ class Report(NamedTuple):
     found: int
 
 
-class Place(NamedTuple):
+class LinePosition(NamedTuple):
     """Position up to which a source is dealt: an epoch, and a weight of its line."""
 
     epoch: int
@@ -225,26 +225,26 @@ def deal(
     rule: DealRule,
     line: Line,
     number: int,
-    place: Place,
+    position: LinePosition,
     left: NDArray[np.int64],
     rate: int,
     *,
     among: int = ONE,
     alike: bool = False,
-) -> tuple[list[Cut], Place]:
+) -> tuple[list[Cut], LinePosition]:
     """Compute the cuts that a deal gives of a line, and the position up to which it is dealt then.
 
     Args:
         rule: the run's rule; line: one of its lines.
         number: index of the deal.
-        place: position up to which the line was dealt before.
+        position: position up to which the line was dealt before.
         left: (lanes,) tokens that each lane has still to deliver from its parts.
         rate: tokens per weight of the line, in units of 2**-16.
         among: sum of the shares of sources that are not fully dealt.
         alike: True if all lanes have found nearly the same tokens per weight.
     """
     cuts: list[Cut] = []
-    at, end = place.epoch * line.weight + place.at, line.epochs * line.weight
+    at, end = position.epoch * line.weight + position.at, line.epochs * line.weight
     rate = min(rate, (MOST_TOKENS << FRACTION) // max(line.weight, at // BEFORE))
     level, interval = (
         max(tokens * line.share // max(among, line.share), 1)
@@ -275,7 +275,7 @@ def deal(
         left, at = left + poured, at + given
         if not amount and line.epochs == UNENDING:
             break  # epochs without tokens would never end
-    return cuts, Place(*divmod(at, line.weight))
+    return cuts, LinePosition(*divmod(at, line.weight))
 
 
 def _cuts(

@@ -17,7 +17,7 @@ from streampack.sources.sharded import ShardedSource
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LanePart:
     """A part of a source that a lane reads.
 
     Attributes:
@@ -35,7 +35,7 @@ class Parts(ABC):
     """Indexed parts of one lane."""
 
     @abstractmethod
-    def part(self, number: int) -> Part | None:
+    def part(self, number: int) -> LanePart | None:
         """Return the part with index `number`, or None if it does not exist, or not yet."""
 
     @property
@@ -64,12 +64,12 @@ class EqualParts(Parts):
     epochs: int | None
     shift: int = 0
 
-    def part(self, number: int) -> Part | None:
+    def part(self, number: int) -> LanePart | None:
         """See `Parts`."""
         if self.epochs is not None and number >= self.epochs:
             return None
         readers = self.source.lanes(self.lanes, seed=self.seed, epoch=number, shuffle=self.shuffle)
-        return Part(number, readers[(self.lane + self.shift) % self.lanes])
+        return LanePart(number, readers[(self.lane + self.shift) % self.lanes])
 
 
 class DealtSpans(Parts):
@@ -109,12 +109,12 @@ class DealtSpans(Parts):
                 self._count = count
                 self._spans = self._dealer.spans(self._name, self._lane, deals)
 
-    def part(self, number: int) -> Part | None:
+    def part(self, number: int) -> LanePart | None:
         """See `Parts`."""
         if number >= len(self._spans):
             return None
         span = self._spans[number]
-        return Part(span.epoch, self._reader(span), span)
+        return LanePart(span.epoch, self._reader(span), span)
 
     @property
     def ended(self) -> bool:

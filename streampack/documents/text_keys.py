@@ -81,8 +81,8 @@ class TextKeys:
         # Bytes, because not all files of strings hold UTF-8. The last one stands for nulls.
         texts = [*encoded.dictionary.cast("large_binary").to_pylist(), b""]
         index = encoded.indices.fill_null(len(texts) - 1).to_numpy(zero_copy_only=False)
-        used, place = np.unique(index, return_inverse=True)
-        return self.of_texts([texts[i] or b"" for i in used.tolist()])[place]
+        used, position = np.unique(index, return_inverse=True)
+        return self.of_texts([texts[i] or b"" for i in used.tolist()])[position]
 
 
 TEXT_KEYS = TextKeys()

@@ -27,23 +27,23 @@ class FieldColumns:
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`; slots outside of documents get 0."""
-        places = held.places(pieces.serial)
+        positions = held.positions(pieces.serial)
         token: dict[str, NDArray[Any]] = {}
         for name, dtype in self.types.token.items():
             out = token[name] = np.zeros(len(rows.tokens), dtype=dtype)
-            for (block, i), start, stop, place in zip(
-                places,
+            for (block, i), start, stop, position in zip(
+                positions,
                 pieces.start.tolist(),
                 pieces.stop.tolist(),
                 pieces.slot.tolist(),
                 strict=True,
             ):
                 begin = int(block.offsets[i])
-                out[place : place + stop - start] = block.token_fields[name][
+                out[position : position + stop - start] = block.token_fields[name][
                     begin + start : begin + stop
                 ]
         document = {
-            name: np.array([block.document_fields[name][i] for block, i in places], dtype=dtype)
+            name: np.array([block.document_fields[name][i] for block, i in positions], dtype=dtype)
             for name, dtype in self.types.document.items()
         }
         return rows._replace(token_fields=token, document_fields=document)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from streampack.arguments import explained
 from streampack.files.file_source import FileSource
 from streampack.sources.arguments import NamedFields
-from streampack.sources.fields import Fields
+from streampack.sources.fields import RecordSchema
 from streampack.sources.reading import ReadOptions
 from streampack.storage.storage import Storage
 
@@ -46,7 +46,7 @@ class RecordFiles(FileSource):
         **named: Unpack[NamedFields],
     ) -> None:
         super().__init__(paths, reading=reading, storage=storage)
-        self.fields = Fields.named(**named)
+        self.fields = RecordSchema.named(**named)
 
     @property
     def column(self) -> str:

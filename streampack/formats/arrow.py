@@ -22,7 +22,7 @@ from streampack.errors import ConfigError
 from streampack.files.file_source import FileSource
 from streampack.formats.parquet.columns import is_null
 from streampack.formats.parquet.footer import DAMAGE
-from streampack.formats.parquet.places import Places
+from streampack.formats.parquet.positions import RowPositions
 from streampack.formats.parquet.source import Parquet, RowReader
 from streampack.keep_last import KeepLast
 from streampack.sources.formats import FORMATS
@@ -106,10 +106,10 @@ class Batches:
         return self.compressed[number] and self.ends[number] - self.begins[number] >= LEAST_BYTES
 
     @property
-    def places(self) -> Places:
+    def positions(self) -> RowPositions:
         """The batches' positions on the weight of the file, from its first byte on."""
         bounds = np.array([0, *self.begins[1:], *self.ends[-1:]], dtype=np.int64)
-        return Places(np.array(self.rows, dtype=np.int64), bounds, np.diff(bounds))
+        return RowPositions(np.array(self.rows, dtype=np.int64), bounds, np.diff(bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +169,11 @@ class _Message:
 
     def _field(self, table: int, number: int) -> int:
         """Return the position of a field of a table; 0 if the field has its default."""
-        places = table - struct.unpack_from("<i", self.head, table)[0]
-        (size,) = struct.unpack_from("<H", self.head, places)
+        positions = table - struct.unpack_from("<i", self.head, table)[0]
+        (size,) = struct.unpack_from("<H", self.head, positions)
         if 4 + 2 * number >= size:
             return 0
-        (offset,) = struct.unpack_from("<H", self.head, places + 4 + 2 * number)
+        (offset,) = struct.unpack_from("<H", self.head, positions + 4 + 2 * number)
         return table + offset if offset else 0
 
 
@@ -247,9 +247,9 @@ class Arrow(Parquet):
     @contextmanager
     def open_rows(
         self, file: StoredFile, shard: int
-    ) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
+    ) -> Iterator[tuple[pa.Schema, RowPositions, RowReader]]:
         batches = _batches.keep(file.version, lambda: Batches.of(file))
-        yield batches.schema, batches.places, partial(self._decoded, file, batches)
+        yield batches.schema, batches.positions, partial(self._decoded, file, batches)
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:
         """Return the schema of a file; None if it cannot be read."""

@@ -306,10 +306,10 @@ def limit_context(batch: PackedBatch, tokens: int) -> PackedBatch:
         return batch
     ends, boundaries, piece = batch._runs
     rows = np.arange(0, batch.rows * batch.seq_len, batch.seq_len)
-    places = rows[:, None] + np.arange(0, batch.seq_len, tokens)
-    ends = np.union1d(ends, places).astype(np.int32)
+    positions = rows[:, None] + np.arange(0, batch.seq_len, tokens)
+    ends = np.union1d(ends, positions).astype(np.int32)
     # Runs are cut too, because consumers expect a segment to begin where a run does.
-    cut = np.union1d(boundaries, places).astype(np.int32)
+    cut = np.union1d(boundaries, positions).astype(np.int32)
     piece = piece[np.searchsorted(boundaries, cut[:-1], side="right") - 1]
     lengths = np.diff(ends).astype(np.int64)
     real = lengths[~are_padding(ends, cut, piece)]

@@ -24,7 +24,7 @@ def groups_of(pieces: Pieces, held: HeldBlocks) -> list[Documents]:
     """Return the member documents of each of these pieces (D,), which are groups."""
     groups = []
     for (block, i), start, stop in zip(
-        held.places(pieces.serial), pieces.start.tolist(), pieces.stop.tolist(), strict=True
+        held.positions(pieces.serial), pieces.start.tolist(), pieces.stop.tolist(), strict=True
     ):
         assert block.members is not None
         low, high = block.members.offsets[i : i + 2].tolist()
@@ -134,9 +134,9 @@ def columns_of(
         for name, dtype in types.document.items()
         if name != GROUP
     }
-    _, first, place = np.unique(number, return_index=True, return_inverse=True)
+    _, first, position = np.unique(number, return_index=True, return_inverse=True)
     in_order = np.argsort(np.argsort(first)).astype(np.int32)  # groups by their first pieces
-    fields[GROUP] = np.repeat(in_order[place], [len(group) for group in groups])
+    fields[GROUP] = np.repeat(in_order[position], [len(group) for group in groups])
     return {
         "source_ids": origin["source"].astype(np.int32),
         "provenance": provenance,

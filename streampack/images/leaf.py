@@ -13,7 +13,7 @@ from streampack.errors import ConfigError
 from streampack.images.attachments import PATCHES
 from streampack.images.families import with_margins
 from streampack.images.processing import MediaProcessing
-from streampack.images.row_stage import Images
+from streampack.images.row_stage import AttachedImages
 from streampack.images.stages import Expanded, Margins
 from streampack.stages.base import ASKED
 
@@ -50,7 +50,7 @@ def add(recipe: Recipe, processor: Any) -> None:
         if not part.tokenized and not getattr(part, "renders", False):
             recipe.add("texts", Margins(media), number)
     recipe.add("expanded", Expanded(media))
-    recipe.add_rows("attached", Images(media))
+    recipe.add_rows("attached", AttachedImages(media))
 
 
 def tokenizer_of(processor: Any) -> Any:

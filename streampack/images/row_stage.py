@@ -20,7 +20,7 @@ _last: weakref.WeakKeyDictionary[HeldBlocks, weakref.ref[HeldBatch]] = weakref.W
 
 
 @dataclass(frozen=True, slots=True)
-class Images:
+class AttachedImages:
     """Row stage that also finishes batches when they are handed out."""
 
     media: MediaProcessing

@@ -20,7 +20,7 @@ from streampack.fields.columns import FieldColumns
 from streampack.fields.declared import declared_fields
 from streampack.forecasts.origins import Provenance
 from streampack.packing.plan import Plan
-from streampack.sources.fields import Fields
+from streampack.sources.fields import RecordSchema
 from streampack.sources.items import item_block
 from streampack.window.buffer import TokenBuffer
 from streampack.window.empty_rows import empty_rows
@@ -111,7 +111,7 @@ class Given:
             {name: _plain(_at(values, number, name)) for name, values in self.columns.items()}
             for number in numbers.tolist()
         ]
-        fields = Fields(True, _IDS, (_MASK,) if _MASK in self.columns else ())
+        fields = RecordSchema(True, _IDS, (_MASK,) if _MASK in self.columns else ())
         block, problems = item_block(records, fields, make_origin(0, numbers), self.types)
         assert isinstance(block, Documents)
         if not problems:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from streampack.errors import ConfigError
 from streampack.files.paths import open_files
-from streampack.sources.fields import Fields, RecordReader
+from streampack.sources.fields import RecordReader, RecordSchema
 from streampack.sources.formats import RECORD_FORMATS
 from streampack.sources.items import kind_name
 from streampack.sources.reading import ReadOptions
@@ -39,7 +39,7 @@ def source_of_records(
         if hasattr(files, "beside"):  # the format has no columns
             files.beside = reader
         else:
-            files.fields = Fields(False, "", records=reader)
+            files.fields = RecordSchema(False, "", records=reader)
         return cast(ShardedSource, files)
     if storage is not None:
         raise ConfigError(
@@ -49,7 +49,7 @@ def source_of_records(
         )
     from streampack.iterables.records import records_in_memory
 
-    return records_in_memory(data, Fields(False, "", records=reader), reading)
+    return records_in_memory(data, RecordSchema(False, "", records=reader), reading)
 
 
 def _names_files(data: Any) -> bool:

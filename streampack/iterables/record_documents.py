@@ -14,7 +14,7 @@ from streampack.files.json_records import size_of
 from streampack.iterables.of_records import source_of_records
 from streampack.iterables.record_function import converting
 from streampack.sources.base import Block, Source
-from streampack.sources.fields import Fields, RecordReader
+from streampack.sources.fields import RecordReader, RecordSchema
 from streampack.sources.reading import ReadOptions
 from streampack.sources.records import block_of
 
@@ -28,7 +28,7 @@ class FieldReader:
     """
 
     function: ClassVar[str] = ""
-    fields: Fields
+    fields: RecordSchema
 
     @property
     def columns(self) -> Sequence[str]:
@@ -76,7 +76,7 @@ def open_records(
         return source_of_records(source, reader, reading, storage)
 
     def reader(kinds: Mapping[str, str]) -> FieldReader:
-        fields = Fields.named(**named).found_in(kinds, "The result of records=")
+        fields = RecordSchema.named(**named).found_in(kinds, "The result of records=")
         return FieldReader(fields)
 
     opened: Source = converting(records, make, reader)

@@ -23,7 +23,7 @@ from streampack.hooks.hook import Hook, as_hook
 from streampack.iterables.source import ItemSource
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.fields import Fields, RecordReader
+from streampack.sources.fields import RecordReader, RecordSchema
 from streampack.sources.records import BrokenDocumentError, kind_of
 from streampack.sources.sharded import ShardedSource
 
@@ -170,7 +170,7 @@ def converting(
     kinds = {str(name): kind_of(value) for name, value in result.items()}
     read = reader(kinds)
     several = bool(getattr(getattr(read, "fields", None), "several", False))
-    fields = Fields(False, "", records=Converted(hook, read, [*first], kinds, several))
+    fields = RecordSchema(False, "", records=Converted(hook, read, [*first], kinds, several))
     if isinstance(source, ShardedSource):
         source._manifest, source._lines = None, {}
     source.fields = fields.found_in(kinds, "")

@@ -9,7 +9,7 @@ from streampack.errors import ConfigError
 from streampack.iterables.hf import HFStream, dataset_parser
 from streampack.iterables.source import ItemSource, Iterable
 from streampack.iterables.table import Table
-from streampack.sources.fields import Fields
+from streampack.sources.fields import RecordSchema
 from streampack.sources.indexed import Items
 from streampack.sources.items import is_random_access
 from streampack.sources.reading import ReadOptions
@@ -18,7 +18,7 @@ from streampack.sources.sharded import ShardedSource
 
 
 def records_in_memory(
-    data: Any, fields: Fields, reading: ReadOptions | None
+    data: Any, fields: RecordSchema, reading: ReadOptions | None
 ) -> ShardedSource | ItemSource:
     """Return the source of the records in `data`, which reads the given fields of them.
 

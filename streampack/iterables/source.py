@@ -27,7 +27,7 @@ from streampack.packing.rng import derive_seed, permutation
 from streampack.sources.arguments import NamedFields
 from streampack.sources.base import Block, Cursor, LaneReader, Source
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.fields import Fields
+from streampack.sources.fields import RecordSchema
 from streampack.sources.items import (
     has_state,
     is_by_index,
@@ -61,7 +61,7 @@ class ItemSource(Source):
         reading: limits of a block, in items and bytes.
     """
 
-    fields: Fields
+    fields: RecordSchema
     #: Class of the data, for messages.
     _kind: str
     #: Makes a record of an item; None if items are records.

@@ -13,7 +13,7 @@ from streampack.window.packed_rows import PackedRows
 
 
 @dataclass(frozen=True, slots=True)
-class SourceCounts:
+class CountedSources:
     """Row stage that adds `PackedRows.by_source`.
 
     Attributes:

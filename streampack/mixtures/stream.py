@@ -12,7 +12,7 @@ A dealt source may have no documents yet when it is chosen. Then the lane waits,
 of draws does not depend on the time at which deals are known.
 
 If a run continues with another mixture (`changed_cursor`) or with other weights (`begin_round`),
-documents that were read before the change are reread by the rules of that time: places hold these
+documents that were read before the change are reread by the rules of that time: cursors hold these
 rules until they are after the change. Weights change with the quantum after the one of the
 next document, because a state does not record whether that document is drawn already.
 """
@@ -27,10 +27,10 @@ import numpy as np
 
 from streampack.documents.blocks import Documents
 from streampack.errors import StateError
-from streampack.mixtures.place import MixtureCursor, Rules, SourceCursor
+from streampack.mixtures.cursors import MixtureCursor, Rules, SourceCursor
 from streampack.mixtures.shortfall import Shortfall
 from streampack.mixtures.source import Mixture, named_in_errors, source_seed
-from streampack.mixtures.source_counts import SourceCounts, with_passes
+from streampack.mixtures.source_counts import CountedSources, with_passes
 from streampack.mixtures.token_shares import (
     Credits,
     WeightChange,
@@ -112,7 +112,7 @@ class MixedStream(LaneStream):
         start = MixtureCursor.read(opening.position, mixture)
         self._members = []
         for number, (name, source) in enumerate(mixture.sources.items()):
-            place = start.places[number]
+            place = start.cursors[number]
             epochs = self._epochs[number]
             if place.ended and place.position.cursor.get("epoch") != epochs:
                 raise StateError(
@@ -300,5 +300,5 @@ def add(recipe: Recipe, value: object) -> None:
     """Add the stage that counts the tokens of each source in a row."""
     recipe.described["eos"] = [recipe.eos, recipe.eos_id]
     if not recipe.has_rows("counts"):
-        counts = SourceCounts(len(recipe.source.parts), whole=recipe.whole)
+        counts = CountedSources(len(recipe.source.parts), whole=recipe.whole)
         recipe.add_rows("counts", counts)

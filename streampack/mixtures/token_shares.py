@@ -228,14 +228,14 @@ def checked_weights(
             "Pass a dict of numbers by name, or pairs (tokens of the run, such a dict).",
             setting="weights",
         )
-    places = [whole_value(f"weights[{i}][0]", at) for i, (at, _) in enumerate(pairs)]
-    if not places or places[0] != 0 or any(a >= b for a, b in pairwise(places)):
+    positions = [whole_value(f"weights[{i}][0]", at) for i, (at, _) in enumerate(pairs)]
+    if not positions or positions[0] != 0 or any(a >= b for a, b in pairwise(positions)):
         raise ConfigError(
-            f"Weights must begin at 0 tokens of the run and ascend, got {places}.",
+            f"Weights must begin at 0 tokens of the run and ascend, got {positions}.",
             "Begin with (0, {...}), and name each later place once.",
             setting="weights",
         )
-    return [(at, _weights(at, each, names)) for at, (_, each) in zip(places, pairs, strict=True)]
+    return [(at, _weights(at, each, names)) for at, (_, each) in zip(positions, pairs, strict=True)]
 
 
 def _weights(at: int, weights: Weights, names: list[str]) -> list[Fraction]:

@@ -94,8 +94,8 @@ class TermCounts:
     def idf(self, terms: NDArray[Any]) -> NDArray[np.float64]:
         """Return the weights (T,) float64 of distinct terms (T,); unknown terms are the rarest."""
         documents = np.zeros(len(terms), dtype=np.int64)
-        _, place, at = np.intersect1d(terms, self.terms, assume_unique=True, return_indices=True)
-        documents[place] = self.documents[at]
+        _, position, at = np.intersect1d(terms, self.terms, assume_unique=True, return_indices=True)
+        documents[position] = self.documents[at]
         return log2((2 * self.total + 2) / (2 * documents + 1))
 
 

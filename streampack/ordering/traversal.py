@@ -278,8 +278,8 @@ def _follow(
     path = np.empty(count, dtype=np.int64)
     run = np.empty(count, dtype=np.int64)
     waits = np.zeros(count, dtype=np.int64)  # position in tokens from which each may be visited
-    place = np.empty(count, dtype=np.int64)
-    place[starts] = np.arange(count)
+    position = np.empty(count, dtype=np.int64)
+    position[starts] = np.arange(count)
     after = np.arange(1, count + 2)  # linked list of unvisited `starts`; the last is both ends
     before = np.arange(-1, count)
     after[count], before[0] = 0, count
@@ -295,7 +295,7 @@ def _follow(
             run[i] = runs - 1
             path[length] = i
             length += 1
-            left, right = before[place[i]], after[place[i]]
+            left, right = before[position[i]], after[position[i]]
             after[left], before[right] = right, left
             tokens += lengths[i]
             for e in range(above.offsets[i], above.offsets[i + 1]):

@@ -50,7 +50,13 @@ from streampack.errors import ConfigError
 from streampack.packers.concat import cut_joined
 from streampack.packing.choice import RowChoice
 from streampack.packing.fit import greedy_fit
-from streampack.packing.fit_decreasing import Pieces, Placed, decreasing_pieces, lay_out, lost_with
+from streampack.packing.fit_decreasing import (
+    BinPieces,
+    Placed,
+    decreasing_pieces,
+    lay_out,
+    lost_with,
+)
 from streampack.packing.overflow import checked_lengths, require_seq_len
 from streampack.packing.packer import Packer
 from streampack.packing.plan import Plan
@@ -201,7 +207,7 @@ class Seamless(Packer):
             bins, links = np.empty(count, dtype=np.int64), np.empty(3 * count, dtype=np.int32)
             links, rooms = links[count:], links[:count]
             count = greedy_fit(size, self.seq_len + self._extra, 0, 1, bins, links, rooms)
-            pieces = Pieces(bins, document, lengths[document] - size, size)
+            pieces = BinPieces(bins, document, lengths[document] - size, size)
             totals = np.zeros(count, dtype=np.int64)
             np.add.at(totals, bins, size)
             full = totals >= self.seq_len
@@ -235,13 +241,13 @@ class Seamless(Packer):
         return np.diff(offsets), left[index], begin[index] + low, begin[index] + high
 
     def _rows_of(
-        self, pieces: Pieces, chosen: NDArray[np.bool_], dropped: NDArray[np.int64]
+        self, pieces: BinPieces, chosen: NDArray[np.bool_], dropped: NDArray[np.int64]
     ) -> _Rows:
         """Return the rows of the `chosen` bins (B,)."""
         bins, *columns = pieces
         inside = chosen[bins]
         number, count = np.cumsum(chosen) - 1, int(chosen.sum())
-        pieces = Pieces(number[bins[inside]], *(column[inside] for column in columns))
+        pieces = BinPieces(number[bins[inside]], *(column[inside] for column in columns))
         used, row_offsets = np.empty((2, count + 1), dtype=np.int64)
         placed = Placed(row_offsets, np.empty((3, len(pieces.bins)), dtype=np.int64), dropped)
         segments = lay_out(pieces, count, self.seq_len, used, placed)

@@ -173,7 +173,7 @@ class BestFitDecreasing(Decreasing):
 _NONE = np.zeros(0, dtype=np.int64)
 
 
-class Pieces(NamedTuple):
+class BinPieces(NamedTuple):
     """Pieces of documents in placement order, as columns (M,).
 
     Attributes:
@@ -230,7 +230,7 @@ def _plan(
     document, size, bins = narrow[:most], narrow[most : 2 * most], narrow[2 * most : 3 * most]
     links, used = narrow[3 * most : 5 * most], narrow[5 * most : 6 * most]
     count = decreasing_pieces(kept, seq_len, document, start, size)
-    pieces = Pieces(bins[:count], document[:count], start[:count], size[:count])
+    pieces = BinPieces(bins[:count], document[:count], start[:count], size[:count])
     count = greedy_fit(pieces.size, capacity, least_room, align, pieces.bins, links, rooms)
     if len(dropped_with):
         lost_with(pieces, count, seq_len, dropped_with)
@@ -244,7 +244,7 @@ def _plan(
 
 
 @kernel
-def lost_with(pieces: Pieces, count: int, seq_len: int, out: NDArray[np.int64]) -> None:
+def lost_with(pieces: BinPieces, count: int, seq_len: int, out: NDArray[np.int64]) -> None:
     """Set `out` (N,) to the bin in which a document's piece lies wholly beyond seq_len.
 
     A document has at most one such piece, its remainder: pieces of seq_len come first in a bin.
@@ -321,7 +321,7 @@ def decreasing_pieces(
 
 @kernel
 def lay_out(
-    pieces: Pieces, count: int, seq_len: int, used: NDArray[np.integer[Any]], placed: Placed
+    pieces: BinPieces, count: int, seq_len: int, used: NDArray[np.integer[Any]], placed: Placed
 ) -> int:
     """Write segments by row, in placement order, cut at seq_len; return their number.
 

@@ -182,7 +182,7 @@ class RecordReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class RecordSchema:
     """The fields of a record that are read.
 
     Attributes:
@@ -208,7 +208,7 @@ class Fields:
     records: RecordReader | None = None
 
     @classmethod
-    def named(cls, *, default: str | None = "", **named: Unpack[NamedFields]) -> Fields:
+    def named(cls, *, default: str | None = "", **named: Unpack[NamedFields]) -> RecordSchema:
         """Return the fields that a source's arguments name.
 
         Args:
@@ -240,7 +240,7 @@ class Fields:
         """True if the field with the documents is known."""
         return self.document != ""
 
-    def found_in(self, kinds: Mapping[str, str], where: str) -> Fields:
+    def found_in(self, kinds: Mapping[str, str], where: str) -> RecordSchema:
         """Fill in the documents' field and the loss masks beside ids, if no argument names them.
 
         Documents are in the one field that has a usual name and its type, or else in the only
@@ -260,7 +260,7 @@ class Fields:
             return replace(self, tokenized=tokenized, document=None, several=several)
         return self.with_document(kinds, where).with_masks(kinds)
 
-    def with_masks(self, kinds: Mapping[str, str]) -> Fields:
+    def with_masks(self, kinds: Mapping[str, str]) -> RecordSchema:
         """Fill in the loss masks among fields of these kinds, if no argument names any."""
         if not self.tokenized:
             return self
@@ -280,7 +280,7 @@ class Fields:
             ),
         )
 
-    def with_document(self, kinds: Mapping[str, str], where: str) -> Fields:
+    def with_document(self, kinds: Mapping[str, str], where: str) -> RecordSchema:
         """Fill in the documents' field, if no argument names it; see `found_in`."""
         if self.known:
             return self

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import TOKEN_DTYPES, Documents, offsets_of
 from streampack.documents.fields import FieldSpec
 from streampack.sources.base import Block
-from streampack.sources.fields import Fields
+from streampack.sources.fields import RecordSchema
 from streampack.sources.records import block_of
 
 _LARGEST = 2**32 - 1
 
 
-def item_size(item: Any, fields: Fields) -> int:
+def item_size(item: Any, fields: RecordSchema) -> int:
     """Estimate the bytes of a document: one per character of text, four per id."""
     if fields.records is not None:
         return fields.records.size(item, fields.tokenized)
@@ -34,7 +34,7 @@ def item_size(item: Any, fields: Fields) -> int:
         return 0
 
 
-def item_sizes(items: Sequence[Any], fields: Fields) -> NDArray[np.int64]:
+def item_sizes(items: Sequence[Any], fields: RecordSchema) -> NDArray[np.int64]:
     """Return the (N,) int64 sizes of the items, in bytes."""
     if fields.records is None and fields.document is None:
         try:
@@ -47,7 +47,7 @@ def item_sizes(items: Sequence[Any], fields: Fields) -> NDArray[np.int64]:
 
 def item_block(
     items: Sequence[Any],
-    fields: Fields,
+    fields: RecordSchema,
     origin: NDArray[np.void],
     types: FieldSpec,
     parse: Callable[[Any], Any] | None = None,

@@ -172,15 +172,15 @@ class ShardOrder:
         shards = shards[manifest.weights[shards] > 0]
         return cls(shards, offsets_of(manifest.weights[shards]))
 
-    def pieces(self, low: int, high: int) -> Pieces:
+    def pieces(self, low: int, high: int) -> ShardPieces:
         """Return the pieces of [low, high) of the line; each is computed on access."""
         first = int(np.searchsorted(self.bounds, low, side="right")) - 1
         end = int(np.searchsorted(self.bounds, high, side="left"))
-        return Pieces(self, low, high, first, end - first if low < high else 0)
+        return ShardPieces(self, low, high, first, end - first if low < high else 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces(Sequence[Piece]):
+class ShardPieces(Sequence[Piece]):
     """Pieces of consecutive shards; the first and the last may be parts of their shards.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from streampack.arguments import with_article
 from streampack.errors import ConfigError
 from streampack.sources.arguments import NamedFields
-from streampack.sources.fields import Fields
+from streampack.sources.fields import RecordSchema
 from streampack.sources.items import kind_name
 from streampack.sources.records import BrokenDocumentError, ids_of, is_several, kind_of
 
@@ -31,7 +31,7 @@ def refuse_no_corpus(data: Any) -> None:
 LAZY = ("polars.lazyframe.", "pyarrow.", "lance.", "deltalake.")
 
 
-def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
+def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> RecordSchema:
     """Return the fields to read of items, by the first item.
 
     Args:
@@ -43,16 +43,16 @@ def fields_of(first: Any, loss_mask: str | Sequence[str] | None) -> Fields:
         ConfigError: `first` is neither text, token ids nor such a record.
     """
     if isinstance(first, Mapping):
-        fields = Fields.named(loss_mask=loss_mask)
+        fields = RecordSchema.named(loss_mask=loss_mask)
         fields = fields.found_in(_kinds_of(first), "The first item")
         if not is_several(first[fields.document]):
             _holds_ids(first[fields.document], f'The field "{fields.document}" of the first item')
         return fields
-    named = Fields.named(loss_mask=loss_mask, default=None)
+    named = RecordSchema.named(loss_mask=loss_mask, default=None)
     return replace(named, tokenized=_holds_ids(first, "The first item"))
 
 
-def fields_in(first_item: Callable[..., Any], **named: Unpack[NamedFields]) -> Fields:
+def fields_in(first_item: Callable[..., Any], **named: Unpack[NamedFields]) -> RecordSchema:
     """Return the fields of items that a source's arguments name, or that the first item has.
 
     Args:
@@ -61,7 +61,7 @@ def fields_in(first_item: Callable[..., Any], **named: Unpack[NamedFields]) -> F
     """
     if named.get("text") is None and named.get("tokens") is None:
         return fields_of(first_item(), named.get("loss_mask"))
-    fields = Fields.named(**named, default=None)
+    fields = RecordSchema.named(**named, default=None)
     return with_masks_of(fields, first_item({})) if fields.tokenized else fields
 
 
@@ -74,7 +74,7 @@ def no_items(kind: str) -> ConfigError:
     )
 
 
-def with_masks_of(fields: Fields, first: Any) -> Fields:
+def with_masks_of(fields: RecordSchema, first: Any) -> RecordSchema:
     """Add the loss masks that the first item has, if no argument names any."""
     if not fields.tokenized or not isinstance(first, Mapping):
         return fields

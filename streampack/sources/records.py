@@ -21,7 +21,7 @@ from streampack.documents.blocks import (
     offsets_of,
 )
 from streampack.documents.fields import FieldSpec
-from streampack.sources.fields import ATTENTION_MASK, LABELS, LOSS_FIELDS, Fields, with_masks
+from streampack.sources.fields import ATTENTION_MASK, LABELS, LOSS_FIELDS, RecordSchema, with_masks
 
 if TYPE_CHECKING:
     from streampack.chats.conversations import Conversations
@@ -151,7 +151,7 @@ Read = tuple[Any, Any]
 
 def block_of(
     items: Iterable[Any],
-    fields: Fields,
+    fields: RecordSchema,
     origin: NDArray[np.void],
     types: FieldSpec,
     parse: Callable[[Any], Any] | None = None,
@@ -196,7 +196,7 @@ def record_block(
         types: the fields to read beside the document.
         masks: the fields with loss masks or labels of ids. None reads every field of `LOSS_FIELDS`
             that a record has; a record needs at least one, and a token that carries loss.
-        unread: fields that a record of ids must not have; see `Fields`.
+        unread: fields that a record of ids must not have; see `RecordSchema`.
     """
     fields_in = _no_fields
     if types:

@@ -17,7 +17,7 @@ from streampack.errors import ConfigError
 from streampack.packing.rng import derive_seed
 from streampack.sources.base import Block, LinePart, Source
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.fields import Fields
+from streampack.sources.fields import RecordSchema
 from streampack.sources.manifest import Manifest, Piece, ShardOrder
 from streampack.sources.reading import ReadOptions, checked_reading
 from streampack.sources.span_reader import SpanReader
@@ -40,7 +40,7 @@ class ShardedSource(Source):
 
     #: Fields to read of records; listing completes them, and other processes take them from
     #: `details`.
-    fields: Fields = Fields(False)
+    fields: RecordSchema = RecordSchema(False)
 
     def __init__(self, *, reading: ReadOptions | None = None) -> None:
         self.reading = checked_reading(reading)

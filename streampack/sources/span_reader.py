@@ -11,7 +11,7 @@ from streampack.errors import ContentError
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources.base import Block, Cursor, LinePart
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.manifest import Pieces
+from streampack.sources.manifest import ShardPieces
 
 if TYPE_CHECKING:
     from streampack.sources.sharded import ShardedSource
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _SOON = 8 << 20  # in units of weight, about as many bytes
 _MOST_HINTED = 16
 
-Place = tuple[int, int | None, int]  # an open piece: index, position, weight up to the position
+OpenPiece = tuple[int, int | None, int]  # an open piece: index, position, weight up to the position
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class SpanReader(LinePart):
     """
 
     source: ShardedSource
-    pieces: Pieces
+    pieces: ShardPieces
     block_seed: int | None
     open_shards: int
 
@@ -64,7 +64,7 @@ class SpanReader(LinePart):
                 places = [list(place) for place in opened]
                 yield block, {"open": places, "next": following, "turn": turn}
 
-    def opened(self, cursor: Cursor | None) -> list[Place]:
+    def opened(self, cursor: Cursor | None) -> list[OpenPiece]:
         """Return each open piece with its position, also as a position on the shard's weight."""
         if cursor is None:
             width = min(self.open_shards, len(self.pieces))
@@ -77,7 +77,7 @@ class SpanReader(LinePart):
         unread: int = sum(self.pieces[piece][2] - reached for piece, _, reached in opened)
         return unread + self.pieces.weight(following)
 
-    def _hint(self, opened: list[Place], following: int, hinted: int) -> int:
+    def _hint(self, opened: list[OpenPiece], following: int, hinted: int) -> int:
         """Fetch soon-needed pieces ahead; return the index of the first piece without a hint."""
         room = _SOON - min(self.pieces[piece][2] - reached for piece, _, reached in opened)
         last = min(len(self.pieces), following + _MOST_HINTED)

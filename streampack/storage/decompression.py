@@ -114,9 +114,9 @@ def placed_chunks(source: IO[bytes], codec: str) -> Iterator[Chunk]:
         return
     chunks = _chunks(source, codec, None)
     while True:
-        place = source.tell()
+        position = source.tell()
         chunk = next(chunks, b"")
-        yield place, chunk
+        yield position, chunk
         if not chunk:  # the decoder may have closed the source
             return
 
@@ -178,7 +178,7 @@ class _ChunkReader(io.RawIOBase):
         self._chunks: Iterator[Chunk] | None = None
         self._rest = memoryview(b"")
         self.offset = 0  # offset of the content after `_rest`
-        self._places: deque[tuple[int, int]] = deque()  # (offset, stored at) of recent chunks
+        self._positions: deque[tuple[int, int]] = deque()  # (offset, stored at) of recent chunks
 
     def readable(self) -> bool:
         return True
@@ -198,32 +198,32 @@ class _ChunkReader(io.RawIOBase):
             self.offset, _, self._chunks = self._from(0, 0)
         chunk = next(self._chunks, None)
         if chunk is None:
-            return self._places[-1][1]
-        place, self._rest = chunk[0], memoryview(chunk[1])
-        if not self._places or self._places[-1][1] != place:
-            self._places.append((self.offset, place))
+            return self._positions[-1][1]
+        position, self._rest = chunk[0], memoryview(chunk[1])
+        if not self._positions or self._positions[-1][1] != position:
+            self._positions.append((self.offset, position))
         self.offset += len(self._rest)
-        return place
+        return position
 
     def skip(self, *, offset: int = 0, least: int = 0) -> tuple[int, bytes]:
         """Drop content before an offset, and content stored before byte `least`."""
         self.offset, before, self._chunks = self._from(offset, least)
         while True:
-            place = self._next()
+            position = self._next()
             if not len(self._rest):
                 return self.offset, before
-            if place >= least and self.offset > offset:
+            if position >= least and self.offset > offset:
                 start = max(self.offset - len(self._rest), offset)
                 self._rest = self._rest[len(self._rest) - (self.offset - start) :]
                 return start, before
             before = bytes(self._rest[-1:])
             self._rest = self._rest[:0]
-            self.stored(self._places[-1][0])  # earlier offsets are not needed
+            self.stored(self._positions[-1][0])  # earlier offsets are not needed
 
     def stored(self, offset: int) -> int:
-        while len(self._places) > 1 and self._places[1][0] <= offset:
-            self._places.popleft()
-        return self._places[0][1] if self._places else 0
+        while len(self._positions) > 1 and self._positions[1][0] <= offset:
+            self._positions.popleft()
+        return self._positions[0][1] if self._positions else 0
 
 
 def _chunks(source: IO[bytes], codec: str, exact_bytes: int | None) -> Iterator[bytes]:

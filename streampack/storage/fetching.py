@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from streampack.errors import StorageError
-from streampack.storage.ahead import MOST_BLOCKS, ReadAhead
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.growing import MOST_TRIES, PATIENCE_S, BlockWriter
+from streampack.storage.read_ahead import MOST_BLOCKS, ReadAhead
 
 if TYPE_CHECKING:
     from streampack.storage.ranged_file import RangedFile

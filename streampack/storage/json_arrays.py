@@ -56,12 +56,12 @@ def as_lines(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
         DamagedError: after the last byte before the damage.
     """
     array = _Array()
-    for place, chunk in chunks:
+    for position, chunk in chunks:
         if not len(chunk) and not array.is_closed:
             raise DamagedError("its JSON array breaks off")
         lines, damage = array.lines(np.frombuffer(chunk, dtype=np.uint8))
         if len(lines) or not len(chunk):
-            yield place, lines.data if len(lines) else b""
+            yield position, lines.data if len(lines) else b""
         if damage is not None:
             raise damage
 
@@ -103,17 +103,17 @@ class _Array:
             return 0
         kinds = np.frombuffer(text.tobytes().translate(_CLASSES), dtype=np.uint8)
         inside = _held(self._quotes(kinds), len(text), self._inside)
-        wrong = _places(kinds & (_NOT_OUTSIDE + inside * np.uint8(_NOT_INSIDE - _NOT_OUTSIDE)))
+        wrong = _positions(kinds & (_NOT_OUTSIDE + inside * np.uint8(_NOT_INSIDE - _NOT_OUTSIDE)))
         kinds = kinds * ~inside
-        brackets = _places(kinds & _BRACKET)
+        brackets = _positions(kinds & _BRACKET)
         depth = np.cumsum(_DEPTH[text[brackets]]) + self._depth
         closed = brackets[depth == 0]
         stop = min(int(ends[0]) if len(ends) else len(text) for ends in (closed, wrong))
         is_top = np.append(self._depth, depth) == 1
         top = np.repeat(is_top, np.diff(brackets, prepend=0, append=len(text)))
         lines[:stop] = text[:stop]
-        lines[:stop][_places(kinds[:stop] & _BREAK)] = _SPACE
-        lines[:stop][_places((kinds * top)[:stop] & _BETWEEN)] = _LINE_END
+        lines[:stop][_positions(kinds[:stop] & _BREAK)] = _SPACE
+        lines[:stop][_positions((kinds * top)[:stop] & _BETWEEN)] = _LINE_END
         self._inside = bool(inside[-1])
         self._depth = int(depth[-1]) if len(depth) else self._depth
         if len(closed) and stop == closed[0]:
@@ -123,25 +123,25 @@ class _Array:
 
     def _quotes(self, kinds: NDArray[np.uint8]) -> NDArray[np.int64]:
         """Return the indices of the quotes that begin or end a string, among classes of bytes."""
-        quotes = _places(kinds & _QUOTE)
-        places = _places(kinds & _BACKSLASH)
+        quotes = _positions(kinds & _QUOTE)
+        positions = _positions(kinds & _BACKSLASH)
         was_escaped, self._escaped = self._escaped, False
         if was_escaped and len(quotes) and quotes[0] == 0:
             quotes = quotes[1:]
-        if not len(places):
+        if not len(positions):
             return quotes
         # Of a run of backslashes, every second one escapes the byte behind it.
-        begins = np.append(True, np.diff(places) > 1)
-        first = places[begins][np.cumsum(begins) - 1]
-        escaping = places[(places - first - ((first == 0) & was_escaped)) % 2 == 0]
+        begins = np.append(True, np.diff(positions) > 1)
+        first = positions[begins][np.cumsum(begins) - 1]
+        escaping = positions[(positions - first - ((first == 0) & was_escaped)) % 2 == 0]
         self._escaped = bool(len(escaping) and escaping[-1] == len(kinds) - 1)
         return np.setdiff1d(quotes, escaping + 1, assume_unique=True)
 
 
-def _places(kinds: NDArray[Any]) -> NDArray[np.int64]:
+def _positions(kinds: NDArray[Any]) -> NDArray[np.int64]:
     """Return the indices of values other than 0; `flatnonzero` is six times slower on bytes."""
-    places: NDArray[np.int64] = (kinds != 0).nonzero()[0]
-    return places
+    positions: NDArray[np.int64] = (kinds != 0).nonzero()[0]
+    return positions
 
 
 def _held(changes: NDArray[np.int64], size: int, first: bool) -> NDArray[np.bool_]:

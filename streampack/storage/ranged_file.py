@@ -16,14 +16,14 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.storage.ahead import MOST_BLOCKS
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.file_info import FileInfo
 from streampack.storage.files import Forward, Order, StoredFile
+from streampack.storage.read_ahead import MOST_BLOCKS
 
 if TYPE_CHECKING:
-    from streampack.storage.ahead import Reader
     from streampack.storage.fetching import Fetcher
+    from streampack.storage.read_ahead import Reader
 
 _KEPT_BLOCKS = 4  # mapped blocks kept behind the current one
 

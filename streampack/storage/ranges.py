@@ -17,7 +17,7 @@ _S3 = ("s3", "s3a")
 _PART_BYTES = 1 << 20
 
 
-class Part(NamedTuple):
+class Fetched(NamedTuple):
     """Bytes of a file, its version at that time, from `version_of`, and its size if it was told."""
 
     data: bytes
@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
 def fetch_range(
     filesystem: Any, url: str, start: int, stop: int, size: int, pace: Pace
-) -> Part | None:
+) -> Fetched | None:
     """Fetch bytes [start, stop) of a file of `size` bytes; None if the server has no ranges.
 
     Answers of HTTP, S3 and the Hub contain the version; for other protocols it is looked up after
@@ -41,7 +41,7 @@ def fetch_range(
         return _hub_range(filesystem, url, start, stop, size, pace)
     method = _own_request(filesystem, url, _http_range, _s3_range)
     if method is not None:
-        part: Part | None = pace.call(
+        part: Fetched | None = pace.call(
             filesystem, method, filesystem, url, start, stop, size, num_bytes=stop - start
         )
         return part
@@ -56,10 +56,10 @@ def fetch_range(
     first_fetch().add(len(data))
     if len(data) != stop - start:
         raise OSError(f"{len(data)} bytes came instead of {stop - start}")
-    return Part(data, version_of(info_of(filesystem, url, pace)))
+    return Fetched(data, version_of(info_of(filesystem, url, pace)))
 
 
-def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part:
+def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Fetched:
     """Fetch the first `most` bytes of a file, or all of it, in one request; fewer at its end.
 
     Raises:
@@ -70,7 +70,7 @@ def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part
         return _hub_start(filesystem, url, most, pace)
     method = _own_request(filesystem, url, _http_start, _s3_start)
     if method is not None:
-        part: Part = pace.call(filesystem, method, filesystem, url, most, pace, num_bytes=None)
+        part: Fetched = pace.call(filesystem, method, filesystem, url, most, pace, num_bytes=None)
         return part
     asked: dict[str, Any] = {} if most is None else {"start": 0, "end": most}
     try:
@@ -80,7 +80,7 @@ def fetch_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part
     except (NotImplementedError, io.UnsupportedOperation):
         data = b"".join(_file_chunks(filesystem, url, pace))[:most]
     first_fetch().add(len(data))
-    return Part(data, "")
+    return Fetched(data, "")
 
 
 def _own_request(filesystem: Any, url: str, over_http: Any, to_s3: Any) -> Any:
@@ -170,7 +170,7 @@ def _hub_answer(filesystem: Any, url: str, range_: str, pace: Pace) -> tuple[Any
 
 def _hub_range(
     filesystem: Any, url: str, start: int, stop: int, size: int, pace: Pace
-) -> Part | None:
+) -> Fetched | None:
     answer, etag = _hub_answer(filesystem, url, _range(start, stop), pace)
     if answer.status_code == 200 and (start, stop) != (0, size):
         return None
@@ -179,7 +179,7 @@ def _hub_range(
     return _part(answer.content, stop - start, {"ETag": etag})
 
 
-def _hub_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part:
+def _hub_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Fetched:
     answer, etag = _hub_answer(filesystem, url, _range(0, most), pace)
     size = _size(url, answer.headers.get("Content-Range"), len(answer.content))
     end = _end(size, most)
@@ -204,7 +204,9 @@ async def _http_body(answer: Any, most: int) -> bytearray:
     return data
 
 
-async def _http_range(filesystem: Any, url: str, start: int, stop: int, size: int) -> Part | None:
+async def _http_range(
+    filesystem: Any, url: str, start: int, stop: int, size: int
+) -> Fetched | None:
     session, asked = await filesystem.set_session(), _http_asked(filesystem, _range(start, stop))
     async with session.get(filesystem.encode_url(url), **asked) as answer:
         answer.raise_for_status()
@@ -219,7 +221,7 @@ async def _http_range(filesystem: Any, url: str, start: int, stop: int, size: in
         return _part(await _http_body(answer, stop - start), stop - start, _http_version(answer))
 
 
-async def _http_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part:
+async def _http_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Fetched:
     session, asked = await filesystem.set_session(), _http_asked(filesystem, _range(0, most))
     async with await pace.limited(session.get(filesystem.encode_url(url), **asked), 0) as answer:
         answer.raise_for_status()
@@ -237,7 +239,7 @@ def _http_version(answer: Any) -> dict[str, Any]:
     return {name: answer.headers.get(name) for name in VERSION_FIELDS}
 
 
-async def _s3_range(filesystem: Any, url: str, start: int, stop: int, size: int) -> Part:
+async def _s3_range(filesystem: Any, url: str, start: int, stop: int, size: int) -> Fetched:
     answer = await _s3_answer(filesystem, url, _range(start, stop))
     try:
         _check_range(str(answer.get("ContentRange", "")), url, start, stop, size)
@@ -246,7 +248,7 @@ async def _s3_range(filesystem: Any, url: str, start: int, stop: int, size: int)
         answer["Body"].close()
 
 
-async def _s3_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Part:
+async def _s3_start(filesystem: Any, url: str, most: int | None, pace: Pace) -> Fetched:
     answer = await pace.limited(_s3_answer(filesystem, url, _range(0, most)), 0)
     try:
         size = _size(url, answer.get("ContentRange"), answer.get("ContentLength"))
@@ -296,8 +298,8 @@ def _check_range(declared: str, url: str, start: int, stop: int, size: int) -> N
 
 def _part(
     data: bytes | bytearray, expected: int, headers: dict[str, Any], size: int | None = None
-) -> Part:
+) -> Fetched:
     if len(data) != expected:
         more = "more than " if len(data) > expected else ""
         raise OSError(f"{more}{len(data)} bytes came instead of {expected}")
-    return Part(bytes(data), version_of(headers), size)
+    return Fetched(bytes(data), version_of(headers), size)

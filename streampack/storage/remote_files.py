@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 from streampack.errors import StorageError
 from streampack.keep_last import KeepLast
 from streampack.metrics import fetched
-from streampack.storage.ahead import Hint
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.fetching import Fetcher
 from streampack.storage.file_info import FileInfo, replaced, split_url
@@ -24,6 +23,7 @@ from streampack.storage.files import Ranges
 from streampack.storage.growing import BlockWriter
 from streampack.storage.ranged_file import RangedFile
 from streampack.storage.ranges import fetch_range, fetch_start, whole_file
+from streampack.storage.read_ahead import Hint
 from streampack.storage.remote import Pace, info_from, info_of, is_another_version, look_up
 from streampack.storage.remote_listing import list_remote
 from streampack.storage.retries import with_retries

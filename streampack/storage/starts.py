@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from streampack.per_process import PerProcess
-from streampack.storage.ahead import Hint
 from streampack.storage.file_info import FileInfo
+from streampack.storage.read_ahead import Hint
 from streampack.storage.storage import Storage
 
 

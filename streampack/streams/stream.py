@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from streampack.deals.dealer import Dealer
-from streampack.deals.spans import DealtSpans, EqualParts, Part, Parts
+from streampack.deals.spans import DealtSpans, EqualParts, LanePart, Parts
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.sources.base import Block, Source
@@ -119,7 +119,7 @@ class DocumentStream(LaneStream):
         ahead += unread * (self._tokens - self._tokens_before) // (size - unread)
         return [Remaining(self._number, before + size, ahead, tokens)]
 
-    def _remember(self, number: int, part: Part | None, at: Any) -> None:
+    def _remember(self, number: int, part: LanePart | None, at: Any) -> None:
         # Called only when everything read so far is consumed, so `serial` is the next document. A
         # position without documents after it (a filter may refuse a whole corpus) is not needed.
         if self._positions and self._positions[-1].serial == self.serial:

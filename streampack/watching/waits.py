@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 
-class Mark(NamedTuple):
+class Totals(NamedTuple):
     """Totals at a moment: the time of a clock, and the seconds of each kind up to then."""
 
     at_s: float
@@ -150,11 +150,11 @@ class Waits(Generic[Item]):
         table[topology.rank] = row
         return JobWaits(tuple(map(RankWaits.of_row, ranks.highest(table)())))
 
-    def mark(self) -> Mark:
+    def mark(self) -> Totals:
         """Return the totals up to now."""
         totals = Metrics() if self.loader is None else self.loader._run.metrics
         ranks_s = 0.0 if self._ranks is None else self._ranks.waited_s
-        return Mark(
+        return Totals(
             time.perf_counter(),
             self._wait_s,
             self._stalls.exposed_s,
@@ -163,7 +163,7 @@ class Waits(Generic[Item]):
             totals.times + LaneTimes(),
         )
 
-    def between(self, before: Mark, after: Mark, waits: Sequence[float] = ()) -> RankWaits:
+    def between(self, before: Totals, after: Totals, waits: Sequence[float] = ()) -> RankWaits:
         """Return the figures between two marks, with the quantiles of `waits`."""
         workers = -1
         if self.loader is not None:

@@ -190,7 +190,7 @@ class HeldBlocks:
     """
 
     def __init__(self) -> None:
-        self._places: dict[int, tuple[Documents, int]] = {}
+        self._positions: dict[int, tuple[Documents, int]] = {}
         # Objects are stored one by one, since their blocks would keep all of them alive.
         self._objects: dict[int, dict[str, Any]] = {}
 
@@ -209,22 +209,22 @@ class HeldBlocks:
         if not fields and documents.members is None:
             return
         for i, serial in enumerate(serials, start=first):
-            self._places[int(serial)] = (documents, i)
+            self._positions[int(serial)] = (documents, i)
 
     def keep(self, serials: NDArray[np.int64]) -> None:
         """Remove all documents but these."""
-        if self._places:
-            held = self._places
-            self._places = {serial: held[serial] for serial in serials.tolist() if serial in held}
+        if self._positions:
+            held = self._positions
+            self._positions = {s: held[s] for s in serials.tolist() if s in held}
         if self._objects:
             objects = self._objects
             self._objects = {
                 serial: objects[serial] for serial in serials.tolist() if serial in objects
             }
 
-    def places(self, serials: NDArray[np.int64]) -> list[tuple[Documents, int]]:
+    def positions(self, serials: NDArray[np.int64]) -> list[tuple[Documents, int]]:
         """Return the block of each document (D,) and the document's index in the block."""
-        return [self._places[serial] for serial in serials.tolist()]
+        return [self._positions[serial] for serial in serials.tolist()]
 
     def objects(self, name: str, serials: NDArray[np.int64]) -> list[Any]:
         """Return the values (D,) of a field of objects; None for a document without a value."""
@@ -233,11 +233,11 @@ class HeldBlocks:
     def sizes(self, entries: Entries, packer: Packer) -> DocumentSizes:
         """Return the sizes of these documents (N,) for the packer, with all of their tokens."""
         serials, names = entries.serial, fields_of(packer)
-        places = [self._places[serial] for serial in serials.tolist()] if names else []
+        positions = [self._positions[serial] for serial in serials.tolist()] if names else []
         return DocumentSizes(
             entries.length,
             {
-                name: _weights([block.document_fields[name][i] for block, i in places])
+                name: _weights([block.document_fields[name][i] for block, i in positions])
                 for name in names
             },
             self.member_lengths(serials) if packer._packs_members else None,
@@ -245,11 +245,11 @@ class HeldBlocks:
 
     def member_lengths(self, serials: NDArray[np.int64]) -> MemberLengths | None:
         """Return the member lengths of these groups (D,), or None if there are no groups."""
-        if not self._places:
+        if not self._positions:
             return None
         groups = []
         for serial in serials.tolist():
-            block, i = self._places[serial]
+            block, i = self._positions[serial]
             groups.append(lengths_of_members(block[i : i + 1]).lengths)
         counts = np.array([len(lengths) for lengths in groups], dtype=np.int64)
         lengths = np.concatenate([np.zeros(0, dtype=np.int64), *groups])

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from streampack.deals.dealer import Dealer
 from streampack.deals.report_exchange import MemoryExchange
-from streampack.deals.rule import FRACTION, LAG, UNENDING, DealRule, Line, Place, Report, deal
+from streampack.deals.rule import (
+    FRACTION,
+    LAG,
+    UNENDING,
+    DealRule,
+    Line,
+    LinePosition,
+    Report,
+    deal,
+)
 from streampack.workers.shared_exchange import SharedExchange
 
 
@@ -38,7 +47,7 @@ def test_deals_give_every_part_of_every_epoch_to_one_lane(
 ) -> None:
     rule, line = _rule(lanes=lanes, reserve=reserve), _line(weight=weight, epochs=epochs)
     numbers = np.random.default_rng(seed)
-    place, reached, given_by = Place(0, 0), (0, 0), 0
+    place, reached, given_by = LinePosition(0, 0), (0, 0), 0
     for number in range(400):
         left = numbers.integers(0, 2 * reserve, lanes) if number else np.zeros(lanes, np.int64)
         cuts, place = deal(rule, line, number, place, left, rate if number % 3 else 0)
@@ -56,13 +65,13 @@ def test_deals_give_every_part_of_every_epoch_to_one_lane(
 
 def test_a_deal_brings_lanes_to_one_level_as_far_as_it_goes() -> None:
     left = np.array([0, 50, 500, 90], dtype=np.int64)
-    cuts, _ = deal(_rule(reserve=100), _line(), 1, Place(0, 9_000), left, 1 << FRACTION)
+    cuts, _ = deal(_rule(reserve=100), _line(), 1, LinePosition(0, 9_000), left, 1 << FRACTION)
     level = left + sum(np.diff(cut.bounds) for cut in cuts)
     assert level[2] == 500
     assert np.ptp(level[[0, 1, 3]]) <= 4  # a stripe is out by one at most
     assert level[0] >= 100
     rich = np.full(4, 100, dtype=np.int64)
-    assert deal(_rule(reserve=100), _line(), 1, Place(0, 9_000), rich, 1 << FRACTION) == (
+    assert deal(_rule(reserve=100), _line(), 1, LinePosition(0, 9_000), rich, 1 << FRACTION) == (
         [],
         (0, 9_000),
     )
@@ -70,13 +79,14 @@ def test_a_deal_brings_lanes_to_one_level_as_far_as_it_goes() -> None:
 
 def test_a_late_deal_gives_every_lane_parts_from_several_places() -> None:
     left = np.zeros(4, dtype=np.int64)
-    early, _ = deal(_rule(reserve=10), _line(), 1, Place(0, 0), left, 1 << FRACTION)
-    late, place = deal(_rule(reserve=10), _line(), 1, Place(0, 9_500), left, 1 << FRACTION)
+    early, _ = deal(_rule(reserve=10), _line(), 1, LinePosition(0, 0), left, 1 << FRACTION)
+    late, place = deal(_rule(reserve=10), _line(), 1, LinePosition(0, 9_500), left, 1 << FRACTION)
     assert (len(early), len(late)) == (1, 4)
     bounds = [int(bound) for cut in late for bound in cut.bounds[:-1]]
     assert [*bounds, place.at] == sorted([*bounds, place.at])
     assert {len(np.unique(np.diff(cut.bounds))) for cut in late} <= {1, 2}
-    alike, _ = deal(_rule(reserve=10), _line(), 1, Place(0, 9_500), left, 1 << FRACTION, alike=True)
+    start = LinePosition(0, 9_500)
+    alike, _ = deal(_rule(reserve=10), _line(), 1, start, left, 1 << FRACTION, alike=True)
     assert len(alike) == 1  # half of the remaining units, not a quarter
     assert alike[0].bounds[-1] - 9_500 == 2 * (place.at - 9_500)
 
@@ -94,7 +104,7 @@ def test_lanes_that_found_the_same_get_one_part_of_a_late_deal(most: int, parts:
 
 
 def test_late_deals_give_a_quarter_of_the_rest_until_an_interval_would_remain() -> None:
-    rule, place, left = _rule(every=2), Place(0, 9_000), np.full(4, 99, dtype=np.int64)
+    rule, place, left = _rule(every=2), LinePosition(0, 9_000), np.full(4, 99, dtype=np.int64)
     interval = 4 * 2 * 10  # tokens that the lanes pack from deal to deal
     while 4 * (10_000 - place.at) >= 4 * interval + 10_000 - place.at:
         _, following = deal(rule, _line(), 1, place, left, 1 << FRACTION)
@@ -106,7 +116,7 @@ def test_late_deals_give_a_quarter_of_the_rest_until_an_interval_would_remain() 
 
 def test_a_deal_leaves_no_lane_with_less_than_three_quarters_of_its_reserve() -> None:
     left = np.array([0, 10, 90, 200], dtype=np.int64)
-    cuts, _ = deal(_rule(), _line(), 1, Place(0, 9_750), left, 1 << FRACTION)
+    cuts, _ = deal(_rule(), _line(), 1, LinePosition(0, 9_750), left, 1 << FRACTION)
     parts = sum(np.diff(cut.bounds) for cut in cuts)
     assert (left + parts)[:2].min() >= 75 - len(cuts)
     assert parts.sum() == 75 + 65
@@ -114,7 +124,7 @@ def test_a_deal_leaves_no_lane_with_less_than_three_quarters_of_its_reserve() ->
 
 def test_a_deal_gives_something_however_long_a_document_may_be() -> None:
     line = Line(weight=8, epochs=1, rate=10**6 << FRACTION)  # a document weighs 1
-    place = Place(0, 5)
+    place = LinePosition(0, 5)
     cuts, after = deal(_rule(), line, 3, place, np.zeros(4, dtype=np.int64), line.rate)
     assert cuts
     assert after > place
@@ -122,7 +132,7 @@ def test_a_deal_gives_something_however_long_a_document_may_be() -> None:
 
 def test_a_deal_of_an_endless_run_ends_without_reported_tokens() -> None:
     line = Line(weight=8, epochs=UNENDING, rate=1)
-    cuts, after = deal(_rule(), line, 3, Place(0, 5), np.zeros(4, dtype=np.int64), 0)
+    cuts, after = deal(_rule(), line, 3, LinePosition(0, 5), np.zeros(4, dtype=np.int64), 0)
     assert [(cut.epoch, *cut.bounds[[0, -1]].tolist()) for cut in cuts] == [(0, 5, 8), (1, 0, 5)]
     assert after == (1, 5)
 

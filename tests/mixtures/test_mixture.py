@@ -20,7 +20,7 @@ from streampack import (
     WindowConfig,
 )
 from streampack.errors import ConfigError, ContentError, StateError
-from streampack.mixtures.place import changed_cursor
+from streampack.mixtures.cursors import changed_cursor
 from streampack.mixtures.source import earlier_mixture
 from streampack.packing import Concat
 from streampack.sources import JSONL, Iterable, Mixture

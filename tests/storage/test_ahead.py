@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streampack.storage import ahead as ahead_module
-from streampack.storage.ahead import FIRST_BLOCKS, MOST_BLOCKS, Hint, ReadAhead
+from streampack.storage import read_ahead as ahead_module
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.file_info import FileInfo
+from streampack.storage.read_ahead import FIRST_BLOCKS, MOST_BLOCKS, Hint, ReadAhead
 from streampack.storage.storage import Storage
 from tests.support.read_ahead import WAIT_S, fetched_blocks, settle
 from tests.support.servers import HTTPServer

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from streampack.chats.templates.work import CHARACTERS, ITEM, ITEMS, TooMuchError, Work
+from streampack.chats.templates.work import CHARACTERS, ITEM, ITEMS, StepLimit, TooMuchError
 
 WIDEST = 10_000  # largest padding width, or other number that determines an amount of output
 #: Attributes that take longer than linear time or make other memory than text.
@@ -43,11 +43,11 @@ def check_width(*numbers: Any) -> None:
         raise TooMuchError
 
 
-def _size(work: Work, value: Any) -> int:
+def _size(work: StepLimit, value: Any) -> int:
     return len(value) if isinstance(value, str) else work.weigh(value)
 
 
-def percent(work: Work, form: str, values: Any) -> int:
+def percent(work: StepLimit, form: str, values: Any) -> int:
     """Return a bound of the characters of ``form % values``."""
     widths = [width for pair in _CONVERSION.findall(form) for width in pair if width]
     if any(len(width) > 5 for width in widths):
@@ -63,22 +63,22 @@ def percent(work: Work, form: str, values: Any) -> int:
     return len(form) + form.count("%") * (max(longest, _FLOAT) + widest)
 
 
-def _format(work: Work, value: Any, *args: Any, **kwargs: Any) -> int:
+def _format(work: StepLimit, value: Any, *args: Any, **kwargs: Any) -> int:
     return percent(work, value, kwargs or args) if isinstance(value, str) else 0
 
 
-def _padded(work: Work, value: Any, width: Any = 0, *_: Any, **__: Any) -> int:
+def _padded(work: StepLimit, value: Any, width: Any = 0, *_: Any, **__: Any) -> int:
     check_width(width)
     return _size(work, value) + (width if isinstance(width, int) else 0)
 
 
-def _narrow(work: Work, value: Any, *args: Any, **kwargs: Any) -> int:
+def _narrow(work: StepLimit, value: Any, *args: Any, **kwargs: Any) -> int:
     check_width(*args, *kwargs.values())
     return _size(work, value)
 
 
 def _replace(
-    work: Work, value: Any, old: Any = "", new: Any = "", count: Any = None, **_: Any
+    work: StepLimit, value: Any, old: Any = "", new: Any = "", count: Any = None, **_: Any
 ) -> int:
     size = _size(work, value)
     times = size + 1
@@ -89,36 +89,36 @@ def _replace(
     return size + times * _size(work, new)
 
 
-def _join(work: Work, items: Any, separator: Any = "", *_: Any, d: Any = "", **__: Any) -> int:
+def _join(work: StepLimit, items: Any, separator: Any = "", *_: Any, d: Any = "", **__: Any) -> int:
     if isinstance(items, str):
         work.items(len(items))
     count = len(items) if hasattr(items, "__len__") else 0
     return _size(work, items) + count * _size(work, separator or d)
 
 
-def _expandtabs(work: Work, value: str, tabsize: Any = 8) -> int:
+def _expandtabs(work: StepLimit, value: str, tabsize: Any = 8) -> int:
     check_width(tabsize)
     return len(value) + value.count("\t") * (tabsize if isinstance(tabsize, int) else 0)
 
 
-def _lines(work: Work, value: Any) -> int:
+def _lines(work: StepLimit, value: Any) -> int:
     if isinstance(value, str):
         return sum(value.count(line) for line in _LINES) + 1
     return _size(work, value)
 
 
-def _indent(work: Work, value: Any, width: Any = 4, *_: Any, **__: Any) -> int:
+def _indent(work: StepLimit, value: Any, width: Any = 4, *_: Any, **__: Any) -> int:
     check_width(width)
     each = width if isinstance(width, int) else _size(work, width)
     return _size(work, value) + _lines(work, value) * each
 
 
-def _splitlines(work: Work, value: str, *_: Any, **__: Any) -> int:
+def _splitlines(work: StepLimit, value: str, *_: Any, **__: Any) -> int:
     work.items(_lines(work, value))
     return 0
 
 
-def _split(work: Work, value: str, sep: Any = None, maxsplit: Any = -1) -> int:
+def _split(work: StepLimit, value: str, sep: Any = None, maxsplit: Any = -1) -> int:
     most = len(value) // 2 + 1
     if isinstance(sep, str) and sep:
         most = value.count(sep) + 1
@@ -128,31 +128,31 @@ def _split(work: Work, value: str, sep: Any = None, maxsplit: Any = -1) -> int:
     return 0
 
 
-def _backwards(work: Work, value: str, sub: Any = None, *args: Any, **kwargs: Any) -> int:
+def _backwards(work: StepLimit, value: str, sub: Any = None, *args: Any, **kwargs: Any) -> int:
     if isinstance(sub, str):  # Python's search from the end is quadratic in the worst case
         work.take(len(value) * len(sub) // CHARACTERS)
     return 0
 
 
-def _rsplit(work: Work, value: str, sep: Any = None, maxsplit: Any = -1) -> int:
+def _rsplit(work: StepLimit, value: str, sep: Any = None, maxsplit: Any = -1) -> int:
     return _backwards(work, value, sep) + _split(work, value, sep, maxsplit)
 
 
-def _strip(work: Work, value: Any, chars: Any = None) -> int:
+def _strip(work: StepLimit, value: Any, chars: Any = None) -> int:
     size = _size(work, value)
     if isinstance(chars, str):
         work.take(size * len(chars) // CHARACTERS)
     return size
 
 
-def _index(work: Work, value: Any, item: Any = None, *_: Any) -> int:
+def _index(work: StepLimit, value: Any, item: Any = None, *_: Any) -> int:
     """Count the comparisons of a list's method."""
     if isinstance(value, list | tuple):
         work.take(len(value) * (1 + _size(work, item) // CHARACTERS))
     return 0
 
 
-def _listed(work: Work, value: Any, *args: Any, **kwargs: Any) -> int:
+def _listed(work: StepLimit, value: Any, *args: Any, **kwargs: Any) -> int:
     """Count the items of a list that is made of a value."""
     check_width(*args, *kwargs.values())
     if hasattr(value, "__len__"):
@@ -160,17 +160,17 @@ def _listed(work: Work, value: Any, *args: Any, **kwargs: Any) -> int:
     return 0
 
 
-def _compared(work: Work, value: Any, *_: Any, **__: Any) -> int:
+def _compared(work: StepLimit, value: Any, *_: Any, **__: Any) -> int:
     return _listed(work, value) + _size(work, value)
 
 
-def _words(work: Work, value: Any, *_: Any, **__: Any) -> int:
+def _words(work: StepLimit, value: Any, *_: Any, **__: Any) -> int:
     size = _size(work, value)
     work.items(size // 2)
     return size
 
 
-def _sort(work: Work, value: Any, *_: Any, **__: Any) -> int:
+def _sort(work: StepLimit, value: Any, *_: Any, **__: Any) -> int:
     items = value.items() if isinstance(value, Mapping) else value
     count = len(items) if hasattr(items, "__len__") else 0
     longest = max((_size(work, item) for item in items), default=0) if count else 0
@@ -178,7 +178,7 @@ def _sort(work: Work, value: Any, *_: Any, **__: Any) -> int:
     return _listed(work, value)
 
 
-def _sum(work: Work, value: Any, attribute: Any = None, start: Any = 0) -> int:
+def _sum(work: StepLimit, value: Any, attribute: Any = None, start: Any = 0) -> int:
     size = _size(work, value)
     if isinstance(start, list | tuple):  # every list is copied as often as there are lists
         work.take(len(value) * size // ITEMS // ITEM)
@@ -186,7 +186,7 @@ def _sum(work: Work, value: Any, attribute: Any = None, start: Any = 0) -> int:
 
 
 def _tojson(
-    work: Work, value: Any, *_: Any, indent: Any = None, separators: Any = None, **__: Any
+    work: StepLimit, value: Any, *_: Any, indent: Any = None, separators: Any = None, **__: Any
 ) -> int:
     size = _size(work, value)
     check_width(indent)
@@ -197,7 +197,7 @@ def _tojson(
 
 
 def _wordwrap(
-    work: Work, value: Any, width: Any = 79, _: Any = True, wrapstring: Any = None, *__: Any,
+    work: StepLimit, value: Any, width: Any = 79, _: Any = True, wrapstring: Any = None, *__: Any,
     **___: Any,
 ) -> int:  # fmt: skip
     size = _size(work, value)
@@ -205,13 +205,13 @@ def _wordwrap(
     return size + (size + 1) * (1 if wrapstring is None else _size(work, wrapstring))
 
 
-def _urlize(work: Work, value: Any, *args: Any, **kwargs: Any) -> int:
+def _urlize(work: StepLimit, value: Any, *args: Any, **kwargs: Any) -> int:
     size = _size(work, value)
     work.take(size * size // CHARACTERS)
     return 3 * size + size // 4 * sum(_size(work, arg) for arg in (*args, *kwargs.values()))
 
 
-def _striptags(work: Work, value: Any) -> int:
+def _striptags(work: StepLimit, value: Any) -> int:
     size = _size(work, value)
     work.take(size * (value.count("<") if isinstance(value, str) else size) // CHARACTERS)
     return size
@@ -221,7 +221,7 @@ def _times(factor: int) -> Bound:
     return lambda work, value, *_, **__: factor * _size(work, value)
 
 
-def _short(work: Work, value: Any, *args: Any, **__: Any) -> int:
+def _short(work: StepLimit, value: Any, *args: Any, **__: Any) -> int:
     """Refuse long texts as numbers, and long formats of a date."""
     if any(isinstance(text, str) and len(text) > WIDEST for text in (value, *args)):
         raise TooMuchError

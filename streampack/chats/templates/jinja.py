@@ -3,8 +3,9 @@
 Text is rendered piece by piece, to know the exact positions at which ``{% generation %}`` blocks
 begin and end: a block writes an empty piece of a special type there, which content cannot forge.
 
-Rendering is bounded by counting steps. `Work` counts every loop item, macro call, function call and
-filter of a conversation, and the sizes of values before they are made, compared or written.
+Rendering is bounded by counting steps. `StepLimit` counts every loop item, macro call, function
+call and filter of a conversation, and the sizes of values before they are made, compared or
+written.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from streampack.chats.templates.counting import (
     WEIGHED,
     Counting,
 )
-from streampack.chats.templates.work import BITS, CHARACTERS, LARGEST, TooMuchError, Work
+from streampack.chats.templates.work import BITS, CHARACTERS, LARGEST, StepLimit, TooMuchError
 from streampack.errors import ConfigError
 
 #: Arguments that Jinja adds to calls.
@@ -64,7 +65,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.work = Work()
+        self.work = StepLimit()
         self.finalize = self._finalize
         self.concat = self._concat  # type: ignore[method-assign]
         del self.globals["lipsum"], self.filters["random"]  # other text in every run
@@ -208,7 +209,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 class _BoundedFields:
     """Formatter that counts the fields of ``str.format`` before they are made, and the whole."""
 
-    work: Work
+    work: StepLimit
     characters = 0
 
     def vformat(self, form: str, args: Sequence[Any], values: Mapping[str, Any]) -> str:
@@ -242,7 +243,7 @@ class BoundedTemplate:
     """A compiled template and its step limit, shared by all renderings of a conversation."""
 
     template: Template
-    work: Work
+    work: StepLimit
 
     def pieces(self, variables: dict[str, Any]) -> Iterator[str]:
         """Yield the text in pieces.

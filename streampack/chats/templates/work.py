@@ -1,9 +1,9 @@
 """Work: the steps of a chat template, and the sizes of its values, counted before values are made.
 
 Steps do not depend on the machine, so a record that is refused is refused everywhere. A value that
-is a list of itself twice, many times over, has few objects and endless text. `Work.weigh` adds up
-the text by visiting each object once, so the cost of printing, comparing or sorting a value is
-known before.
+is a list of itself twice, many times over, has few objects and endless text. `StepLimit.weigh`
+adds up the text by visiting each object once, so the cost of printing, comparing or sorting a value
+is known before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TooMuchError(Exception):
         return f"takes millions of steps or makes more than {LARGEST:,} characters"
 
 
-class Work(threading.local):
+class StepLimit(threading.local):
     """Remaining steps of a template in this thread."""
 
     left = STEPS

@@ -30,7 +30,7 @@ _LARGEST = 1 << 33  # limit of any number about a shard: its samples begin at 32
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ShardColumns:
     """The columns of a shard, in stored order: names, encodings, bytes (0 where it varies)."""
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class IndexedShard:
     num_bytes: int
     samples: int
     hashes: dict[str, str]
-    layout: Layout
+    layout: ShardColumns
     zip_name: str = ""
     zip_bytes: int = 0
     zip_hashes: dict[str, str] | None = None
@@ -146,7 +146,7 @@ def _indexed_shard(shard: dict[str, Any], where: str) -> IndexedShard:
         num_bytes=_natural(raw["bytes"]),
         samples=_natural(shard["samples"]),
         hashes=dict(raw["hashes"]),
-        layout=Layout(names, encodings, sizes),
+        layout=ShardColumns(names, encodings, sizes),
         **fields,
     )
 
@@ -180,7 +180,7 @@ def _is_name(text: str) -> bool:
 
 
 def column_of(
-    layout: Layout,
+    layout: ShardColumns,
     name: str,
     setting: str,
     where: str,
@@ -248,7 +248,7 @@ def _shape_in(encoding: str) -> tuple[int, ...]:
     return tuple(map(int, sizes)) if all(size.isdecimal() for size in sizes) else (0, 0)
 
 
-def kinds_of(layout: Layout) -> dict[str, str]:
+def kinds_of(layout: ShardColumns) -> dict[str, str]:
     """Return the kinds of columns by name: "tokens" if it may hold an array, "text" or ""."""
     known = {"str": "text", "ndarray": "tokens", "bytes": "tokens"}
     kinds = [known.get(encoding.partition(":")[0], "") for encoding in layout.encodings]

@@ -26,7 +26,7 @@ from streampack.files.record_files import RecordFiles
 from streampack.formats.mds.index import (
     CODECS,
     Column,
-    Layout,
+    ShardColumns,
     column_of,
     folders_of,
     kinds_of,
@@ -114,7 +114,7 @@ class MDS(RecordFiles):
     def list_shards(self) -> Manifest:
         paths: list[str] = []
         sizes: list[tuple[int, int, int, int]] = []  # samples, stored bytes, raw bytes, form
-        forms: dict[tuple[Layout, str], int] = {}
+        forms: dict[tuple[ShardColumns, str], int] = {}
         digests: list[str] = []
         for folder in self.paths:
             where = f"{folder}/index.json"
@@ -147,7 +147,7 @@ class MDS(RecordFiles):
         weights = np.where(samples > 0, np.maximum(raw - _head_bytes(samples), 1), 0)
         return Manifest(paths, weights, stored.copy(), details)
 
-    def _check_form(self, layout: Layout, codec: str, where: str) -> None:
+    def _check_form(self, layout: ShardColumns, codec: str, where: str) -> None:
         """Raise `ConfigError` for shards without the wanted columns or of unknown compression."""
         self._columns(layout, where)
         if codec and codec not in CODECS:
@@ -226,16 +226,16 @@ class MDS(RecordFiles):
         fields = {**part_of(texts.document_fields, kept), **block.document_fields}
         return replace(block, document_fields=fields), wrong
 
-    def _layout(self, shard: int) -> Layout:
+    def _layout(self, shard: int) -> ShardColumns:
         return self._form(shard)[0]
 
-    def _form(self, shard: int) -> tuple[Layout, str]:
+    def _form(self, shard: int) -> tuple[ShardColumns, str]:
         """Return a shard's columns and its compression."""
         details = self.manifest.details
-        form: tuple[Layout, str] = details["forms"][details["form"][shard]]
+        form: tuple[ShardColumns, str] = details["forms"][details["form"][shard]]
         return form
 
-    def _columns(self, layout: Layout, where: str) -> list[Column]:
+    def _columns(self, layout: ShardColumns, where: str) -> list[Column]:
         """Return the wanted columns: the document's, those read by `beside`, masks and fields.
 
         Fields that a map makes may be missing.

@@ -26,7 +26,7 @@ from streampack.formats.parquet.columns import (
     is_text,
     is_token_list,
 )
-from streampack.sources.fields import ATTENTION_MASK, Fields
+from streampack.sources.fields import ATTENTION_MASK, RecordSchema
 from streampack.sources.records import DamagedFileError
 from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.storage import Storage
@@ -102,7 +102,12 @@ def row_groups(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
 
 
 def check_schema(
-    name: str, schema: pa.Schema, column: str, fields: Fields, tokenized: bool, types: FieldSpec
+    name: str,
+    schema: pa.Schema,
+    column: str,
+    fields: RecordSchema,
+    tokenized: bool,
+    types: FieldSpec,
 ) -> bool:
     """Check a file's columns; return True if its ids fit into uint16, by their type.
 

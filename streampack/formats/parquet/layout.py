@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from streampack.formats.parquet.footer import row_groups
-from streampack.formats.parquet.places import open_file
+from streampack.formats.parquet.positions import open_file
 from streampack.storage.files import LEAST_BYTES
 
 if TYPE_CHECKING:

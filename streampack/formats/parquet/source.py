@@ -40,7 +40,13 @@ from streampack.formats.parquet.footer import (
     check_schema,
     read_footer,
 )
-from streampack.formats.parquet.places import Places, chunks_of, footer_of, open_file, order_of
+from streampack.formats.parquet.positions import (
+    RowPositions,
+    chunks_of,
+    footer_of,
+    open_file,
+    order_of,
+)
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK
@@ -179,18 +185,18 @@ class Parquet(RecordFiles):
         row = position or 0
         with self.open_shard(shard) as file:
             try:
-                with self.open_rows(file, shard) as (schema, places, batches):
-                    if not places.rows[-1]:  # an empty file may have columns of any type
+                with self.open_rows(file, shard) as (schema, positions, batches):
+                    if not positions.rows[-1]:  # an empty file may have columns of any type
                         return
                     if beside := self.path_fields(self.manifest.paths[shard], schema.names):
                         schema, batches = beside.schema(schema), beside.reader(batches)
                     dtype = self._dtype_of(shard, schema)
-                    first_row, stop = places.row(low), places.row(high)
+                    first_row, stop = positions.row(low), positions.row(high)
                     row = max(first_row, row)
                     blocks = self._block_maker(shard, skips, schema, dtype)
                     decoded = batches(first_row, row, stop)
                     for block, row, place in placed_blocks(
-                        decoded, blocks, (low, high), stop, places.about
+                        decoded, blocks, (low, high), stop, positions.about
                     ):
                         yield block, row, place
             except DAMAGE as error:
@@ -241,15 +247,16 @@ class Parquet(RecordFiles):
     @contextmanager
     def open_rows(
         self, file: StoredFile, shard: int
-    ) -> Iterator[tuple[pa.Schema, Places, RowReader]]:
+    ) -> Iterator[tuple[pa.Schema, RowPositions, RowReader]]:
         """Open a file's rows: its schema, the positions of its rows, and their reader."""
-        footer, places = footer_of(file, int(self.manifest.weights[shard]))
+        footer, positions = footer_of(file, int(self.manifest.weights[shard]))
         listed = self.manifest.details["documents"]
         if listed is not None and footer.num_rows != listed[shard]:
             raise DamagedFileError("its number of rows has changed since it was listed")
         order = order_of(file)
         with open_file(file, footer, order) as opened:
-            yield opened.schema_arrow, places, partial(self._batches, file, opened, places, order)
+            read = partial(self._batches, file, opened, positions, order)
+            yield opened.schema_arrow, positions, read
 
     def _dtype_of(self, shard: int, schema: pa.Schema) -> str:
         """Check the schema of a file, which the listing may not have read; return its dtype."""
@@ -267,7 +274,7 @@ class Parquet(RecordFiles):
         self,
         file: StoredFile,
         opened: pq.ParquetFile,
-        places: Places,
+        positions: RowPositions,
         order: ColumnOrder | None,
         begin: int,
         start: int,
@@ -275,12 +282,12 @@ class Parquet(RecordFiles):
     ) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield batches of the rows [start, stop) of a part, each with its first row's index."""
         columns = self._columns(opened.schema_arrow)
-        groups = places.groups(start, stop)
+        groups = positions.groups(start, stop)
         if order is not None:
-            order.plan(chunks_of(file, self.wanted_columns), places.shares(groups, stop))
+            order.plan(chunks_of(file, self.wanted_columns), positions.shares(groups, stop))
         for number in groups:
-            first, end = int(places.rows[number]), int(places.rows[number + 1])
-            num_bytes = int(places.sizes[number])
+            first, end = int(positions.rows[number]), int(positions.rows[number + 1])
+            num_bytes = int(positions.sizes[number])
             size = self._batch_rows(end - first, num_bytes)
 
             def whole_group(file: StoredFile, number: int = number) -> pq.ParquetFile:

@@ -105,7 +105,7 @@ class MixtureCursor:
         serial: index of the next document.
         tokens, quantum: see `Credits`.
         credits: credit of each source, by its index.
-        places: position of each source.
+        cursors: position of each source.
         before: rules for documents up to here and some beyond; rules in force are left out if they
             are the mixture's original rules.
     """
@@ -114,7 +114,7 @@ class MixtureCursor:
     tokens: int
     quantum: int
     credits: tuple[int, ...]
-    places: tuple[SourceCursor, ...]
+    cursors: tuple[SourceCursor, ...]
     before: tuple[Rules, ...]
 
     def position(self, names: Sequence[str]) -> StreamPosition:
@@ -128,7 +128,7 @@ class MixtureCursor:
                 "epoch": place.epoch,
                 "ended": place.ended,
             }
-            for name, place, credit in zip(names, self.places, self.credits, strict=True)
+            for name, place, credit in zip(names, self.cursors, self.credits, strict=True)
         }
         cursor = {
             "tokens": self.tokens,
@@ -156,12 +156,12 @@ class MixtureCursor:
                     "Keep it, with a weight of 0 if no more of it is wanted.",
                 )
         credits = [0] * len(mixture.sources)
-        places = [SourceCursor(StreamPosition(0, BEGINNING))] * len(mixture.sources)
+        cursors = [SourceCursor(StreamPosition(0, BEGINNING))] * len(mixture.sources)
         for number, name in enumerate(mixture.sources):
             if name in saved:
                 source = saved[name]
                 credits[number] = source["credit"]
-                places[number] = SourceCursor(
+                cursors[number] = SourceCursor(
                     StreamPosition(0, source["at"]),
                     source["offset"],
                     source["tokens"],
@@ -174,6 +174,6 @@ class MixtureCursor:
             cursor["tokens"],
             cursor["quantum"],
             tuple(credits),
-            tuple(places),
+            tuple(cursors),
             tuple(Rules.read(rules, names) for rules in cursor["before"]),
         )
