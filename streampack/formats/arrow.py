@@ -22,7 +22,7 @@ from streampack.errors import ConfigError
 from streampack.files.file_source import FileSource
 from streampack.formats.parquet.columns import is_null
 from streampack.formats.parquet.footer import DAMAGE
-from streampack.formats.parquet.positions import RowPositions
+from streampack.formats.parquet.positions import Offsets
 from streampack.formats.parquet.source import Parquet, RowReader
 from streampack.keep_last import KeepLast
 from streampack.sources.formats import FORMATS
@@ -106,10 +106,10 @@ class Batches:
         return self.compressed[number] and self.ends[number] - self.begins[number] >= LEAST_BYTES
 
     @property
-    def positions(self) -> RowPositions:
+    def positions(self) -> Offsets:
         """The batches' positions on the weight of the file, from its first byte on."""
         bounds = np.array([0, *self.begins[1:], *self.ends[-1:]], dtype=np.int64)
-        return RowPositions(np.array(self.rows, dtype=np.int64), bounds, np.diff(bounds))
+        return Offsets(np.array(self.rows, dtype=np.int64), bounds, np.diff(bounds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Arrow(Parquet):
     @contextmanager
     def open_rows(
         self, file: StoredFile, shard: int
-    ) -> Iterator[tuple[pa.Schema, RowPositions, RowReader]]:
+    ) -> Iterator[tuple[pa.Schema, Offsets, RowReader]]:
         batches = _batches.keep(file.version, lambda: Batches.of(file))
         yield batches.schema, batches.positions, partial(self._decoded, file, batches)
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streampack.files.first_bytes import PART_BYTES
-from streampack.formats.parquet.positions import RowPositions, chunks_of
+from streampack.formats.parquet.positions import Offsets, chunks_of
 
 if TYPE_CHECKING:
     from streampack.formats.parquet.source import Parquet
@@ -21,7 +21,7 @@ def of_columns(source: Parquet, pieces: Sequence[Piece]) -> None:
     def ranges(shard: int, low: int, high: int, file: StoredFile) -> Iterator[tuple[int, int]]:
         # A thread that calls pyarrow while the interpreter shuts down would end the process.
         chunks = chunks_of(file, source.wanted_columns)
-        positions = RowPositions.of(chunks.row_groups, int(source.manifest.weights[shard]))
+        positions = Offsets.of(chunks.row_groups, int(source.manifest.weights[shard]))
         groups = {*positions.groups(positions.row(low), positions.row(high))}
         room = PART_BYTES
         for start, end, group in zip(chunks.starts, chunks.ends, chunks.groups, strict=True):

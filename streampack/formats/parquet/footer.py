@@ -102,12 +102,7 @@ def row_groups(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
 
 
 def check_schema(
-    name: str,
-    schema: pa.Schema,
-    column: str,
-    fields: RecordSchema,
-    tokenized: bool,
-    types: FieldSpec,
+    name: str, schema: pa.Schema, column: str, fields: RecordSchema, of_ids: bool, types: FieldSpec
 ) -> bool:
     """Check a file's columns; return True if its ids fit into uint16, by their type.
 
@@ -118,7 +113,7 @@ def check_schema(
         schema: schema of the file.
         column: the column with the documents.
         fields: names the columns of loss masks.
-        tokenized: True if documents are token ids.
+        of_ids: True if documents are token ids.
         types: the fields to read beside the documents.
 
     Raises:
@@ -126,12 +121,12 @@ def check_schema(
     """
     fields.refuse_unread(schema.names, shown(name))
     masks = list(fields.loss_masks)
-    if tokenized and ATTENTION_MASK in schema.names:
+    if of_ids and ATTENTION_MASK in schema.names:
         masks.append(ATTENTION_MASK)
-    of_documents = (is_token_list, "lists of token ids") if tokenized else (is_text, "strings")
-    wanted = [(column, *of_documents, "tokens" if tokenized else "text")]
+    of_documents = (is_token_list, "lists of token ids") if of_ids else (is_text, "strings")
+    wanted = [(column, *of_documents, "tokens" if of_ids else "text")]
     wanted += [(mask, is_mask_list, "lists of booleans, or 1 and 0", "loss_mask") for mask in masks]
-    for field, dtype in types.token.items() if tokenized else ():
+    for field, dtype in types.token.items() if of_ids else ():
         if not types.optional or field in schema.names:
             fits: Callable[..., bool] = partial(is_number_list, shape=dtype.shape)
             each = f"lists of shape {dtype.shape} of " if dtype.shape else ""
@@ -158,7 +153,7 @@ def check_schema(
                 setting=setting,
                 path=shown(name),
             )
-    if not tokenized:
+    if not of_ids:
         return False
     kind = schema.field(column).type
     return is_null(kind) or kind.value_type in (pa.uint8(), pa.uint16(), pa.null())

@@ -49,21 +49,21 @@ def open_file(
     )
 
 
-_footers: KeepLast[Hashable, tuple[pq.FileMetaData, RowPositions]] = KeepLast(8)  # megabytes each
+_footers: KeepLast[Hashable, tuple[pq.FileMetaData, Offsets]] = KeepLast(8)  # megabytes each
 _chunks: KeepLast[Hashable, Chunks] = KeepLast(64)
 
 
-def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, RowPositions]:
+def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Offsets]:
     """Return a file's footer and its row groups' positions on `weight`; cache the latest files."""
 
-    def read() -> tuple[pq.FileMetaData, RowPositions]:
+    def read() -> tuple[pq.FileMetaData, Offsets]:
         with open_file(file) as opened:
             metadata = opened.metadata
             if _NARROW.search(str(opened.schema_arrow)):
                 from streampack.formats.parquet.narrow import footer_without_dictionaries
 
                 metadata = footer_without_dictionaries(file)
-            return metadata, RowPositions.of(row_groups(metadata), weight)
+            return metadata, Offsets.of(row_groups(metadata), weight)
 
     return _footers.keep((file.version, weight), read)
 
@@ -85,7 +85,7 @@ def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowPositions:
+class Offsets:
     """Positions of a file's row groups and rows on its weight, as if a group's rows were equal.
 
     Attributes:
@@ -99,7 +99,7 @@ class RowPositions:
     sizes: NDArray[np.int64]
 
     @classmethod
-    def of(cls, groups: Sequence[pq.RowGroupMetaData | RowGroup], weight: int) -> RowPositions:
+    def of(cls, groups: Sequence[pq.RowGroupMetaData | RowGroup], weight: int) -> Offsets:
         """Divide the file's weight among its row groups, in proportion to their bytes."""
         kept = [(group.num_rows, max(group.total_byte_size, 1)) for group in groups]
         before, total = [0], max(sum(size for _, size in kept), 1)

@@ -40,13 +40,7 @@ from streampack.formats.parquet.footer import (
     check_schema,
     read_footer,
 )
-from streampack.formats.parquet.positions import (
-    RowPositions,
-    chunks_of,
-    footer_of,
-    open_file,
-    order_of,
-)
+from streampack.formats.parquet.positions import Offsets, chunks_of, footer_of, open_file, order_of
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK
@@ -247,16 +241,15 @@ class Parquet(RecordFiles):
     @contextmanager
     def open_rows(
         self, file: StoredFile, shard: int
-    ) -> Iterator[tuple[pa.Schema, RowPositions, RowReader]]:
+    ) -> Iterator[tuple[pa.Schema, Offsets, RowReader]]:
         """Open a file's rows: its schema, the positions of its rows, and their reader."""
         footer, positions = footer_of(file, int(self.manifest.weights[shard]))
         listed = self.manifest.details["documents"]
         if listed is not None and footer.num_rows != listed[shard]:
             raise DamagedFileError("its number of rows has changed since it was listed")
         order = order_of(file)
-        with open_file(file, footer, order) as opened:
-            read = partial(self._batches, file, opened, positions, order)
-            yield opened.schema_arrow, positions, read
+        with open_file(file, footer, order) as data:
+            yield data.schema_arrow, positions, partial(self._batches, file, data, positions, order)
 
     def _dtype_of(self, shard: int, schema: pa.Schema) -> str:
         """Check the schema of a file, which the listing may not have read; return its dtype."""
@@ -274,7 +267,7 @@ class Parquet(RecordFiles):
         self,
         file: StoredFile,
         opened: pq.ParquetFile,
-        positions: RowPositions,
+        positions: Offsets,
         order: ColumnOrder | None,
         begin: int,
         start: int,
