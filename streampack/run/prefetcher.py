@@ -147,7 +147,7 @@ class Prefetcher:
     def end(self) -> None:
         """Stop the iterator, and close the feed of batches."""
         self._ended = True
-        if self in _not_ended:
+        if self in (_not_ended or ()):  # it is None once Python has taken modules apart
             _not_ended.discard(self)
             self._given.close()
 
