@@ -20,7 +20,7 @@ from torch import Tensor
 from streampack.window.packed_rows import PackedRows, derive_fields
 
 #: Prefixes of tensor names, one for each kind of field.
-TOKEN_FIELD, DOCUMENT_FIELD, OF_MEDIA = "token_field ", "document_field ", "images "
+TOKEN_FIELD, DOCUMENT_FIELD, OF_MEDIA = "token_field ", "document_field ", "media "
 
 
 def compact_tensors(packed: PackedRows) -> dict[str, Tensor]:

@@ -7,4 +7,4 @@ from typing import Any
 
 def images_of(batch: Any) -> Any:
     """Return the `BatchMedia` of a batch without its arrays; None for datasets without images."""
-    return getattr(batch, "_attached", {}).get("images")
+    return getattr(batch, "_attached", {}).get("media")

@@ -200,7 +200,7 @@ def _tried(model: nn.Module, batch: Any, way: str, device: torch.device) -> str 
 
     def of_rows(lengths: Sequence[Lengths]) -> Any:
         rows = rows_of(lengths, seq_len, ids)
-        attached = {} if images is None else {"images": images.emptied()}
+        attached = {} if images is None else {"media": images.emptied()}
         return type(batch)(rows._replace(attached=attached)).to(device)
 
     def call(batch: Any) -> Any:

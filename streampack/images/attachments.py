@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 #: Document field of runs with images: each document's `Attachments`, dtype object.
-MEDIA = "images"
+MEDIA = "media"
 #: Document field of runs with images: each document's number of patches.
 PATCHES = "patches"
 

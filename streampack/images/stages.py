@@ -31,7 +31,7 @@ class Expanded:
     media: MediaProcessing
 
     def describe(self) -> Mapping[str, Any]:
-        return {"images": self.media.fingerprint}
+        return {"media": self.media.fingerprint}
 
     def __call__(self, documents: Documents, place: Place) -> Documents:
         return self.media.expanded(documents, place.source, place.skips)

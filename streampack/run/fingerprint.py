@@ -8,7 +8,7 @@ from streampack.lane.config import LaneConfig
 
 #: Values in states saved before stages existed, where a stage is absent.
 _NONE: dict[str, Any] = {
-    **dict.fromkeys(("tokenizer", "eos", "filter", "map", "fields", "images")),
+    **dict.fromkeys(("tokenizer", "eos", "filter", "map", "fields", "media")),
     "grouped": False,
     "layout": "documents",
 }

@@ -22,7 +22,7 @@ MAKING = {
     "hooks": ("hook_s",),
     "ordering": ("order_s",),
     "packing": ("pack_s", "gather_s"),
-    "images": ("finish_s",),
+    "media": ("finish_s",),
     "sending": ("send_s",),
 }
 #: Changes that help, by limit.
@@ -39,7 +39,7 @@ REMEDIES = {
     "hooks": "More workers, or a faster filter=, map= or stage; or change the data once, before.",
     "ordering": "More workers, a smaller ordering window, or order once (streampack order).",
     "packing": "More workers, more rows per batch, or a smaller window.",
-    "images": "More workers, or smaller images.",
+    "media": "More workers, or smaller images.",
     "sending": "Fewer or narrower token fields, or num_workers=0.",
     "receiving": "Make the fields on the device (device=), or use fewer token fields.",
     "transform": "Do less in transform=, or do it on the device.",

@@ -109,7 +109,7 @@ def test_paths_of_an_imagefolder_count_from_its_file(tmp_path: Path) -> None:
     assert caught.value.setting == "images"
     source = Images(path, text="text", images="file_name")
     ((block, _),) = source.lanes(1, seed=0, epoch=0, shuffle=False)[0].read(None, ErrorPolicy())
-    (attached,) = block.document_fields["images"]
+    (attached,) = block.document_fields["media"]
     assert attached.references == (str(tmp_path / "a.png"),)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "metadata.jsonl").write_text(path.read_text())

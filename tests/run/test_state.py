@@ -280,3 +280,12 @@ def test_objects_other_than_states_are_refused_and_a_new_run_can_start(value: An
     with pytest.raises(StateError):
         loader.load_state_dict(value)
     assert take(loader, 21) == take(PackedLoader(make_dataset()), 21)
+
+
+def test_the_fingerprint_has_the_names_of_every_version() -> None:
+    names = [
+        *("attention", "balance", "batch_tokens", "dealing", "eos", "fields", "filter", "grouped"),
+        *("lanes", "layout", "map", "media", "order", "packer", "seed", "shuffle", "source"),
+        *("tokenizer", "window"),
+    ]
+    assert sorted(PackedDataset([[1, 2, 3]], seq_len=8).plan.fingerprint) == names
