@@ -134,7 +134,7 @@ def simulated(layout: Layout, sizes: list[int], spans: Spans, hosts: int, ranks:
         parts: list[list[Any]] = [[] for _ in range(hosts)]
         for lane, own in enumerate(spans):
             for low, high in own:
-                part = source.span(low, min(high, sum(sizes)), seed=0, epoch=0, shuffle=True)
+                part = source._span(low, min(high, sum(sizes)), seed=0, epoch=0, shuffle=True)
                 parts[lane % (hosts * ranks) // ranks].append(part)
     return sum(_blocks(layout, sizes, part) for part in parts) / sum(sizes)
 
@@ -164,7 +164,7 @@ def dealt(corpus: str, weight: int, lanes: int) -> tuple[Spans, int]:
         for _ in dealing.loader_of(source, lanes, dealt=True):
             pass
     assert isinstance(source, ShardedSource)
-    return spans, source.weight
+    return spans, source.manifest.weight
 
 
 @contextmanager

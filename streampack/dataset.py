@@ -165,7 +165,7 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         source = prepared(
             as_source(source, **columns), replace(fields, optional=bool(map or stages))
         )
-        source.check_epochs(epochs, bool(shuffle))
+        source._check_epochs(epochs, bool(shuffle))
         if packer is not None:
             warn_if_cut(source, packer)
         rules = token_rules or TokenRules()
@@ -201,7 +201,7 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
             order=order,
         )
         if lanes:
-            source.check_lanes(lanes, seed=seed, shuffle=shuffle)
+            source._check_lanes(lanes, seed=seed, shuffle=shuffle)
         self._config = config  # 0 lanes until their number is chosen
         self._plan: RunPlan | None = None
         self._start: RunState | None = None
@@ -240,7 +240,7 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         if lanes is None:
             config = dataset._config
             lanes = evaluation_lanes(config.source, window_tokens=lane_tokens(config))
-            config.source.check_lanes(lanes, seed=config.seed, shuffle=False)
+            config.source._check_lanes(lanes, seed=config.seed, shuffle=False)
             dataset._config = replace(config, lanes=lanes)
         return dataset
 

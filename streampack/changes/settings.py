@@ -68,7 +68,7 @@ def previous_config(
     if "source" in changed:
         if not isinstance(source, Mixture):
             raise StateError(
-                f"Only a sources.Mixture can change on resume, got {source.kind}.",
+                f"Only a sources.Mixture can change on resume, got {source._kind}.",
                 "Restore the files of the saved run, or start a new run with a sources.Mixture.",
                 setting="source",
             )

@@ -12,11 +12,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from streampack.arguments import explained, one_of
 from streampack.chats.checked import REVISION
@@ -27,7 +25,7 @@ from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.iterables.of_records import source_of_records
 from streampack.packing.overflow import Overflow
-from streampack.sources.base import LaneReader, Source
+from streampack.sources.base import Source
 from streampack.sources.fields import RecordReader
 from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
@@ -36,6 +34,19 @@ from streampack.storage.storage import Storage
 if TYPE_CHECKING:
     from streampack.hooks.hook import Hook, RecordFunction
     from streampack.iterables.source import ItemSource
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _of_records(method: Method) -> Method:
+    """Return a method that calls the one of the same name of the source of the records."""
+
+    @wraps(method, updated=())  # otherwise it would be abstract too
+    def of_records(self: Chat, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._records, method.__name__)(*arguments, **named)
+
+    return cast(Method, of_records)
 
 
 class Chat(Source):
@@ -149,7 +160,7 @@ class Chat(Source):
         return f"Chat({self._records!r})"
 
     @property
-    def inner(self) -> Source:
+    def _inner(self) -> Source:
         """The source of the records."""
         return self._records
 
@@ -164,29 +175,32 @@ class Chat(Source):
         return "chosen" in self.field_types.document
 
     @property
-    def several(self) -> bool:
+    def _several(self) -> bool:
         return self.grouped or self.rules.turns == "each"
 
-    def leaves(self) -> list[str]:
-        return [*super().leaves(), *(["turns"] if self.by_turns and not self.tokenized else [])]
+    def _leaves(self) -> list[str]:
+        return [*super()._leaves(), *(["turns"] if self.by_turns and not self.tokenized else [])]
 
-    def with_fields(self, types: FieldSpec) -> Chat:
-        copied = cast(Chat, super().with_fields(types))
-        copied._records = self._records.with_fields(types)
+    def _with_fields(self, types: FieldSpec) -> Chat:
+        copied = cast(Chat, super()._with_fields(types))
+        copied._records = self._records._with_fields(types)
         return copied
 
-    def prepare(self) -> None:
-        self._records.prepare()
-
-    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LaneReader]:
-        return self._records.lanes(n, seed=seed, epoch=epoch, shuffle=shuffle)
+    prepare = _of_records(Source.prepare)
+    lanes = _of_records(Source.lanes)
+    max_lanes = _of_records(Source.max_lanes)
+    estimate_tokens = _of_records(Source.estimate_tokens)
+    document_name = _of_records(Source.document_name)
+    _check_lanes = _of_records(Source._check_lanes)
+    _reader_bytes = _of_records(Source._reader_bytes)
+    _shard_name = _of_records(Source._shard_name)
 
     def describe(self) -> dict[str, Any]:
         """Add the shape of the records, the given template, and the rules on learnt turns."""
         template = self.template
         described = {
             **self._records.describe(),
-            "kind": self.kind,
+            "kind": self._kind,
             "tokenized": self.tokenized,
             "template": template and hashlib.blake2b(template.encode(), digest_size=8).hexdigest(),
             **self.rules.describe(),
@@ -199,8 +213,8 @@ class Chat(Source):
         }
         return described | {name: value for name, value in chosen.items() if value}
 
-    def as_saved(self, described: Mapping[str, Any]) -> Chat:
-        records = self._records.as_saved(described)
+    def _as_saved(self, described: Mapping[str, Any]) -> Chat:
+        records = self._records._as_saved(described)
         before = self.renders and "records" not in described
         if records is self._records and not before:
             return self
@@ -210,24 +224,6 @@ class Chat(Source):
             copied._as_before = True
             copied._records = with_earlier_reading(cast("ShardedSource | ItemSource", records))
         return copied
-
-    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
-        self._records.check_lanes(n, seed=seed, shuffle=shuffle)
-
-    def max_lanes(self) -> int | None:
-        return self._records.max_lanes()
-
-    def reader_bytes(self) -> int:
-        return self._records.reader_bytes()
-
-    def estimate_tokens(self) -> int | None:
-        return self._records.estimate_tokens()
-
-    def shard_name(self, shard: int) -> str:
-        return self._records.shard_name(shard)
-
-    def document_name(self, origin: np.void) -> str:
-        return self._records.document_name(origin)
 
 
 def converted(

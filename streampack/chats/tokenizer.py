@@ -32,8 +32,9 @@ from streampack.chats.templates.template import ChatTemplate
 from streampack.chats.templates.turns import Rendered
 from streampack.documents.blocks import Documents, Texts, text_bytes
 from streampack.errors import ConfigError, ContentError
+from streampack.sources.broken import TOO_LONG_REMEDY
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.reading import TOO_LONG_REMEDY, ReadOptions, too_long
+from streampack.sources.reading import ReadOptions, too_long
 from streampack.tokenization.ends import apply_bos, apply_eos
 from streampack.tokenization.tokenizer import Tokenizer
 

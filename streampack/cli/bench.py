@@ -99,7 +99,7 @@ def bench(
                 rates.append(gain(dataset, number, steps=steps, use=use))
             else:
                 rates.append(measure(dataset, number, seconds=seconds, use=use))
-    layout = dataset.plan.config.source.slow_layout()
+    layout = dataset.plan.config.source._slow_layout()
     if as_json:
         head = {"lanes": lanes, "step_s": step_ms / 1000, "layout": layout}
         print(json.dumps({**head, "runs": [rate.as_dict() for rate in rates]}))

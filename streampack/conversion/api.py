@@ -176,7 +176,7 @@ def open_in_order(
 
 def _one_by_one(source: Source) -> Source:
     """Return a copy of a source that opens one shard at a time."""
-    inner = source.inner
+    inner = source._inner
     if not isinstance(inner, ShardedSource) or inner.reading.open_shards == 1:
         return source
     copied = copy.copy(inner)

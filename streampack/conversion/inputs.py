@@ -28,7 +28,7 @@ def stamp_of(conversion: Conversion, part: int) -> str:
     """
     source, reader = conversion.reader(part)
     digest = hashlib.blake2b(digest_size=8)
-    inner = source.inner
+    inner = source._inner
     if isinstance(inner, InMemory):
         digest.update(_items(inner))
     elif isinstance(inner, FileSource):
@@ -39,7 +39,7 @@ def stamp_of(conversion: Conversion, part: int) -> str:
 
 def _versions(source: FileSource, shards: list[int]) -> Iterator[str]:
     for shard in shards:
-        listed = source.listed_shard(shard)
+        listed = source._listed_shard(shard)
         protocol, path = split_url(listed.path)
         yield listed.version if protocol else str(os.stat(path).st_mtime_ns)
 

@@ -17,6 +17,7 @@ from streampack.fields.casting import cast_values, misfit
 from streampack.fields.declared import DTYPES, TEXT
 from streampack.formats.parquet.columns import plain_text
 from streampack.sources.base import Source
+from streampack.sources.broken import report_broken
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, IDS, LOSS_FIELDS, TEXTS
 
@@ -118,7 +119,7 @@ def _kind_in(source: Source, name: str, on_error: Literal["raise", "skip"]) -> s
     for policy in policies:
         for kind in (TEXT, "float64"):
             try:
-                values = _first_values(source.with_fields(spec_of({name: kind})), name, policy)
+                values = _first_values(source._with_fields(spec_of({name: kind})), name, policy)
             except (ConfigError, ContentError) as error:
                 faults.append(error)
                 continue
@@ -161,7 +162,7 @@ def keeping(conversion: Conversion) -> Conversion:
                     setting="keep",
                 )
             kinds[name] = kind if kind == before else np.result_type(kind, before).name
-    first, *more = (source.with_fields(spec_of(kinds)) for source in conversion.sources)
+    first, *more = (source._with_fields(spec_of(kinds)) for source in conversion.sources)
     return replace(conversion, source=first, more=tuple(more), keep=kinds)
 
 
@@ -185,7 +186,7 @@ def with_values(
             values.append(numbers.tolist())
             reasons = {i: _misfit(encoded.fields[name][i], name, dtype) for i in wrong.tolist()}
         problems |= reasons
-    source.report_broken(encoded.origin, problems, skips)
+    report_broken(source, encoded.origin, problems, skips)
     rows = zip(*values, strict=True) if values else iter([()] * len(encoded.payloads))
     for i, (payload, row) in enumerate(zip(encoded.payloads, rows, strict=True)):
         if i not in problems:

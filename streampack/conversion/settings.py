@@ -152,10 +152,10 @@ class Conversion(ShardSettings):
         """Return a part's source and reader."""
         for source, parts in zip(self.sources, self.parts_of_sources, strict=True):
             if part < parts:
-                inner = source.inner
+                inner = source._inner
                 rules: Any = {"seed": 0, "epoch": 0, "shuffle": False}
                 if isinstance(inner, ShardedSource):  # without the readers of all other parts
-                    return source, inner.span(*inner.share(part, parts), **rules)
+                    return source, inner._span(*inner._share(part, parts), **rules)
                 return source, source.lanes(parts, **rules)[part]
             part -= parts
         raise IndexError(part)
@@ -197,7 +197,7 @@ class Conversion(ShardSettings):
         return {**described, **kept, "part_bytes": self.part_bytes}
 
     def _parts_of(self, source: Source) -> int:
-        inner = source.inner
+        inner = source._inner
         if isinstance(inner, ShardedSource):
             size = int(inner.manifest.num_bytes.sum())
         else:

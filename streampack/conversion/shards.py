@@ -28,6 +28,7 @@ from streampack.storage.filesystems import open_filesystem
 from streampack.storage.marks import UNFINISHED
 from streampack.storage.retries import with_retries
 from streampack.tokenization import Tokenizer
+from streampack.tokenization.short_texts import short_texts
 from streampack.tokenization.stages import with_fields_of
 
 #: Content of one document: token ids, `masked_ids`, or text.
@@ -138,7 +139,7 @@ def encoded(
     if isinstance(block, Texts):
         if tokenizer is None:
             return ShardDocuments("str", list(block.texts), block.origin, block.document_fields)
-        ids = tokenizer.encode(source.short_texts(block, skips), skips, source.document_name)
+        ids = tokenizer.encode(short_texts(source, block, skips), skips, source.document_name)
         block = with_fields_of(block, ids)
     if isinstance(block, Conversations) or block.members is not None:
         raise ConfigError(

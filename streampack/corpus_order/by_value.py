@@ -24,7 +24,9 @@ from streampack.errors import ConfigError
 from streampack.fields.casting import cast_values, misfit
 from streampack.ordering import signals
 from streampack.ordering.by_field import ByField
+from streampack.sources.broken import broken_document
 from streampack.sources.error_policy import ErrorPolicy
+from streampack.tokenization.short_texts import short_texts
 
 VALUE = np.dtype(np.float64)
 
@@ -38,7 +40,7 @@ def with_values(
         ContentError: the value of a document is missing or not a number, with on_error="raise".
     """
     if job.by_signal and isinstance(block, Texts):
-        texts = job.source.short_texts(block, skips)
+        texts = short_texts(job.source, block, skips)
         rate = getattr(signals, by.name)
         return texts, np.array([rate(text) for text in texts.texts], dtype=VALUE)
     given = None if job.by_signal else block.document_fields.get(by.name)
@@ -56,7 +58,7 @@ def with_values(
     for i in wrong.tolist():
         shard, index = (int(block.origin[i][name]) for name in ("shard", "index"))
         reason = misfit(given[i], by.name, VALUE)
-        skips.handle(job.source.broken_document(shard, index, reason))
+        skips.handle(broken_document(job.source, shard, index, reason))
     good = np.setdiff1d(np.arange(len(block)), wrong)
     return (block.take(good), values[good]) if len(wrong) else (block, values)
 

@@ -117,7 +117,7 @@ class CorpusOrder(ShardSettings):
         if self.by_signal:
             return
         types = FieldSpec(document={self.by.name: np.dtype(np.float64)})
-        object.__setattr__(self, "source", self.source.with_fields(types))
+        object.__setattr__(self, "source", self.source._with_fields(types))
         try:
             self.source.prepare()
         except ConfigError as error:

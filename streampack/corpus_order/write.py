@@ -105,7 +105,7 @@ def write_documents(job: CorpusOrder, file: Path) -> None:
         for start in range(0, len(order), NAMED):
             origin = corpus.origins(np.asarray(order[start : start + NAMED], dtype=np.int64))
             shards, which = np.unique(origin["shard"], return_inverse=True)
-            names = [job.source.shard_name(shard) for shard in shards.tolist()]
+            names = [job.source._shard_name(shard) for shard in shards.tolist()]
             files = pa.DictionaryArray.from_arrays(pa.array(which, pa.int32()), names)
             writer.write_table(pa.table([files, origin["index"]], schema=kind))
 

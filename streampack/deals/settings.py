@@ -104,9 +104,9 @@ class DealSettings:
                 continue
             tokens = source.estimate_tokens() or 0
             lines[name] = Line(
-                weight=source.weight,
+                weight=source.manifest.weight,
                 epochs=UNENDING if epochs is None else epochs,
-                rate=max((tokens << FRACTION) // source.weight, 1),
+                rate=max((tokens << FRACTION) // source.manifest.weight, 1),
                 share=max(share * ONE // lasting, 1),
             )
             run_tokens, run_share = run_tokens + tokens, run_share + share
@@ -127,7 +127,7 @@ class DealSettings:
             return None
         sources, before = self._sources(), saved["before"]
         weights = {
-            name: each.source.weight
+            name: each.source.manifest.weight
             for name, each in sources.items()
             if isinstance(each.source, ShardedSource)
         }
@@ -148,7 +148,7 @@ class DealSettings:
 
     def _sources(self, run_epochs: int | None = None) -> dict[str, _Dealable]:
         """Return every source by name, with `run_epochs` in place of the run's epochs."""
-        portions = self.source.portions(self.epochs if run_epochs is None else run_epochs)
+        portions = self.source._portions(self.epochs if run_epochs is None else run_epochs)
         return {
             name: _Dealable(source, epochs, max(share * ONE // whole, 1))
             for name, (source, epochs, share, whole) in portions.items()

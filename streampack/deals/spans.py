@@ -132,7 +132,7 @@ class DealtSpans(Parts):
     def _reader(self, span: Span) -> LinePart:
         if self._last is None or self._last[0] != span:
             epoch, low, high = span
-            reader = self._source.span(
+            reader = self._source._span(
                 low, high, seed=self._seed, epoch=epoch, shuffle=self._shuffle
             )
             self._last = (span, reader)

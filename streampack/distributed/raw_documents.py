@@ -44,7 +44,7 @@ Read = Callable[[int, bool], Any]
 def digests(source: Source, seed: int, lanes: int) -> NDArray[np.int64]:
     """Return the (18,) digests of 48 bits of a source's documents; 0 where there is none."""
     values = np.zeros(PLACES, dtype=np.int64)
-    length, read = _reader(source.inner, lanes)
+    length, read = _reader(source._inner, lanes)
     for number, place in enumerate(places(length, seed)):
         values[number] = _digest(read, place, False)
     return values
@@ -58,9 +58,9 @@ def repeated_digests(
     Returns:
         The (18,) digests, and which of them differed between readings, as random documents do.
     """
-    tries = 1 if _is_stored(source.inner) else READINGS  # files are not random
+    tries = 1 if _is_stored(source._inner) else READINGS  # files are not random
     values = np.zeros((tries, PLACES), dtype=np.int64)
-    length, read = _reader(source.inner, lanes)
+    length, read = _reader(source._inner, lanes)
     for number, place in enumerate(places(length, seed)):
         values[:, number] = [_digest(read, place, True) for _ in range(tries)]
     return values[0], (values != values[0]).any(axis=0)
@@ -76,12 +76,12 @@ def places(length: int, seed: int) -> list[int]:
 
 def name_of_place(source: Source, seed: int, number: int) -> str:
     """Return the name of the document with this index among the digests."""
-    inner = source.inner
+    inner = source._inner
     if isinstance(inner, InMemory):
         return f"{inner.words[0]} {places(len(_data(inner)), seed)[number]}"
     if isinstance(inner, ShardedSource):
-        shard, _, _ = _piece(inner, places(inner.weight, seed)[number])
-        return inner.shard_name(shard)
+        shard, _, _ = _piece(inner, places(inner.manifest.weight, seed)[number])
+        return inner._shard_name(shard)
     return "the first document"
 
 
@@ -95,7 +95,7 @@ def _reader(source: Source, lanes: int) -> tuple[int, Read]:
     if isinstance(source, ShardedSource):
         stored = _is_stored(source)
         return (
-            source.weight,
+            source.manifest.weight,
             lambda place, anew: (
                 _block(source, place) if anew or not stored else _stored(source, place)
             ),
@@ -144,7 +144,7 @@ def _is_stored(source: Source) -> bool:
 
 def _block(source: ShardedSource, place: int) -> Any:
     """Return the first block after a position of the unshuffled line."""
-    part = source.span(place, source.weight, seed=0, epoch=0, shuffle=False)
+    part = source._span(place, source.manifest.weight, seed=0, epoch=0, shuffle=False)
     return next((block for block, _ in part.read(None, ErrorPolicy())), None)
 
 

@@ -49,7 +49,7 @@ def check_same_start(run: RankRun) -> None:
     except OtherPlaceError as error:
         raise _other_run(start, fingerprint, error.remedy) from None
     config = run.plan.config
-    seed, parts = config.seed, config.source.parts
+    seed, parts = config.seed, config.source._parts
     if run.compared is None:
         each = [digests(source, seed, config.lanes) for source in parts.values()]
         run.compared = [_number(of_place) for of_place in np.transpose(each).tolist()]
@@ -110,7 +110,7 @@ def _other_run(start: int, fingerprint: Mapping[str, Any], remedy: str) -> RankE
 
 def _refuse(name: str, source: Source, what: str) -> NoReturn:
     """Raise the error of ranks with different documents."""
-    inner = source.inner
+    inner = source._inner
     if isinstance(inner, FileSource) and not isinstance(inner, InMemory):
         how = "all files on every rank, equal on every host"
     elif isinstance(inner, InMemory):

@@ -10,6 +10,7 @@ from streampack.documents.blocks import Documents
 from streampack.documents.fields import FieldSpec
 from streampack.fields.casting import cast_fields
 from streampack.fields.columns import FieldColumns
+from streampack.sources.broken import broken_document
 from streampack.stages.base import Place
 from streampack.stages.ids import without_records
 
@@ -35,7 +36,7 @@ class Cast:
             origin = documents.origin[i]
             broken.setdefault((int(origin["shard"]), int(origin["index"])), problem)
         for (shard, index), problem in broken.items():
-            place.skips.handle(place.source.broken_document(shard, index, problem))
+            place.skips.handle(broken_document(place.source, shard, index, problem))
         return without_records(documents, [*problems])
 
 

@@ -23,7 +23,7 @@ def manifest_beside(source: Source) -> dict[str, Any] | None:
     Raises:
         StorageError: the manifest cannot be read.
     """
-    files = source.inner
+    files = source._inner
     if not isinstance(files, FileSource):
         return None
     paths = files.manifest.paths
@@ -47,7 +47,7 @@ def converted_tokens(source: Source) -> int | None:
     if manifest is None or not source.tokenized:
         return None
     shards = {name: sizes for part in manifest["parts"] for name, *sizes in part["shards"]}
-    listed = source.inner.manifest  # type: ignore[attr-defined]
+    listed = source._inner.manifest  # type: ignore[attr-defined]
     folder = listed.paths[0].rpartition("/")[0]
     total = 0
     for path, num_bytes in zip(listed.paths, listed.num_bytes.tolist(), strict=True):

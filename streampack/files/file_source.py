@@ -80,10 +80,10 @@ class FileSource(ShardedSource):
         parts += [f"and {len(several) - 1} more"] if several[1:] else []
         if self._manifest is not None:
             parts.append(f"shards={len(self._manifest)}")
-        return f"{self.kind}({', '.join(parts)})"
+        return f"{self._kind}({', '.join(parts)})"
 
-    def will_read(self, pieces: Sequence[Piece]) -> None:
-        if self.hints:
+    def _will_read(self, pieces: Sequence[Piece]) -> None:
+        if self._hints:
             self._fetch_first(pieces)
 
     def _fetch_first(self, pieces: Sequence[Piece]) -> None:
@@ -93,7 +93,7 @@ class FileSource(ShardedSource):
         of_parts(self, pieces)
 
     @property
-    def hints(self) -> bool:  # type: ignore[override]
+    def _hints(self) -> bool:  # type: ignore[override]
         """Hints are for remote files."""
         paths = self.manifest.paths  # sorted: a mixed list ends with URLs
         return "://" in paths[0] or "://" in paths[-1]
@@ -106,7 +106,7 @@ class FileSource(ShardedSource):
         """
         return None
 
-    def listed_shard(self, shard: int) -> FileInfo:
+    def _listed_shard(self, shard: int) -> FileInfo:
         """Return a shard's entry of the listing."""
         manifest = self.manifest
         version = manifest.versions[shard] if len(manifest.versions) else ""
@@ -120,11 +120,11 @@ class FileSource(ShardedSource):
             StateError: the shard has changed since the shards were listed.
             StorageError: the shard cannot be read, after all retries.
         """
-        with self.open_listed(self.listed_shard(shard)) as file:
+        with self._open_listed(self._listed_shard(shard)) as file:
             yield file
 
     @contextmanager
-    def open_listed(self, listed: FileInfo) -> Iterator[StoredFile]:
+    def _open_listed(self, listed: FileInfo) -> Iterator[StoredFile]:
         """Open any listed file, a shard or its index; raises like `open_shard`."""
         with self.storage.open(listed) as file:
             if file.num_bytes != listed.num_bytes:
@@ -136,9 +136,9 @@ class FileSource(ShardedSource):
                 )
             yield file
 
-    def forget(self, shard: int) -> bool:
+    def _forget(self, shard: int) -> bool:
         """Drop a shard from the cache; return True if the cache held any of it."""
-        return self._storage is not None and self._storage.forget(self.listed_shard(shard))
+        return self._storage is not None and self._storage.forget(self._listed_shard(shard))
 
     def broken_shard(
         self,
@@ -164,7 +164,7 @@ class FileSource(ShardedSource):
             path=shown(self.manifest.paths[shard]),
         )
 
-    def listed(self) -> Manifest:
+    def _listed(self) -> Manifest:
         """Return the manifest from `list_shards`, called here or in another process of the job."""
         if not self.listing_fields:
             return self.list_shards()
@@ -191,11 +191,11 @@ class FileSource(ShardedSource):
         self.fields = replace(fields, records=self.fields.records)
         return manifest
 
-    def sampled(self, infos: Sequence[FileInfo]) -> Sequence[FileInfo]:
+    def _sampled(self, infos: Sequence[FileInfo]) -> Sequence[FileInfo]:
         """Return the files that the listing opens, at equal distances, the first one included."""
         return infos[:: -(-len(infos) // SAMPLED_FILES)]
 
-    def as_saved(self, described: Mapping[str, Any]) -> FileSource:
+    def _as_saved(self, described: Mapping[str, Any]) -> FileSource:
         if not self.listing or "listing" in described:
             return self
         from streampack.formats.opened_all import opened_all
@@ -205,7 +205,7 @@ class FileSource(ShardedSource):
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), **({"listing": self.listing} if self.listing else {})}
 
-    def slow_layout(self) -> str:
+    def _slow_layout(self) -> str:
         files, size = len(self.manifest), float(np.mean(self.manifest.num_bytes))
         if files < _MANY_FILES or size > _SMALL_BYTES:
             return ""

@@ -19,7 +19,7 @@ _HEAD_BYTES = 1 << 20  # of a shard, which reading it begins with
 def of_parts(source: FileSource, pieces: Sequence[Piece]) -> None:
     """Fetch where the parts begin; the heads of shards in which that byte is unknown."""
     for shard, low, high in pieces:
-        listed, begin = source.listed_shard(shard), source.weight_begin(shard)
+        listed, begin = source._listed_shard(shard), source.weight_begin(shard)
         if begin is None:
             begin = _HEAD_BYTES
         else:

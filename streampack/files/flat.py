@@ -16,6 +16,7 @@ from streampack.documents.blocks import make_origin
 from streampack.files.file_source import FileSource
 from streampack.files.integer_arrays import INTEGER_DTYPES, UngatheredDocuments, integer_block
 from streampack.sources.base import Block
+from streampack.sources.broken import report_broken
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.manifest import Piece
 from streampack.sources.reading import too_long
@@ -207,5 +208,5 @@ class FlatSource(FileSource):
         data = file.stored.array(first, last, until)
         starts = (tokens[:-1] - tokens[0]) * size
         block = integer_block(data, starts, counts, kinds, origin, problems)
-        self.report_broken(origin, problems, skips)
+        report_broken(self, origin, problems, skips)
         return block, int(positions[-1]), int(tokens[-1])

@@ -174,7 +174,7 @@ def steps_as_found(
     stops = isinstance(config.source, Mixture) and config.source.at_end == "stop"
     if rule is None or stops or len(rule.lines) != len(sources):
         return None
-    if any(Contents.lies_unevenly(source.inner) for source in sources):
+    if any(Contents.lies_unevenly(source._inner) for source in sources):
         return None  # lanes report stored bytes
     saved = [decode_reports(state["reports"]) for state in states if state]
     # The latest reports of each lane: [deal, line, *Report] for every line.

@@ -139,7 +139,7 @@ def explain(
     first = list(islice(batches, BATCHES))
     names = tokenizer or config.preparation.find("tokenizer")
     tokens = sum(batch.num_tokens for batch in first)
-    sources = [part.inner for part in sources_of(config.source)]
+    sources = [part._inner for part in sources_of(config.source)]
     files = [s for s in sources if isinstance(s, ShardedSource) and not isinstance(s, InMemory)]
     remote = [source for source in files if "://" in source.manifest.paths[0]]
     return Explanation(

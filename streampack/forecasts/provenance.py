@@ -68,7 +68,7 @@ def locate(source: Source, batch: Any) -> list[Piece]:
                 setting="batch",
             )
         if (number, shard) not in shards:
-            shards[number, shard] = members[number].shard_name(shard)
+            shards[number, shard] = members[number]._shard_name(shard)
         pieces.append(Piece(names[number], shards[number, shard], index, start, stop))
     return pieces
 
@@ -82,7 +82,7 @@ def text_of(source: Source, piece: Piece, tokenizer: Any) -> str:
             setting="piece",
         )
     inner = source.sources.get(str(piece.source)) if isinstance(source, Mixture) else source
-    inner = inner and inner.inner
+    inner = inner and inner._inner
     if not isinstance(inner, ShardedSource) or piece.shard not in inner.manifest.paths:
         raise ConfigError(
             f"The piece must be from a file of the dataset's source, got {piece.shard!r}.",

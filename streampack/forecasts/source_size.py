@@ -60,10 +60,10 @@ def size_of(config: LaneConfig, source: Source, number: int) -> Size | None:
     preparation = config.preparation
     of_source = replace(preparation, stages=preparation.stages[number : number + 1])
     alone = replace(config, source=source, preparation=of_source, epochs=1, order=None)
-    contents = Contents.of(source.inner)
+    contents = Contents.of(source._inner)
     if contents is not None:
         return _compressed(config, alone, contents)
-    finer = FINER if isinstance(source.inner, InMemory) else 1
+    finer = FINER if isinstance(source._inner, InMemory) else 1
     places = finer * min(SAMPLE_LANES, source.max_lanes() or SAMPLE_LANES)
     alone = replace(alone, lanes=places)
     samples = [_place(alone, place, finer) for place in range(places)]
@@ -72,7 +72,7 @@ def size_of(config: LaneConfig, source: Source, number: int) -> Size | None:
     if all(whole for _, whole, _ in samples):
         tokens = float(lengths.sum())
         return Size(tokens, 0.0, _chance(config, lengths, len(lengths)), sample_of)
-    if not isinstance(source.inner, ShardedSource):
+    if not isinstance(source._inner, ShardedSource):
         return None
     read = np.array([units for units, _, _ in samples], dtype=np.float64)
     held = np.array([sample.lengths.sum() for _, _, sample in samples], dtype=np.float64)
@@ -81,7 +81,7 @@ def size_of(config: LaneConfig, source: Source, number: int) -> Size | None:
         return None if rough is None else Size(float(rough), rough / 2, 0.0, sample_of)
     per_unit = held.sum() / read.sum()
     residual = float(((held - per_unit * read) ** 2).sum())
-    units = float(source.inner.weight)
+    units = float(source._inner.manifest.weight)
     spread = math.sqrt(places / max(places - 1, 1) * residual) / read.sum() * units
     tokens = per_unit * units
     if all(type(stage) in _AS_THEY_ARE for stage in preparation.of(number)):
@@ -98,12 +98,12 @@ def _place(config: LaneConfig, place: int, finer: int) -> tuple[float, bool, Doc
     documents.
     """
     cursor, sizes = _begun(config, place, SAMPLE_DOCUMENTS // finer, SAMPLE_TOKENS // finer)
-    source = config.source.inner
+    source = config.source._inner
     if not isinstance(source, ShardedSource):
         return 1.0, cursor is None, sizes
     if cursor == {}:
         return 0.0, False, sizes
-    low, high = source.share(place, config.lanes)
+    low, high = source._share(place, config.lanes)
     left = 0 if cursor is None else _span(config, source, place).left(cursor)
     return float(high - low - left), cursor is None, sizes
 
@@ -124,13 +124,13 @@ def _begun(
 
 
 def _span(config: LaneConfig, source: ShardedSource, place: int) -> SpanReader:
-    low, high = source.share(place, config.lanes)
-    return source.span(low, high, seed=config.seed, epoch=0, shuffle=config.shuffle)
+    low, high = source._share(place, config.lanes)
+    return source._span(low, high, seed=config.seed, epoch=0, shuffle=config.shuffle)
 
 
 def _compressed(config: LaneConfig, alone: LaneConfig, contents: Contents) -> Size:
     """Estimate the size of a compressed source from places at equal distances of content."""
-    source = alone.source.inner
+    source = alone.source._inner
     assert isinstance(source, ShardedSource)
     units, units_error = contents.total()
     if contents.is_known and units <= READ_WHOLE:

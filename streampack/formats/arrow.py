@@ -209,7 +209,7 @@ class Arrow(Parquet):
                     f'Pass its folder, for example "{shown(folder)}/train".',
                     path=shown(folder),
                 )
-        seen = self.sampled(infos)
+        seen = self._sampled(infos)
         schemas = {
             i.path: s for i, s in zip(seen, in_threads(self._schema, seen), strict=True) if s
         }
@@ -241,8 +241,8 @@ class Arrow(Parquet):
         """Estimate the number of tokens: all bytes are ids, or four of them a token of text."""
         return int(self.manifest.num_bytes.sum()) // int(self.manifest.details["item_bytes"])
 
-    def slow_layout(self) -> str:
-        return FileSource.slow_layout(self)
+    def _slow_layout(self) -> str:
+        return FileSource._slow_layout(self)
 
     @contextmanager
     def open_rows(

@@ -33,6 +33,7 @@ from streampack.errors import ConfigError
 from streampack.files.json_records import record_of
 from streampack.files.record_files import RecordFiles
 from streampack.sources.base import Block
+from streampack.sources.broken import report_broken
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
@@ -223,16 +224,16 @@ class JSONL(RecordFiles):
 
     def estimate_tokens(self) -> int:
         """Estimate the number of tokens: ids take about six bytes."""
-        return self.weight // (6 if self.tokenized else 4)
+        return self.manifest.weight // (6 if self.tokenized else 4)
 
-    def slow_layout(self) -> str:
+    def _slow_layout(self) -> str:
         if self.tokenized:
             return "token ids written as JSON; `streampack convert` writes them as Parquet"
         codec = self.codec(0)
         large = self.manifest.num_bytes[0] >= _LARGE_BYTES and codec is not None
         if large and len(self.manifest) < _FEW_FILES:
             return f"few large files in {codec}, each decoded by one process; use more of them"
-        return super().slow_layout()
+        return super()._slow_layout()
 
     def document_name(self, origin: np.void) -> str:
         path = self.manifest.paths[int(origin["shard"])]
@@ -277,7 +278,7 @@ class JSONL(RecordFiles):
                     made, problems = block_of(
                         block.lines, self.fields, origin, self.field_types, parse
                     )
-                    self.report_broken(origin, problems, skips)
+                    report_broken(self, origin, problems, skips)
                     yield made, reached, place
             except DamagedError as error:
                 at = reached if reached is not None else content.produced if low else 0

@@ -191,7 +191,7 @@ class MegatronIndexed(FlatSource):
         bins = [infos[path] for path in sorted(infos) if has_ending(path, (".bin",))]
         self.storage.refuse_repeated([info.path for info in bins])
         indexes = [infos[_partner(info.path)] for info in bins]
-        headers = in_threads(self._header, self.sampled(indexes))
+        headers = in_threads(self._header, self._sampled(indexes))
         sizes = np.array([info.num_bytes for info in bins], dtype=np.int64)
         details = {"headers": headers, "indexes": indexes}
         return Manifest.of_files(bins, np.maximum(sizes, self._least(indexes, headers)), details)
@@ -233,7 +233,7 @@ class MegatronIndexed(FlatSource):
     def open_flat(self, shard: int) -> Iterator[FlatFile]:
         details = self.manifest.details
         listed: FileInfo = details["indexes"][shard]
-        with self.open_listed(listed) as idx, self.open_shard(shard) as file:
+        with self._open_listed(listed) as idx, self.open_shard(shard) as file:
             try:
                 header = parse_header(idx.read(0, HEADER_BYTES), idx.num_bytes, shown(listed.path))
             except ConfigError as error:

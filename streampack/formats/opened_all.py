@@ -27,10 +27,10 @@ class _OpensAll(FileSource):
     listing = ""
 
     @property
-    def kind(self) -> str:
+    def _kind(self) -> str:
         return type(self).__bases__[-1].__name__
 
-    def sampled(self, infos: Sequence[FileInfo]) -> Sequence[FileInfo]:
+    def _sampled(self, infos: Sequence[FileInfo]) -> Sequence[FileInfo]:
         return infos[:: -(-len(infos) // MOST_OPENED)]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from streampack.documents.blocks import Texts, make_origin
 from streampack.files.file_source import FileSource
 from streampack.sources.base import Block
+from streampack.sources.broken import broken_document
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
@@ -45,7 +46,7 @@ class TextFiles(FileSource):
 
     def estimate_tokens(self) -> int:
         """Estimate the number of tokens: four bytes each."""
-        return self.weight // 4
+        return self.manifest.weight // 4
 
     def document_name(self, origin: np.void) -> str:
         return f"file {shown(self.manifest.paths[int(origin['shard'])])}"
@@ -57,7 +58,7 @@ class TextFiles(FileSource):
             return
         size, most = int(self.manifest.num_bytes[shard]), self.reading.most_bytes
         if size > most:
-            return skips.handle(self.broken_document(shard, 0, too_long(size, most)))
+            return skips.handle(broken_document(self, shard, 0, too_long(size, most)))
         with self.open_shard(shard) as file:
             data = file.read(0, size)
         try:
@@ -68,5 +69,5 @@ class TextFiles(FileSource):
             if codec := codec_of(data):
                 problem = f"is compressed ({codec}), and text files are read as they are"
         if problem:
-            return skips.handle(self.broken_document(shard, 0, problem))
+            return skips.handle(broken_document(self, shard, 0, problem))
         yield Texts([text], make_origin(shard, np.zeros(1, dtype=np.int64))), 1, high

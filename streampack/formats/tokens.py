@@ -278,7 +278,7 @@ class Tokens(FlatSource):
                 tokens = Integers(file, begin, (size - begin) // dtype.itemsize, dtype)
                 yield FlatFile(file, kind, begin, ByEndToken(tokens, self.eos_id or 0))
                 return
-            with self.open_listed(index) as table:
+            with self._open_listed(index) as table:
                 if table.num_bytes % 8:
                     raise DamagedFileError(f"its index has {table.num_bytes} bytes, is cut short")
                 ends = Integers(table, 0, table.num_bytes // 8, "i8")

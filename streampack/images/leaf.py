@@ -46,7 +46,7 @@ def add(recipe: Recipe, processor: Any) -> None:
     tokenizer = recipe.given["tokenizer"]
     if tokenizer is None or tokenizer is ASKED:
         recipe.given["tokenizer"] = tokenizer_of(processor) or tokenizer
-    for number, part in enumerate(recipe.source.parts.values()):
+    for number, part in enumerate(recipe.source._parts.values()):
         if not part.tokenized and not getattr(part, "renders", False):
             recipe.add("texts", Margins(media), number)
     recipe.add("expanded", Expanded(media))

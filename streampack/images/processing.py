@@ -36,6 +36,7 @@ from streampack.images.images import BrokenImageError, named_failures
 from streampack.images.own import planner_of
 from streampack.per_process import PerProcess
 from streampack.sources.base import Source
+from streampack.sources.broken import broken_document
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.storage.starts import Pending
 from streampack.window.packed_rows import PackedRows
@@ -118,7 +119,7 @@ class MediaProcessing:
                 made, ids = self._planned(attached, slots - offsets[i], heads)
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))
-                skips.handle(source.broken_document(shard, index, str(reason)))
+                skips.handle(broken_document(source, shard, index, str(reason)))
                 continue
             if made.tokens is not None:
                 repeats[slots], is_place[slots] = made.tokens, True

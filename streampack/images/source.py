@@ -103,8 +103,8 @@ class Images(Chat):
     def __repr__(self) -> str:
         return f"Images({self._records!r})"
 
-    def leaves(self) -> list[str]:
-        return ["processor", *super().leaves()]
+    def _leaves(self) -> list[str]:
+        return ["processor", *super()._leaves()]
 
     def describe(self) -> dict[str, Any]:
         """Add the fields that are read."""

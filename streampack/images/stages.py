@@ -9,6 +9,7 @@ from typing import Any
 from streampack.documents.blocks import Documents, Texts
 from streampack.images.processing import MediaProcessing
 from streampack.stages.base import Place
+from streampack.tokenization.short_texts import short_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Margins:
         return {}
 
     def __call__(self, block: Texts, place: Place) -> Texts:
-        return self.media.texts(place.source.short_texts(block, place.skips))
+        return self.media.texts(short_texts(place.source, block, place.skips))
 
 
 @dataclass(frozen=True, slots=True)

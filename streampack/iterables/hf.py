@@ -89,7 +89,7 @@ class HFStream(ItemSource):
                 setting="dataset",
             )
         self.dataset = dataset
-        self._kind = kind_name(dataset)
+        self._items_kind = kind_name(dataset)
         self._undivided = undivided_step(dataset._ex_iterable)
         self.fields = fields_in(self.first_item, **named)
 
@@ -102,7 +102,7 @@ class HFStream(ItemSource):
     def max_lanes(self) -> int | None:
         return 1 if self._undivided else int(self.dataset.num_shards)
 
-    def check_epochs(self, epochs: int | None, shuffle: bool) -> None:
+    def _check_epochs(self, epochs: int | None, shuffle: bool) -> None:
         """Refuse epochs that would select other documents by position."""
         calls = split_after_shuffle(self.dataset._ex_iterable)
         if calls is not None and epochs != 1 and shuffle:
@@ -125,7 +125,7 @@ class HFStream(ItemSource):
             **({"undivided": self._undivided} if self._undivided else {}),
         }
 
-    def as_saved(self, described: Mapping[str, Any]) -> HFStream:
+    def _as_saved(self, described: Mapping[str, Any]) -> HFStream:
         """Refuse a state of a run that divided a step among lanes."""
         if self._undivided and "num_shards" in described and "undivided" not in described:
             raise StateError(

@@ -26,6 +26,7 @@ from streampack.metrics import user_code
 from streampack.packing.rng import derive_seed, permutation
 from streampack.sources.arguments import NamedFields
 from streampack.sources.base import Block, Cursor, LaneReader, Source
+from streampack.sources.broken import report_broken
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import RecordSchema
 from streampack.sources.items import (
@@ -63,7 +64,7 @@ class ItemSource(Source):
 
     fields: RecordSchema
     #: Class of the data, for messages.
-    _kind: str
+    _items_kind: str
     #: Makes a record of an item; None if items are records.
     parse: Callable[[Any], Any] | None = None
     _first: Any = NO_ITEM  # the first item, once it was read
@@ -83,7 +84,7 @@ class ItemSource(Source):
         if self._first is NO_ITEM:
             self._first = self.fresh_first()
         if self._first is NO_ITEM and default is NO_ITEM:
-            raise no_items(self._kind)
+            raise no_items(self._items_kind)
         return default if self._first is NO_ITEM else self._first
 
     @abstractmethod
@@ -104,7 +105,7 @@ class ItemSource(Source):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": self.kind,
+            "kind": self._kind,
             "tokenized": self.fields.tokenized,
             "field": self.fields.document,
             "loss_mask": self.fields.loss_mask,
@@ -112,7 +113,7 @@ class ItemSource(Source):
             **self.fields.by_function,
         }
 
-    def shard_name(self, shard: int) -> str:
+    def _shard_name(self, shard: int) -> str:
         return f"lane {shard}"
 
     def document_name(self, origin: np.void) -> str:
@@ -122,7 +123,7 @@ class ItemSource(Source):
         most = self.max_lanes()
         if most is not None and n > most:
             raise ConfigError(
-                f"{self.kind} can be split into {most} lanes at most, not {n}.",
+                f"{self._kind} can be split into {most} lanes at most, not {n}.",
                 self.more_lanes(most),
                 setting="lanes",
             )
@@ -213,7 +214,7 @@ class _ItemLane(LaneReader):
         origin = make_origin(self.lane, index)
         source = self.source
         block, problems = item_block(items, source.fields, origin, source.field_types, source.parse)
-        source.report_broken(origin, problems, skips)
+        report_broken(source, origin, problems, skips)
         if self.in_blocks and len(block) > 1:
             seed = derive_seed(self.seed, self.epoch, self.lane, first)
             return block.take(permutation(len(block), seed))
@@ -278,7 +279,7 @@ class Iterable(ItemSource):
         self._divided = called and takes_lanes(self.data)  # type: ignore[arg-type]
         self.once = not called and hasattr(data, "__next__") and not has_state(data)
         self._begun = False
-        self._kind = kind_name(data)
+        self._items_kind = kind_name(data)
         items = self._items(0, 1) if called else data
         if not hasattr(items, "__iter__") and not is_by_index(items):
             raise ConfigError(
@@ -289,7 +290,7 @@ class Iterable(ItemSource):
         self.fields = fields_in(self.first_item, **named)
 
     def __repr__(self) -> str:
-        return f"Iterable({self._kind} of {self.fields.in_words})"
+        return f"Iterable({self._items_kind} of {self.fields.in_words})"
 
     def fresh_first(self) -> Any:
         with outside_worker():
@@ -303,8 +304,8 @@ class Iterable(ItemSource):
         length = len(self.data) if hasattr(self.data, "__len__") else None
         return {**super().describe(), "name": self.name, "length": length}
 
-    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
-        super().check_lanes(n, seed=seed, shuffle=shuffle)
+    def _check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
+        super()._check_lanes(n, seed=seed, shuffle=shuffle)
         if n < 2 or not self._divided:
             return
         with outside_worker():
@@ -327,7 +328,7 @@ class Iterable(ItemSource):
         if self.once:
             if self._begun or resume:
                 raise ConfigError(
-                    f"A {self._kind} can be read only once.",
+                    f"A {self._items_kind} can be read only once.",
                     "Pass data that can be iterated repeatedly: a list, a dataset, or a function "
                     "(lane, lanes) -> iterable that makes a new generator.",
                     setting="data",

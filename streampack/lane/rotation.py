@@ -35,7 +35,7 @@ def rotate(
     dealer = sharing.dealer(config.dealing, exchange, states)
     skips = ErrorPolicy(config.on_error)  # counts broken images of finished batches
     others = OtherLanes(config, dealer, sharing)
-    tell = _hints(config, dealer, states) if dealer and config.source.inner.hints else None
+    tell = _hints(config, dealer, states) if dealer and config.source._inner._hints else None
     running: dict[int, Lane | None] = dict.fromkeys(states)
     waited_for = set(states)  # lanes that have not given their last item
     ready: dict[int, LaneBatch | LaneEnd] = {}

@@ -30,9 +30,9 @@ class Hints:
     ) -> None:
         self._shuffle, self._dealer = shuffle, dealer
         self._lines = [
-            (name, part.inner, source_seed(seed, number))
-            for number, (name, part) in enumerate(source.parts.items())
-            if name in dealer.rule.lines and isinstance(part.inner, FileSource)
+            (name, part._inner, source_seed(seed, number))
+            for number, (name, part) in enumerate(source._parts.items())
+            if name in dealer.rule.lines and isinstance(part._inner, FileSource)
         ]
         self._told = {name: dict.fromkeys(states, 0) for name, _, _ in self._lines}
         self._deals = -1 if any(states.values()) else 0
@@ -53,6 +53,6 @@ class Hints:
                 if before >= 0:
                     for epoch, low, high in spans[told:]:
                         rules: Any = {"seed": seed, "epoch": epoch, "shuffle": self._shuffle}
-                        reader = source.span(low, min(high, low + _SOON), **rules)
-                        source.will_read(list(islice(reader.pieces, _MOST_PIECES)))
+                        reader = source._span(low, min(high, low + _SOON), **rules)
+                        source._will_read(list(islice(reader.pieces, _MOST_PIECES)))
                 self._told[name][lane] = len(spans)

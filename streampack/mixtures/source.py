@@ -100,10 +100,10 @@ class Mixture(Source):
         self.overflow = overflows.pop() if len(overflows) == 1 else "drop"
         self.once = any(source.once for source in members)
 
-    mixes = True
+    _mixes = True
 
     @property
-    def parts(self) -> dict[str, Source]:
+    def _parts(self) -> dict[str, Source]:
         return self.sources
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class Mixture(Source):
             size = source.estimate_tokens()
             if not size:
                 raise ConfigError(
-                    f'The size of the source "{name}" ({source.kind}) is '
+                    f'The size of the source "{name}" ({source._kind}) is '
                     f"{'unknown' if size is None else size}.",
                     "Pass weights=, one for every source.",
                     setting="weights",
@@ -142,24 +142,24 @@ class Mixture(Source):
         """Return the passes over each source in a run of `epochs` epochs; None is endless."""
         return tuple(self._epochs.get(name, epochs) for name in self.sources)
 
-    def leaves(self) -> list[str]:
-        each = (name for source in self.sources.values() for name in source.leaves())
+    def _leaves(self) -> list[str]:
+        each = (name for source in self.sources.values() for name in source._leaves())
         return [*dict.fromkeys([*each, "mixture"])]
 
-    def portions(self, epochs: int | None) -> dict[str, Portion]:
+    def _portions(self, epochs: int | None) -> dict[str, Portion]:
         knots = [shares for _, shares in self.shares.knots]
         most = [max(shares) for shares in zip(*knots, strict=True)]
         each, whole = self.source_epochs(epochs), max(sum(most), ONE)
         return {
-            name: Portion(part.inner, passes, share, whole)
+            name: Portion(part._inner, passes, share, whole)
             for (name, part), passes, share in zip(self.sources.items(), each, most, strict=True)
         }
 
-    def check_epochs(self, epochs: int | None, shuffle: bool) -> None:
+    def _check_epochs(self, epochs: int | None, shuffle: bool) -> None:
         each = self.source_epochs(epochs)
         for (name, source), passes in zip(self.sources.items(), each, strict=True):
             with named_in_errors(name):
-                source.check_epochs(passes, shuffle)
+                source._check_epochs(passes, shuffle)
         if epochs is not None and None not in self._epochs.values():
             return
         if epochs is None and None not in each:
@@ -185,20 +185,20 @@ class Mixture(Source):
 
     # ------------------------------------------------------------------ as a source
 
-    def with_fields(self, types: FieldSpec) -> Mixture:
+    def _with_fields(self, types: FieldSpec) -> Mixture:
         copied = copy.copy(self)
         copied.sources = {}
         for name, part in self.sources.items():
             with named_in_errors(name):
-                copied.sources[name] = part.with_fields(types)
+                copied.sources[name] = part._with_fields(types)
         return copied
 
-    def live(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _live(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         return WeightChannel(values)
 
-    def as_saved(self, described: Mapping[str, Any]) -> Mixture:
+    def _as_saved(self, described: Mapping[str, Any]) -> Mixture:
         saved: Mapping[str, Any] = described.get("sources", {})
-        sources = {n: s.as_saved(saved[n]) if n in saved else s for n, s in self.sources.items()}
+        sources = {n: s._as_saved(saved[n]) if n in saved else s for n, s in self.sources.items()}
         if all(sources[name] is source for name, source in self.sources.items()):
             return self
         copied = copy.copy(self)
@@ -210,15 +210,15 @@ class Mixture(Source):
         return any(part.grouped for part in self.sources.values())
 
     @property
-    def several(self) -> bool:
-        return any(part.several for part in self.sources.values())
+    def _several(self) -> bool:
+        return any(part._several for part in self.sources.values())
 
     def prepare(self) -> None:
         def prepare(name: str) -> None:
             with named_in_errors(name):
                 self.sources[name].prepare()
 
-        of_files = [name for name, s in self.sources.items() if isinstance(s.inner, FileSource)]
+        of_files = [name for name, s in self.sources.items() if isinstance(s._inner, FileSource)]
         for name in self.sources:
             if name not in of_files[1:]:  # the first makes a connection that the others use
                 prepare(name)
@@ -233,21 +233,21 @@ class Mixture(Source):
         )
 
     @property
-    def hints(self) -> bool:  # type: ignore[override]
+    def _hints(self) -> bool:  # type: ignore[override]
         """True if any source is told."""
-        return any(source.inner.hints for source in self.sources.values())
+        return any(source._inner._hints for source in self.sources.values())
 
-    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
+    def _check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         for number, (name, source) in enumerate(self.sources.items()):
             with named_in_errors(name):
-                source.check_lanes(n, seed=source_seed(seed, number), shuffle=shuffle)
+                source._check_lanes(n, seed=source_seed(seed, number), shuffle=shuffle)
 
     def max_lanes(self) -> int | None:
         most = [source.max_lanes() for source in self.sources.values()]
         return min((lanes for lanes in most if lanes is not None), default=None)
 
-    def reader_bytes(self) -> int:
-        return sum(source.reader_bytes() for source in self.sources.values())
+    def _reader_bytes(self) -> int:
+        return sum(source._reader_bytes() for source in self.sources.values())
 
     def estimate_tokens(self) -> int | None:
         sizes = [source.estimate_tokens() for source in self.sources.values()]

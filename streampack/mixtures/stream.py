@@ -300,5 +300,5 @@ def add(recipe: Recipe, value: object) -> None:
     """Add the stage that counts the tokens of each source in a row."""
     recipe.described["eos"] = [recipe.eos, recipe.eos_id]
     if not recipe.has_rows("counts"):
-        counts = CountedSources(len(recipe.source.parts), whole=recipe.whole)
+        counts = CountedSources(len(recipe.source._parts), whole=recipe.whole)
         recipe.add_rows("counts", counts)

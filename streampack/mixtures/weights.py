@@ -50,7 +50,7 @@ def set_weights(loader: PackedLoader[Any], weights: Weights, from_step: int | No
     mixture = plan.config.source
     if not isinstance(mixture, Mixture):
         raise ConfigError(
-            f"The source must be a sources.Mixture, got {mixture.kind}.",
+            f"The source must be a sources.Mixture, got {mixture._kind}.",
             "Begin the run with a sources.Mixture of the sources that need weights.",
             setting="source",
         )

@@ -146,7 +146,7 @@ class Prompts:
             StateError: the state was saved with another source or settings.
         """
         saved = state["fingerprint"]
-        source = self._config.source.as_saved(saved["source"])
+        source = self._config.source._as_saved(saved["source"])
         self._config = replace(self._config, source=source)
         current = self._fingerprint()
         if saved != current:

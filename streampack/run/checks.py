@@ -56,8 +56,9 @@ def check_packer(seq_len: int | None, packer: Any, attention: str) -> None:
     one_of("attention", attention, ["document", "row"])
     if packer is not None:
         from streampack.limits.rules import require_packer
+        from streampack.wrong_calls.private_names import refuse_private_names
 
-        require_packer(packer)
+        refuse_private_names(require_packer(packer))
     if (seq_len is None) == (packer is None):
         raise ConfigError(
             f"Exactly one of seq_len and packer must be set, got {seq_len!r} and {packer!r:.200}.",
@@ -87,7 +88,7 @@ def prepared(source: Source, fields: FieldSpec) -> Source:
         ConfigError: a path is wrong, or the records lack a field.
     """
     if fields:
-        source = source.with_fields(fields)
+        source = source._with_fields(fields)
     source.prepare()
     warn_unread(source)
     return source
@@ -95,7 +96,7 @@ def prepared(source: Source, fields: FieldSpec) -> Source:
 
 def warn_unread(source: Source) -> None:
     """Warn about fields beside token ids that are present but not read: one may be a mask."""
-    for part in source.parts.values():
+    for part in source._parts.values():
         fields: Any = getattr(part, "fields", None)
         declared = {*part.field_types.token, *part.field_types.document}
         unread = [n for n in fields.others if n not in declared] if fields is not None else []
@@ -103,7 +104,7 @@ def warn_unread(source: Source) -> None:
             logger.warning(
                 "%s: beside the token ids in %r these fields are not read: %s. If one is a loss "
                 "mask, pass loss_mask=.",
-                part.kind,
+                part._kind,
                 fields.document,
                 ", ".join(unread[:30]),
             )

@@ -50,7 +50,7 @@ def choose_lanes(config: LaneConfig, ranks: int) -> int:
 def most_lanes(config: LaneConfig, ranks: int) -> int:
     """Return the largest number of lanes for `ranks` ranks with lanes of their own."""
     source, window_tokens = config.source, lane_tokens(config)
-    lane_bytes = (BYTES_PER_TOKEN + config.stage_bytes) * window_tokens + source.reader_bytes()
+    lane_bytes = (BYTES_PER_TOKEN + config.stage_bytes) * window_tokens + source._reader_bytes()
     most = min(LANES_PER_RANK, config.window.memory_limit // lane_bytes) * ranks
     tokens, splits = source.estimate_tokens(), source.max_lanes()
     if tokens is not None:
@@ -186,7 +186,7 @@ def resume_run(
     check_state(state)
     state = copy.deepcopy(state)
     saved = state["fingerprint"]
-    config = replace(config, source=config.source.as_saved(saved["source"]))
+    config = replace(config, source=config.source._as_saved(saved["source"]))
     if not config.lanes:
         config = replace(config, lanes=saved["lanes"])
     if config.needs_sample:

@@ -134,7 +134,7 @@ class RankRun:
         """
         plan, start = self.plan, self.state.next_batch
         finite = plan.config.epochs is not None
-        config = replace(plan.config, beside=plan.config.source.live(self.state.beside))
+        config = replace(plan.config, beside=plan.config.source._live(self.state.beside))
         self.kept["beside"] = config.beside
         if not isinstance(self.ranks, Alone):
             from streampack.distributed.same_start import check_same_start

@@ -70,7 +70,7 @@ class RunRecipe:
     ) -> None:
         self.source, self.fields, self.attention = source, fields, attention
         self.given = dict(given)
-        for name in source.leaves():
+        for name in source._leaves():
             if self.given.get(name) is None:
                 self.given[name] = ASKED
         self.rules = rules
@@ -128,7 +128,7 @@ class RunRecipe:
         Raises:
             ConfigError: the packer inserts an EOS without an id, or a batch is not of whole rows.
         """
-        parts = self.source.parts.values()
+        parts = self.source._parts.values()
         eos = [self.eos, self.eos_id] if self.source.tokenized else None
         described = {"eos": eos, **self.described}
         batch_tokens = tokens_per_batch(self._batch_size, self.packer)
@@ -193,7 +193,7 @@ def usual_packer(recipe: Recipe) -> Packer:
 
 def one_overflow(source: Source, seq_len: int) -> Overflow:
     """Return the overflow of documents longer than a row; raise `ConfigError` if sources differ."""
-    if len({part.overflow for part in source.parts.values()}) > 1:
+    if len({part.overflow for part in source._parts.values()}) > 1:
         raise ConfigError(
             "The mixture has conversations, which are truncated, and documents, which are split.",
             f'Pass packer=BestFitDecreasing(seq_len={seq_len}, overflow=...) with "split", '

@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streampack.documents.blocks import Documents, Texts, make_origin, text_bytes
+from streampack.documents.blocks import Documents, Texts
 from streampack.documents.fields import FieldSpec
-from streampack.errors import ContentError
 from streampack.packing.overflow import Overflow
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.reading import TOO_LONG_REMEDY, ReadOptions, too_long
+from streampack.sources.reading import ReadOptions
 
 if TYPE_CHECKING:
     from streampack.chats.conversations import Conversations
@@ -67,7 +65,11 @@ class Portion(NamedTuple):
 
 
 class Source(ABC):
-    """A stream of documents, split into lanes."""
+    """A stream of documents, split into lanes.
+
+    A source must have `tokenized`, `prepare`, `lanes` and `describe`. It may replace the other
+    public members; names with an underscore belong to streampack.
+    """
 
     #: True if blocks are `Documents` (token ids), False if they are `Texts` or `Conversations`.
     tokenized: bool
@@ -81,41 +83,41 @@ class Source(ABC):
     field_types: FieldSpec = FieldSpec()
 
     @property
-    def kind(self) -> str:
+    def _kind(self) -> str:
         """Name of the source's class in messages and fingerprints."""
         return type(self).__name__
 
-    #: True if it is told the parts that lanes were dealt; see `will_read`.
-    hints: bool = False
+    #: True if it is told the parts that lanes were dealt; see `_will_read`.
+    _hints: bool = False
     #: True if a lane reads several sources in turn.
-    mixes: bool = False
+    _mixes: bool = False
 
     @property
-    def parts(self) -> dict[str, Source]:
+    def _parts(self) -> dict[str, Source]:
         """The sources of a mixture by name, or this source alone."""
         return {"": self}
 
-    def portions(self, epochs: int | None) -> dict[str, Portion]:
+    def _portions(self, epochs: int | None) -> dict[str, Portion]:
         """Return the parts of a run of `epochs` epochs by the names of their sources."""
-        return {"": Portion(self.inner, epochs, 1, 1)}
+        return {"": Portion(self._inner, epochs, 1, 1)}
 
-    def check_epochs(self, epochs: int | None, shuffle: bool) -> None:
+    def _check_epochs(self, epochs: int | None, shuffle: bool) -> None:
         """Raise `ConfigError` if a run of `epochs` epochs is not defined."""
-        if self.inner is not self:
-            self.inner.check_epochs(epochs, shuffle)
+        if self._inner is not self:
+            self._inner._check_epochs(epochs, shuffle)
 
     @property
-    def inner(self) -> Source:
+    def _inner(self) -> Source:
         """The source that reads the data: this one, or the source of the records it interprets."""
         return self
 
-    def with_fields(self, types: FieldSpec) -> Source:
+    def _with_fields(self, types: FieldSpec) -> Source:
         """Return a copy of the source that also reads these fields of its records into blocks."""
         copied = copy.copy(self)
         copied.field_types = types
         return copied
 
-    def leaves(self) -> list[str]:
+    def _leaves(self) -> list[str]:
         """Return the names of leaves that a run of this source uses; see `streampack.leaves`."""
         return [
             *([] if self.tokenized else ["tokenizer"]),
@@ -131,7 +133,7 @@ class Source(ABC):
         return False
 
     @property
-    def several(self) -> bool:
+    def _several(self) -> bool:
         """True if a record may become several documents, whether or not these stay together."""
         return self.grouped
 
@@ -150,15 +152,15 @@ class Source(ABC):
     def describe(self) -> dict[str, Any]:
         """Return a JSON-able identity for the fingerprint: kind, manifest digest, columns."""
 
-    def live(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _live(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a run's values of leaves for lanes that are opened, which may change later."""
         return values
 
-    def as_saved(self, described: Mapping[str, Any]) -> Source:
+    def _as_saved(self, described: Mapping[str, Any]) -> Source:
         """Return the source under the rules of the run that saved this output of `describe`."""
         return self
 
-    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
+    def _check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         """Raise `ConfigError` if the source cannot be split into n lanes."""
         self.lanes(n, seed=seed, epoch=0, shuffle=shuffle)
 
@@ -166,7 +168,7 @@ class Source(ABC):
         """Return the largest number of lanes the source can be split into; None is no limit."""
         return None
 
-    def reader_bytes(self) -> int:
+    def _reader_bytes(self) -> int:
         """Estimate the bytes of memory that a lane's reader holds besides the block it yielded."""
         return 0
 
@@ -174,68 +176,14 @@ class Source(ABC):
         """Estimate the number of tokens in one epoch; None if it is unknown."""
         return None
 
-    def slow_layout(self) -> str:
+    def _slow_layout(self) -> str:
         """Return a clause on a layout of files that may make reading slow, or ""."""
         return ""
 
-    def shard_name(self, shard: int) -> str:
+    def _shard_name(self, shard: int) -> str:
         """Return the name of a shard, by its index in `Documents.origin`."""
         return f"shard {shard}"
 
     def document_name(self, origin: np.void) -> str:
         """Return a document's location as the subject of a sentence: "row 7 of part-3.parquet"."""
         return f"document {int(origin['index'])} of shard {int(origin['shard'])}"
-
-    def broken_document(self, shard: int, index: int, reason: str) -> ContentError:
-        """Return the error for a document that cannot be used.
-
-        Args:
-            shard: shard index of its origin.
-            index: document index of its origin.
-            reason: ends the sentence that begins with the document's name: "is not UTF-8".
-        """
-        name = self.document_name(make_origin(shard, np.array([index], dtype=np.int64))[0])
-        fact = f"{name[0].upper()}{name[1:]} {reason}."
-        remedy = 'Repair it, or leave such documents out with on_error="skip" (--on-error).'
-        setting = None
-        if "max_document_bytes" in reason:
-            remedy, setting = TOO_LONG_REMEDY, "max_document_bytes"
-        return ContentError(fact, remedy, shard=shard, index=index, setting=setting, document=name)
-
-    def report_broken(
-        self, origin: NDArray[np.void], problems: Mapping[int, str], skips: ErrorPolicy
-    ) -> None:
-        """Pass the broken documents of a block to `skips`, which raises or records them.
-
-        Args:
-            origin: (N,) origins of all documents of the block.
-            problems: the reasons, as for `broken_document`, by index in the block; "" for a
-                document that is left out on purpose.
-            skips: the lane's handling of broken content.
-        """
-        for i in sorted(problems):
-            if not problems[i]:  # left out by the user's function
-                skips.counts.empty_documents += 1
-                continue
-            shard, index = int(origin["shard"][i]), int(origin["index"][i])
-            skips.handle(self.broken_document(shard, index, problems[i]))
-
-    def short_texts(self, texts: Texts, skips: ErrorPolicy) -> Texts:
-        """Return the texts within the limit of `reading`, which may be tokenized.
-
-        Args:
-            texts: N texts.
-            skips: gets a `ContentError` for each longer text.
-        """
-        limit = self.reading.most_text_bytes
-        long = {i: size for i, text in enumerate(texts.texts) if (size := text_bytes(text)) > limit}
-        if not long:
-            return texts
-        for i, size in long.items():
-            origin = texts.origin[i]
-            skips.handle(
-                self.broken_document(
-                    int(origin["shard"]), int(origin["index"]), too_long(size, limit)
-                )
-            )
-        return texts.take(np.flatnonzero(~np.isin(np.arange(len(texts)), [*long])))

@@ -60,7 +60,7 @@ class InMemory(ShardedSource):
 
     def estimate_tokens(self) -> int:
         """Estimate the number of tokens from the first documents."""
-        return max(int(self.manifest.details["mean_tokens"] * self.weight), 1)
+        return max(int(self.manifest.details["mean_tokens"] * self.manifest.weight), 1)
 
     def document_name(self, origin: np.void) -> str:
         number = int(origin["shard"]) * SHARD_ITEMS + int(origin["index"])
@@ -158,6 +158,9 @@ class Items(InMemory):
             waiting = waiting[len(taken) :]
             origin = make_origin(shard, np.arange(at, at + len(taken), dtype=np.int64))
             block, problems = item_block(taken, self.fields, origin, self.field_types, self.parse)
-            self.report_broken(origin, problems, skips)
+            if problems:
+                from streampack.sources.broken import report_broken
+
+                report_broken(self, origin, problems, skips)
             at += len(taken)
             yield block, at, at

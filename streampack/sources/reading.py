@@ -93,12 +93,6 @@ def checked_reading(reading: ReadOptions | None) -> ReadOptions:
     return reading
 
 
-TOO_LONG_REMEDY = (
-    "Cut it, raise ReadOptions(max_document_bytes=), or leave such documents out with "
-    'on_error="skip" (--on-error).'
-)
-
-
 def too_long(num_bytes: int, limit_bytes: int) -> str:
     """Return the reason for rejecting a document above the limit of `ReadOptions`."""
     return f"has {num_bytes} bytes and is longer than max_document_bytes={limit_bytes}"

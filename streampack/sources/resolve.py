@@ -96,6 +96,10 @@ def as_source(source: Any, **options: Any) -> Source:
         return _open_files([os.fspath(item) for item in source], **options)
     if isinstance(source, Source):
         _refuse_others(source, options, ())
+        if not type(source).__module__.startswith("streampack."):
+            from streampack.wrong_calls.private_names import refuse_private_names
+
+            refuse_private_names(source)
         return source
     if isinstance(source, Documents) or is_ragged(source):
         _refuse_others(source, options, ("reading",))

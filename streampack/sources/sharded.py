@@ -56,7 +56,7 @@ class ShardedSource(Source):
 
     def __repr__(self) -> str:
         shards = "" if self._manifest is None else f"shards={len(self._manifest)}"
-        return f"{self.kind}({shards})"
+        return f"{self._kind}({shards})"
 
     @abstractmethod
     def list_shards(self) -> Manifest:
@@ -83,20 +83,20 @@ class ShardedSource(Source):
             `reading`. A block may be uncopied (`UngatheredDocuments`) and valid until the next one
             is asked for: it is then copied once, shuffled.
 
-        A broken document goes to `skips.handle(broken_document(...))`, which raises, or returns
-        to skip it. A fault that makes the rest of the shard unreadable is raised, with
+        Broken documents go to `sources.broken.report_broken`, which raises, or returns to skip
+        them. A fault that makes the rest of the shard unreadable is raised, with
         ``rest_of_shard=True``.
         """
 
-    def will_read(self, pieces: Sequence[Piece]) -> None:
+    def _will_read(self, pieces: Sequence[Piece]) -> None:
         """Hint that these parts of shards are next, so that they may be fetched."""
 
-    def forget(self, shard: int) -> bool:
+    def _forget(self, shard: int) -> bool:
         """Drop the cached copy of a shard; return True if there was one."""
         return False
 
-    def with_fields(self, types: FieldSpec) -> ShardedSource:
-        copied = super().with_fields(types)
+    def _with_fields(self, types: FieldSpec) -> ShardedSource:
+        copied = super()._with_fields(types)
         assert isinstance(copied, ShardedSource)
         copied._manifest = None  # unset, so that a new listing checks the fields
         return copied
@@ -105,7 +105,7 @@ class ShardedSource(Source):
     def manifest(self) -> Manifest:
         """The shards; listed on first use, by one process of a job."""
         if self._manifest is None:
-            manifest = self.listed()
+            manifest = self._listed()
             if len(manifest) == 0 or manifest.weight == 0:
                 raise ConfigError(
                     f"{self!r} found {len(manifest)} shards and no document in them.",
@@ -115,7 +115,7 @@ class ShardedSource(Source):
             self._manifest = manifest
         return self._manifest
 
-    def listed(self) -> Manifest:
+    def _listed(self) -> Manifest:
         """Return the manifest from `list_shards`."""
         return self.list_shards()
 
@@ -124,13 +124,13 @@ class ShardedSource(Source):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": self.kind,
+            "kind": self._kind,
             "manifest": self.manifest.digest,
             "reading": self.reading.describe(),
             **self.fields.by_function,
         }
 
-    def reader_bytes(self) -> int:
+    def _reader_bytes(self) -> int:
         """Return the bytes of a usual block per open shard and of its shuffled copy."""
         reading = self.reading
         usual = min(reading.block_bytes, reading.documents_per_block * USUAL_BYTES)
@@ -139,29 +139,24 @@ class ShardedSource(Source):
     def estimate_tokens(self) -> int | None:
         return int(self.manifest.num_bytes.sum()) // (2 if self.tokenized else 4)
 
-    def shard_name(self, shard: int) -> str:
+    def _shard_name(self, shard: int) -> str:
         return self.manifest.paths[shard]
 
     def document_name(self, origin: np.void) -> str:
-        return f"document {int(origin['index'])} of {self.shard_name(int(origin['shard']))}"
+        return f"document {int(origin['index'])} of {self._shard_name(int(origin['shard']))}"
 
-    @property
-    def weight(self) -> int:
-        """Weight of all shards: the length of an epoch's line."""
-        return self.manifest.weight
-
-    def share(self, lane: int, lanes: int) -> tuple[int, int]:
+    def _share(self, lane: int, lanes: int) -> tuple[int, int]:
         """Return one lane's part [low, high) of every epoch's line, of `lanes` equal parts."""
-        return lane * self.weight // lanes, (lane + 1) * self.weight // lanes
+        return lane * self.manifest.weight // lanes, (lane + 1) * self.manifest.weight // lanes
 
     def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LinePart]:
         rules: Any = {"seed": seed, "epoch": epoch, "shuffle": shuffle}
-        return [self.span(*self.share(lane, n), **rules) for lane in range(n)]
+        return [self._span(*self._share(lane, n), **rules) for lane in range(n)]
 
-    def check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
+    def _check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         """Accept any number of lanes: the line can be cut anywhere."""
 
-    def span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> SpanReader:
+    def _span(self, low: int, high: int, *, seed: int, epoch: int, shuffle: bool) -> SpanReader:
         """Return the reader of the part [low, high) of an epoch's line."""
         line = self._line(derive_seed(seed, epoch) if shuffle else None)
         in_blocks = shuffle and self.reading.shuffle_blocks

@@ -89,7 +89,7 @@ class SpanReader(LinePart):
             room -= high - low
             piece += 1
         if pieces:
-            self.source.will_read(pieces)
+            self.source._will_read(pieces)
         return max(hinted, piece)
 
     def _blocks(
@@ -116,7 +116,7 @@ class SpanReader(LinePart):
                     yield block, end, reached
                 return
             except ContentError as error:
-                if self.source.forget(shard) and not fetched_again:
+                if self.source._forget(shard) and not fetched_again:
                     logger.warning("fetched again, as its copy may be damaged: %s", error.fact)
                     fetched_again = True
                 elif error.rest_of_shard:

@@ -51,6 +51,8 @@ class CheckedIds:
             tokens.dtype.kind == "u" or int(tokens.min()) >= 0
         ):
             return documents
+        from streampack.sources.broken import broken_document
+
         bad = (tokens < 0) | (tokens >= limit)
         where = np.searchsorted(documents.offsets, np.flatnonzero(bad) + low, side="right") - 1
         wrong = np.unique(where)
@@ -63,13 +65,9 @@ class CheckedIds:
             reported.append(origin.item())
             outside = int(ids[(ids < 0) | (ids >= limit)][0])
             what = f"and the vocabulary has {limit}" if outside >= 0 else "which is negative"
-            place.skips.handle(
-                place.source.broken_document(
-                    int(origin["shard"]),
-                    int(origin["index"]),
-                    f"holds the token id {outside}, {what}",
-                )
-            )
+            shard, index = int(origin["shard"]), int(origin["index"])
+            reason = f"holds the token id {outside}, {what}"
+            place.skips.handle(broken_document(place.source, shard, index, reason))
         return without_records(documents, wrong)
 
 

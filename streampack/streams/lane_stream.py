@@ -22,7 +22,7 @@ def open_stream(opening: Opening) -> LaneStream:
 
 def open_unordered(opening: Opening) -> DocumentStream | MixedStream:
     """Open the documents of one lane as the source gives them."""
-    if not opening.config.source.mixes:
+    if not opening.config.source._mixes:
         return DocumentStream(opening)
     from streampack.mixtures.stream import MixedStream
 

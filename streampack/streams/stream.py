@@ -203,8 +203,8 @@ def _parts_of(config: StreamConfig, lane: int, dealer: Dealer | None, line: str)
     source = config.source
     if dealer is None or line not in dealer.rule.lines:
         return EqualParts(source, lane, config.lanes, config.seed, config.shuffle, config.epochs)
-    assert isinstance(source.inner, ShardedSource)
-    return DealtSpans(source.inner, lane, config.seed, config.shuffle, dealer, line)
+    assert isinstance(source._inner, ShardedSource)
+    return DealtSpans(source._inner, lane, config.seed, config.shuffle, dealer, line)
 
 
 def _chunks(block: Block) -> Iterator[Block]:

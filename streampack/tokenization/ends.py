@@ -158,7 +158,7 @@ def add(recipe: Recipe, rule: EosRule) -> None:
     Raises:
         ConfigError: the EOS id is unknown.
     """
-    numbers = [n for n, part in enumerate(recipe.source.parts.values()) if part.tokenized]
+    numbers = [n for n, part in enumerate(recipe.source._parts.values()) if part.tokenized]
     if numbers and recipe.eos_id is None:
         raise ConfigError(
             f'eos="{rule}" needs the id of EOS, which is unknown.',

@@ -22,7 +22,7 @@ def add(recipe: Recipe, tokenizer: Any) -> None:
         ConfigError: a source has texts and `tokenizer` is missing, or the tokenizer is unusable.
     """
     if tokenizer is ASKED:  # the source has texts, but the argument is missing
-        name = next(name for name, part in recipe.source.parts.items() if not part.tokenized)
+        name = next(name for name, part in recipe.source._parts.items() if not part.tokenized)
         subject = f'Source "{name}"' if name else "The source"
         raise ConfigError(
             f"{subject} gives texts, and there is no tokenizer.",
@@ -30,7 +30,7 @@ def add(recipe: Recipe, tokenizer: Any) -> None:
             "tokenizer).",
             setting="tokenizer",
         )
-    rules, parts = recipe.rules, [*recipe.source.parts.values()]
+    rules, parts = recipe.rules, [*recipe.source._parts.values()]
     ids = {"eos": rules.eos, "eos_id": rules.eos_id, "pad_id": rules.pad_id}
     if not isinstance(tokenizer, Tokenizer):
         ids["model_vocab_size"] = rules.vocab_size

@@ -11,6 +11,7 @@ import numpy as np
 
 from streampack.documents.blocks import Documents, Texts
 from streampack.stages.base import Place
+from streampack.tokenization.short_texts import short_texts
 from streampack.tokenization.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Encoded:
         return {"tokenizer": self.tokenizer.fingerprint}
 
     def __call__(self, block: Texts, place: Place) -> Documents:
-        texts = place.source.short_texts(block, place.skips)
+        texts = short_texts(place.source, block, place.skips)
         documents = self.tokenizer.encode(texts, place.skips, place.source.document_name)
         self._count_eos(documents, place)
         return with_fields_of(block, documents)

@@ -32,7 +32,7 @@ def add(recipe: Recipe, layout: str) -> None:
         recipe.overflow = "drop"
     packer, wrong = recipe.packer, None
     divides = packer == BestFitDecreasing(seq_len=packer.seq_lens[-1], overflow="split")
-    if not recipe.source.several:
+    if not recipe.source._several:
         wrong = "the records have one document each", 'leave out layout="tree"'
     elif recipe.attention == "row":
         wrong = 'attention is "row"', "leave out attention="
@@ -60,6 +60,6 @@ def add(recipe: Recipe, layout: str) -> None:
         recipe.add("units", Planted(packer.seq_lens[-1]))
     else:
         recipe.add("units", Planted())
-    sources = len(recipe.source.parts) if recipe.given.get("mixture") else 0
+    sources = len(recipe.source._parts) if recipe.given.get("mixture") else 0
     types = fields_of_sequences(recipe.fields).plus(GROUP, np.int32)
     recipe.add_rows("counts", TreeRows(types, sources, divided=divides))

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, joined_groups, offsets_of, ranges_of
+from streampack.sources.broken import broken_document
 from streampack.stages.base import Place
 from streampack.trees.build import planted
 
@@ -47,7 +48,7 @@ class Planted:
         for i, fault in broken.items():
             origin = trees.origin[records[i]]
             shard, index = int(origin["shard"]), int(origin["index"])
-            place.skips.handle(place.source.broken_document(shard, index, fault))
+            place.skips.handle(broken_document(place.source, shard, index, fault))
         kept = np.setdiff1d(np.arange(len(records) - 1), [*broken])
         sizes = np.diff(records)[kept]
         return self._by_record(trees.take(ranges_of(records[kept], sizes)), offsets_of(sizes))

@@ -68,13 +68,13 @@ def refused(source: Any, name: str, value: Any) -> ConfigError:
     if not isinstance(source, Source):
         fact = f"{kind_name(source)} does not accept {name}, got {name}={value!r:.80}."
         return ConfigError(fact, f"Leave {name} out.", setting=name)
-    remedy = f"Leave it out, or pass {name}= to sources.{source.kind} in its place."
-    if source.kind == "Mixture":
+    remedy = f"Leave it out, or pass {name}= to sources.{source._kind} in its place."
+    if source._kind == "Mixture":
         remedy = f"Pass sources.Mixture({{name: sources.open(path, {name}={value!r:.80})}}, ...)."
     elif hasattr(source, "template"):
         remedy = "Leave it out: the fields of a record decide how it is read."
     return ConfigError(
-        f"{name}={value!r:.80} is given, and the source is a {source.kind}, which has its own "
+        f"{name}={value!r:.80} is given, and the source is a {source._kind}, which has its own "
         "fields.",
         remedy,
         setting=name,

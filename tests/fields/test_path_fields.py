@@ -90,7 +90,7 @@ def test_conversations_have_the_fields_of_their_folders(ending: str, tmp_path: P
     for year in (1, 2):
         write(tmp_path / f"year={year}", ending, messages=[chat])
     types = FieldSpec(document={"year": np.dtype("int16")})
-    source = sources.Chat(tmp_path).with_fields(types)
+    source = sources.Chat(tmp_path)._with_fields(types)
     source.prepare()
     (lane,) = source.lanes(1, seed=0, epoch=0, shuffle=False)
     blocks = [block for block, _ in lane.read(None, ErrorPolicy("raise"))]

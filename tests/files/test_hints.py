@@ -81,9 +81,9 @@ def test_a_part_is_read_without_a_request_after_its_hint(
     write(http.folder)
     source = kind(f"{http.url}/{name}", storage=Storage(cache_dir=tmp_path / "cache"))
     source.prepare()
-    low = int(source.weight * place)
+    low = int(source.manifest.weight * place)
     http.requests.clear()
-    source.will_read([(0, low, low + (1 << 20))])
+    source._will_read([(0, low, low + (1 << 20))])
     settle()
     size = sum(file.stat().st_size for file in http.folder.rglob("*.*"))
     assert len(fetched_blocks(http)) * BLOCK_BYTES < min(6 << 20, size)
@@ -105,7 +105,7 @@ def test_a_hint_fetches_a_part_from_its_first_byte(
     source = sources.JSONL(f"{http.url}/a.jsonl", tokens="tokens", storage=storage)
     source.prepare()  # reads the first four blocks
     http.requests.clear()
-    source.will_read([(0, low, high)])
+    source._will_read([(0, low, high)])
     settle()
     assert fetched_blocks(http) == blocks
 
@@ -118,7 +118,7 @@ def test_a_lane_learns_of_a_part_after_its_first_bytes_are_on_their_way(
     storage = Storage(cache_dir=tmp_path / "cache")
     source = sources.JSONL(f"{http.url}/a.jsonl", tokens="tokens", storage=storage)
     told, untold = set(), []
-    will_read, read_shard = sources.JSONL.will_read, sources.JSONL.read_shard
+    will_read, read_shard = sources.JSONL._will_read, sources.JSONL.read_shard
 
     def tell(self: sources.JSONL, pieces: Sequence[Piece]) -> None:
         told.update(low for _, low, _ in pieces)
@@ -129,7 +129,7 @@ def test_a_lane_learns_of_a_part_after_its_first_bytes_are_on_their_way(
             untold.append(low)
         return read_shard(self, shard, low, *args)
 
-    monkeypatch.setattr(sources.JSONL, "will_read", tell)
+    monkeypatch.setattr(sources.JSONL, "_will_read", tell)
     monkeypatch.setattr(sources.JSONL, "read_shard", read)
     loader = PackedLoader(PackedDataset(source, seq_len=1024, lanes=4, topology=Topology()))
     before = None
@@ -185,7 +185,7 @@ def test_a_file_cut_short_is_asked_for_no_range_that_it_lacks(
     source = sources.Parquet(urls, tokens="tokens", storage=Storage(cache_dir=tmp_path / "cache"))
     source.prepare()
     http.requests.clear()
-    source.will_read([(0, 0, 10), (1, 0, 4)])
+    source._will_read([(0, 0, 10), (1, 0, 4)])
     settle()
     ranges = [request.range for request in http.requests if request.path.endswith("b.parquet")]
     assert ranges == ["bytes=0-3"]
@@ -198,6 +198,6 @@ def test_hints_are_not_repeated_by_a_store_that_fails(http: HTTPServer, tmp_path
     source.prepare()
     http.requests.clear()
     http.fail_next = 1000
-    source.will_read([(0, 0, 10)])
+    source._will_read([(0, 0, 10)])
     settle()
     assert len(http.requests) == 1

@@ -226,7 +226,9 @@ def test_a_part_of_token_ids_fetches_nothing_behind_the_document_that_crosses_it
     source.prepare()
     settle()
     http.requests.clear()
-    span = source.span(source.weight // 4, source.weight // 2, seed=0, epoch=0, shuffle=False)
+    span = source._span(
+        source.manifest.weight // 4, source.manifest.weight // 2, seed=0, epoch=0, shuffle=False
+    )
     assert sum(len(block) for block, _ in span.read(None, ErrorPolicy())) > 1000
     settle()
     # Beginning with the token before the part, which may end a document.

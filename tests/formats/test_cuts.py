@@ -276,14 +276,16 @@ def test_lanes_weigh_the_same_within_a_document(kind: str, shuffle: bool, tmp_pa
         sizes = np.concatenate(parts)
     numbers = {tuple(d.tolist()): i for i, d in enumerate(documents)}
     # Heads and padding of a file, and the metadata of row groups, weigh as well.
-    besides = abs(source.weight - sizes.sum()) + (0.01 * source.weight if "groups" in kind else 0)
-    assert besides < 0.05 * source.weight
+    besides = abs(source.manifest.weight - sizes.sum()) + (
+        0.01 * source.manifest.weight if "groups" in kind else 0
+    )
+    assert besides < 0.05 * source.manifest.weight
     for lanes in (2, 3, 7, 19):
         found = []
         for lane in source.lanes(lanes, seed=1, epoch=0, shuffle=shuffle):
             own = [document for block, _ in read_lane(lane) for _, document in block]
             found.append(sum(sizes[numbers[d]] for d in own))
-        share = source.weight / lanes
+        share = source.manifest.weight / lanes
         for weight in found:
             assert abs(weight - share) <= sizes.max() + besides
 
@@ -392,9 +394,9 @@ def test_lanes_of_a_damaged_archive_meet_at_every_cut(tmp_path: Path) -> None:
     source = WebDataset(tmp_path, tokens="npy", reading=ReadOptions(block_documents=2))
     at = 8 * sum(_tar_sizes(documents[:1]))
     for place in [*range(at - 3000, at + 3000, 97), *range(at - 3, at + 4)]:
-        ends = [0, place, source.weight]
+        ends = [0, place, source.manifest.weight]
         spans = [
-            source.span(low, high, seed=0, epoch=0, shuffle=False) for low, high in pairwise(ends)
+            source._span(low, high, seed=0, epoch=0, shuffle=False) for low, high in pairwise(ends)
         ]
         parts = list(_outcome(spans, cursors=True))
         assert [ids for own, _ in parts for _, ids in own] == [

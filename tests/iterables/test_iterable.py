@@ -113,9 +113,9 @@ def test_a_function_that_ignores_its_lanes_is_refused_before_the_run(
     function: Any, fits: bool
 ) -> None:
     source = Iterable(function)
-    source.check_lanes(1, seed=0, shuffle=True)
+    source._check_lanes(1, seed=0, shuffle=True)
     if fits:
-        source.check_lanes(4, seed=0, shuffle=True)
+        source._check_lanes(4, seed=0, shuffle=True)
     else:
         with pytest.raises(ConfigError):
             PackedDataset(

@@ -46,9 +46,6 @@ def by_shard(documents: Documents) -> Any:
 class Repositories(MemorySource):
     """Every document is of one of five repositories."""
 
-    def with_fields(self, fields: Any) -> Any:
-        return self
-
     def read_shard(self, shard: int, *place: Any) -> Any:
         for block, end, reached in super().read_shard(shard, *place):
             yield replace(block, document_fields={"repo": block.origin["index"] % 5}), end, reached

@@ -93,7 +93,7 @@ def assert_source_contract(
         for document in expected_documents
     ]
     source.prepare()
-    inner = source.inner
+    inner = source._inner
     assert isinstance(inner, ShardedSource)
     described: dict[str, Any] = json.loads(json.dumps(source.describe()))
     copy: Source = pickle.loads(pickle.dumps(source))
@@ -106,7 +106,7 @@ def assert_source_contract(
             lanes: Any = source.lanes(n, seed=3, epoch=1, shuffle=shuffle)
             others = copy.lanes(n, seed=3, epoch=1, shuffle=shuffle)
             assert len(lanes) == n
-            assert sum(lane.left(None) for lane in lanes) == inner.weight
+            assert sum(lane.left(None) for lane in lanes) == inner.manifest.weight
             for number in range(n):
                 blocks = read_lane(lanes[number])
                 left = [lanes[number].left(cursor) for cursor in (None, *(c for _, c in blocks))]
@@ -127,11 +127,11 @@ def assert_source_contract(
 
 def read_by_cuts(source: Any, data: st.DataObject) -> list[list[int]]:
     """The ids of the documents of a listed source, read in parts between cuts that are drawn."""
-    weight = source.weight
+    weight = source.manifest.weight
     cuts = sorted({0, weight, *data.draw(st.lists(st.integers(0, weight), max_size=6))})
     found: list[list[int]] = []
     for low, high in pairwise(cuts):
-        for block, _ in source.span(low, high, seed=0, epoch=0, shuffle=False).read(
+        for block, _ in source._span(low, high, seed=0, epoch=0, shuffle=False).read(
             None, ErrorPolicy()
         ):
             found += [block.document(i).tolist() for i in range(len(block))]

@@ -43,6 +43,7 @@ from streampack.formats.mds.samples import (
 )
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Block
+from streampack.sources.broken import report_broken
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, RecordReader, with_masks
 from streampack.sources.formats import FORMATS
@@ -188,7 +189,7 @@ class MDS(RecordFiles):
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
     ) -> Iterator[tuple[Block | UngatheredDocuments, int, int]]:
-        with self.storage.open(self.listed_shard(shard)) as stored:
+        with self.storage.open(self._listed_shard(shard)) as stored:
             file = self._content(shard, stored)
             table = self._table(shard, file)
             head = _head_bytes(len(table) - 1)
@@ -434,7 +435,7 @@ class MDS(RecordFiles):
                 files = {name: (starts[i, kept], sizes[i, kept]) for name, i in images.items()}
                 block, reasons = self._with_files(self.beside, block, data, files)
                 problems |= {int(kept[i]): reason for i, reason in reasons.items()}
-        self.report_broken(origin, problems, skips)
+        report_broken(self, origin, problems, skips)
         return block, start + n
 
 

@@ -32,5 +32,5 @@ def of_columns(source: Parquet, pieces: Sequence[Piece]) -> None:
                     return
 
     for piece in pieces:
-        listed = source.listed_shard(piece[0])
+        listed = source._listed_shard(piece[0])
         source.storage.prefetch_ranges(listed, partial(ranges, *piece))

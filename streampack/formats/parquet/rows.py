@@ -19,6 +19,7 @@ from streampack.documents.blocks import make_origin
 from streampack.files.json_records import MOST_NESTED, parse_json, too_deep
 from streampack.formats.parquet.columns import BlockMaker, cut
 from streampack.sources.base import Block
+from streampack.sources.broken import report_broken
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.records import BrokenDocumentError, block_of
 
@@ -53,7 +54,7 @@ def record_blocks(source: Parquet, shard: int, skips: ErrorPolicy, schema: pa.Sc
             block, problems = block_of(
                 records[:count], source.fields, origin, source.field_types, parse
             )
-            source.report_broken(origin, problems, skips)
+            report_broken(source, origin, problems, skips)
             start += count
             del records[:count], sizes[:count]
             yield block, start

@@ -105,7 +105,7 @@ class Parquet(RecordFiles):
         hour.
         """
         infos = self.storage.list(self.paths, endings=self.endings)
-        seen = self.sampled(infos)
+        seen = self._sampled(infos)
         footers = in_threads(lambda info: read_footer(self.storage, info), seen, _FOOTER_THREADS)
         any_rows = any(footer.rows > 0 for footer in footers)
         schemas = {
@@ -152,9 +152,9 @@ class Parquet(RecordFiles):
             "loss_mask": self.fields.loss_mask,
         }
 
-    def reader_bytes(self) -> int:
+    def _reader_bytes(self) -> int:
         """Add the bytes that Arrow decodes per open shard: a batch, out of a page of its column."""
-        return 2 * super().reader_bytes() + self.reading.open_shards * 2 * _PAGE_BYTES
+        return 2 * super()._reader_bytes() + self.reading.open_shards * 2 * _PAGE_BYTES
 
     def estimate_tokens(self) -> int:
         """Estimate the number of tokens: 2 bytes per id, 4 per token of text, no other columns.
@@ -164,10 +164,10 @@ class Parquet(RecordFiles):
         token_bytes = 2 + self.field_types.shaped_bytes if self.tokenized else 4
         return int(self.manifest.details["encoded_bytes"]) // token_bytes
 
-    def slow_layout(self) -> str:
+    def _slow_layout(self) -> str:
         from streampack.formats.parquet.layout import slow_row_groups
 
-        return slow_row_groups(self) or super().slow_layout()
+        return slow_row_groups(self) or super()._slow_layout()
 
     def document_name(self, origin: np.void) -> str:
         return f"row {int(origin['index'])} of {shown(self.manifest.paths[int(origin['shard'])])}"
@@ -347,7 +347,9 @@ class Parquet(RecordFiles):
             return record_blocks(self, shard, skips, schema)
 
         def broken(row: int, reason: str) -> None:
-            skips.handle(self.broken_document(shard, row, reason))
+            from streampack.sources.broken import broken_document
+
+            skips.handle(broken_document(self, shard, row, reason))
 
         limits = (self.reading.documents_per_block, self.reading.block_bytes)
         most = self.reading.most_bytes

@@ -18,6 +18,6 @@ def of_archives(source: WebDataset, pieces: Sequence[Piece]) -> None:
     files = [piece for piece in pieces if not is_pipe(source.manifest.paths[piece[0]])]
     of_parts(source, files)
     for shard, low, high in files:
-        listed = source.listed_shard(shard)
+        listed = source._listed_shard(shard)
         if source.manifest.weights[shard] == listed.num_bytes:  # a compressed one weighs more
             source.storage.prefetch(listed, low, min(high, low + PART_BYTES))

@@ -46,6 +46,7 @@ from streampack.formats.tar.pipes import run_pipe
 from streampack.job.listed_once import listed_once
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Block
+from streampack.sources.broken import report_broken
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, RecordReader
 from streampack.sources.formats import FORMATS
@@ -214,7 +215,7 @@ class WebDataset(RecordFiles):
         shard = int(np.argmax(self.manifest.num_bytes > 0))
         if self.manifest.num_bytes[shard] == 0:
             return 0.0
-        data, stored = head_of(self.listed_shard(shard), self.storage, _SAMPLED_BYTES)
+        data, stored = head_of(self._listed_shard(shard), self.storage, _SAMPLED_BYTES)
         head = MemoryFile(data)
         document, offset, outcome, tokens, skips = 0, 0, MORE, 0, _Unreported()
         while outcome == MORE and document < _SAMPLED and offset < len(data):
@@ -329,7 +330,7 @@ class WebDataset(RecordFiles):
         else:
             counts, kinds = array_headers(data, starts, sizes, status, problems, self.dtype)
             block = integer_block(data, starts, counts, kinds, origin, problems)
-        self.report_broken(origin, problems, skips)
+        report_broken(self, origin, problems, skips)
         return n, offset, outcome, block
 
     def _with_files(
