@@ -29,6 +29,7 @@ SIZES = {
 }
 SEEDS = 3
 LOSS_SEQ_LEN = 2048
+HELD_OUT = 400  # documents
 
 
 def prove(options: argparse.Namespace) -> None:
@@ -86,8 +87,10 @@ def losses(
 ) -> None:
     """Fill in the losses of arms by budget and seed, in turn, in the seconds that are left."""
     seq_len = min(LOSS_SEQ_LEN, trainer.size.slots)
-    held_out = validation(trainer, every.ids[: len(every.ids) // 10], seq_len, 400)
-    ids = every.ids[len(every.ids) // 10 :]
+    fitting = [i for i, one in enumerate(every.ids) if 32 <= len(one) <= seq_len]
+    kept = {*fitting[: min(HELD_OUT, max(len(fitting) // 2, 1))]}
+    held_out = validation(trainer, [every.ids[i] for i in sorted(kept)], seq_len)
+    ids = [one for i, one in enumerate(every.ids) if i not in kept]
     for step in held_out:
         trainer.learn(step)
         trainer.losses(step)

@@ -66,15 +66,12 @@ def losses(trainer: Trainer, step: Step) -> list[tuple[float, int]]:
     return found
 
 
-def validation(
-    trainer: Trainer, documents: list[NDArray[np.int64]], seq_len: int, count: int
-) -> list[Step]:
-    """Steps of whole documents that fit a row, each a segment of its own."""
-    whole = [one for one in documents if 32 <= len(one) <= seq_len][:count]
+def validation(trainer: Trainer, documents: list[NDArray[np.int64]], seq_len: int) -> list[Step]:
+    """Steps of whole documents, each a segment of its own."""
     steps: list[Step] = []
     rows: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
     room = trainer.size.slots
-    for one in whole:
+    for one in documents:
         if len(one) > room:
             steps.append(step_of(trainer.size, rows, seq_len))
             rows, room = [], trainer.size.slots
