@@ -113,7 +113,7 @@ def pack(
     slots = -(-sizes // multiple) * multiple
     units = Units.of(slots, costs, group if within == "row" else None)
     if within == "row":
-        check_groups(units, names, seq_len, 'pass within="rank"')
+        check_groups(units, names, seq_len, "tokens", 'within="rank"')
     count, row = place_in_rows(
         units,
         seq_len,

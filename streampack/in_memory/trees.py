@@ -217,7 +217,7 @@ def plan_trees(
         ]
     else:
         if within == "row":
-            check_groups(units, names, seq_len, 'leave out within="row"')
+            check_groups(units, names, seq_len, "slots", "leave out within=")
         groups = grouped.group[documents[spans[:, 0]]] if within == "rank" else None
         count, row = place_in_rows(
             units, seq_len, ranks, rank_groups=groups, microbatches=microbatches, order=order,

@@ -221,8 +221,10 @@ class Units(NamedTuple):
         return cls(unit, total, cost)
 
 
-def check_groups(units: Units, names: Sequence[Any], seq_len: int, remedy: str) -> None:
-    """Check that groups with these names, which are the units, fit a row.
+def check_groups(
+    units: Units, names: Sequence[Any], seq_len: int, counted: str, remedy: str
+) -> None:
+    """Check that groups with these names, which are the units, fit a row of tokens or slots.
 
     Raises:
         PlanError: a group is longer than a row.
@@ -231,8 +233,8 @@ def check_groups(units: Units, names: Sequence[Any], seq_len: int, remedy: str) 
         return
     i = int(np.argmax(units.sizes))
     raise PlanError(
-        f"The documents of group {names[i]!r} have {units.sizes[i]} slots together, a row has "
-        f"{seq_len}.",
+        f"The documents of group {names[i]!r} have {units.sizes[i]} {counted} together, a row "
+        f"has {seq_len}.",
         f"Pass seq_len={units.sizes[i]} or more, or {remedy}.",
         setting="seq_len",
     )
