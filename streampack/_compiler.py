@@ -73,6 +73,9 @@ class Compiled:
     def _load_or_compile(self, arguments: tuple[Any, ...]) -> Any:
         try:
             return self._compile(*arguments)
+        except (AttributeError, ImportError):  # the cache names classes of another version
+            self._dispatcher._cache.flush()
+            return self._compile(*arguments)
         except (OSError, EOFError, UnpicklingError) as error:  # the disk is full, a file cut short
             from streampack._compiling import lose_cache
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +178,17 @@ def test_a_cache_on_a_full_disk_is_done_without_and_later_written(folder: Path) 
     assert "NUMBA_CACHE_DIR" in errors
     assert finish(start(folder, CALL))[0] == "36\n"
     assert finish(start(folder, CALL))[0] == "36 1\n"
+
+
+def test_a_cache_that_names_classes_of_another_version_is_written_anew(folder: Path) -> None:
+    finish(start(folder, CALL))
+    (index,) = (folder / "numba").rglob("*.nbi")
+    stream = io.BytesIO(index.read_bytes())
+    version = pickle.load(stream)  # numba's, before the entries
+    gone = b"cstreampack.packing.plan\nGone\n."  # a class that an upgrade has removed
+    index.write_bytes(pickle.dumps(version) + gone)
+    assert finish(start(folder, CALL))[0] == "36\n"
+    assert finish(start(folder, CALL)) == ("36 1\n", "")
 
 
 @pytest.mark.slow
