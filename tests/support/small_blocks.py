@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streampack.formats.parquet import chunks, places
+from streampack.formats.parquet import chunks, positions
 from streampack.formats.tar import headers
 from streampack.storage import blocks, fetching, growing, ranged_file, remote_files
 
@@ -18,4 +18,4 @@ def small_blocks(setattr: Any) -> None:
     for module in (blocks, fetching, growing, ranged_file, remote_files, chunks):
         setattr(module, "BLOCK_BYTES", BLOCK_BYTES)
     setattr(headers, "_WINDOW_BYTES", 600)
-    setattr(places, "_BUFFER_BYTES", 300)
+    setattr(positions, "_BUFFER_BYTES", 300)
