@@ -56,9 +56,11 @@ def check_packer(seq_len: int | None, packer: Any, attention: str) -> None:
     one_of("attention", attention, ["document", "row"])
     if packer is not None:
         from streampack.limits.rules import require_packer
-        from streampack.wrong_calls.private_names import refuse_private_names
 
-        refuse_private_names(require_packer(packer))
+        if not type(require_packer(packer)).__module__.startswith("streampack."):
+            from streampack.wrong_calls.private_names import refuse_private_names
+
+            refuse_private_names(packer)
     if (seq_len is None) == (packer is None):
         raise ConfigError(
             f"Exactly one of seq_len and packer must be set, got {seq_len!r} and {packer!r:.200}.",
