@@ -124,7 +124,7 @@ def markdown(figures: dict[str, Any]) -> str:
         f"compiled, torch {figures['versions']['torch']}."
     ]
     for profile, rows in figures["speed"].items():
-        ceiling = rows[LAYOUTS[0].name]["learnt_per_s"]
+        ceiling = rows[next(iter(LAYOUTS))]["learnt_per_s"]
         cells = [
             [
                 name,

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.proof.model import Step, Trainer, step_of, upload
-from benchmarks.proof.rows import Count, apart, concatenated, crop, on, row
+from benchmarks.proof.rows import Arm, Count, apart, concatenated, crop, on, row
 from benchmarks.proof.texts import Corpus
 
 __all__ = ["ARMS", "arm_steps", "learning", "validation"]
 
-ARMS = {
+ARMS: dict[str, Arm] = {
     "streampack: best fit, documents apart": apart,
     "best-fit crop (nanochat)": crop,
     "concatenated and cut": concatenated,

@@ -6,7 +6,6 @@ All but ours and `noise` get ids that lie in memory, so their loaders cost them 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from benchmarks.proof.model import SEGMENTS, Size, Step, step_of, upload
 from benchmarks.proof.texts import Corpus
 from streampack import PackedBatch, PackedDataset, PackedLoader, TokenRules, Topology
 
-__all__ = ["ARMS", "Arm", "Count", "apart", "crop", "loaded"]
+__all__ = ["ARMS", "Arm", "Count", "apart", "concatenated", "crop", "cropped_rows", "on", "row"]
 
 Ids = NDArray[np.int64]
 
@@ -29,11 +28,8 @@ class Count:
         self.tokens = self.lost = self.documents = 0
 
 
-class Arm(NamedTuple):
-    """A layout: its name in the table, and the steps of a corpus, endless."""
-
-    name: str
-    steps: Callable[[Size, int, Corpus, Count], Iterator[Step]]
+#: A layout: endless steps of a corpus, from a size, the length of a row, the corpus and counts.
+Arm = Callable[[Size, int, Corpus, Count], Iterator[Step]]
 
 
 def forever(documents: list[Ids], seed: int = 0) -> Iterator[Ids]:
@@ -44,11 +40,12 @@ def forever(documents: list[Ids], seed: int = 0) -> Iterator[Ids]:
             yield documents[i]
 
 
-def row(ids: Ids) -> tuple[Ids, Ids]:
-    """Ids and next tokens of a row, causal from its first to its last."""
-    labels = np.full(len(ids), -100)
-    labels[:-1] = ids[1:]
-    return ids, labels
+def row(ids: Ids, length: int | None = None) -> tuple[Ids, Ids]:
+    """Ids and next tokens of a row; padding up to `length` is computed, as collators' masks do."""
+    length = len(ids) if length is None else length
+    labels = np.full(length, -100)
+    labels[: len(ids) - 1] = ids[1:]
+    return np.pad(ids, (0, length - len(ids))), labels
 
 
 def noise(size: Size, seq_len: int, corpus: Corpus, count: Count) -> Iterator[Step]:
@@ -61,7 +58,7 @@ def noise(size: Size, seq_len: int, corpus: Corpus, count: Count) -> Iterator[St
 
 
 def padded(size: Size, seq_len: int, corpus: Corpus, count: Count) -> Iterator[Step]:
-    """A document per row, truncated and padded to `seq_len`, as collators of trainers do."""
+    """A document, or a piece of one, per row, padded to `seq_len` as collators of trainers do."""
     return per_row(size, seq_len, split_documents(corpus.ids, seq_len, count), in_batches=1)
 
 
@@ -93,15 +90,7 @@ def per_row(size: Size, seq_len: int, found: Iterator[Ids], in_batches: int) -> 
                 batches[-1].append(piece)
         for i in rng.permutation(len(batches)):
             length = seq_len if in_batches == 1 else max(map(len, batches[i]))
-            yield step_of(size, [wide(piece, length) for piece in batches[i]], seq_len)
-
-
-def wide(piece: Ids, length: int) -> tuple[Ids, Ids]:
-    """A row with its padding, which attention computes as collators' masks make it."""
-    ids, labels = np.zeros(length, dtype=np.int64), np.full(length, -100)
-    ids[: len(piece)] = piece
-    labels[: len(piece) - 1] = piece[1:]
-    return ids, labels
+            yield step_of(size, [row(piece, length) for piece in batches[i]], seq_len)
 
 
 def concatenated(size: Size, seq_len: int, corpus: Corpus, count: Count) -> Iterator[Step]:
@@ -215,8 +204,7 @@ def loaded(size: Size, dataset: PackedDataset, count: Count, *, num_workers: int
             yield of_batch(size, batch)
             count.tokens += batch.num_tokens
     finally:
-        close: Any = getattr(batches, "close", lambda: None)
-        close()
+        batches.close()  # type: ignore[attr-defined]
 
 
 def of_batch(size: Size, batch: PackedBatch) -> Step:
@@ -235,12 +223,12 @@ def on(device: str, steps: Iterator[Step]) -> Iterator[Step]:
     return (step if step.input_ids.is_cuda else upload(step, device) for step in steps)
 
 
-ARMS = (
-    Arm("rows of noise, no boundaries, no loader", noise),
-    Arm("streampack: best fit, documents apart, from raw text by 2 workers", ours),
-    Arm("a document per row, padded", padded),
-    Arm("sorted by length in 50 batches, padded, as many rows as fit", ordered),
-    Arm("concatenated and cut, documents see each other", concatenated),
-    Arm("best-fit crop (nanochat), documents see each other", crop),
-    Arm("TRL 1.16 bfd, documents apart", trl_bfd),
-)
+ARMS: dict[str, Arm] = {
+    "rows of noise, no boundaries, no loader": noise,
+    "streampack: best fit, documents apart, from raw text by 2 workers": ours,
+    "a document per row, padded": padded,
+    "sorted by length in 50 batches, padded, as many rows as fit": ordered,
+    "concatenated and cut, documents see each other": concatenated,
+    "best-fit crop (nanochat), documents see each other": crop,
+    "TRL 1.16 bfd, documents apart": trl_bfd,
+}

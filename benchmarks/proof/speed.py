@@ -23,11 +23,11 @@ def speeds(
     """Run the arms in turn, so many seconds a round, and return a row of figures for each."""
     running: dict[str, tuple[Iterator[Step], Count]] = {}
     found: dict[str, Any] = {}
-    for arm in ARMS:
+    for name, arm in ARMS.items():
         try:
-            running[arm.name] = opened(trainer, arm, profile, corpus)
+            running[name] = opened(trainer, arm, profile, corpus)
         except ImportError as error:
-            found[arm.name] = {"missing": str(error)}
+            found[name] = {"missing": str(error)}
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in running}
     for _ in range(rounds):
         for name, (steps, _count) in running.items():
@@ -49,7 +49,7 @@ def opened(
 ) -> tuple[Iterator[Step], Count]:
     """An arm with its first steps done."""
     count = Count()
-    steps = on(trainer.device, arm.steps(trainer.size, profile.seq_len, corpus, count))
+    steps = on(trainer.device, arm(trainer.size, profile.seq_len, corpus, count))
     for _ in range(3):
         trainer.learn(next(steps))
     trainer.wait()

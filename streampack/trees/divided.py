@@ -1,6 +1,6 @@
 """Records with a tree longer than a row: divided into trees that fit.
 
-Cost: one more pass of `plant` over the tokens of a block; for records that are divided, another.
+Cost: two passes of `plant` over the tokens of the records that are divided, a copy of the block.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from streampack.trees.build import plant
 from streampack.trees.parts import Sequences, whole_or_fewest
 
 
-def divided(documents: Documents, seq_len: int) -> tuple[Documents, NDArray[np.int64]]:
+def divided(
+    documents: Documents, slots: NDArray[np.int64], seq_len: int
+) -> tuple[Documents, NDArray[np.int64]]:
     """Divide the records of a block with trees of more than `seq_len` slots.
 
     Each becomes the fewest parts that fit, as groups of whole sequences, in the order of the record
@@ -21,6 +23,7 @@ def divided(documents: Documents, seq_len: int) -> tuple[Documents, NDArray[np.i
 
     Args:
         documents: N groups, one for each record.
+        slots: (N,) slots of their trees.
 
     Returns:
         The parts as groups, and the offsets (N + 1,) of the records into the parts.
@@ -29,9 +32,6 @@ def divided(documents: Documents, seq_len: int) -> tuple[Documents, NDArray[np.i
     assert members is not None
     groups = members.offsets - members.offsets[0]
     sequences = members.documents[int(members.offsets[0]) : int(members.offsets[-1])]
-    slots = np.diff(plant(sequences.tokens, sequences.offsets, groups).offsets)
-    if slots.max(initial=0) <= seq_len:
-        return documents, np.arange(len(documents) + 1)
     parts: list[NDArray[np.int64]] = []
     counts = np.ones(len(documents), dtype=np.int64)
     for i, own in enumerate(np.split(np.arange(len(sequences)), groups[1:-1])):

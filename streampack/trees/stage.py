@@ -33,11 +33,12 @@ class Planted:
         if not len(documents):
             return documents
         records = np.arange(len(documents) + 1)
-        if self.seq_len is not None:
+        trees, faults = planted(documents)
+        if self.seq_len is not None and trees.lengths.max() > self.seq_len:
             from streampack.trees.divided import divided
 
-            documents, records = divided(documents, self.seq_len)
-        trees, faults = planted(documents)
+            parts, records = divided(documents, trees.lengths, self.seq_len)
+            trees, faults = planted(parts)
         if not faults:
             return self._by_record(trees, records)
         assert trees.members is not None

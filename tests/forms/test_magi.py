@@ -13,7 +13,7 @@ from torch import Tensor
 from streampack import pack
 from tests.support.drawn import drawn
 from tests.support.packed_batches import every_packer, packed_batches, random_documents
-from tests.support.tree_reference import Group, groups
+from tests.support.tree_reference import Group, groups, plan_of
 
 SEQ_LEN = 24
 PACKERS = every_packer(SEQ_LEN)
@@ -51,11 +51,7 @@ def test_of_documents_slices_are_the_mask_of_the_batch(name: str, attention: Any
 @example([[[1] * 47, [1] * 46 + [2]]], 1)
 @drawn(100)
 def test_of_trees_slices_are_the_mask_of_the_batch(drawn: list[Group], align: int) -> None:
-    ids = [list(sequence) for group in drawn for sequence in group]
-    own = [number for number, group in enumerate(drawn) for _ in group]
-    plan = pack(
-        [len(each) for each in ids], groups=own, layout="tree", seq_len=48, ids=ids, align=align,
-    )  # fmt: skip
+    plan, ids, _ = plan_of(drawn, seq_len=48, align=align)
     for batch in plan.batches(ids):
         slices, mask = batch.magi(), torch.block_diag(*batch.mask()[:, 0]).long()
         assert len(slices["q_ranges"]) <= 2 * (len(batch.nodes().parents))

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from streampack import pack
+
 Group = Sequence[Sequence[int]]
 
 
@@ -79,3 +81,11 @@ def flat(groups: Sequence[Group]) -> tuple[Any, Any, Any]:
     ends = np.cumsum([0, *map(len, sequences)])
     ids = np.array([token for sequence in sequences for token in sequence], dtype=np.uint16)
     return ids, ends, np.cumsum([0, *map(len, groups)])
+
+
+def plan_of(found: list[Group], **options: Any) -> tuple[Any, list[list[int]], list[int]]:
+    """The plan of groups, their sequences, and the group of each."""
+    ids = [list(sequence) for group in found for sequence in group]
+    own = [number for number, group in enumerate(found) for _ in group]
+    lengths = [len(each) for each in ids]
+    return pack(lengths, groups=own, layout="tree", ids=ids, **options), ids, own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -16,18 +16,10 @@ from streampack.errors import PlanError
 from tests.support.drawn import drawn
 from tests.support.tiny_families import VOCABULARY, tiny_model
 from tests.support.tiny_gpt import TinyGPT
-from tests.support.tree_reference import Group, groups
+from tests.support.tree_reference import Group, groups, plan_of
 from tests.trees.test_models import in_double
 
 DRAWN = st.lists(groups(empty=False), min_size=1, max_size=4)
-
-
-def plan_of(found: list[Group], **options: Any) -> tuple[Any, list[list[int]], list[int]]:
-    """The plan of groups, their sequences, and the group of each."""
-    ids = [list(sequence) for group in found for sequence in group]
-    own = [number for number, group in enumerate(found) for _ in group]
-    lengths = [len(each) for each in ids]
-    return pack(lengths, groups=own, layout="tree", ids=ids, **options), ids, own
 
 
 @given(

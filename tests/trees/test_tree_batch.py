@@ -17,19 +17,14 @@ from streampack.errors import ConfigError, PlanError
 from streampack.trees.batch import TreeBatch
 from tests.support.drawn import drawn
 from tests.support.tiny_gpt import TinyGPT
-from tests.support.tree_reference import Group, groups, reference
+from tests.support.tree_reference import Group, groups, plan_of, reference
 
 VOCABULARY = 5
 
 
 def batches_of(drawn: list[Group], seq_len: int = 48, **options: Any) -> list[Any]:
-    ids = [list(sequence) for group in drawn for sequence in group]
-    own = [number for number, group in enumerate(drawn) for _ in group]
-    plan = pack(
-        [len(each) for each in ids], groups=own, layout="tree", seq_len=seq_len, ids=ids,
-        within="row",
-        **{name: options.pop(name) for name in ("align", "microbatches") if name in options},
-    )  # fmt: skip
+    planned = {n: options.pop(n) for n in ("align", "microbatches") if n in options}
+    plan, ids, _ = plan_of(drawn, seq_len=seq_len, within="row", **planned)
     made = list(plan.batches(ids, **options))
     assert sum(batch.composition.shared for batch in made) == plan.shared_tokens
     assert [batch.num_tokens for batch in made] == plan.tokens[0].tolist()

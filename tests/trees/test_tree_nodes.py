@@ -13,7 +13,7 @@ from streampack import PackedDataset, PackedLoader, Topology, pack, sources
 from streampack.trees.nodes import TreeNodes
 from tests.support.drawn import drawn
 from tests.support.memory_source import numbered_documents
-from tests.support.tree_reference import Group, branching, groups
+from tests.support.tree_reference import Group, branching, groups, plan_of
 
 
 def varlen(q: Tensor, k: Tensor, v: Tensor, nodes: TreeNodes) -> Tensor:
@@ -88,11 +88,7 @@ def assert_is_masked_attention(batch: Any) -> TreeNodes:
 @example([[[1] * 47, [1] * 46 + [2]]], 1)
 @drawn(100)
 def test_attention_from_nodes_is_attention_with_the_mask(drawn: list[Group], align: int) -> None:
-    ids = [list(sequence) for group in drawn for sequence in group]
-    own = [number for number, group in enumerate(drawn) for _ in group]
-    plan = pack(
-        [len(each) for each in ids], groups=own, layout="tree", seq_len=48, ids=ids, align=align,
-    )  # fmt: skip
+    plan, ids, _ = plan_of(drawn, seq_len=48, align=align)
     for batch in plan.batches(ids):
         assert_is_masked_attention(batch)
 
