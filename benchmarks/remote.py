@@ -98,6 +98,7 @@ LAYOUTS = {
     ".bin": Layout(flat("a.bin"), sources.Tokens, {"eos_id": EOS_ID, "dtype": "uint16"}),
     "tar": Layout(layouts.archive(None), sources.WebDataset, {"tokens": "npy"}, 3.0),
     "MDS": Layout(layouts.mds(_PART_BYTES), sources.MDS, _TOKENS),
+    "Arrow": Layout(layouts.arrow_stream, sources.Arrow, _TOKENS),
 }
 PEER = "webdataset"
 

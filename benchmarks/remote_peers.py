@@ -9,6 +9,12 @@ empty cache. The proxy `benchmarks.slow_store` before the store counts.
 - "MB/s": of the files, from the first sample to the end.
 - "x": bytes received for all of it over the bytes of the files; "x of 4 hosts": by hosts with a
   cache each, without a limit of rate.
+- "line": share of the time from the first sample to the last byte in which the line was full, and
+  the gaps of a quarter of the delay or more, in seconds.
+- "CPU": processor time after the first sample, in ms per MB, ours alone.
+
+With ``--bytes-per-s 2.5e6 --delay-s 0.6``, a twentieth of the rate and twenty times the delay, the
+processor limits nothing, and "line" tells how well requests are planned.
 
 Peers need the environment "remote": ``python -m benchmarks.environments remote``.
 """
@@ -21,6 +27,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,6 +81,9 @@ CORPORA = {
         4.0,
         ("datasets-parquet", "litdata"),
     ),
+    "Arrow": Corpus(_in_files(layouts.arrow_stream, ".arrow"), "Arrow", 2.0, ()),
+    ".npy": Corpus(_in_files(remote.flat("a.npy"), ".npy"), ".npy", 2.0, ()),
+    ".bin": Corpus(_in_files(remote.flat("a.bin"), ".bin"), ".bin", 2.0, ()),
     "tar": Corpus(_in_files(layouts.archive(None), ".tar"), "tar", 3.0, ("webdataset",)),
     "MDS": Corpus(layouts.mds(6 << 20), "MDS", 2.0, ("mosaicml-streaming",)),
 }
@@ -85,7 +95,7 @@ def _environment(slow: SlowStore) -> dict[str, str]:
     return {**os.environ, **named}
 
 
-def _run(commands: list[list[str]], slow: SlowStore, timeout_s: float = 240) -> dict[str, float]:
+def _run(commands: list[list[str]], slow: SlowStore, timeout_s: float = 600) -> dict[str, float]:
     """Return the figures of processes that run at the same time, and the store's counts."""
     slow.served.clear()
     processes = [
@@ -106,6 +116,7 @@ def _run(commands: list[list[str]], slow: SlowStore, timeout_s: float = 240) -> 
                 found |= json.loads(line)
                 if process is processes[0] or stage == "epoch":
                     found |= {f"{stage} {what}": n for what, n in slow.served.items()}
+                    found[f"{stage} at"] = time.monotonic()
                 process.stdin.write(b"\n")
                 process.stdin.flush()
     finally:
@@ -134,9 +145,15 @@ def _commands(reader: str, layout: str, url: str, scratch: Path) -> tuple[list[s
 
 
 def row(
-    layout: str, reader: str, size: int, found: dict[str, float], shared: float | None
+    layout: str,
+    reader: str,
+    size: int,
+    found: dict[str, float],
+    shared: float | None,
+    line: tuple[float, list[float]],
 ) -> list[str]:
     """Return a row of the table."""
+    share, gaps = line
     rate = size / 1e6 / max(found["epoch"] - found["first"], 1e-3)
     return [
         layout,
@@ -144,13 +161,21 @@ def row(
         f"{size / 1e6:,.0f}",
         f"{found['first']:.2f}",
         f"{found['first bytes'] / 1e6:,.1f}",
-        f"{rate:.0f}",
+        f"{found['first requests']:.0f}",
+        f"{rate:.1f}",
         f"{found['epoch bytes'] / size:.2f}",
         "" if shared is None else f"{shared / size:.2f}",
+        f"{share:.0%}",
+        " ".join(f"{gap:.1f}" for gap in sorted(gaps, reverse=True)[:_MOST_GAPS]),
+        f"{found['cpu'] * 1e9 / size:.1f}" if "cpu" in found else "",
     ]
 
 
-HEAD = ["layout", "reader", "files, MB", "first, s", "MB by then", "MB/s", "x", "x of 4 hosts"]
+HEAD = [
+    "layout", "reader", "files, MB", "first, s", "MB by then", "requests", "MB/s", "x",
+    "x of 4 hosts", "line", "gaps, s", "CPU",
+]  # fmt: skip
+_MOST_GAPS = 8
 
 
 def main() -> None:
@@ -160,11 +185,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="layouts whose names contain this")
     parser.add_argument("--readers", default="", help="readers whose names contain this")
     parser.add_argument("--parts", default="time,hosts", help="figures to measure")
+    parser.add_argument("--delay-s", type=float, default=0.03)
+    parser.add_argument("--bytes-per-s", type=float, default=50e6)
     arguments = parser.parse_args()
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory() as scratch:
         base = Path(scratch)
-        with remote.far_store(base / "store") as (store, slow, fast):
+        with remote.far_store(base / "store", arguments.delay_s, arguments.bytes_per_s) as (
+            store,
+            slow,
+            fast,
+        ):
             for layout, corpus in CORPORA.items():
                 if arguments.only not in layout:
                     continue
@@ -184,13 +215,15 @@ def main() -> None:
                     alone, hosts = _commands(reader, layout, own, base)
                     try:
                         found, shared = None, None
-                        found = _run([alone], slow if "time" in arguments.parts else fast)
+                        far = slow if "time" in arguments.parts else fast
+                        found = _run([alone], far)
+                        line = far.line(found["first at"], arguments.delay_s / 4)
                         if "hosts" in arguments.parts and reader not in ALONE:
                             shared = _run(hosts, fast)["epoch bytes"]
                     except (RuntimeError, subprocess.SubprocessError) as error:
                         print(f"{reader} on {layout}: {error}", file=sys.stderr)
                     if found is not None:
-                        rows.append(row(layout, reader, size, found, shared))
+                        rows.append(row(layout, reader, size, found, shared, line))
                         print(" | ".join(rows[-1]), file=sys.stderr)
     print_table(f"From {store.name}, in {FILES} files", HEAD, rows)
 

@@ -20,6 +20,7 @@ class SlowStore:
     Attributes:
         port: on 127.0.0.1.
         served: "bytes" that clients received, heads of answers included, and "requests" of them.
+        idle: times (begin, end) in which the line carried nothing, between answers.
     """
 
     def __init__(self, behind: int, delay_s: float, bytes_per_s: float) -> None:
@@ -28,12 +29,28 @@ class SlowStore:
         self.port: int = self._listening.getsockname()[1]
         self.served: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._free_at = 0.0  # when the line has carried all that was sent
+        self.idle: list[tuple[float, float]] = []
+        self._free_at = time.monotonic()  # when the line has carried all that was sent
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
         """Take no more connections."""
         self._listening.close()
+
+    def line(self, since: float, least_s: float) -> tuple[float, list[float]]:
+        """The share of the time from `since` to the last answer in which the line was full.
+
+        Args:
+            since: a time of `time.monotonic`.
+            least_s: shortest gap to tell.
+
+        Returns:
+            The share, and the lengths of the gaps of `least_s` or more.
+        """
+        with self._lock:
+            gaps = [end - max(begin, since) for begin, end in self.idle if end > since]
+            spent = self._free_at - since
+        return 1 - sum(gaps) / spent, [gap for gap in gaps if gap >= least_s]
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -57,6 +74,8 @@ class SlowStore:
         with self._lock:
             self.served["bytes"] += len(data)
             now = time.monotonic()
+            if now > self._free_at:
+                self.idle.append((self._free_at, now))
             self._free_at = max(self._free_at, now) + len(data) / self._bytes_per_s
             wait_s = self._free_at - now
         time.sleep(wait_s)
