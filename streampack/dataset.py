@@ -253,6 +253,11 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
             f"seed={config.seed}, rank={place.rank} of {place.world_size})"
         )
 
+    def __str__(self) -> str:
+        from streampack.forecasts.summary import summary
+
+        return str(self._plan) if self._plan else summary(self._config, self.topology)
+
     def _check_topology(self) -> None:
         """Raise `ConfigError` if a rank that was detected is no longer this process's."""
         if self._detected:

@@ -46,6 +46,7 @@ class Explanation:
 
     Attributes:
         source: `repr` of the source.
+        tree: the run as ``print(dataset.plan)`` shows it.
         files: number of files; 0 in memory.
         remote_bytes: size of the files on other machines.
         fetched_bytes: bytes of them that this process has fetched, for the sample and the first
@@ -67,6 +68,7 @@ class Explanation:
     """
 
     source: str
+    tree: str
     files: int
     remote_bytes: int
     fetched_bytes: int
@@ -144,6 +146,7 @@ def explain(
     remote = [source for source in files if "://" in source.manifest.paths[0]]
     return Explanation(
         source=repr(config.source),
+        tree=str(plan),
         files=sum(len(source.manifest) for source in files),
         remote_bytes=sum(int(source.manifest.num_bytes.sum()) for source in remote),
         fetched_bytes=_fetched_bytes() if remote else 0,
@@ -217,8 +220,10 @@ def _figures(packer: Packer, stats: PackingStats) -> dict[str, Any]:
 def _lines(report: Explanation) -> Iterator[str]:
     lengths, stats = report.sample.lengths, report.composition
     middle, many = np.percentile(lengths, (50, 99)).astype(int).tolist()
-    files = f"{report.files:,} file{_s(report.files)}, " if report.files else ""
-    yield f"reads      {files}{report.source:.{WIDTH}}"
+    yield report.tree
+    yield ""
+    if report.files:
+        yield f"reads      {report.files:,} file{_s(report.files)}"
     if report.remote_bytes:
         yield (
             f"fetches    {report.fetched_bytes / 1e6:,.3g} MB so far, for this sample and the "

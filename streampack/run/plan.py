@@ -100,7 +100,7 @@ class RunPlan:
     def __str__(self) -> str:
         from streampack.forecasts.summary import summary
 
-        return summary(self)
+        return summary(self.config, self.topology, self.fingerprint)
 
     @classmethod
     def of(cls, config: LaneConfig, topology: Topology) -> RunPlan:
