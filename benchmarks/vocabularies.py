@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,9 @@ def _qwen() -> Made:
     return Made(engine)
 
 
-def _tekken() -> Made:
-    described = json.loads((wheel("mistral_common") / "data" / "tekken_240911.json").read_text())
+def _tekken(version: str) -> Made:
+    path = wheel("mistral_common") / "data" / f"tekken_{version}.json"
+    described = json.loads(path.read_text())
     config = described["config"]
     ids = config["default_num_special_tokens"]
     size = config["default_vocab_size"] - ids
@@ -127,10 +129,14 @@ def _openai(name: str) -> Made:
     return Made(engine_of_tiktoken(encoding), encoding)
 
 
-def _sentencepiece() -> Made:
+def _sentencepiece(file: str) -> Made:
     """BPE with byte fallback of a SentencePiece model, as Llama 2 has it."""
-    path = wheel("mistral_common") / "data" / "tokenizer.model.v1"
-    scores = dict(_pieces(path.read_bytes()))
+    path = wheel("mistral_common") / "data" / file
+    scores, special = {}, []
+    for piece, score, kind in _pieces(path.read_bytes()):
+        scores[piece] = score
+        if kind in (2, 3, 4):  # unknown, control, defined by the user
+            special.append(AddedToken(piece, normalized=False))
     vocabulary = {piece: number for number, piece in enumerate(scores)}
     parts = (
         (scores[piece], (piece[:at], piece[at:]))
@@ -144,14 +150,12 @@ def _sentencepiece() -> Made:
     )
     first = normalizers.Prepend("▁")
     engine.normalizer = normalizers.Sequence([first, normalizers.Replace(" ", "▁")])
-    engine.add_special_tokens(
-        [AddedToken(text, normalized=False) for text in ("<unk>", "<s>", "</s>")]
-    )
+    engine.add_special_tokens(special)
     return Made(engine)
 
 
-def _pieces(model: bytes) -> Iterator[tuple[str, float]]:
-    """The texts and scores of a SentencePiece model, a message of protocol buffers."""
+def _pieces(model: bytes) -> Iterator[tuple[str, float, int]]:
+    """The texts, scores and kinds of a SentencePiece model, a message of protocol buffers."""
     import struct
 
     at = 0
@@ -160,7 +164,7 @@ def _pieces(model: bytes) -> Iterator[tuple[str, float]]:
         size = model[at + 3]
         text = model[at + 4 : at + 4 + size].decode()
         (score,) = struct.unpack("<f", model[at + 5 + size : at + 9 + size])
-        yield text, score
+        yield text, score, model[end - 1] if end > at + 9 + size else 1
         at = end
 
 
@@ -202,10 +206,23 @@ VOCABULARIES: dict[str, Callable[[], Made]] = {
     "Llama 3": lambda: _llama("llama3", LLAMA3),
     "Llama 4": lambda: _llama("llama4", GPT4O),
     "Qwen": _qwen,
-    "Tekken": _tekken,
+    "Tekken": lambda: _tekken("240911"),
     "cl100k_base": lambda: _openai("cl100k_base"),
     "o200k_base": lambda: _openai("o200k_base"),
-    "SentencePiece BPE (Mistral)": _sentencepiece,
+    "SentencePiece BPE (Mistral)": lambda: _sentencepiece("tokenizer.model.v1"),
     "Unigram (trained)": _unigram,
     "WordPiece (trained)": _wordpiece,
+}
+
+#: Further ones, for tests: with the patterns, or pieces, of one above and other tokens.
+MORE: dict[str, Callable[[], Made]] = {
+    "Tekken of July 2024": lambda: _tekken("240718"),
+    **{
+        f"Mistral {name.rpartition('.')[2]}": partial(_sentencepiece, name)
+        for name in (
+            "mistral_instruct_tokenizer_240216.model.v2",
+            "mistral_instruct_tokenizer_240323.model.v3",
+            "mistral_instruct_tokenizer_241114.model.v7",
+        )
+    },
 }

@@ -17,8 +17,9 @@ _MARKS = _REST.replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _SLASHES = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
 _CL100K = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|%s| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
-    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+    r"|\s*[\r\n]|\s+(?!\S)|\s%s"
 )
+_R50K = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 #: Lists of patterns that gigatoken cuts as `tokenizers` does, as a tokenizer.json has them, and as
 #: gigatoken reads them: its src/pretokenize/options.rs (github.com/marcelroed/gigatoken, 0.10.0),
 #: without the text of cl100k for which white space at the end of a text is cut otherwise.
@@ -38,7 +39,11 @@ _KNOWN: list[tuple[str, ...]] = [
     ),  # DeepSeek V3
 ]
 _SAME = dict(zip(_KNOWN, _KNOWN, strict=True))
-_SAME[(_CL100K % r"(?>\p{N}{1,3})",)] = (_CL100K % r"\p{N}{1,3}+",)  # as `tiktoken` converts it
+# Texts of tiktoken, as `tiktoken.py` converts them. Where \s+(?!\S) does not match, white space is
+# a single character, so \s is \s+; and at the end of a text, \s++$ matches as \s+(?!\S) does.
+_SAME[(_R50K,)] = (GPT2,)
+for _last in ("", "+"):
+    _SAME[(_CL100K % (r"(?>\p{N}{1,3})", _last),)] = (_CL100K % (r"\p{N}{1,3}+", "+"),)
 
 _SEEN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = iter(range(256, 512))
