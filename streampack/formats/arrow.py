@@ -378,7 +378,9 @@ def _reader(
     if file.mapped:
         opened = pa.BufferReader(file.array(0, file.num_bytes))
     else:
-        opened = pa.PythonFile(file.stream(until, begin), "r")
+        stream = file.stream(until, begin)
+        stream.seek(0)  # to the schema
+        opened = pa.PythonFile(stream, "r")
     with opened:
         yield _Reader(opened, batches, fields)
 

@@ -61,12 +61,18 @@ class StoredFile(ABC):
             StorageError: the bytes could not be fetched, after all retries.
         """
 
-    @abstractmethod
     def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
-        """Open the file for forward reading, from any offset up to byte `until` or its end.
+        """Open the file for forward reading from byte `begin` up to byte `until` or its end.
 
-        Reading outside of [begin, until) works, without read-ahead. Raises the errors of `array`.
+        Seeking outside of [begin, until) works, without read-ahead. Raises the errors of `array`.
         """
+        stream = self._stream(until, begin)
+        stream.seek(begin)
+        return stream
+
+    @abstractmethod
+    def _stream(self, until: int | None, begin: int) -> IO[bytes]:
+        """Open the file; bytes [begin, until) may be fetched ahead."""
 
     def ordered_stream(self, order: Order) -> IO[bytes]:
         """Open the file for several readers in turns, each reading forwards."""
@@ -101,7 +107,7 @@ class LocalFile(StoredFile):
                 raise not_mapped(self.path, error) from error
         return self._data[start:stop]
 
-    def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
+    def _stream(self, until: int | None, begin: int) -> IO[bytes]:
         return io.BufferedReader(_LocalStream(self), _BUFFER)
 
 
@@ -157,5 +163,5 @@ class MemoryFile(StoredFile):
     def array(self, start: int, stop: int, until: int = 0) -> NDArray[np.uint8]:
         return self._data[start:stop]
 
-    def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
+    def _stream(self, until: int | None, begin: int) -> IO[bytes]:
         return io.BytesIO(self._data.tobytes())

@@ -239,7 +239,7 @@ class GrowingFile(StoredFile):
                 path=self._name,
             ) from error
 
-    def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
+    def _stream(self, until: int | None, begin: int) -> IO[bytes]:
         return io.BytesIO(self.array(0, self.num_bytes).tobytes())
 
     def _block(self, number: int) -> memoryview:

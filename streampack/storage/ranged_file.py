@@ -71,7 +71,7 @@ class RangedFile(StoredFile):
         data.flags.writeable = False
         return data
 
-    def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
+    def _stream(self, until: int | None, begin: int) -> IO[bytes]:
         blocks = self._blocks(self.num_bytes if until is None else until)[begin // BLOCK_BYTES :]
         return self.ordered_stream(lambda _: (0, blocks))
 

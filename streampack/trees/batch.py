@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from streampack.batch.packed_batch import PackedBatch
+from streampack.batch.packed_batch import Form, PackedBatch
 from streampack.batch.tensors import TOKEN_FIELD, positions_in
 from streampack.errors import ConfigError
 from streampack.forms.loss import check_logits
@@ -68,11 +68,7 @@ class TreeBatch(PackedBatch):
     fla = _refused("fla", _MASKS)
     megatron = _refused("megatron", _MASKS)
     packed_seq_params = _refused("packed_seq_params", _MASKS)
-    context_parallel = _refused("context_parallel", 'layout="documents"')
-    limit_context = _refused("limit_context", 'layout="documents"')
-    samples = _refused("samples", 'layout="documents"')
     per_token = _refused("per_token", "batch.document_fields[name][batch.sequence_ids]")
-    numpy = _refused("numpy", 'layout="documents"')
 
     # ------------------------------------------------------------------ slots
 
@@ -357,3 +353,9 @@ class TreeBatch(PackedBatch):
 
     def _with_input_ids(self, input_ids: Tensor) -> TreeBatch:
         return self._with(_fields={**self._derived, "input_ids": input_ids})
+
+
+_AS_FOR_ROWS = ("keys", "pairs")  # forms that are right for trees as they are
+for _name, _form in vars(PackedBatch).items():
+    if isinstance(_form, Form) and _name not in {*vars(TreeBatch), *_AS_FOR_ROWS}:
+        setattr(TreeBatch, _name, _refused(_name, 'layout="documents"'))

@@ -8,30 +8,16 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from streampack import pack
 from tests.support.drawn import drawn
 from tests.support.packed_batches import every_packer, packed_batches, random_documents
+from tests.support.slices import times_seen
 from tests.support.tree_reference import Group, groups, plan_of
 
 SEQ_LEN = 24
 PACKERS = every_packer(SEQ_LEN)
 DOCUMENTS = random_documents([5, 23, 9, 40, 2, 1, 13, 24, 17, 8, 1, 1])
-
-
-def times_seen(slices: dict[str, Tensor], slots: int) -> Tensor:
-    """By slot and slot, the slices in which the first attends to the second, by the definition of
-    MagiAttention: the last query of a causal slice sees all its keys, the one before one less."""
-    assert {tensor.dtype for tensor in slices.values()} == {torch.int32}
-    seen = torch.zeros(slots, slots, dtype=torch.int64)
-    columns = (slices["q_ranges"].tolist(), slices["k_ranges"].tolist())
-    for (q0, q1), (k0, k1), kind in zip(*columns, slices["attn_type_map"].tolist(), strict=True):
-        assert q0 < q1
-        assert k0 < k1
-        part = torch.ones(q1 - q0, k1 - k0, dtype=torch.int64)
-        seen[q0:q1, k0:k1] += part.tril(k1 - k0 - (q1 - q0)) if kind == 1 else part
-    return seen
 
 
 @pytest.mark.parametrize("attention", ["document", "row"])

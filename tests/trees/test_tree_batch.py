@@ -181,23 +181,7 @@ def test_shared_arguments_are_named_in_one_way(given: Any) -> None:
     assert error.value.setting == "prefix"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "labels",
-        "varlen",
-        "cu_seqlens",
-        "next_tokens",
-        "samples",
-        "numpy",
-        "seq_idx",
-        "context_parallel",
-        "fla",
-        "megatron",
-        "packed_seq_params",
-        "limit_context",
-    ],
-)
+@pytest.mark.parametrize("name", ["labels", "cu_seqlens", "seq_idx"])
 def test_attributes_that_trees_lack_are_refused_by_name(name: str) -> None:
     (batch,) = batches_of([[[1, 2], [1, 3]]])
     with pytest.raises(ConfigError) as error:
