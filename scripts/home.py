@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the home page is README.md, with its links as the site has them."""
+"""Hooks of mkdocs: the home page is README.md; a notebook's links are those of the site."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ def on_files(files: Any, config: Any) -> Any:
     text = home((ROOT / "README.md").read_text(encoding="utf-8"), name and f"{server}/{name}")
     files.append(File.generated(config, "index.md", content=text))
     return files
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Lead the links of a notebook to pages; mkdocs does so for Markdown alone."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    return re.sub(r'href="([\w/]+)\.md"', r'href="../\1/"', html)

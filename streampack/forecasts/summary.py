@@ -20,7 +20,7 @@ MOST_SOURCES = 20  # lines of sources
 #: Entries of the fingerprint that are other lines of the tree, or part of them.
 _ELSEWHERE = (
     *("source", "packer", "attention", "window", "batch_tokens"),
-    *("seed", "shuffle", "lanes", "layout", "grouped"),
+    *("seed", "shuffle", "lanes", "layout", "grouped", "dealing"),
 )
 
 
@@ -35,7 +35,8 @@ def summary(
         fingerprint: fingerprint of the planned run; None before it is planned.
     """
     lines = [("sources", line) for line in _sources(config, fingerprint)]
-    tokens, longest = config.batch_tokens, config.packer.seq_lens[-1]
+    longest = config.packer.seq_lens[-1]
+    rows = config.batch_tokens // longest
     apart = "within a row" if config.row_format.attention_by_row else "within a document"
     epochs = "endless" if config.epochs is None else f"{config.epochs:,} epoch"
     epochs += "s" if (config.epochs or 1) > 1 else ""
@@ -44,7 +45,7 @@ def summary(
         lines += [("stages", line) for line in _stages(fingerprint)]
     lines += [
         ("packer", _short(config.packer)),
-        ("batch", f"{tokens // longest:,} rows of {longest:,} tokens, attention {apart}"),
+        ("batch", f"{rows:,} row{'s'[rows == 1 :]} of {longest:,} tokens, attention {apart}"),
         ("lanes", f"{lanes}with windows of {config.window.rows:,} rows"),
         ("run", f"{epochs}, seed {config.seed}, {'' if config.shuffle else 'not '}shuffled"),
         ("rank", f"{topology.rank} of {topology.world_size:,}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -28,7 +29,8 @@ def test_a_dataset_is_printed_without_reading_a_document() -> None:
     documents = Counted(DOCUMENTS)
     run = dataset(Items(documents))
     reads = documents.reads
-    assert "Items" in str(run) and "fingerprint" not in str(run)
+    assert "Items" in str(run)
+    assert "fingerprint" not in str(run)
     assert documents.reads == reads
 
 
@@ -38,8 +40,8 @@ def test_the_first_and_last_shares_of_each_source_are_printed() -> None:
         weights=[(0, {"web": 3, "code": 1}), (50, {"web": 1, "code": 1})],
     )
     web, code = str(dataset(mixture).plan).splitlines()[1:3]
-    assert all(word in web for word in ("75.0%", "50.0%", "web"))
-    assert all(word in code for word in ("25.0%", "50.0%", "code"))
+    assert re.search(r"75.0%.*50.0%.*web", web)
+    assert re.search(r"25.0%.*50.0%.*code", code)
 
 
 def test_many_sources_take_a_bounded_number_of_lines() -> None:
