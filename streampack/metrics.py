@@ -129,8 +129,22 @@ class SourceTotals(dict[str, SourceCounts]):
         return max(abs(counts.tokens - counts.expected_tokens) for counts in self.values()) / tokens
 
 
+@dataclass
+class LaneCounts:
+    """Counters of a lane since the run began; see `Metrics`."""
+
+    skipped: int = 0
+    empty_documents: int = 0
+    eos_in_texts: int = 0
+    duplicates: int = 0
+    duplicate_tokens: int = 0
+    context_dropped: int = 0
+    excluded: int = 0
+    excluded_tokens: int = 0
+
+
 @dataclass(slots=True, repr=False)
-class Metrics:
+class Metrics(LaneCounts):
     """Totals over the batches that the loop has consumed. Add two with ``+``.
 
     Attributes:
@@ -149,6 +163,9 @@ class Metrics:
         duplicates: near-duplicate documents that `order` dropped.
         duplicate_tokens: tokens of these documents.
         context_dropped: tokens before turns of conversations that no row can hold with the turn.
+        excluded: documents that `exclude` took out, and rows that a table deleted, in whole or in
+            part.
+        excluded_tokens: tokens of these documents that were not delivered before.
         sources: `SourceCounts` by the name of the source, for a mixture.
         wait_s: seconds that the loop waited in `next()` for a batch.
         times: seconds that lanes spent by stage, in this process or in workers. If `wait_s` is
@@ -161,12 +178,6 @@ class Metrics:
     empty_slots: int = 0
     left: PackingStats = field(default_factory=PackingStats)
     stepped_over: PackingStats = field(default_factory=PackingStats)
-    empty_documents: int = 0
-    eos_in_texts: int = 0
-    skipped: int = 0
-    duplicates: int = 0
-    duplicate_tokens: int = 0
-    context_dropped: int = 0
     loss_tokens: int = 0
     loss_squares: int = 0
     step_loss_squares: float = 0.0
@@ -246,7 +257,7 @@ _COUNTS = (
     "composition.dropped", "composition.documents_cropped", "composition.documents_lost",
     "composition.loss_dropped", "composition.documents_unlearnt", "left.placed", "left.documents",
     "stepped_over.placed", "stepped_over.documents", "empty_documents", "eos_in_texts", "skipped",
-    "duplicates", "duplicate_tokens", "context_dropped",
+    "duplicates", "duplicate_tokens", "context_dropped", "excluded", "excluded_tokens",
 )  # fmt: skip
 _seconds = attrgetter(*(f.name for f in fields(LaneTimes)))
 _totals = attrgetter(*(f.name for f in fields(Metrics)))

@@ -19,14 +19,19 @@ CHANGEABLE = {
 
 
 def changed_fields(
-    saved: Mapping[str, Any], current: Mapping[str, Any], allow: Collection[str] = ()
+    saved: Mapping[str, Any], current: Mapping[str, Any], allow: Collection[str] | None = None
 ) -> list[str]:
     """Return the names of the fields that differ, in order; `allow` must cover each.
+
+    A resumed run may take out documents without `allow`, but states that are compared without it
+    (None) must take out the same ones.
 
     Raises:
         StateError: `allow` contains a setting that cannot change, or a field outside it differs
             (the error names the first one, with both values).
     """
+    allowed = set() if allow is None else {"exclude"}
+    allow = () if allow is None else allow
     named = isinstance(allow, Collection) and not isinstance(allow, str)
     if not named or not set(allow) <= set(CHANGEABLE):
         raise StateError(
@@ -40,7 +45,7 @@ def changed_fields(
         for name in _differing(saved, current)
         if name == "dealing.revision" or not name.startswith("dealing")
     }
-    allowed = set[str]().union(*(CHANGEABLE[name] for name in allow))
+    allowed = allowed.union(*(CHANGEABLE[name] for name in allow))
     for name, field in differing.items():
         if field not in allowed:
             saved_value, value = _in_words(name, saved), _in_words(name, current)

@@ -7,7 +7,9 @@ Steps, for each lane:
      document may remain, each a separate entry from here on.
   3. Tokens that the old settings dropped with a delivered row stay dropped. A document without any
      delivered token is unchanged, even if the old overflow policy would have cut or dropped it.
-  4. The remaining entries form the window of the next round, which continues to read and plans with
+  4. Documents that are taken out from here on (`exclude`, deleted rows of tables) leave the window,
+     with all parts of them that remain.
+  5. The remaining entries form the window of the next round, which continues to read and plans with
      the new settings.
 
 Documents keep their age, and a lane its count of batches, so `next_batch` and the rotation are the
@@ -31,6 +33,7 @@ from streampack.deals.report_exchange import ENDED
 from streampack.deals.rule import DealRule, Report
 from streampack.documents.blocks import Fields
 from streampack.errors import StateError
+from streampack.exclusion.mask import MASKED, Mask, deleted_rows, mask_of
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.lane.fill import Fill
@@ -96,6 +99,10 @@ def previous_config(
         window=WindowConfig(**saved["window"]).resolve(packer, batch_tokens),
         batch_tokens=batch_tokens,
         choice=choice,
+        wrappers=tuple(
+            Mask(deleted_rows(source)) if isinstance(each, Mask) else each
+            for each in config.wrappers
+        ),
     )
 
 
@@ -127,6 +134,11 @@ def carry_over(
     entries, position, emitted = place.entries, place.position, state["emitted"]
     if current is not None and emitted:
         entries = _left(entries, current.planned, emitted, place.continued)
+    in_part, masked = place.continued, [0, 0]
+    if (hits := mask_of(config).hits(entries.origin)).any():
+        masked = _counts(entries.pick(hits), bool(in_part and hits[-1]))
+        in_part = bool(in_part and not hits[-1])
+        entries = entries.pick(~hits)
     if isinstance(config.source, Mixture) and before.source is not config.source:
         assert isinstance(before.source, Mixture)
         added = [name for name in config.source.sources if name not in before.source.sources]
@@ -144,7 +156,7 @@ def carry_over(
     sizes = fill.window.buffer.fields.sizes(entries, packer)
     needed = needed_tokens(packer, sizes, config.batch_tokens)
     held = np.maximum(needed - start, 0)
-    continued = place.continued and packer.overflow in ("split", "error")
+    continued = in_part and packer.overflow in ("split", "error")
     if continued:  # a document that continues is always delivered in whole rows
         was = int(entries.held[-1] - entries.repeated[-1])
         held[-1] = max(was, 0) // packer.seq_lens[-1] * packer.seq_lens[-1]
@@ -156,7 +168,7 @@ def carry_over(
         step=step,
         final=None,
         position=position,
-        admitted=place.admitted,
+        admitted=place.admitted - (place.continued and not in_part),
         continued=continued,
         entries=entries,
         skipped=place.skipped,
@@ -167,7 +179,19 @@ def carry_over(
         room = _room(packer, entries.held - entries.repeated, sizes.weights)
         reports = _reports(fill, following, dealer, config.dealing, room)
         following = replace(following, reports=reports, reported_deal=config.dealing.first)
-    return following.state(0)
+    return {**following.state(0), **({MASKED: masked} if any(masked) else {})}
+
+
+def _counts(masked: Entries, in_part: bool) -> list[int]:
+    """Return the number of documents in these entries, and of their tokens that were not delivered.
+
+    If the last one is held in part, the stream counts all of it when it comes to it again.
+    """
+    documents, delivered = len(np.unique(masked.serial)), masked.start + masked.repeated
+    tokens = masked.length - delivered
+    if not in_part:
+        return [documents, int(tokens.sum())]
+    return [documents - 1, int(tokens[:-1].sum() - delivered[-1])]
 
 
 def _room(packer: Packer, lengths: NDArray[np.int64], weights: Fields) -> tuple[int, int]:

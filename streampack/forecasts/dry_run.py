@@ -130,9 +130,10 @@ def _fill(
         fields = {name: values[serial : serial + BLOCK] for name, values in weights.items()}
         offsets = offsets_of(block)
         tokens = np.zeros(int(offsets[-1]), dtype=np.uint16)
-        origin = make_origin(0, np.arange(serial, serial + len(block), dtype=np.int64))
+        serials = np.arange(serial, serial + len(block), dtype=np.int64)
+        origin = make_origin(0, serials)
         documents = Documents(tokens, offsets, origin, document_fields=fields)
-        taken, full = window.admit(documents, serial)
+        taken, full = window.admit(documents, serials)
         serial += taken
         if full:
             break

@@ -341,7 +341,7 @@ def _packed_row(
     """Make a row of consecutive documents, each followed by `gaps`, (D,), slots of padding."""
     count, lengths = len(documents), documents.lengths
     buffer = TokenBuffer(int((lengths + gaps).sum()))
-    buffer.append(documents, 0, lengths, serial=0, round=0)
+    buffer.append(documents, 0, lengths, np.arange(len(lengths)), 0)
     plan = Plan.plain(
         np.array([0, count]), width, np.arange(count), np.zeros(count, dtype=np.int64),
         lengths, np.zeros(count, dtype=np.int64),

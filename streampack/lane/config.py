@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from streampack.job.topology import Topology
 from streampack.packing.choice import RowChoice
 from streampack.packing.packer import Packer, fields_of, is_unmeasured, row_limits
 from streampack.sources.error_policy import ErrorPolicy
+from streampack.streams.base import LaneStream
 from streampack.streams.stream import StreamConfig
 from streampack.window.config import WindowConfig
 from streampack.window.empty_rows import empty_rows
@@ -23,6 +24,7 @@ from streampack.window.gather import RowFormat, gather_rows
 from streampack.window.packed_rows import PackedRows, derive_fields
 from streampack.window.window import Window
 
+Wrapper: TypeAlias = Callable[[LaneStream, "Mapping[str, Any] | None"], LaneStream]
 MOST_LANES = 1 << 20  # maximum number of lanes in a run
 
 
@@ -38,6 +40,9 @@ class LaneConfig(StreamConfig):
         dealing: rule by which lanes are dealt the source; None divides every epoch equally.
         on_take: functions that are called with a rank's run and a batch with documents, when the
             loop takes it.
+        wrappers: functions that put another stream around the stream of a lane, given the state
+            that the lane starts from (None is its beginning). The window of a state is reread
+            without them.
     """
 
     packer: Packer
@@ -47,6 +52,7 @@ class LaneConfig(StreamConfig):
     choice: RowChoice = field(default_factory=RowChoice)
     dealing: DealRule | None = None
     on_take: tuple[Callable[[Any, Any], None], ...] = ()
+    wrappers: tuple[Wrapper, ...] = ()
 
     @property
     def deal_settings(self) -> DealSettings:
@@ -133,7 +139,7 @@ def warm_up(config: LaneConfig) -> None:
             seed=0,
             choice=config.choice,
         )
-        window.admit(documents, 0)
+        window.admit(documents, np.arange(2))
         planned = window.plan(final=True)
         layout = replace(config.row_format, stages=())
         rows = gather_rows(planned, window.buffer, layout)

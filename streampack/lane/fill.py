@@ -78,6 +78,8 @@ class Fill:
         self._dropped = 0
         if state is not None:
             self._read_again(state)
+        for wrapper in config.wrappers:
+            self.stream = wrapper(self.stream, state)
 
     def read(self, step: int) -> bool:
         """Fill the window for the round from batch `step` on; return True if documents ran out."""
@@ -110,7 +112,7 @@ class Fill:
             # No more at a time than a round may use, because the window examines all of them.
             documents = documents[:ADMIT_DOCUMENTS]
             with self.times.measure("pack_s"):
-                taken, full = window.admit(documents, stream.serial)
+                taken, full = window.admit(documents, stream.serials(len(documents)))
             stream.consume(taken)
             if full:
                 break

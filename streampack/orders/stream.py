@@ -136,6 +136,11 @@ class OrderedStream(LaneStream):
         number = saved["number"]
         self._places = deque([_Place(number, self.serial, stream.position_before(0), self._unread)])
 
+    @property
+    def epoch(self) -> int:
+        """Epoch of the documents that are read next."""
+        return self._stream.epoch
+
     @staticmethod
     def inner_position(position: StreamPosition | None) -> StreamPosition | None:
         """Return the start position of the inner stream."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from streampack.arguments import whole_number
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
-from streampack.lane.config import LaneConfig
+from streampack.lane.config import LaneConfig, Wrapper
 from streampack.packing.choice import RowChoice
 from streampack.packing.fit_decreasing import BestFitDecreasing
 from streampack.packing.overflow import Overflow
@@ -85,6 +85,7 @@ class RunRecipe:
         self.with_margins: Callable[[Any], Any] = as_it_is
         self.described: dict[str, Any] = {}
         self.on_take: list[Callable[[Any, Any], None]] = []
+        self.wrappers: list[Wrapper] = []
         self.seq_len = seq_len
         self._packer, self._batch_size, self._window = packer, batch_size, window
         self._blocks: list[tuple[str, int | None, BlockStage]] = []
@@ -143,6 +144,7 @@ class RunRecipe:
             row_format=self._row_format(),
             choice=self.choice,
             on_take=tuple(self.on_take),
+            wrappers=tuple(self.wrappers),
             **settings,
         )
 

@@ -8,23 +8,12 @@ from typing import Literal
 
 from streampack.arguments import one_of
 from streampack.errors import ContentError
+from streampack.metrics import LaneCounts
 
 logger = logging.getLogger(__name__)
 
 IN_A_ROW = 10_000  # consecutive skips after which the whole corpus counts as broken
 NAMED = 10  # broken documents per lane that are logged by name
-
-
-@dataclass
-class LaneCounts:
-    """Counters of a lane since the run began; see `Metrics`."""
-
-    skipped: int = 0
-    empty_documents: int = 0
-    eos_in_texts: int = 0
-    duplicates: int = 0
-    duplicate_tokens: int = 0
-    context_dropped: int = 0
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ class Recipe(Protocol):
         whole: True if every piece of a batch is a whole document.
         with_margins: converts chat templates.
         described: further fields of the fingerprint.
-        on_take: see `LaneConfig`.
+        on_take, wrappers: see `LaneConfig`.
     """
 
     source: Source
@@ -60,6 +60,7 @@ class Recipe(Protocol):
     with_margins: Callable[[Any], Any]
     described: dict[str, Any]
     on_take: list[Callable[[Any, Any], None]]
+    wrappers: list[Callable[[Any, Any], Any]]
 
     @property
     def packer(self) -> Packer:

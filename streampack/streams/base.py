@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streampack.deals.dealer import Dealer
 from streampack.documents.blocks import Documents
 from streampack.metrics import LaneTimes
@@ -93,6 +96,10 @@ class LaneStream(ABC):
             assert self._pending is not None
             self._pending = self._pending[count:]
             self.serial += count
+
+    def serials(self, count: int) -> NDArray[np.int64]:
+        """Return the serials (count,) int64 of the next documents that `peek` returned."""
+        return np.arange(self.serial, self.serial + count, dtype=np.int64)
 
     def step_over(self, count: int) -> int:
         """Step over the next `count` documents; return the number missing at the end."""

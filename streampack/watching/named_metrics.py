@@ -42,6 +42,8 @@ def named_metrics(metrics: Metrics) -> dict[str, Any]:
         "duplicates": metrics.duplicates,
         "duplicate_tokens": metrics.duplicate_tokens,
         "context_dropped": metrics.context_dropped,
+        "excluded": metrics.excluded,
+        "excluded_tokens": metrics.excluded_tokens,
         **{
             f"{kind}/{name}": count
             for name, counts in metrics.sources.items()

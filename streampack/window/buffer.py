@@ -74,14 +74,19 @@ class TokenBuffer:
         return self._numbers[_LEARNT_BEFORE:, : self.count]
 
     def append(
-        self, documents: Documents, first: int, held: NDArray[np.int64], *, serial: int, round: int
+        self,
+        documents: Documents,
+        first: int,
+        held: NDArray[np.int64],
+        serials: NDArray[np.int64],
+        round: int,
     ) -> None:
         """Append the heads of documents.
 
         Args:
             documents: block of documents; first: index of the first document to append.
             held: (N,) int64, tokens to hold of each, at most its length.
-            serial: serial of the first document; round: round of arrival.
+            serials: (N,) int64, serials of the block's documents; round: round of arrival.
         """
         if not len(held):
             return
@@ -90,12 +95,12 @@ class TokenBuffer:
             self._append_mask(documents, documents.offsets[first : first + len(held)], held)
         block = _Block(documents.tokens, documents.offsets, _words(documents.origin))
         into = _Columns(self.tokens, _NO_MASK, self._numbers, _words(self._origin))
-        self.used = _append(block, first, held, serial, round, into, self.used, self.count)
+        self.used = _append(block, first, held, serials, round, into, self.used, self.count)
         last = first + len(held)
         labels_after = labels_of(documents[first:last], held, documents.lengths[first:last])
         self._numbers[_LEARNT_AFTER, self.count : self.count + len(held)] = labels_after
         self.count += len(held)
-        self.fields.add(documents, first, range(serial, serial + len(held)))
+        self.fields.add(documents, first, serials[first:last])
 
     def restore(self, documents: Documents, entries: Entries) -> None:
         """Append N documents as described by `entries` (N,)."""
@@ -268,7 +273,7 @@ def _append(
     block: _Block,
     first: int,
     held: NDArray[np.int64],
-    serial: int,
+    serials: NDArray[np.int64],
     arrived: int,
     into: _Columns,
     used: int,
@@ -286,7 +291,7 @@ def _append(
         used += held[i]
         at = count + i
         numbers[:, at] = 0
-        numbers[SERIAL, at] = serial + i
+        numbers[SERIAL, at] = serials[first + i]
         numbers[HELD, at] = held[i]
         numbers[LENGTH, at] = offsets[first + i + 1] - begin
         numbers[ARRIVED, at] = arrived

@@ -31,7 +31,7 @@ class PackedRows(NamedTuple):
     >>> packer = BestFitDecreasing(seq_len=4)
     >>> window = Window(WindowConfig(rows=8), packer, batch_tokens=8, seed=1)
     >>> ids = [np.array([11, 12, 13, 14, 15], np.uint16), np.array([21, 22], np.uint16)]
-    >>> window.admit(Documents.from_arrays(ids), 0)
+    >>> window.admit(Documents.from_arrays(ids), np.arange(2))
     (2, False)
     >>> planned = window.plan(final=True)
     >>> layout = RowFormat(pad_id=0, eos_id=-1)

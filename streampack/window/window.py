@@ -110,12 +110,12 @@ class Window:
             return False
         return self.buffer.count < self._config.documents or self.buffer.used < self._enough
 
-    def admit(self, documents: Documents, serial: int) -> tuple[int, bool]:
+    def admit(self, documents: Documents, serials: NDArray[np.int64]) -> tuple[int, bool]:
         """Take documents in order, until the target is reached.
 
         Args:
             documents: a block; its first document is continued if it is held in part.
-            serial: serial of the block's first document in the lane.
+            serials: (N,) int64, serials of the block's documents in the lane.
 
         Returns:
             Index of the first document not taken in full, and True if the window is full for this
@@ -129,7 +129,7 @@ class Window:
         if self._continued:
             if not self._continue(documents):
                 return 0, True
-            first, serial = 1, serial + 1
+            first = 1
         held = np.empty(len(documents) - first, dtype=np.int64)
         overflow, offsets = self._packer.overflow, documents.offsets
         if overflow in ("truncate", "drop"):
@@ -142,14 +142,14 @@ class Window:
             self._enough,
         )
         count = admitted(offsets, first, room, held)
-        self._append(documents, first, held[:count], serial)
+        self.buffer.append(documents, first, held[:count], serials, self.round)
         following = first + count
         if following < len(documents) and self.wants:
             # The next document does not fit: take the tokens of some whole rows, if there is room.
             part = (self._window_tokens - self.buffer.used) // self._longest * self._longest
             length = int(documents.offsets[following + 1] - documents.offsets[following])
             if overflow == "split" and 0 < part < length:
-                self._append(documents, following, np.array([part]), serial + count)
+                self.buffer.append(documents, following, np.array([part]), serials, self.round)
                 self._continued = True
         return following, following < len(documents) or not self.wants
 
@@ -163,11 +163,6 @@ class Window:
         sizes = sizes_of(documents, self._packer)
         sizes = sizes._replace(lengths=sizes.lengths - cut)
         return needed_tokens(self._packer, sizes, self._batch_tokens)
-
-    def _append(
-        self, documents: Documents, first: int, held: NDArray[np.int64], serial: int
-    ) -> None:
-        self.buffer.append(documents, first, held, serial=serial, round=self.round)
 
     def _continue(self, documents: Documents) -> bool:
         """Hold more of the partly held document; return True once it is held to its end."""

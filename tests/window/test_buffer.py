@@ -10,6 +10,7 @@ from streampack.documents.blocks import Documents, make_origin, offsets_of
 from streampack.window.buffer import TokenBuffer
 
 ROUND = 3
+SERIALS = np.arange(1000) * 3
 
 
 def block(rng: np.random.Generator, lengths: list[int], wide: bool, masked: bool) -> Documents:
@@ -84,10 +85,10 @@ def test_a_buffer_equals_lists_and_earlier_entries_stay_unchanged(
             held[-1] = rng.integers(1, held[-1] + 1)
             if action == "restore" and len(entries):
                 source = TokenBuffer(8)
-                source.append(documents, first, held, serial=5, round=ROUND)
+                source.append(documents, first, held, SERIALS, ROUND)
                 buffer.restore(documents[first:], source.entries)
             else:
-                buffer.append(documents, first, held, serial=5, round=ROUND)
+                buffer.append(documents, first, held, SERIALS, ROUND)
             new = buffer.entries.pick(slice(len(model), None))
             assert (new.origin == documents.origin[first:]).all()
             assert (new.length == documents.lengths[first:]).all()
