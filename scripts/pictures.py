@@ -13,9 +13,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from streampack import PackedDataset, Topology
+from streampack import PackedDataset, Topology, pack
+from streampack.batch import TreeBatch
 
 LENGTHS = (5, 3, 9, 2, 4, 6, 1, 8)  # the eight documents of the README
+OF_DESIGN = (3, 5, 2, 6, 1, 4, 10, 2)  # the eight documents of docs/design.md
+PROMPT, ANSWERS = [5, 6, 7], ([1, 2], [1, 3, 4], [8])  # the group of docs/trees.md
 ROW = 8
 CELL = 13
 COLOURS = (
@@ -40,19 +43,29 @@ def concatenated() -> list[Row]:
     return [ids[start : start + ROW] for start in range(0, len(ids), ROW)]
 
 
+def batches(lengths: Sequence[int], batch_size: int) -> list[list[Row]]:
+    """Return the batches of streampack, without rows of padding."""
+    dataset = PackedDataset(
+        [[i] * n for i, n in enumerate(lengths)],
+        seq_len=ROW,
+        batch_size=batch_size,
+        shuffle=False,
+        lanes=1,
+        topology=Topology(),
+    )
+    found: list[list[Row]] = []
+    for batch in dataset:
+        rows = zip(batch.input_ids.tolist(), batch.document_ids.tolist(), strict=True)
+        drawn = [
+            [token if slot >= 0 else -1 for token, slot in zip(*row, strict=True)] for row in rows
+        ]
+        found.append([row for row in drawn if max(row) >= 0])
+    return found
+
+
 def packed() -> list[Row]:
     """Return the rows of streampack."""
-    documents = [[i] * n for i, n in enumerate(LENGTHS)]
-    dataset = PackedDataset(
-        documents, seq_len=ROW, batch_size=3, shuffle=False, topology=Topology()
-    )
-    rows: list[Row] = []
-    for batch in dataset:
-        for ids, slots in zip(batch.input_ids.tolist(), batch.document_ids.tolist(), strict=True):
-            rows.append(
-                [token if slot >= 0 else -1 for token, slot in zip(ids, slots, strict=True)]
-            )
-    return [row for row in rows if max(row) >= 0]
+    return [row for batch in batches(LENGTHS, 3) for row in batch]
 
 
 def empty(rows: Sequence[Row]) -> int:
@@ -65,8 +78,8 @@ def cut(rows: Sequence[Row]) -> int:
     return sum(sum(document in row for row in rows) > 1 for document in range(len(LENGTHS)))
 
 
-def draw_rows(rows: Sequence[Row], x: int, y: int) -> str:
-    """Return a rectangle for each document of a row, with its number at its beginning."""
+def draw_rows(rows: Sequence[Row], x: int, y: int, first: int = 1) -> str:
+    """Return a rectangle for each document of a row, with its number, from `first`, on it."""
     parts = []
     for line, row in enumerate(rows):
         top, start = y + CELL * line, 0
@@ -80,7 +93,7 @@ def draw_rows(rows: Sequence[Row], x: int, y: int) -> str:
             )
             if document >= 0:
                 parts.append(
-                    f'<text class="id" x="{left + 3}" y="{top + 10}">{document + 1}</text>'
+                    f'<text class="id" x="{left + 3}" y="{top + 10}">{document + first}</text>'
                 )
             start += width
     return "\n".join(parts)
@@ -126,7 +139,75 @@ def rows_picture() -> str:
     return picture(364, 156, words, *parts)
 
 
-PICTURES = {"rows.svg": rows_picture}
+def window_picture() -> str:
+    """Return the eight documents of docs/design.md in a lane: two windows, three batches."""
+    first, *others = batches(OF_DESIGN, 2)
+    early = sorted({document for row in first for document in row})
+    late = [document for document in range(len(OF_DESIGN)) if document not in early]
+    parts, y = [], 12
+    for number, (documents, made) in enumerate(((early, [first]), (late, others))):
+        line = [document for document in documents for _ in range(OF_DESIGN[document])]
+        parts += [
+            text(4, y, f"window, round {number}: {len(line)} tokens", "title"),
+            draw_rows([line], 4, y + 6, first=0),
+        ]
+        y += 36
+        for rows in made:
+            batch = 0 if number == 0 else 1 + made.index(rows)
+            parts += [text(24, y, f"batch {batch}"), draw_rows(rows, 84, y - 10, first=0)]
+            y += CELL * len(rows) + 6
+        y += 10
+    words = (
+        f"A lane packs its window of {sum(OF_DESIGN[i] for i in early)} tokens, documents "
+        f"{', '.join(map(str, early))}, into batch 0; in the next round documents "
+        f"{', '.join(map(str, late))} become batches 1 and 2"
+    )
+    return picture(240, y - 10, words, *parts)
+
+
+def tree_picture() -> str:
+    """Return the group of docs/trees.md: as sequences, as a row of a tree, and who sees whom."""
+    ids = [PROMPT + answer for answer in ANSWERS]
+    lengths = [len(sequence) for sequence in ids]
+    plan = pack(lengths, ids=ids, groups=[0] * len(ids), layout="tree", seq_len=ROW)
+    (batch,) = plan.batches(ids)
+    assert isinstance(batch, TreeBatch)
+    (row,), (ends,) = batch.input_ids.tolist(), batch.tout.tolist()
+    parts = [text(4, 12, f"{sum(lengths)} tokens", "title")]
+    parts += [draw_tokens(sequence, 4, 18 + (CELL + 4) * i) for i, sequence in enumerate(ids)]
+    parts += [text(4, 92, f"{len(row)} slots as a tree", "title"), draw_tokens(row, 4, 98)]
+    parts += [text(150, 12, "a slot sees", "title")]
+    for query, token in enumerate(row):
+        for key in range(len(row)):
+            fill = f'fill="{colour(token)}"' if key <= query < ends[key] else 'class="empty"'
+            parts.append(
+                f'<rect x="{150 + CELL * key}" y="{18 + CELL * query}" '
+                f'width="{CELL - 1}" height="{CELL - 1}" rx="2" {fill}/>'
+            )
+    words = (
+        f"Three answers to one prompt: {sum(lengths)} tokens as sequences, {len(row)} slots as a "
+        "tree, in which each slot sees the slots on its path from the prompt"
+    )
+    return picture(260, 126, words, *parts)
+
+
+def colour(token: int) -> str:
+    """Return a colour of a token: one for the prompt, one for each other token."""
+    others = sorted({token for answer in ANSWERS for token in answer})
+    return COLOURS[0] if token in PROMPT else COLOURS[1 + others.index(token)]
+
+
+def draw_tokens(ids: Sequence[int], x: int, y: int) -> str:
+    """Return a square for each token, with its id."""
+    return "\n".join(
+        f'<rect x="{x + CELL * i}" y="{y}" width="{CELL - 1}" height="{CELL - 1}" rx="2" '
+        f'fill="{colour(token)}"/>'
+        f'<text class="id" x="{x + CELL * i + 3}" y="{y + 10}">{token}</text>'
+        for i, token in enumerate(ids)
+    )
+
+
+PICTURES = {"rows.svg": rows_picture, "window.svg": window_picture, "tree.svg": tree_picture}
 
 
 def main(arguments: list[str] | None = None) -> None:
