@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from streampack import PackedDataset, Topology, pack
-from streampack.batch import TreeBatch
+from streampack.batch.tree_batch import TreeBatch
 
 LENGTHS = (5, 3, 9, 2, 4, 6, 1, 8)  # the eight documents of the README
 OF_DESIGN = (3, 5, 2, 6, 1, 4, 10, 2)  # the eight documents of docs/design.md
