@@ -16,6 +16,7 @@ from streampack.documents.fields import FieldSpec
 from streampack.storage.file_info import shown
 
 if TYPE_CHECKING:
+    from streampack.formats.parquet.columns import Rows
     from streampack.formats.parquet.source import RowReader
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -58,11 +59,11 @@ class PathFields:
     def reader(self, reader: RowReader) -> RowReader:
         """Return a reader of rows that adds a column for each value."""
 
-        def read(*rows: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-            for batch, first in reader(*rows):
+        def read(*rows: int) -> Iterator[Rows]:
+            for batch, numbers in reader(*rows):
                 more = [pa.repeat(pa.scalar(v), batch.num_rows) for v in self.values.values()]
                 names = [*batch.schema.names, *self.values]
-                yield pa.RecordBatch.from_arrays([*batch.columns, *more], names), first
+                yield pa.RecordBatch.from_arrays([*batch.columns, *more], names), numbers
 
         return read
 

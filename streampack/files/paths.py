@@ -11,10 +11,10 @@ from typing import Any
 from streampack.errors import ConfigError
 from streampack.job.listed_once import listed_once
 from streampack.sources.base import Source
-from streampack.sources.formats import FORMATS, Format
+from streampack.sources.formats import FORMATS, TABLES, Format
 from streampack.sources.reading import ReadOptions
 from streampack.storage.default import default_storage
-from streampack.storage.file_info import FileInfo, shown
+from streampack.storage.file_info import FileInfo, shown, split_url
 from streampack.storage.listing import has_ending, refuse_pipes
 from streampack.storage.storage import Storage as Storage
 
@@ -111,7 +111,14 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
             first.setdefault(path_format, path)
             continue
         listed: dict[Format | None, str] = {}
-        names = {file.path for file in _files(path, storage)}
+        try:
+            names = {file.path for file in _files(path, storage)}
+        except ConfigError as error:
+            table = FORMATS.get(TABLES.get(getattr(error, "mark", ""), ""))
+            if table is None or table not in wanted or error.folder != _located(path):  # type: ignore[attr-defined]
+                raise
+            first.setdefault(table, path)
+            continue
         for known in FORMATS.values():
             if known.beside and any(has_ending(name, known.endings) for name in names):
                 names = {name for name in names if not has_ending(name, known.beside)}
@@ -143,6 +150,10 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
         )
     (known,) = first
     return known
+
+
+def _located(path: str) -> str:
+    return path.rstrip("/") if split_url(path)[0] else os.path.abspath(os.path.expanduser(path))
 
 
 def _files(path: str, storage: Storage) -> list[FileInfo]:

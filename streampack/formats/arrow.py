@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from streampack.errors import ConfigError
 from streampack.files.file_source import FileSource
-from streampack.formats.parquet.columns import is_null
+from streampack.formats.parquet.columns import Rows, is_null
 from streampack.formats.parquet.footer import DAMAGE
 from streampack.formats.parquet.positions import Offsets
 from streampack.formats.parquet.source import Parquet, RowReader
@@ -267,8 +267,8 @@ class Arrow(Parquet):
 
     def _decoded(
         self, stored: StoredFile, batches: Batches, _begin: int, start: int, stop: int
-    ) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Yield rows [start, stop) in parts of batches, each with the index of its first row."""
+    ) -> Iterator[Rows]:
+        """Yield rows [start, stop) in parts of batches."""
         fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]
         first = max(int(np.searchsorted(batches.rows, start, side="right")) - 1, 0)
         last = min(int(np.searchsorted(batches.rows, stop)), len(batches.ends))
@@ -289,7 +289,7 @@ class Arrow(Parquet):
                 else:
                     batch = reader.batch(k)
                 if low < high:
-                    yield batch.slice(low - at, high - low), first + low
+                    yield batch.slice(low - at, high - low), np.arange(first + low, first + high)
 
     def _shared(
         self, stored: StoredFile, reader: _Reader, number: int, low: int, high: int

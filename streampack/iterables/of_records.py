@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from streampack.errors import ConfigError
 from streampack.files.paths import open_files
+from streampack.formats.parquet.source import Parquet
 from streampack.sources.fields import RecordReader, RecordSchema
 from streampack.sources.formats import RECORD_FORMATS
 from streampack.sources.items import kind_name
@@ -41,6 +43,12 @@ def source_of_records(
         else:
             files.fields = RecordSchema(False, "", records=reader)
         return cast(ShardedSource, files)
+    if isinstance(data, Parquet) and storage is None:  # made by the user, such as a table
+        opened = copy.copy(data)
+        opened.fields, opened._manifest = RecordSchema(False, "", records=reader), None
+        opened._lines = {}
+        opened.reading = data.reading if reading is None else reading
+        return opened
     if storage is not None:
         raise ConfigError(
             f"storage applies only to paths, but data is {kind_name(data)}.",

@@ -91,7 +91,7 @@ class Table(InMemory, Parquet):
         while row < high:
             first = row
             batch, stop = self._batch(base + first, base + high)
-            for block, consumed in blocks(batch, first):
+            for block, consumed in blocks(batch, np.arange(first, first + batch.num_rows)):
                 row = first + consumed
                 yield block, row, row
             row = stop - base

@@ -59,10 +59,13 @@ _TABLE = (
     Format("TextFiles", "text", (".txt",)),
     Format("MegatronIndexed", "megatron", (".idx",)),
     Format("Tokens", "tokens", (".npy", ".bin", ".ds")),
+    Format("Delta", "tables.delta", ()),
 )
+#: Formats of tables, by the mark of their folders; see `streampack.storage.marks`.
+TABLES = {"_delta_log": "Delta"}
 FORMATS = {known.name: known for known in _TABLE}
 
 #: Formats that need no arguments but the field of the text or the ids.
-DOCUMENT_FORMATS = ("Parquet", "JSONL", "Arrow", "TextFiles")
+DOCUMENT_FORMATS = ("Parquet", "JSONL", "Arrow", "TextFiles", *TABLES.values())
 #: Formats of records with several fields, such as conversations.
-RECORD_FORMATS = ("Parquet", "JSONL", "Arrow")
+RECORD_FORMATS = ("Parquet", "JSONL", "Arrow", *TABLES.values())

@@ -85,7 +85,8 @@ def as_source(source: Any, **options: Any) -> Source:
         ConfigError: `source` has another type, or the part of it with the documents is unknown.
     """
     options = {name: value for name, value in options.items() if value is not None}
-    if "records" in options and not isinstance(source, Source):
+    takes_records = not isinstance(source, Source) or getattr(source, "takes_records", False)
+    if "records" in options and takes_records:
         _refuse_others(source, options, ("records", "storage", *_OF_OBJECTS))
         from streampack.iterables.record_documents import open_records
 

@@ -79,7 +79,7 @@ class Folders(ABC):
             names = self._list(inside) if self._is_folder(inside) else {}
         except StorageError:  # the user did not name that folder, and may lack access
             return
-        if any(fnmatchcase(name, MARKS[mark].files) for name in names):
+        if any(fnmatchcase(name, MARKS[mark]) for name in names):
             self.marked[folder] = mark
 
     @abstractmethod

@@ -10,61 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
 
-from streampack.errors import ConfigError
-from streampack.storage.file_info import FileInfo, shown
+from streampack.storage.file_info import FileInfo
 
 #: Folder in a destination with the note of an unfinished conversion or order, a file of JSON.
 UNFINISHED = ".streampack"
 
 
-class Mark(NamedTuple):
-    """A subfolder that identifies the kind of its parent folder.
-
-    Attributes:
-        files: pattern of the names of files in the subfolder.
-        fact: predicate of a sentence about the parent folder.
-        remedy: remedy with a placeholder for the parent folder.
-    """
-
-    files: str
-    fact: str
-    remedy: str
-
-
-_OLD_ROWS = "and its folder also holds rows that were deleted or replaced"
+#: Patterns of the files in a subfolder that identify the kind of its parent folder.
 MARKS = {
-    "_delta_log": Mark(
-        "*",
-        f"is a Delta table, {_OLD_ROWS}",
-        "Pass the files of its current version: deltalake.DeltaTable({0!r}).file_uris(), or a "
-        "copy's if it has deletion_vectors() (docs/storage.md).",
-    ),
-    ".hoodie": Mark(
-        "hoodie.properties",
-        f"is a Hudi table, {_OLD_ROWS}",
-        "Pass the files of its current version: the table's folder joined with "
-        "slice.base_file_relative_path(), for each slice of "
-        "hudi.HudiTableBuilder.from_base_uri({0!r}).build().get_file_slices(), if none "
-        "has_log_files().",
-    ),
-    "metadata": Mark(
-        "*.metadata.json*",
-        f"is an Iceberg table, {_OLD_ROWS}",
-        "Pass the files of a snapshot: [task.file.file_path for task in table.scan().plan_files()] "
-        "with the table of pyiceberg, if no task has delete_files.",
-    ),
-    "_versions": Mark(
-        "*.manifest",
-        "is a Lance dataset, which the library lance alone reads",
-        "Pass its rows: lance.dataset({0!r}).to_table().",
-    ),
-    UNFINISHED: Mark(
-        "*.json",
-        "holds an unfinished conversion or order, so documents are missing there",
-        "Repeat the command to finish it, or remove the folder.",
-    ),
+    "_delta_log": "*",
+    ".hoodie": "hoodie.properties",
+    "metadata": "*.metadata.json*",
+    "_versions": "*.manifest",
+    UNFINISHED: "*.json",
 }
 _MARKED = re.compile(rf"(?:^|/)({'|'.join(map(re.escape, MARKS))})/(?:.*/)?([^/]+)$")
 
@@ -73,7 +32,7 @@ def marks_among(names: Iterable[str]) -> dict[str, str]:
     """Return marked folders and their marks from relative paths of files; "" is the top."""
     marks = {}
     for match in filter(None, map(_MARKED.search, names)):
-        if fnmatchcase(match[2], MARKS[match[1]].files):
+        if fnmatchcase(match[2], MARKS[match[1]]):
             marks[match.string[: match.start()]] = match[1]
     return marks
 
@@ -88,9 +47,10 @@ def refuse_marked(files: Sequence[FileInfo], marked: Mapping[str, str], looked_i
     """
     for folder, mark in sorted(marked.items()):
         inside = folder.rstrip("/") + "/"
+        if f"{looked_into}/".startswith(f"{inside}{mark}/"):  # the log itself is meant
+            continue
         is_near = f"{looked_into}/".startswith(inside) or inside.startswith(f"{looked_into}/")
         if any(file.path.startswith(inside) for file in files) or (is_near and not files):
-            known = MARKS[mark]
-            raise ConfigError(
-                f"{shown(folder)} {known.fact}.", known.remedy.format(folder), path=shown(folder)
-            )
+            from streampack.storage.marked_folders import marked_folder
+
+            raise marked_folder(folder, mark)

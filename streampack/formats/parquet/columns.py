@@ -22,8 +22,10 @@ from streampack.sources.reading import too_long
 if TYPE_CHECKING:
     from streampack.sources.base import Block
 
-#: (rows, index of the first row) -> blocks, each with the number of rows consumed so far.
-BlockMaker = Callable[[pa.RecordBatch, int], "Iterator[tuple[Block, int]]"]
+#: N rows and their indices (N,) in a file, in order.
+Rows = tuple[pa.RecordBatch, NDArray[np.int64]]
+#: Rows -> blocks, each with the number of rows consumed so far.
+BlockMaker = Callable[[pa.RecordBatch, NDArray[np.int64]], "Iterator[tuple[Block, int]]"]
 #: Called with the index of a broken row and the end of the sentence "row N ...".
 Broken = Callable[[int, str], None]
 
@@ -107,7 +109,7 @@ def cut(sizes: NDArray[np.integer[Any]], limits: tuple[int, int]) -> Iterator[tu
 
 
 def placed_blocks(
-    batches: Iterable[tuple[pa.RecordBatch, int]],
+    batches: Iterable[Rows],
     make: BlockMaker,
     part: tuple[int, int],
     stop: int,
@@ -116,16 +118,16 @@ def placed_blocks(
     """Yield blocks of rows up to `stop`, each with the row after it and that row's weight position.
 
     Args:
-        batches: batches of rows, each with the index of its first row.
+        batches: batches of rows.
         make: makes blocks of a batch.
         part: [low, high) of the file's weight.
         stop: the row at which the part ends.
         place_of: returns the position of a row on the file's weight.
     """
     low, high = part
-    for batch, first in batches:
-        for block, consumed in make(batch, first):
-            row = first + consumed
+    for batch, numbers in batches:
+        for block, consumed in make(batch, numbers):
+            row = int(numbers[consumed - 1]) + 1
             reached = high if row == stop else place_of(row)
             yield block, row, max(low, min(reached, high))
 
@@ -150,8 +152,10 @@ class TextBlocks:
     broken: Broken
     fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
-        """Yield blocks of these rows; `first` is the index of the first row."""
+    def __call__(
+        self, rows: pa.RecordBatch, numbers: NDArray[np.int64]
+    ) -> Iterator[tuple[Block, int]]:
+        """Yield blocks of rows with these indices (N,)."""
         column = plain_text(rows.column(self.column))
         sizes = row_sizes(column)
         large = sizes > self.max_bytes
@@ -161,7 +165,6 @@ class TextBlocks:
         fields = _row_fields(rows, self.fields, lacking)
         for start, stop in cut(sizes, self.limits):
             texts = _strings(column.slice(start, stop - start))
-            numbers = np.arange(first + start, first + stop, dtype=np.int64)
             good = [isinstance(t, str) and start + i not in lacking for i, t in enumerate(texts)]
             for i in np.flatnonzero(~np.array(good, dtype=np.bool_)).tolist():
                 reason = "is null" if texts[i] is None else "is not UTF-8"
@@ -169,10 +172,10 @@ class TextBlocks:
                     reason = too_long(sizes[start + i], self.max_bytes)
                 elif isinstance(texts[i], str):
                     reason = lacking[start + i]
-                self.broken(int(numbers[i]), reason)
+                self.broken(int(numbers[start + i]), reason)
             block = Texts(
                 texts,
-                make_origin(self.shard, numbers),
+                make_origin(self.shard, numbers[start:stop]),
                 {name: values[start:stop] for name, values in fields.items()},
             )
             yield block if all(good) else block.take(np.flatnonzero(good)), stop
@@ -285,8 +288,10 @@ class TokenBlocks:
     token_fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     document_fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
-        """Yield blocks of these rows; `first` is the index of the first row."""
+    def __call__(
+        self, rows: pa.RecordBatch, numbers: NDArray[np.int64]
+    ) -> Iterator[tuple[Block, int]]:
+        """Yield blocks of rows with these indices (N,)."""
         lists = _Lists.of(rows.column(self.tokens))
         reasons: dict[int, str] = dict.fromkeys(lists.nulls.tolist(), "is null")
         ids = self._ids(lists, reasons)
@@ -305,7 +310,6 @@ class TokenBlocks:
         sizes = np.diff(lists.offsets) * self.dtype.itemsize
         for row in np.flatnonzero(sizes > self.max_bytes).tolist():
             reasons.setdefault(row, too_long(sizes[row], self.max_bytes))
-        numbers = np.arange(first, first + rows.num_rows, dtype=np.int64)
         origin = make_origin(self.shard, numbers)
         plain = Documents(ids, lists.offsets, origin, None, token_fields, document_fields)
         whole, of_masks = with_masks(plain, masks)
@@ -314,7 +318,7 @@ class TokenBlocks:
             block = whole[start:stop]
             wrong = [row for row in range(start, stop) if row in reasons] if reasons else []
             for row in wrong:
-                self.broken(first + row, reasons[row])
+                self.broken(int(numbers[row]), reasons[row])
             if wrong:
                 block = whole.take(np.setdiff1d(np.arange(start, stop), wrong))
             yield block, stop

@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from streampack.documents.blocks import make_origin
+from streampack.errors import ConfigError
 from streampack.files.json_records import MOST_NESTED, parse_json, too_deep
-from streampack.formats.parquet.columns import BlockMaker, cut
+from streampack.formats.parquet.columns import BlockMaker, cut, kinds_of
 from streampack.sources.base import Block
 from streampack.sources.broken import report_broken
 from streampack.sources.error_policy import ErrorPolicy
+from streampack.sources.fields import RecordSchema
 from streampack.sources.records import BrokenDocumentError, block_of
+from streampack.storage.file_info import shown
 
 if TYPE_CHECKING:
     from streampack.formats.parquet.source import Parquet
@@ -40,7 +44,7 @@ def record_blocks(source: Parquet, shard: int, skips: ErrorPolicy, schema: pa.Sc
     limits = (source.reading.documents_per_block, source.reading.block_bytes)
     parse = row_parser(schema)
 
-    def blocks(rows: pa.RecordBatch, first: int) -> Iterator[tuple[Block, int]]:
+    def blocks(rows: pa.RecordBatch, numbers: NDArray[np.int64]) -> Iterator[tuple[Block, int]]:
         start = 0
         records: list[Any] = []  # rows from `start` on
         sizes: list[int] = []
@@ -49,8 +53,7 @@ def record_blocks(source: Parquet, shard: int, skips: ErrorPolicy, schema: pa.Sc
             sizes += [reader.size(record, tokenized) for record in more]
             records += more
             _, count = next(cut(np.array(sizes), limits))
-            numbers = np.arange(first + start, first + start + count, dtype=np.int64)
-            origin = make_origin(shard, numbers)
+            origin = make_origin(shard, numbers[start : start + count])
             block, problems = block_of(
                 records[:count], source.fields, origin, source.field_types, parse
             )
@@ -60,6 +63,17 @@ def record_blocks(source: Parquet, shard: int, skips: ErrorPolicy, schema: pa.Sc
             yield block, start
 
     return blocks
+
+
+def check_records(fields: RecordSchema, name: str, schema: pa.Schema) -> None:
+    """Raise `ConfigError` for a file with records of another kind than the first file's."""
+    other = fields.found_in(kinds_of(schema), shown(name))
+    if fields.known and other.tokenized != fields.tokenized:
+        raise ConfigError(
+            f"{shown(name)} has records of another kind than the first file.",
+            "Make them two sources of a Mixture.",
+            path=shown(name),
+        )
 
 
 def row_parser(schema: pa.Schema | None, *, decoded: bool = False) -> Callable[[Any], Any]:

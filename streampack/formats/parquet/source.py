@@ -26,6 +26,7 @@ from streampack.errors import ConfigError
 from streampack.files.record_files import RecordFiles
 from streampack.formats.parquet.columns import (
     BlockMaker,
+    Rows,
     TextBlocks,
     TokenBlocks,
     is_null,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from streampack.formats.parquet.chunks import ColumnOrder
 
 #: Called with the first row of a part, the first wanted row and the end.
-RowReader = Callable[[int, int, int], Iterator[tuple[pa.RecordBatch, int]]]
+RowReader = Callable[[int, int, int], Iterator[Rows]]
 
 _FOOTER_THREADS = 64
 #: Number of short rows decoded at once: fewer take more time, more take memory.
@@ -93,6 +94,9 @@ class Parquet(RecordFiles):
     endings = FORMATS["Parquet"].endings
     listing = "sampled"
 
+    #: True for `sources.open(source, records=...)`.
+    takes_records = True
+
     def _fetch_first(self, pieces: Sequence[Piece]) -> None:
         from streampack.formats.parquet.first_bytes import of_columns
 
@@ -104,7 +108,7 @@ class Parquet(RecordFiles):
         Other footers are read when their files are opened: a million of them would take most of an
         hour.
         """
-        infos = self.storage.list(self.paths, endings=self.endings)
+        infos = self._files()
         seen = self._sampled(infos)
         footers = in_threads(lambda info: read_footer(self.storage, info), seen, _FOOTER_THREADS)
         any_rows = any(footer.rows > 0 for footer in footers)
@@ -131,6 +135,10 @@ class Parquet(RecordFiles):
             "encoded_bytes": estimate,
         }
         return Manifest.of_files(infos, weights, details)
+
+    def _files(self) -> Sequence[FileInfo]:
+        """Return the files to read, sorted by path."""
+        return self.storage.list(self.paths, endings=self.endings)
 
     def _weighed(
         self, infos: Sequence[FileInfo], seen: Sequence[FileInfo], footers: Sequence[Footer]
@@ -223,20 +231,13 @@ class Parquet(RecordFiles):
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         """Raise `ConfigError` for an unfit schema; return True if its ids fit into uint16."""
         if self.fields.records is not None:
-            self._check_records(name, schema)
+            from streampack.formats.parquet.rows import check_records
+
+            check_records(self.fields, name, schema)
             return False
         return check_schema(
             name, schema, self.column, self.fields, self.tokenized, self.field_types
         )
-
-    def _check_records(self, name: str, schema: pa.Schema) -> None:
-        fields = self.fields.found_in(kinds_of(schema), shown(name))
-        if self.fields.known and fields.tokenized != self.fields.tokenized:
-            raise ConfigError(
-                f"{shown(name)} has records of another kind than the first file.",
-                "Make them two sources of a Mixture.",
-                path=shown(name),
-            )
 
     @contextmanager
     def open_rows(
@@ -272,8 +273,8 @@ class Parquet(RecordFiles):
         begin: int,
         start: int,
         stop: int,
-    ) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """Yield batches of the rows [start, stop) of a part, each with its first row's index."""
+    ) -> Iterator[Rows]:
+        """Yield batches of the rows [start, stop) of a part."""
         columns = self._columns(opened.schema_arrow)
         groups = positions.groups(start, stop)
         if order is not None:
@@ -307,7 +308,10 @@ class Parquet(RecordFiles):
             for batch, at in batches:
                 low, high = max(start - first - at, 0), min(stop - first - at, batch.num_rows)
                 if low < high:
-                    yield batch.slice(low, high - low), first + at + low
+                    yield (
+                        batch.slice(low, high - low),
+                        np.arange(first + at + low, first + at + high),
+                    )
                 reached = first + at + batch.num_rows
                 if reached >= stop:
                     return

@@ -1,0 +1,214 @@
+"""Tables as sources: the Parquet files of one snapshot, without the rows that are deleted."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from streampack.errors import ConfigError
+from streampack.formats.parquet.footer import DAMAGE
+from streampack.formats.parquet.positions import Offsets
+from streampack.formats.parquet.source import Parquet, RowReader
+from streampack.formats.tables.snapshot import Columns, DataFile, FileView
+from streampack.sources.manifest import Manifest
+from streampack.storage.file_info import FileInfo, shown, split_url
+from streampack.storage.files import StoredFile
+
+if TYPE_CHECKING:
+    from streampack.fields.paths import PathFields
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A version of a table.
+
+    Attributes:
+        table: id of the table, which other tables at its path do not have.
+        version: the version, or the id of the snapshot.
+        columns: its columns.
+        files: its files, sorted by path.
+    """
+
+    table: str
+    version: int
+    columns: Columns
+    files: Sequence[DataFile]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """How the rows of all files become rows of the table, for `Manifest.details`.
+
+    Attributes:
+        columns: see `Snapshot`.
+        partitions: the different constants of files; partition: (S,) index of each file's.
+        deleted: deleted rows by shard.
+    """
+
+    columns: Columns
+    partitions: Sequence[Mapping[str, Any]]
+    partition: NDArray[np.int32]
+    deleted: Mapping[int, NDArray[np.int64]]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> _Rows:
+        known: dict[str, int] = {}
+        partitions: list[Mapping[str, Any]] = []
+        numbers = []
+        for file in snapshot.files:
+            key = repr(sorted(file.constants.items(), key=lambda pair: pair[0]))
+            numbers.append(known.setdefault(key, len(known)))
+            if len(known) > len(partitions):
+                partitions.append(file.constants)
+        deleted = {k: f.deleted for k, f in enumerate(snapshot.files) if f.deleted is not None}
+        return cls(snapshot.columns, partitions, np.array(numbers, dtype=np.int32), deleted)
+
+    def view(self, shard: int, physical: pa.Schema) -> FileView:
+        """Return the view of a file with this schema."""
+        constants = self.partitions[int(self.partition[shard])]
+        return FileView.of(self.columns, physical, constants, self.deleted.get(shard))
+
+
+class TableFiles(Parquet):
+    """The Parquet files of a snapshot of a table.
+
+    Subclasses implement `_snapshot`.
+
+    Args:
+        table: path or URL of the table.
+        version: the version; None is the newest one, or after a resume the one of the state.
+        reading, storage, named: see `Parquet`.
+    """
+
+    listing = ""
+    listing_fields = ("paths", "fields", "version")
+    #: The argument that names the version.
+    version_name = "version"
+
+    def __init__(self, table: Any, version: int | None, **options: Any) -> None:
+        tables = [table] if isinstance(table, str) or not isinstance(table, Sequence) else table
+        if len(tables) != 1:
+            raise ConfigError(
+                f"{self._kind} must be given one table, got {len(tables)}.",
+                "Make several tables the sources of a Mixture.",
+                setting="paths",
+            )
+        super().__init__(located(str(tables[0])), **options)
+        self.version = version
+        self._being_listed: _Rows | None = None
+
+    @abstractmethod
+    def _snapshot(self) -> Snapshot:
+        """Read the snapshot that is asked for."""
+
+    @property
+    def _rows(self) -> _Rows:
+        rows: _Rows = self._being_listed or self.manifest.details["rows"]
+        return rows
+
+    def list_shards(self) -> Manifest:
+        """Read the log of the table, and the footers of a sample of the files."""
+        snapshot = self._snapshot()
+        if not snapshot.files:
+            raise ConfigError(
+                f"{shown(self.paths)} has no rows at version {snapshot.version}.",
+                f"Pass another {self.version_name}, or another table.",
+                setting=self.version_name,
+                path=shown(self.paths),
+            )
+        self._being_listed = _Rows.of(snapshot)
+        self._listed_files = [file.info for file in snapshot.files]
+        try:
+            manifest = super().list_shards()
+        finally:
+            rows, self._being_listed = self._being_listed, None
+            del self._listed_files
+        manifest.details.update(rows=rows, table=snapshot.table, version=snapshot.version)
+        return manifest
+
+    def _files(self) -> Sequence[FileInfo]:
+        return self._listed_files
+
+    def _read_schemas(self, schemas: Mapping[str, pa.Schema]) -> bool:
+        numbers = {info.path: k for k, info in enumerate(self._listed_files)}
+        try:
+            schemas = {
+                path: self._rows.view(numbers[path], schema).schema
+                for path, schema in schemas.items()
+            }
+        except DAMAGE as error:
+            raise ConfigError(
+                f"{shown(self.paths)} cannot be read: {error}.",
+                "Write a copy of the table, and read that.",
+                path=shown(self.paths),
+            ) from error
+        return super()._read_schemas(schemas)
+
+    def describe(self) -> dict[str, Any]:
+        """Add the table and its version."""
+        details = self.manifest.details
+        return {**super().describe(), "table": details["table"], "version": details["version"]}
+
+    def __repr__(self) -> str:
+        known = self._manifest
+        version = self.version if known is None else known.details["version"]
+        shards = "" if known is None else f", shards={len(known)}"
+        return f"{self._kind}({shown(self.paths)!r}, {self.version_name}={version}{shards})"
+
+    def _as_saved(self, described: Mapping[str, Any]) -> TableFiles:
+        """Return the source at the version of a state, if no version is asked for."""
+        saved = described.get("version")
+        if self.version is not None or described.get("kind") != self._kind:
+            return self
+        newest = self.manifest.details["version"]
+        if saved is None or saved == newest:
+            return self
+        logger.warning(
+            "%s has the version %s; the run continues with its version %s "
+            '(allow={"source"} continues with the newest).', shown(self.paths), newest, saved,
+        )  # fmt: skip
+        copied = copy.copy(self)
+        copied.version, copied._manifest, copied._lines = saved, None, {}
+        return copied
+
+    # ------------------------------------------------------------------ rows of a file
+
+    def path_fields(self, path: str, columns: Collection[str] = ()) -> PathFields | None:
+        """Return None: partitions are columns of the table."""
+        return None
+
+    def _columns(self, schema: pa.Schema) -> list[str]:
+        """Return the columns to read from a file of this schema."""
+        columns = self._rows.columns.of_file(schema)
+        wanted = super()._columns(self._rows.columns.schema)
+        return [columns[name] for name in wanted if name in columns]
+
+    @contextmanager
+    def open_rows(
+        self, file: StoredFile, shard: int
+    ) -> Iterator[tuple[pa.Schema, Offsets, RowReader]]:
+        with super().open_rows(file, shard) as (schema, positions, batches):
+            view = self._rows.view(shard, schema)
+            wanted = super()._columns(view.schema)
+            yield view.schema, positions, view.reader(batches, wanted)
+
+
+def located(table: str) -> str:
+    """Return the absolute path, or the URL, of a table, without a slash at its end."""
+    import os
+
+    protocol, path = split_url(table)
+    if protocol is not None:
+        return table.rstrip("/")
+    return os.path.abspath(os.path.expanduser(path))
