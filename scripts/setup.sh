@@ -98,3 +98,6 @@ if [ "$(cat "$environment/$stamp" 2>/dev/null || true)" != "$wanted" ]; then
     echo "$wanted" >"$environment/$stamp"
 fi
 export PATH="$PWD/$environment/bin:$PATH"
+# Images of containers often set it. Then each process compiles every module that it imports, which is most of
+# its time: 5.6 s instead of 2.1 s for torch.
+unset PYTHONDONTWRITEBYTECODE
