@@ -73,6 +73,10 @@ def failure_of(error: BaseException) -> StoreFailure:
         return "transient"
     status = next((s for s in map(_status, chain) if s), None)
     if status is not None:
+        if any(
+            getattr(link, "store_code", "") == "RequestTimeout" for link in chain
+        ):  # of S3, with 400
+            return "transient"
         if status in _STATUSES:
             return _STATUSES[status]
         return "other" if status < 500 and status not in _TRANSIENT_STATUSES else "transient"

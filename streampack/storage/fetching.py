@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Called with a file and a range of its bytes; returns None if the server sends whole files only.
-GetRange = Callable[[FileInfo, int, int], "bytes | None"]
+GetRange = Callable[[FileInfo, int, int], "memoryview | None"]
 #: Called with a file and the beginning of a writer; writes the whole file, checked at its end.
 GetWhole = Callable[[FileInfo, Callable[[], BlockWriter]], BlockWriter]
 #: Called with a file, an attempt and the number of retries (None is the default).
@@ -121,10 +121,9 @@ class Fetcher:
     def _put(self, file: RangedFile, first: int, end: int) -> memoryview:
         """Fetch and store consecutive blocks; return the first one."""
         stop = min(end * BLOCK_BYTES, file.num_bytes)
-        part = self._get(file.listed, first * BLOCK_BYTES, stop)
-        if part is None:
+        data = self._get(file.listed, first * BLOCK_BYTES, stop)
+        if data is None:
             return self._put_whole(file, first)
-        data = memoryview(part)
         for number in range(first, end):
             at = (number - first) * BLOCK_BYTES
             self.cache.put(file.key, number, data[at : at + BLOCK_BYTES])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
-import threading
 import weakref
 from contextlib import suppress
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 from streampack.errors import ConfigError, MissingPackageError, StreampackError
 from streampack.extras import pip_command
 from streampack.per_process import PerProcess
+from streampack.storage.clients import own_endpoint
 from streampack.storage.failures import without_secrets
 
 #: The extra or the package with a protocol's file system, which fsspec imports at its first use.
@@ -25,15 +24,6 @@ _PACKAGES = {
     "abfss": "adlfs",
     "hf": "huggingface_hub",
 }
-
-
-def open_once(
-    opened: dict[str, Any], protocol: str, options: dict[str, Any], timeout_s: float
-) -> None:
-    """Open a file system unless another thread has; `opened` has those of a process by protocol."""
-    with _opening():
-        if protocol not in opened:
-            opened[protocol] = open_filesystem(protocol, options, timeout_s)
 
 
 def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) -> Any:
@@ -122,7 +112,6 @@ def _share_client(filesystem: Any) -> None:
     filesystem.set_session = shared
 
 
-_opening = PerProcess(threading.Lock)
 # A forked child never releases its parent's: their finalizers would close connections on an
 # event loop whose thread does not exist there; the parent has both and closes them itself.
 _opened: PerProcess[weakref.WeakValueDictionary[int, Any]]
@@ -131,11 +120,8 @@ _opened = PerProcess(weakref.WeakValueDictionary, leave=lambda opened: [*opened.
 
 def _s3_options(options: dict[str, Any], timeout_s: float) -> None:
     client = options.get("client_kwargs") or {}
-    if not options.get("endpoint_url") and not client.get("endpoint_url"):
-        for name in ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-            if os.environ.get(name):
-                options["endpoint_url"] = os.environ[name]
-                break
+    if not options.get("endpoint_url") and not client.get("endpoint_url") and own_endpoint():
+        options["endpoint_url"] = own_endpoint()
     options["config_kwargs"] = {
         "connect_timeout": timeout_s,
         "read_timeout": timeout_s,

@@ -23,12 +23,12 @@ T = TypeVar("T")
 #: Fields that differ between versions of a file, by file system; the most reliable first.
 VERSION_FIELDS = (
     "ETag",
+    "generation",
     "etag",
     "md5Hash",
     "content_md5",
     "Content-MD5",
     "Digest",
-    "generation",
     "Last-Modified",
     "LastModified",
     "updated",

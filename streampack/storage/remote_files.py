@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -17,14 +19,15 @@ from streampack.errors import StorageError
 from streampack.keep_last import KeepLast
 from streampack.metrics import fetched
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
+from streampack.storage.clients import client_of
 from streampack.storage.fetching import Fetcher
 from streampack.storage.file_info import FileInfo, replaced, split_url
 from streampack.storage.files import Ranges
 from streampack.storage.growing import BlockWriter
 from streampack.storage.ranged_file import RangedFile
-from streampack.storage.ranges import fetch_range, fetch_start, whole_file
+from streampack.storage.ranges import OverFsspec, OverHttp, Reader
 from streampack.storage.read_ahead import Hint
-from streampack.storage.remote import Pace, info_from, info_of, is_another_version, look_up
+from streampack.storage.remote import Pace, info_from, is_another_version, look_up
 from streampack.storage.remote_listing import list_remote
 from streampack.storage.retries import with_retries
 from streampack.storage.waiting import pause
@@ -56,7 +59,9 @@ class RemoteFiles:
 
     def __init__(self, storage: Storage, cache: BlockCache) -> None:
         self._storage = storage
+        self._opening = threading.RLock()
         self._filesystems: dict[str, Any] = {}
+        self._readers: dict[str, Reader] = {}  # by protocol
         # Servers that answered with whole files, and the times until which they are not asked anew.
         self._whole: dict[str, float] = {}
         # Sizes and versions of the last files that were looked up, by URL.
@@ -121,7 +126,7 @@ class RemoteFiles:
         listed = self.listed(file)
         data = self._attempts(listed, lambda: self._get(listed, start, stop))
         if data is not None:
-            return data
+            return data.tobytes()
         opened = self.open(listed)
         try:
             return opened.read(start, stop)
@@ -138,13 +143,12 @@ class RemoteFiles:
             StorageError: the bytes could not be read, after all retries.
         """
         if url not in self._looked_up:
-            filesystem, retries = self._filesystem_of(url), self._storage.retries
             try:
                 part = with_retries(
-                    lambda: fetch_start(filesystem, url, most_bytes, self.pace),
+                    lambda: self._reader(url).start(url, most_bytes),
                     doing="Reading",
                     url=url,
-                    retries=retries,
+                    retries=self._storage.retries,
                 )
             except StorageError as error:
                 if error.failure != "other":  # as for a range of an empty file
@@ -172,7 +176,7 @@ class RemoteFiles:
                 self._check_unchanged(listed, error)
             raise
 
-    def _get(self, listed: FileInfo, start: int, stop: int) -> bytes | None:
+    def _get(self, listed: FileInfo, start: int, stop: int) -> memoryview | None:
         """Fetch bytes [start, stop) of the listed version of a remote file, in one attempt.
 
         Return None if the server sends whole files only.
@@ -181,13 +185,12 @@ class RemoteFiles:
         whole = (start, stop) == (0, listed.num_bytes)
         if not whole and time.monotonic() < self._whole.get(server, 0):
             return None
-        filesystem = self._filesystem_of(url)
+        reader = self._reader(url)
         for pause_s in (*_ASKED_ANEW_S, 0):
-            part = fetch_range(filesystem, url, start, stop, listed.num_bytes, self.pace)
-            if part is not None:
-                _require_version(listed, part.version)
-                fetched.append(len(part.data))
-                return part.data
+            data = reader.range(listed, start, stop)
+            if data is not None:
+                fetched.append(len(data))
+                return data
             pause(pause_s)
         if server not in self._whole:
             logger.warning(
@@ -198,13 +201,11 @@ class RemoteFiles:
 
     def _get_whole(self, listed: FileInfo, begin: Callable[[], BlockWriter]) -> BlockWriter:
         """Write a whole file, and check its size and version, in one attempt."""
-        url, pace = listed.path, self.pace
-        filesystem = self._filesystem_of(url)
         writer = begin()
-        for data in whole_file(filesystem, url, listed.num_bytes, pace):
-            writer.write(data)
+        with closing(self._reader(listed.path).parts(listed)) as parts:
+            for data in parts:
+                writer.write(data)
         writer.finish()
-        _require_version(listed, info_from(url, info_of(filesystem, url, pace)).version)
         fetched.append(listed.num_bytes)
         return writer
 
@@ -227,14 +228,29 @@ class RemoteFiles:
     def _filesystem_of(self, url: str) -> Any:
         return self.filesystem(split_url(url)[0] or "")
 
+    def _reader(self, url: str) -> Reader:
+        protocol = split_url(url)[0] or ""
+        with self._opening:
+            if protocol not in self._readers:
+                filesystem = partial(self.filesystem, protocol)
+                options, pace = self._storage.storage_options, self.pace
+                client = client_of(protocol, options, pace, filesystem)
+                self._readers[protocol] = (
+                    OverFsspec(filesystem(), pace)
+                    if client is None
+                    else OverHttp(client, lambda url: self._ask(url, retries=0).version)
+                )
+        return self._readers[protocol]
+
     def filesystem(self, protocol: str) -> Any:
         """Return the fsspec file system of a protocol, opened once."""
-        filesystems = self._filesystems
-        if protocol not in filesystems:
-            from streampack.storage.filesystems import open_once
+        with self._opening:
+            if protocol not in self._filesystems:
+                from streampack.storage.filesystems import open_filesystem
 
-            open_once(filesystems, protocol, self._storage.storage_options, self._storage.timeout_s)
-        return filesystems[protocol]
+                options, timeout_s = self._storage.storage_options, self._storage.timeout_s
+                self._filesystems[protocol] = open_filesystem(protocol, options, timeout_s)
+        return self._filesystems[protocol]
 
     def look_up(self, url: str) -> FileInfo:
         """Look up size and version of a remote file; a process remembers the last ones."""
@@ -255,12 +271,6 @@ class RemoteFiles:
         options = repr(sorted(self._storage.storage_options.items()))
         digest = hashlib.blake2b(f"{_START} {options}".encode(), digest_size=8)
         return replace(info, version=f"start {digest.hexdigest()}")
-
-
-def _require_version(listed: FileInfo, version: str) -> None:
-    """Raise `StateError` if a file has another version than it had when it was listed."""
-    if listed.version and is_another_version(version, listed.version):
-        raise replaced(listed.path, listed.version, version)
 
 
 def _server(url: str) -> str:
