@@ -94,6 +94,7 @@ def test_a_run_learns_every_word_of_the_assistant_once() -> None:
     assert len(learnt_of(cut)) < len(answers(TALKS)) / 2
 
 
+@pytest.mark.sampled
 def test_it_goes_on_in_the_middle_of_a_conversation() -> None:
     source = sources.Chat(TALKS[:9], template=CHATML, overflow="turns")
     assert_restores_everywhere(maker(source, BestFitDecreasing(seq_len=256)))

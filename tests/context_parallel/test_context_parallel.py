@@ -57,7 +57,7 @@ def test_all_ranks_together_hold_the_batch(
 def test_boundaries_match_the_part_of_a_rank(layout: Layout) -> None:
     for batch in batches([5, 23, 9, 40, 2, 1, 13, 96, 17], 8):
         segment = batch.seq_idx.view(-1)
-        ends = [int(end) for end in batch.cu_seqlens]
+        ends = batch.cu_seqlens.tolist()
         for rank in range(4):
             part = batch.context_parallel(layout, cp_size=4, cp_rank=rank)
             cuts = part["cu_seqlens"].tolist()

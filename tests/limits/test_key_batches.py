@@ -119,6 +119,7 @@ def test_a_run_goes_on_with_other_ranks_and_workers(legs: list[tuple[int, int, i
     assert over_legs(make, legs, of) == whole
 
 
+@pytest.mark.sampled
 def test_a_run_goes_on_after_every_batch() -> None:
     assert_restores_everywhere(lambda: dataset(data=RECORDS[:120]))
 

@@ -388,6 +388,7 @@ def test_broken_documents_are_named_with_their_source(tmp_path: Path) -> None:
         list(PackedLoader(dataset(mixture, tokenizer=byte_tokenizer())))
 
 
+@pytest.mark.sampled
 def test_skips_are_recorded_by_source_and_repeated_from_any_batch(tmp_path: Path) -> None:
     mixture = broken_mixture(tmp_path)
 
@@ -447,6 +448,7 @@ def test_a_state_of_another_mixture_is_refused_with_the_field() -> None:
         make(2).load_state_dict(loader.state_dict())
 
 
+@pytest.mark.sampled
 def test_an_order_above_a_mixture_resumes_after_every_batch() -> None:
     rng = np.random.default_rng(1)
     members = {

@@ -61,6 +61,7 @@ def make(key: Any) -> PackedDataset:
     )  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("key", ["repo", by_shard], ids=["field", "function"])
 def test_a_run_goes_by_keys_and_is_restored_everywhere(key: Any) -> None:
     assert_restores_everywhere(lambda: make(key))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from itertools import chain, cycle
 from typing import Any
@@ -97,7 +97,42 @@ LONG: dict[str, Callable[[Topology], PackedDataset]] = {
     **{f"mixture {name}, long": partial(dealt_mixture, name) for name in MIXTURES},
     "epochs, long": lambda topology: of_many_epochs(40, 0.6, 1, topology),
 }
-ALL = [*RUNS, *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
+#: In the gate each run is in one of the two tests at least; at night all are in both.
+OVER_LEGS = (
+    "uneven lanes",
+    "buckets",
+    "empty lanes",
+    "dealt",
+    "dealt and filtered",
+    "mixture by weights",
+    "mixture with an endless one",
+    "many epochs",
+    "one long document",
+    "groups in batches",
+    "evaluation",
+    "trees of a mixture",
+)
+BY_LOADERS = (
+    "uneven lanes",
+    "empty lanes of a worker",
+    "dealt",
+    "mixture by size",
+    "mixture until one ends",
+    "mixture several epochs of one",
+    "groups in rows",
+    "trees",
+)
+assert {*OVER_LEGS, *BY_LOADERS} == {*RUNS}
+
+
+def all_but_slow(quick: Collection[str]) -> list[Any]:
+    """All runs; those that are not quick are slow."""
+    return [
+        pytest.param(name, marks=() if name in quick else pytest.mark.slow)
+        for name in {**RUNS, **LONG}
+    ]
+
+
 #: Ranks, workers and steps; the last ones over and over until the run ends.
 LEGS = [(1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 3, 31)]
 SHORT = [(1, 0, 61), (3, 0, 17), (5, 0, 23)]
@@ -108,13 +143,13 @@ def sequence_of_one(name: str) -> list[Any]:
     return identities(PackedLoader({**RUNS, **LONG}[name](Topology())))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", all_but_slow(OVER_LEGS))
 def test_any_ranks_workers_and_stops_give_the_sequence_of_one(name: str) -> None:
     make = {**RUNS, **LONG}[name]
     assert over_legs(make, chain(LEGS, cycle(SHORT))) == sequence_of_one(name)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", all_but_slow(BY_LOADERS))
 def test_every_loader_gives_the_sequence_of_one(name: str) -> None:
     make, expected = {**RUNS, **LONG}[name], sequence_of_one(name)
     assert identities(PackedLoader(make(Topology()), num_workers=5)) == expected

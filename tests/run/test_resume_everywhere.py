@@ -17,6 +17,8 @@ from tests.support.every_source import (
 )
 from tests.support.restoring import assert_restores_everywhere, maker
 
+pytestmark = pytest.mark.sampled
+
 
 @pytest.mark.parametrize(
     "packer",

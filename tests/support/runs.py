@@ -39,8 +39,9 @@ def make_dataset(packer: Packer | None = None, **options: Any) -> PackedDataset:
 
 
 def identity(batch: PackedBatch) -> tuple[int, int, list[int], list[int]]:
-    ends = [*batch.slot, *batch.tout.ravel()] if isinstance(batch, TreeBatch) else batch.cu_seqlens
-    return batch.lane, batch.step, batch.input_ids.ravel().tolist(), list(map(int, ends))
+    tensors = (batch.slot, batch.tout) if isinstance(batch, TreeBatch) else (batch.cu_seqlens,)
+    ends = [end for tensor in tensors for end in tensor.ravel().tolist()]
+    return batch.lane, batch.step, batch.input_ids.ravel().tolist(), ends
 
 
 def identities(batches: Any) -> list[tuple[int, int, list[int], list[int]]]:
