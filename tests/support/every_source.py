@@ -83,6 +83,32 @@ def parquet(folder: Path, column: str, values: Any) -> str:
     return str(path)
 
 
+def delta(folder: Path) -> str:
+    """A Delta table of two files, by a log of one version."""
+    fields = [{"name": "text", "type": "string", "nullable": True, "metadata": {}}]
+    metadata = {
+        "id": "documents",
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}),
+        "partitionColumns": [],
+        "configuration": {},
+    }
+    log: list[dict[str, Any]] = [
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+        {"metaData": metadata},
+    ]
+    (folder / "_delta_log").mkdir()
+    half = len(text_documents()) // 2
+    for number, part in enumerate((text_documents()[:half], text_documents()[half:])):
+        path = folder / f"{number}.parquet"
+        pq.write_table(pa.table({"text": part}), path, row_group_size=13)
+        added = {"path": path.name, "size": path.stat().st_size, "partitionValues": {}}
+        log.append({"add": {**added, "modificationTime": 0, "dataChange": True}})
+    lines = "".join(json.dumps(action) + "\n" for action in log)
+    (folder / "_delta_log" / f"{0:020}.json").write_text(lines)
+    return str(folder)
+
+
 def arrow(folder: Path, table: pa.Table, writer: Any) -> str:
     with writer(folder / "a.arrow", table.schema) as file:
         file.write_table(table, max_chunksize=13)
@@ -168,6 +194,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
         parquet(f, "ids", pa.array([d.tolist() for d in token_documents()])), tokens="ids", **SMALL
     ),
     "parquet-text": lambda f: sources.Parquet(parquet(f, "text", text_documents()), **SMALL),
+    "delta": lambda f: sources.Delta(delta(f), text="text", **SMALL),
     "arrow-stream": lambda f: sources.Arrow(
         arrow(f, pa.table({"ids": [d.tolist() for d in token_documents()]}), pa.ipc.new_stream),
         tokens="ids",
