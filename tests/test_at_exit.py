@@ -33,7 +33,7 @@ sys.stdout.flush()
 """
 
 
-def test_the_steps_have_one_order_whatever_was_imported_first(host: Host, tmp_path: Path) -> None:
+def test_the_steps_have_one_order_for_any_order_of_imports(host: Host, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(ORDERED)
     statuses, output = host.run(tmp_path / "program.py")
     assert statuses == [0]

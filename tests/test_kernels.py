@@ -99,7 +99,7 @@ def test_eight_documents_import_no_compiler() -> None:
     assert done.stdout == "2\nFalse False\n"
 
 
-def test_python_runs_what_fits_into_its_budget_and_the_rest_is_compiled_before_it_runs(
+def test_python_runs_calls_within_its_budget_and_others_are_compiled_before_they_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(_jit._Tier, "name", "both")

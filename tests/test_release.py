@@ -38,7 +38,7 @@ def test_the_citation_has_the_version_and_the_licence_of_the_package() -> None:
     assert f"\nlicense: {metadata('streampack')['License-Expression']}\n" in citation
 
 
-def test_a_release_needs_no_secret_and_publishes_only_what_was_built_and_tested() -> None:
+def test_a_release_needs_no_secret_and_publishes_only_tested_builds() -> None:
     assert "secrets." not in RELEASE
     jobs = dict(re.findall(r"^  (\w+):\n((?:    .*\n|\n)+)", RELEASE.split("\njobs:\n")[1], re.M))
     assert {name for name, job in jobs.items() if "id-token: write" in job} == {"publish", "deploy"}

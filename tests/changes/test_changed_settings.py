@@ -205,7 +205,7 @@ def test_a_change_gives_the_same_global_batches_on_any_number_of_ranks(ranks: in
     assert sorted(found, key=lambda b: (b[1], b[0])) == expected
 
 
-def test_a_state_taken_after_a_change_resumes_without_naming_it_again() -> None:
+def test_a_state_taken_after_a_change_resumes_without_naming_it() -> None:
     source = MemorySource([numbered_documents([7, 90, 33, 150] * 30)], block_documents=7)
     (loader,) = loaders(source, {"packer": Concat(seq_len=32), "batch_size": 2})
     for _, _batch in zip(range(9), loader, strict=False):

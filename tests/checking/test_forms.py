@@ -199,7 +199,7 @@ def test_a_mask_beside_ids_is_not_taken_for_targets() -> None:
     assert report.learnt == report.slots
 
 
-def test_a_batch_without_labels_says_so() -> None:
+def test_a_batch_without_labels_is_named() -> None:
     documents = marked_documents(lengths=[20] * 40)
     batches = [{"input_ids": torch.tensor([ids]), "extra": 1} for ids in documents]
     report = streampack.check(batches, documents=documents)

@@ -110,7 +110,7 @@ def test_a_worker_that_is_killed_at_any_of_ten_files_changes_nothing(
 
 
 @pytest.mark.slow
-def test_workers_that_die_again_and_again_are_an_error_and_finished_parts_stay(
+def test_workers_that_die_repeatedly_are_an_error_and_finished_parts_stay(
     lines: Path, whole: Path, tmp_path: Path
 ) -> None:
     out, marker = tmp_path / "out", tmp_path / "marker"

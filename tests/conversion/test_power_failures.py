@@ -86,7 +86,7 @@ def test_a_damaged_file_costs_its_part_or_is_an_error(
         assert documents_of(out) == documents_in(lines)
 
 
-def test_a_finished_part_with_whole_files_is_not_converted_again(
+def test_a_finished_part_with_whole_files_is_not_converted_twice(
     lines: Path, begun: Path, whole: Path, tmp_path: Path
 ) -> None:
     out = Path(shutil.copytree(begun, tmp_path / "out"))

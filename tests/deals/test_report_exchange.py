@@ -20,7 +20,7 @@ NUMBER = st.integers(0, 1 << 61)
 
 
 @given(st.builds(Report, NUMBER, NUMBER, NUMBER))
-def test_ranks_exchange_exactly_what_the_exchange_has(report: Report) -> None:
+def test_ranks_exchange_exactly_the_reports_of_the_exchange(report: Report) -> None:
     exchange, other = MemoryExchange(3, 1), MemoryExchange(3, 1)
     exchange.load(0, [], 4)  # a deal that gave nothing
     exchange.put(4, 1, 0, report)

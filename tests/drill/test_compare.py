@@ -68,7 +68,7 @@ def test_batches_ahead_and_behind_are_told_apart(ahead: int, kind: str) -> None:
     assert kinds(life(2, SAVED, rank0=ahead, rank1=ahead)) == [kind]
 
 
-def test_a_loader_with_workers_that_begins_again_has_lost_their_state() -> None:
+def test_a_loader_with_workers_that_restarts_has_lost_their_state() -> None:
     assert kinds(life(1, SAVED, rank0=-SAVED), workers=2) == ["workers-state-lost"]
 
 
@@ -117,7 +117,7 @@ def test_random_states_matter_only_where_they_are_drawn_from() -> None:
     assert kinds(drawn, changed(life(), drawn=("torch",))) == ["random-states-forgotten"]
 
 
-def test_fresh_weights_are_a_run_that_starts_again() -> None:
+def test_fresh_weights_are_a_run_that_restarts() -> None:
     assert kinds(life(1, 0)) == ["starts-again"]
     assert kinds(life(1, 0), saved=0) == []  # nothing was saved
     assert kinds(changed(life(1, SAVED), weights=("other",))) == ["weights-differ"]

@@ -30,7 +30,7 @@ def pieces_with_ids(dataset: PackedDataset) -> Any:
             yield piece, ids[documents == number].tolist()
 
 
-def test_every_piece_of_a_parquet_corpus_is_found_again_in_its_file(tmp_path: Path) -> None:
+def test_every_piece_of_a_parquet_corpus_is_found_in_its_file(tmp_path: Path) -> None:
     path = parquet(tmp_path, "ids", [d.tolist() for d in token_documents()])
     column = pq.read_table(path).column("ids").to_pylist()
     found = 0

@@ -317,7 +317,7 @@ def steps_of_the_run(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_datasets_that_split_ours_again_are_refused(workers: int) -> None:
+def test_datasets_that_split_ours_are_refused(workers: int) -> None:
     from accelerate.data_loader import DataLoaderDispatcher, IterableDatasetShard
     from transformers.trainer_pt_utils import IterableDatasetShard as TrainerShard
 

@@ -141,7 +141,7 @@ def test_a_generator_is_read_once_and_then_refused() -> None:
         read_lane(lane, {"count": 3, "state": None})
 
 
-def test_a_state_is_used_instead_of_reading_again() -> None:
+def test_a_state_is_used_instead_of_rereading() -> None:
     data = Stateful()
     source = Iterable(data, reading=ReadOptions(block_documents=10))
     lane = source.lanes(1, seed=0, epoch=0, shuffle=False)[0]

@@ -177,7 +177,7 @@ def test_a_source_that_ends_long_before_the_others_is_warned_of_once(
     assert warned(Mixture(parts, weights=weights, epochs={"a": 2}), caplog, epochs=None) == ["a"]
 
 
-def test_after_a_resume_an_ended_source_is_warned_of_again(
+def test_an_ended_source_is_warned_of_after_a_resume_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     mixture = Mixture({"a": ids(1, 40), "b": ids(2, 400)}, weights={"a": 9, "b": 1})

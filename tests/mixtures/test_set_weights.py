@@ -522,7 +522,7 @@ def test_states_of_ranks_with_different_weights_do_not_merge() -> None:
         merge_states(states)
 
 
-def test_a_run_that_begins_again_begins_with_the_weights_of_its_mixture() -> None:
+def test_a_run_that_restarts_has_the_weights_of_its_mixture() -> None:
     loader = PackedLoader(dealt_mixture("by weights", of=SHORT_SOURCES))
     expected = [identity(batch) for batch in loader]
     loader.set_weights({"web": 1, "code": 0, "books": 0}, from_step=0)

@@ -37,7 +37,7 @@ def test_the_walk_matches_the_reference(
 
 @given(st.integers(2, 80), st.integers(1, 8), st.integers(0, 1 << 32))
 @drawn(60)
-def test_runs_begin_where_the_walk_starts_again_and_dtypes_change_nothing(
+def test_runs_begin_where_the_walk_restarts_and_dtypes_change_nothing(
     count: int, k: int, seed: int
 ) -> None:
     vectors = np.random.default_rng(seed).normal(size=(count, 3)).astype(np.float32)

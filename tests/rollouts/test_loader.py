@@ -110,7 +110,7 @@ def test_killed_runs_train_every_prompt_once(seed: int) -> None:
     assert trained == dict.fromkeys(range(60), 2)
 
 
-def test_a_state_inside_a_step_is_that_of_its_beginning() -> None:
+def test_a_state_inside_a_step_is_the_state_of_its_beginning() -> None:
     queue = make_queue(12, groups=6)
     sample(queue)
     loader = rollouts.Loader(queue, seq_len=8)

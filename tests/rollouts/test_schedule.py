@@ -282,7 +282,7 @@ def test_a_prompt_fails_after_its_attempts_and_the_run_goes_on() -> None:
     assert schedule.failed_in_a_row == 0
 
 
-def test_a_group_that_is_too_old_is_sampled_again_not_lost() -> None:
+def test_a_group_that_is_too_old_is_resampled_not_lost() -> None:
     schedule = Schedule(Rule(1, steps_ahead=2, max_age=1), "one")
     finished(schedule)
     trained = []

@@ -167,7 +167,7 @@ def test_workers_of_a_dataloader_that_do_not_divide_the_lanes_stay_idle(caplog: 
     assert share.state_dict()["workers"] == 4
 
 
-def test_the_lanes_are_the_same_whoever_asks_first() -> None:
+def test_the_lanes_are_the_same_for_any_first_question() -> None:
     def asked(*questions: Any) -> dict[str, Any]:
         window = WindowConfig(rows=4)
         dataset = uneven(Topology(), lanes=None, window=window, epochs=20)

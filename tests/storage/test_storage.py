@@ -451,7 +451,7 @@ def test_a_forked_child_reads_on_in_a_file_that_its_parent_reads(
         assert begin + stream.read() == data
 
 
-def test_a_forked_child_reads_what_a_thread_of_its_parent_has_begun_to_read(
+def test_a_forked_child_reads_a_file_that_a_thread_of_its_parent_has_begun_to_read(
     http: HTTPServer, storage: Storage
 ) -> None:
     url, data = serve(http, "a.bin")

@@ -94,7 +94,7 @@ def test_who_is_killed_while_downloading_stops_nobody(
 
 
 @pytest.mark.parametrize("fault", ["fail_next", "cut_next"])
-def test_a_download_that_breaks_off_begins_again(
+def test_a_download_that_breaks_off_restarts(
     http: HTTPServer, storage: Storage, url: str, fault: str
 ) -> None:
     storage.size(url)
