@@ -1,4 +1,4 @@
-"""The English of docstrings, comments and errors: words that stand where a noun or a verb should.
+"""The English of docstrings, comments, errors and names of tests: vague words.
 
 The limits are per 10,000 words and only fall. `python -m tests.test_prose` prints today's figures.
 """
@@ -19,6 +19,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 #: Folders with the same limits, each counted by itself.
 COUNTED = {"package": ("streampack",), "tests": ("tests", "examples", "benchmarks", "demo")}
+NAMES_OF_TESTS = "names of tests"
+GROUPS = (*COUNTED, NAMES_OF_TESTS)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 #: Lower a limit when the figure has fallen; the field's own libraries have 0 to 2 of each.
@@ -51,6 +53,12 @@ def prose(path: Path) -> Iterator[str]:
             yield token.string.lstrip("#: ")
 
 
+def names_of_tests(path: Path) -> Iterator[str]:
+    """The words of the names of a file's tests."""
+    for name in re.findall(r"^ *(?:async )?def test_(\w+)", path.read_text(), re.MULTILINE):
+        yield name.replace("_", " ")
+
+
 def files(counted: str) -> list[Path]:
     """The Python files of a group of folders."""
     return [path for folder in COUNTED[counted] for path in sorted((ROOT / folder).rglob("*.py"))]
@@ -58,14 +66,18 @@ def files(counted: str) -> list[Path]:
 
 @cache
 def rates(counted: str) -> dict[str, float]:
-    """Occurrences of each word in 10,000 words of a group of folders."""
-    text = " ".join(part for path in files(counted) for part in prose(path)).lower()
+    """Occurrences of each word in 10,000 words of a group of folders, or of the tests' names."""
+    if counted == NAMES_OF_TESTS:
+        parts = [name for path in files("tests") for name in names_of_tests(path)]
+    else:
+        parts = [part for path in files(counted) for part in prose(path)]
+    text = " . ".join(parts).lower()
     words = len(re.findall(r"[a-z']+", text))
     return {word: 1e4 * len(re.findall(rf"\b{word}\b", text)) / words for word in LIMITS}
 
 
 @pytest.mark.parametrize("word", LIMITS)
-@pytest.mark.parametrize("counted", COUNTED)
+@pytest.mark.parametrize("counted", GROUPS)
 def test_a_vague_word_becomes_no_more_frequent(counted: str, word: str) -> None:
     assert rates(counted)[word] <= LIMITS[word]
 
@@ -95,7 +107,7 @@ def test_variables_are_named_by_the_values_they_hold(name: str) -> None:
 
 if __name__ == "__main__":
     for name, limit in LIMITS.items():
-        figures = "".join(f"{rates(counted)[name]:6.1f}" for counted in COUNTED)
+        figures = "".join(f"{rates(counted)[name]:6.1f}" for counted in GROUPS)
         print(f"{name:12}{figures}  (limit {limit})")
     for name, most in NAMES.items():
         print(f"{name:12}{functions_by_variable()[name]:6}  (limit {most})")

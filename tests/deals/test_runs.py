@@ -118,7 +118,7 @@ def test_the_rest_of_an_ended_iterable_fills_batches() -> None:
     assert len(tokens) <= 1.1 * sum(tokens) / 64
 
 
-@drawn(6)
+@drawn(3)
 @given(epochs=st.integers(5, 300), spread=st.sampled_from([0.0, 0.6]), seed=st.integers(0, 1 << 20))
 def test_the_size_of_a_state_has_a_bound_for_any_number_of_epochs(
     epochs: int, spread: float, seed: int
