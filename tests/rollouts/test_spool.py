@@ -1,4 +1,4 @@
-"""Finished groups outlive a kill, and only those that the resumed run may train."""
+"""Finished groups outlive a kill, and only groups that the resumed run may train."""
 
 from __future__ import annotations
 

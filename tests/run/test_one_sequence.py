@@ -126,7 +126,7 @@ assert {*OVER_LEGS, *BY_LOADERS} == {*RUNS}
 
 
 def all_but_slow(quick: Collection[str]) -> list[Any]:
-    """All runs; those that are not quick are slow."""
+    """All runs, the slow ones with their marker."""
     return [
         pytest.param(name, marks=() if name in quick else pytest.mark.slow)
         for name in {**RUNS, **LONG}
