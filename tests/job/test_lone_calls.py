@@ -48,7 +48,7 @@ if run == "endless" and not in_step:  # a rank that lives on does not keep the o
 """
 
 
-@pytest.fixture(params=["endless", "finite"], scope="module")
+@pytest.fixture(scope="module")
 def whole(
     request: pytest.FixtureRequest, host: Host, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, list[list[Any]]]:
@@ -57,20 +57,25 @@ def whole(
     return request.param, ranks_of(host, folder, "pass", request.param, "apart")
 
 
+CALLS = ("set_weights(weights)", "set_weights(weights, from_step=7)", "skip(2)")
+QUICK = {("endless", CALLS[0]), ("finite", CALLS[1]), ("finite", CALLS[2])}
+
+
 @pytest.mark.parametrize(
-    "call",
+    ("whole", "call"),
     [
-        "loader.set_weights(weights)",
-        "loader.set_weights(weights, from_step=7)",
-        "loader.skip(2)",
+        pytest.param(run, call, marks=() if (run, call) in QUICK else pytest.mark.slow)
+        for run in ("endless", "finite")
+        for call in CALLS
     ],
+    indirect=["whole"],
 )
 def test_a_rank_that_calls_alone_is_an_error_on_all_ranks_at_most_one_step_on(
     host: Host, tmp_path: Path, call: str, whole: tuple[str, list[list[Any]]]
 ) -> None:
     run, batches = whole
-    found = ranks_of(host, tmp_path, call, run, "apart")
-    steps = (5, 5) if call == "loader.set_weights(weights)" else (4, 5)
+    found = ranks_of(host, tmp_path, f"loader.{call}", run, "apart")
+    steps = (5, 5) if call == CALLS[0] else (4, 5)
     for (outcome, taken), (_, expected), least in zip(found, batches, steps, strict=True):
         assert outcome
         assert len(taken) == least
