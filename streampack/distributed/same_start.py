@@ -72,7 +72,7 @@ def check_same_start(run: RankRun) -> None:
                 place = name_of_place(source, seed, int(np.flatnonzero(differing)[0]))
                 _refuse(name, source, place)
     if other_places or other_settings:
-        _refuse_settings(ranks, run.plan.topology.rank, settings)
+        _refuse_settings(ranks, run.plan.ranks.rank, settings)
 
 
 def _refuse_settings(ranks: Ranks, rank: int, settings: Mapping[str, Any]) -> NoReturn:
