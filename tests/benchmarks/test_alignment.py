@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from benchmarks.alignment import ALIGN, lognormal, slots_used
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
+@pytest.mark.slow
 def test_slots_used_by_alignment_match_the_page() -> None:
     lengths = lognormal(700, 100_000)
     (section,) = re.findall(r"\n## Alignment\n(.*?)\n## ", PAGE.read_text(), re.DOTALL)

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.image_rows import KINDS, capacity_of, filled
 
 
+@pytest.mark.slow  # like the other figures of pages, it changes only with a packer
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_fuller_than_the_others_by_tokens_and_by_patches(kind: str) -> None:
     found = filled(KINDS[kind], capacity_of(KINDS[kind]), 12_000)

@@ -69,6 +69,7 @@ def test_the_page_has_the_committed_figures() -> None:
     assert markdown(figures) in (DOCS / "benchmarks.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_proof_measures_speed_and_learning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

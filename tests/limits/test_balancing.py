@@ -60,8 +60,14 @@ def slowest_over_mean(costs: NDArray[np.int64], slots: int, width: int) -> float
 
 
 # Width 512 with rows of 4,096 has the ratio of width 4,096 with rows of 32,768.
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("width", [512, 0])
+@pytest.mark.parametrize(
+    ("width", "rows"),
+    [
+        (512, 4),
+        (0, 1),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((512, 1), (0, 4))),
+    ],
+)
 def test_the_extra_work_of_the_slowest_of_16_ranks_shrinks_to_a_fifth(
     rows: int, width: int
 ) -> None:

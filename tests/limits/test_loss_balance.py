@@ -191,7 +191,7 @@ LOSS: dict[str, Any] = {"balance": "loss"}
         (LOSS, {"balance": "loss", "attention": "row"}, "attention"),
     ],
 )
-@pytest.mark.parametrize("taken", [16, 21])
+@pytest.mark.parametrize("taken", [pytest.param(16, marks=pytest.mark.slow), 21])
 def test_a_run_may_go_on_with_another_balance(
     before: Any, after: Any, allow: str, taken: int
 ) -> None:

@@ -135,7 +135,7 @@ def all_but_slow(quick: Collection[str]) -> list[Any]:
 
 #: Ranks, workers and steps; the last ones over and over until the run ends.
 LEGS = [(1, 2, 60), (3, 0, 25), (2, 0, 41), (4, 0, 18), (1, 3, 31)]
-SHORT = [(1, 0, 61), (3, 0, 17), (5, 0, 23)]
+SHORT = [(1, 0, 121), (3, 0, 37), (5, 0, 43)]
 
 
 @cache
