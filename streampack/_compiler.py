@@ -15,7 +15,7 @@ from typing import Any
 
 import numba
 import numpy.ma  # noqa: F401 - numba imports it in the first call, beside which a process may fork
-from numba.core import event
+from numba.core import entrypoints, event
 from numba.core.compiler_lock import global_compiler_lock
 
 #: Held while a function is compiled or loaded.
@@ -57,7 +57,7 @@ class Compiled:
 
     def _choose(self, *arguments: Any) -> Any:
         """Return the function to call; numba asks where it has no code for these types."""
-        with LOCK:
+        with LOCK, _no_extensions():
             with _Compilations.forbidden():
                 try:
                     return self._load_or_compile(arguments)
@@ -81,6 +81,16 @@ class Compiled:
 
             lose_cache(self._dispatcher, error)
             return self._compile(*arguments)
+
+
+@contextmanager
+def _no_extensions() -> Iterator[None]:
+    """Let numba import no packages that extend it: awkward, which gigatoken requires, takes 1 s."""
+    before, entrypoints._already_initialized = entrypoints._already_initialized, True
+    try:
+        yield
+    finally:
+        entrypoints._already_initialized = before
 
 
 def folder_of(dispatcher: Any) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 from streampack.arguments import type_in_words
 from streampack.chats.conversations import thoughts_in_fields
 from streampack.chats.marks import MARKS, is_learnt
-from streampack.files.json_records import MOST_NESTED, parse_json, too_deep
+from streampack.files.json_records import check_depth, parse_json
 from streampack.sources.records import BrokenDocumentError
 
 #: Roles that a message may have; the turns of "assistant" are learnt.
@@ -85,7 +85,7 @@ def _message(value: Any, name: str) -> dict[str, Any]:
         raise BrokenDocumentError(f'has no "content" in {name} (it has {names})')
     if content is not None and not isinstance(content, str):
         raise BrokenDocumentError(f"has {type_in_words(content)} as content of {name}")
-    _check_depth(value)
+    check_depth(value)
     # Logs write every field that a message may have; templates ask which are there.
     fields = {key: field for key, field in value.items() if field is not None}
     if calls is not None:
@@ -217,17 +217,9 @@ def _plain_list(value: Any, name: str) -> list[Any]:
     if others:
         kind = type_in_words(others[0])
         raise BrokenDocumentError(f"has {kind} in {name} instead of a list of objects")
-    _check_depth(value)
+    check_depth(value)
     try:
         json.dumps(value)
     except (TypeError, ValueError) as error:
         raise BrokenDocumentError(f"has a value in {name} that is not JSON ({error})") from None
     return list(value)
-
-
-def _check_depth(value: Any, depth: int = 0) -> None:
-    if depth > MOST_NESTED:  # for values in memory; parsed text is checked already
-        raise too_deep()
-    if isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_depth(item, depth + 1)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
-
-import numpy as np
 
 from streampack.arguments import type_in_words
 from streampack.sources.records import BrokenDocumentError
@@ -25,26 +25,28 @@ def parse_json(data: bytes) -> Any:
         ValueError: `data` is not JSON, or nested more than `MOST_NESTED` deep.
     """
     try:
-        value = json.loads(data.decode())
-    except RecursionError:
-        _check_depth(data)
-        raise
-    # Texts may hold any number of brackets. Nearly all other records have fewer than the limit, and
-    # a look at every byte takes longer than counting.
-    flat = isinstance(value, dict) and not any(isinstance(v, dict | list) for v in value.values())
-    if not flat and data.count(b"[") + data.count(b"{") > MOST_NESTED:
-        _check_depth(data)
+        return _parsed(data)
+    except RecursionError:  # perhaps only because the caller's stack is deep
+        with ThreadPoolExecutor(1) as thread, suppress(RecursionError):
+            return thread.submit(_parsed, data).result()
+        raise too_deep() from None
+
+
+def _parsed(data: bytes) -> Any:
+    value = json.loads(data.decode())
+    # Nearly all records have fewer brackets than the limit, which are faster to count.
+    if data.count(b"[") + data.count(b"{") > MOST_NESTED and isinstance(value, dict | list):
+        check_depth(value)
     return value
 
 
-def _check_depth(data: bytes) -> None:
-    # Without pairs of backslashes, and then without escaped quotes, every other part is a text.
-    parts = data.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
-    outside = np.frombuffer(b"".join(parts[::2]), dtype=np.uint8)
-    opened, closed = ((outside == a) | (outside == b) for a, b in (b"[{", b"]}"))
-    depth = int(np.cumsum(opened.astype(np.int64) - closed).max())
+def check_depth(value: dict[str, Any] | list[Any], depth: int = 1) -> None:
+    """Raise `BrokenDocumentError` if lists and dicts are nested more than `MOST_NESTED` deep."""
     if depth > MOST_NESTED:
-        raise ValueError(f"it is nested {depth} levels deep, at most {MOST_NESTED} are allowed")
+        raise too_deep()
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, dict | list):
+            check_depth(item, depth + 1)
 
 
 _BOM = b"\xef\xbb\xbf"
@@ -57,7 +59,7 @@ _ONE_VALUE = (
 
 
 def too_deep() -> BrokenDocumentError:
-    """Return the error for a value in memory that is nested more than `MOST_NESTED` deep."""
+    """Return the error for a value that is nested more than `MOST_NESTED` deep."""
     return BrokenDocumentError(f"is nested more than {MOST_NESTED} deep")
 
 
@@ -65,6 +67,8 @@ def record_of(data: bytes) -> dict[str, Any]:
     """Parse the JSON object in `data`, which is UTF-8 with or without a byte order mark."""
     try:
         value = parse_json(data.removeprefix(_BOM))
+    except BrokenDocumentError:
+        raise
     except ValueError as error:
         hint = f"; {_ONE_VALUE}" if data.strip() in (b"[", b"{") else ""
         raise BrokenDocumentError(f"is not JSON in UTF-8 ({error}){hint}") from None

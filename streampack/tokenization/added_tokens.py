@@ -115,13 +115,14 @@ def _holds(text: str, few: Collection[str]) -> bool:
 
 
 def texts_of(tokens: Sequence[str]) -> list[str]:
-    """Return test texts: each added token inside words, overlapping ones, all UTF-8 bytes."""
+    """Return test texts: added tokens, some of them inside words, overlapping ones, UTF-8 bytes."""
     begins = {token[:n]: token for token in tokens for n in range(1, len(token))}
-    texts = ["".join(map(chr, part)) for part in _CHARACTERS]
-    for token in tokens:
+    texts = ["y".join(tokens), *("".join(map(chr, part)) for part in _CHARACTERS)]
+    for token in tokens[:: 1 + len(tokens) // 64]:
         half = len(token) // 2
         texts.append(f"x{token}y{token}{token} {token} {token[1:]}{token}{token[:-1]}\n{token}")
         texts.append(f"{token[:half]}{token}{token[half:]}é{token}人{token}{token.upper()}.{token}")
+    for token in tokens:
         for n in range(1, len(token)):
             other = begins.get(token[n:], "")
             texts += [f"a{token}{other[len(token) - n :]}b {other}{token}"] if other else []

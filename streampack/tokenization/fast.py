@@ -68,8 +68,7 @@ class Gigatoken:
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._short: Any = None
-        self._long: Any = None  # its own, because threads may use it at the same time
+        self._idle: list[Any] = []  # one engine for each thread that encodes at the same time
         self._encoded = self._size = 0
 
     def encode(self, texts: Sequence[str]) -> Flat:
@@ -80,30 +79,27 @@ class Gigatoken:
                 not check that bytes are UTF-8.
         """
         self._encoded += sum(map(len, texts))
-        if self._short is None or self._has_grown():
-            self._short, self._long = self._load(), None
-            self._encoded, self._size = 0, _process_bytes()
-        ids = [self._encode_one(text) for text in texts]
+        if self._has_grown():
+            self._idle.clear()
+        try:
+            engine = self._idle.pop()
+        except IndexError:
+            engine = self._load()
+        try:
+            ids = [_encode_one(engine, text) for text in texts]
+        finally:
+            self._idle.append(engine)
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
         return np.concatenate([np.zeros(0, np.uint32), *ids]), counts
-
-    def _encode_one(self, text: str) -> Any:
-        if len(text) <= LONG_TEXT:
-            return self._short.encode(text)
-        from gigatoken.gigatoken_rs import BytesSource, PadTruncate
-
-        if self._long is None:
-            self._long = self._load()
-        source = BytesSource([text.encode()])
-        rows, _ = self._long.encode_batch_padded(source, PadTruncate(0), parallel=False)
-        return rows[0]
 
     def _load(self) -> Any:
         from gigatoken import gigatoken_rs
 
         if hasattr(gigatoken_rs, "set_max_cache_bytes"):
             gigatoken_rs.set_max_cache_bytes(MOST_GROWTH)
-        return gigatoken_rs.load_hf_json(self._source)
+        engine = gigatoken_rs.load_hf_json(self._source)
+        self._encoded, self._size = 0, _process_bytes()
+        return engine
 
     def _has_grown(self) -> bool:
         if self._encoded < LEAST_RENEWED:
@@ -111,6 +107,16 @@ class Gigatoken:
         if self._size == 0:
             return self._encoded > MOST_UNSEEN
         return _process_bytes() - self._size > MOST_GROWTH
+
+
+def _encode_one(engine: Any, text: str) -> Any:
+    if len(text) <= LONG_TEXT:
+        return engine.encode(text)
+    from gigatoken.gigatoken_rs import BytesSource, PadTruncate
+
+    source = BytesSource([text.encode()])
+    rows, _ = engine.encode_batch_padded(source, PadTruncate(0), parallel=False)
+    return rows[0]
 
 
 def _process_bytes() -> int:
@@ -135,7 +141,8 @@ class FastEngine:
         self._is_byte_level = not described["model"].get("byte_fallback")
         # Normalizers have different versions of Unicode. Text that is NFC by Python's newer version
         # is also NFC by the older one of tokenizers, and needs no normalizer.
-        self._composed = engine.normalizer is not None
+        steps = engine.normalizer
+        self._composed = steps is not None and steps.normalize_str("e\u0301") == "é"
         tokens = engine.get_added_tokens_decoder().values()
         added = [token.content for token in tokens]
         self._left_out = [token.content for token in tokens if token.normalized]
@@ -186,9 +193,11 @@ class FastEngine:
 
     def _encode(self, texts: Sequence[str]) -> Flat:
         left_out: list[int] = []
-        together = "".join(texts)
-        if not ((self._is_byte_level and together.isascii()) or self._takes(together)):
-            left_out = [i for i, text in enumerate(texts) if not self._takes(text)]
+        uncertain = [*range(len(texts))]
+        if self._is_byte_level:
+            uncertain = [i for i, text in enumerate(texts) if not text.isascii()]
+        if uncertain and not self._takes("".join(texts[i] for i in uncertain)):
+            left_out = [i for i in uncertain if not self._takes(texts[i])]
         if not left_out:
             return self._fast.encode(texts)
         others = set(left_out)
