@@ -9,9 +9,9 @@ in turn, and a figure is the median of its rounds. All must write as many tokens
 by gigatoken, and once by "tokenizers", the library of the others.
 
 datatrove runs in the environment of `benchmarks.environments`, or with ``--datatrove PYTHON``;
-Megatron-LM with its preprocess_data, in the checkout ``--megatron FOLDER`` and with this
-interpreter. Missing ones are left out. ``--docs`` keeps figures in docs/benchmarks/, beside the
-figures of other commands, and puts the table into docs/benchmarks.md.
+Megatron-LM with preprocess_data and preprocess_data_fast of the checkout ``--megatron FOLDER`` and
+with this interpreter. Missing ones are left out. ``--docs`` keeps figures in docs/benchmarks/ and
+puts the table into docs/benchmarks.md; with ``--only``, beside the figures of other commands.
 """
 
 from __future__ import annotations
@@ -122,16 +122,22 @@ def datatrove(python: str) -> Command:
     return command
 
 
-def megatron(checkout: Path) -> Command:
-    """Return the command of Megatron-LM, which has a process for reading and writing besides."""
+def megatron(checkout: Path, fast: bool) -> Command:
+    """Return a command of Megatron-LM.
+
+    preprocess_data has a process for reading and writing besides; preprocess_data_fast, with
+    gigatoken, is one process with threads, which holds all ids in memory.
+    """
 
     def command(corpus: Corpus, out: Path, workers: int) -> Sequence[str]:
         out.mkdir()
+        script = checkout / "tools" / f"preprocess_data{'_fast' if fast else ''}.py"
+        plain = ["--workers", str(workers), "--log-interval", "1000000"]
         return [
-            sys.executable, "-W", "ignore", str(checkout / "tools" / "preprocess_data.py"),
+            "env", f"RAYON_NUM_THREADS={workers}", sys.executable, "-W", "ignore", str(script),
             "--input", str(corpus.one_file), "--output-prefix", str(out / "out"),
             "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(corpus.tokenizer),
-            "--append-eod", "--workers", str(workers), "--log-interval", "1000000",
+            "--append-eod", *(["--use-gigatoken"] if fast else plain),
         ]  # fmt: skip
 
     return command
@@ -150,7 +156,7 @@ def timed(
     corpus: Corpus, name: str, command: Command, workers: int, options: argparse.Namespace
 ) -> float:
     """Return the seconds that a command takes; its token count must equal the others' counts."""
-    out = corpus.folder / name.replace(" ", "-")
+    out = corpus.folder / name.replace(" ", "-").replace(",", "")
     paths = [DOCS.parent, options.megatron, os.environ.get("PYTHONPATH")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(p) for p in paths if p)}
     run = command(corpus, out, workers)
@@ -180,11 +186,12 @@ def main() -> None:
     if options.datatrove is not None:
         commands["datatrove"] = datatrove(str(options.datatrove))
     if options.megatron is not None:
-        commands["Megatron-LM"] = megatron(options.megatron)
+        commands["Megatron-LM, preprocess_data"] = megatron(options.megatron, fast=False)
+        commands["Megatron-LM, preprocess_data_fast"] = megatron(options.megatron, fast=True)
     if options.only:
         commands = {name: commands[name] for name in options.only}
     kept = DOCS / "benchmarks" / "conversion.json"
-    results: dict[str, Any] = json.loads(kept.read_text()) if options.docs and kept.exists() else {}
+    results: dict[str, Any] = json.loads(kept.read_text()) if options.only and kept.exists() else {}
     load = load_before()
     with TemporaryDirectory() as folder:
         sizes = (options.megabytes / 60, options.megabytes)

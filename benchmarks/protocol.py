@@ -83,9 +83,11 @@ class Timed(Runner):
 
     Attributes:
         reference: class name of the runner that it is compared with; None: the job's first.
+        first: time the first pass of the process alone, for which `prepare` warms up.
     """
 
     reference: ClassVar[str | None] = None
+    first: ClassVar[bool] = False
 
     @abstractmethod
     def batches(self) -> Iterator[Any]:
@@ -130,14 +132,16 @@ class Measured(Runner):
 
 def time_passes(runner: Timed, seconds: float) -> dict[str, float]:
     """Medians over whole passes for about so long, at least one, behind a part that warms up."""
-    with closing(runner.batches()) as batches:  # type: ignore[type-var]
-        end = time.perf_counter() + WARM_S
-        for _ in takewhile(lambda _: time.perf_counter() < end, batches):
-            pass
+    if not runner.first:
+        with closing(runner.batches()) as batches:  # type: ignore[type-var]
+            end = time.perf_counter() + WARM_S
+            for _ in takewhile(lambda _: time.perf_counter() < end, batches):
+                pass
     passes: list[float] = []
     firsts: list[float] = []
     processor: list[float] = []
-    while not passes or (sum(passes) < seconds and len(passes) < MOST_PASSES):
+    most = 1 if runner.first else MOST_PASSES
+    while not passes or (sum(passes) < seconds and len(passes) < most):
         began, used = time.perf_counter(), _processor_s()
         times = [time.perf_counter() for _ in runner.batches()]
         passes.append(time.perf_counter() - began)

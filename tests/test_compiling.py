@@ -202,3 +202,20 @@ def test_a_damaged_cache_is_done_without_and_later_written(folder: Path, ending:
     assert str(folder / "numba") in errors
     finish(start(folder, CALL))
     assert finish(start(folder, CALL)) == ("36 1\n", "")
+
+
+EXTENDED = """
+print(total(numbers), "extension" in sys.modules)
+import numba
+print(numba.njit(lambda number: number)(1), "extension" in sys.modules)
+"""
+
+
+def test_packages_that_extend_numba_are_imported_for_users_kernels_alone(folder: Path) -> None:
+    """As awkward does, which gigatoken requires: a second and 50 MB of each process."""
+    (folder / "extension.py").write_text("def begin(): pass\n")
+    (folder / "extension-1.dist-info").mkdir()
+    entry = "[numba_extensions]\ninit = extension:begin\n"
+    (folder / "extension-1.dist-info" / "entry_points.txt").write_text(entry)
+    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    assert finish(start(folder, EXTENDED, PYTHONPATH=paths))[0] == "36 False\n1 True\n"

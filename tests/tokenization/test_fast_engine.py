@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -311,22 +310,3 @@ def test_the_engine_of_before_is_refused_with_the_one_to_choose() -> None:
         Tokenizer(ENGINES["gpt2"](), eos="as-is", engine="kitoken")  # type: ignore[arg-type]
     assert caught.value.setting == "engine"
     assert "gigatoken" in str(caught.value)
-
-
-KERNELS = """
-import sys
-from streampack import PackedDataset, PackedLoader, Tokenizer
-texts = [f"text {i} of some words" for i in range(100)]
-tokenizer = Tokenizer(sys.argv[1], eos="as-is", engine="gigatoken")
-for batch in PackedLoader(PackedDataset(texts, seq_len=64, batch_size=2, tokenizer=tokenizer)):
-    batch.input_ids
-print("numba" in sys.modules, "awkward" in sys.modules)
-"""
-
-
-def test_compiled_kernels_do_not_import_awkward(tmp_path: Path) -> None:
-    ENGINES["llama3"]().save(str(tmp_path / "tokenizer.json"))
-    command = [sys.executable, "-c", KERNELS, str(tmp_path / "tokenizer.json")]
-    environment = {**os.environ, "NUMBA_DISABLE_JIT": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
-    assert done.stdout.split() == ["True", "False"], done.stderr
