@@ -104,7 +104,7 @@ class EngineAlone(Text):
     delivers = "one array of ids"
 
     def prepare(self) -> None:
-        """Import what it imports; the engine itself starts when it is timed."""
+        """Import the engine, which starts when it is timed."""
         super().prepare()
         self.tokenizer._fast._fast._load()
 
