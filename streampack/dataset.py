@@ -113,6 +113,9 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
             run on any number of ranks; None chooses (12 per rank if the corpus is large enough).
         topology: index and number of data-parallel ranks; None detects them.
         on_error: "raise" stops at broken documents and shards; "skip" counts and skips them.
+        exclude: documents to leave out, also of a run that goes on (docs/ledger.md): keys of a
+            column, ``{"id": ["a", 7]}``; a file with a key per line, ``{"id": "withdrawn.txt"}``;
+            places that `locate` returned, or their texts; a file of these; or a list of several.
         provenance: record the origin of every piece of a batch, for `locate`.
 
     Attributes:
@@ -148,6 +151,7 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         lanes: int | None = None,
         topology: Topology | None = None,
         on_error: Literal["raise", "skip"] = "raise",
+        exclude: Any = None,
         provenance: bool = False,
         **columns: Unpack[NamedFields],
     ) -> None:
@@ -162,9 +166,12 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
             from streampack.fields.declared import declared_fields
 
             fields = declared_fields(token_fields, document_fields)
-        source = prepared(
-            as_source(source, **columns), replace(fields, optional=bool(map or stages))
-        )
+        read = replace(fields, optional=bool(map or stages))
+        if exclude is not None:
+            from streampack.exclusion.leaf import with_keys
+
+            exclude, read = with_keys(exclude, read)
+        source = prepared(as_source(source, **columns), read)
         source._check_epochs(epochs, bool(shuffle))
         if packer is not None:
             warn_if_cut(source, packer)
@@ -182,6 +189,7 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
                 "stages": stages or None,
                 "fields": fields or None,
                 "provenance": provenance or None,
+                "exclude": exclude,
             },
             fields=fields,
             seq_len=seq_len,

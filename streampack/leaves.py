@@ -26,6 +26,7 @@ BEFORE_PACKER = {
 }
 #: Leaves that are added once the packer is known, in order.
 AFTER_PACKER = {
+    "exclude": "exclusion.leaf:add",
     "tokenizer": "tokenization.leaf:add",
     "eos": "tokenization.ends:add",
     "filter": "hooks.stages:add_filter",

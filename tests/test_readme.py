@@ -36,7 +36,7 @@ PAGES = [
         for name in (
             *("quickstart", "sources", "storage", "packers", "order", "loops"),
             "converting",
-            *("fields", "rollouts", "trees", "chat", "balance"),
+            *("ledger", "fields", "rollouts", "trees", "chat", "balance"),
         )
     ),
 ]

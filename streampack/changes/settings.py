@@ -33,7 +33,8 @@ from streampack.deals.report_exchange import ENDED
 from streampack.deals.rule import DealRule, Report
 from streampack.documents.blocks import Fields
 from streampack.errors import StateError
-from streampack.exclusion.mask import MASKED, Mask, deleted_rows, mask_of
+from streampack.exclusion.leaf import restored, with_events
+from streampack.exclusion.mask import MASKED, mask_of
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
 from streampack.lane.fill import Fill
@@ -99,10 +100,6 @@ def previous_config(
         window=WindowConfig(**saved["window"]).resolve(packer, batch_tokens),
         batch_tokens=batch_tokens,
         choice=choice,
-        wrappers=tuple(
-            Mask(deleted_rows(source)) if isinstance(each, Mask) else each
-            for each in config.wrappers
-        ),
     )
 
 
@@ -304,12 +301,15 @@ def resume_changed(
         changed: fields in which the fingerprints differ.
     """
     before = previous_config(config, state["fingerprint"], current, changed)
+    before = restored(config, before, state)
     delivered = state["next_batch"] // config.lanes
     dealing = config.deal_settings.rule_after(before.dealing, before.deal_settings, delivered)
     config = replace(config, dealing=dealing)
     plan = kind_of_plan(config).of(config, topology)
     run = RunState.of_rank(state, plan.fingerprint, plan.topology)
     before = replace(before, beside=run.beside)
+    step = plan.steps_before(run.next_batch)
+    run.beside = with_events(run.beside, config, state["fingerprint"], run.next_batch, step)
     if "source" in changed:  # its weights apply from here on
         run.beside = {name: value for name, value in run.beside.items() if name != WEIGHTS}
     sharing, rule = run.sharing(connected=False), before.dealing

@@ -62,7 +62,13 @@ def _digest(data: bytes) -> int:
 
 
 class TextKeys:
-    """Conversion of the texts of a document field to their keys."""
+    """Conversion of the texts of a document field to their keys.
+
+    Attributes:
+        optional: True for a conversion that accepts any value of a record, or none.
+    """
+
+    optional = False
 
     def __call__(self, text: str) -> int:
         """Return the key of a text; see `text_key`."""

@@ -47,6 +47,15 @@ def deleted_rows(source: Source) -> dict[tuple[int, int], NDArray[np.int64]]:
     }
 
 
+def merged(*places: Places) -> dict[tuple[int, int], NDArray[np.int64]]:
+    """Return all of these places."""
+    found: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
+    for each in places:
+        for place, index in each.items():
+            found.setdefault(place, []).append(index)
+    return {place: np.concatenate(parts) for place, parts in found.items()}
+
+
 class Mask:
     """The documents that a run does not deliver; put around the stream of every lane.
 
@@ -70,12 +79,13 @@ class Mask:
         if not self._places and not self._met:
             return hits
         places = origin["source"].astype(np.int64) << 32 | origin["shard"]
-        for place in np.unique(places).tolist():
+        one = len(places) and (places == places[0]).all()  # most blocks are of one shard
+        for place in (places[:1] if one else np.unique(places)).tolist():
             key = place >> 32, place & 0xFFFFFFFF
             known, met = self._places.get(key), self._met.get(key)
             if known is None and met is None:
                 continue
-            here = np.flatnonzero(places == place)
+            here = slice(None) if one else np.flatnonzero(places == place)
             index = origin["index"][here]
             if known is not None:
                 at = np.minimum(np.searchsorted(known, index), len(known) - 1)
@@ -108,6 +118,7 @@ class MaskedStream(AroundStream):
         self._block: Documents | None = None  # block of `inner` that was looked at
         self._kept: Documents | None = None  # the documents of it that are not masked
         self._index: NDArray[np.int64] | None = None  # their indices in it; None if all are
+        self._hits = np.zeros(0, dtype=np.bool_)  # where documents of it are masked
         self._empty_since: Any = None  # epoch since which all documents were masked
 
     def begin_round(self, step: int, *, again: bool = False) -> None:
@@ -122,12 +133,12 @@ class MaskedStream(AroundStream):
             hits = self._mask.hits(block.origin)
             if hits.all():
                 self._refuse_endless()
-                self._consume(block, len(block), np.flatnonzero(hits))
+                self._consume(block, hits)
                 continue
             self._block = self._kept = block
             self._index = self._empty_since = None
             if hits.any():
-                self._index = np.flatnonzero(~hits)
+                self._index, self._hits = np.flatnonzero(~hits), hits
                 self._kept = block.take(self._index)
             return self._kept
         return None
@@ -144,13 +155,13 @@ class MaskedStream(AroundStream):
         block, index = self._block, self._index
         assert block is not None
         until = int(index[count]) if count < len(index) else len(block)
-        self._consume(block, until, np.setdiff1d(np.arange(until), index))
+        self._consume(block, self._hits[:until])
 
-    def _consume(self, block: Documents, until: int, masked: NDArray[np.int64]) -> None:
-        """Step over documents up to index `until` of a block, and count the masked ones."""
-        self._count(len(masked), int(block.lengths[masked].sum()))
+    def _consume(self, block: Documents, hits: NDArray[np.bool_]) -> None:
+        """Step over the first documents of a block, (N,), and count those that are masked."""
+        self._count(int(hits.sum()), int(block.lengths[: len(hits)][hits].sum()))
         self._index = None
-        super().consume(until)
+        super().consume(len(hits))
 
     def _count(self, documents: int, tokens: int) -> None:
         self.skips.counts.excluded += documents

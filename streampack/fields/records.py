@@ -25,14 +25,20 @@ def fields_in(
     given = record if isinstance(record, Mapping) else {}
     token = {} if num_tokens is None else types.token
     for name in (*token, *types.document):
-        if not types.optional:
+        if not types.optional and not _is_optional(name, types):
             require_field(given, name)
     arrays = {
         name: numbers_of(given[name], name, num_tokens, dtype.shape)
         for name, dtype in token.items()
         if name in given
     }
-    values = {n: _number(given[n], n, types.keys.get(n)) for n in types.document if n in given}
+    values = {
+        name: types.keys[name](given.get(name))
+        if _is_optional(name, types)
+        else _number(given[name], name, types.keys.get(name))
+        for name in types.document
+        if name in given or _is_optional(name, types)
+    }
     if not types.optional:  # the output of a map may have other dtypes
         arrays = {name: _whole(array, name, token[name]) for name, array in arrays.items()}
         values = {
@@ -40,6 +46,11 @@ def fields_in(
             for name, value in values.items()
         }
     return arrays, values
+
+
+def _is_optional(name: str, types: FieldSpec) -> bool:
+    """Return True for a field with a conversion that accepts any value, or none."""
+    return name in types.keys and types.keys[name].optional
 
 
 def _number(value: Any, name: str, key: Callable[[str], int] | None) -> Any:

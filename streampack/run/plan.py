@@ -144,7 +144,9 @@ class RunPlan:
         lanes = self.topology.lanes(0, self.config.lanes)
         others: dict[int, Deferred]
         others = dict.fromkeys(set(range(self.config.lanes)).difference(lanes))
-        return RunState(self.fingerprint, self.topology, 0, dict.fromkeys(lanes), others=others)
+        return RunState(
+            self.fingerprint, self.topology, 0, dict.fromkeys(lanes), [], others, self.config.beside
+        )
 
 
 def kind_of_plan(config: LaneConfig) -> type[RunPlan]:

@@ -86,6 +86,7 @@ class RunRecipe:
         self.described: dict[str, Any] = {}
         self.on_take: list[Callable[[Any, Any], None]] = []
         self.wrappers: list[Wrapper] = []
+        self.beside: dict[str, Any] = {}
         self.seq_len = seq_len
         self._packer, self._batch_size, self._window = packer, batch_size, window
         self._blocks: list[tuple[str, int | None, BlockStage]] = []
@@ -145,6 +146,7 @@ class RunRecipe:
             choice=self.choice,
             on_take=tuple(self.on_take),
             wrappers=tuple(self.wrappers),
+            beside=self.beside,
             **settings,
         )
 

@@ -39,6 +39,7 @@ class Recipe(Protocol):
         with_margins: converts chat templates.
         described: further fields of the fingerprint.
         on_take, wrappers: see `LaneConfig`.
+        beside: values of leaves in the run's first state, by key.
     """
 
     source: Source
@@ -61,6 +62,7 @@ class Recipe(Protocol):
     described: dict[str, Any]
     on_take: list[Callable[[Any, Any], None]]
     wrappers: list[Callable[[Any, Any], Any]]
+    beside: dict[str, Any]
 
     @property
     def packer(self) -> Packer:
