@@ -182,7 +182,7 @@ def carry_over(
 def _counts(masked: Entries, in_part: bool) -> list[int]:
     """Return the number of documents in these entries, and of their tokens that were not delivered.
 
-    If the last one is held in part, the stream counts all of it when it comes to it again.
+    If the last one is held in part, the stream counts all of it on its way.
     """
     documents, delivered = len(np.unique(masked.serial)), masked.start + masked.repeated
     tokens = masked.length - delivered

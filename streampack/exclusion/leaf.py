@@ -149,7 +149,7 @@ class KeyMask(Mask):
 def ordinals_of(
     sets: Sequence[ExcludedSet], lookups: Mapping[str, Lookup]
 ) -> dict[str, NDArray[np.bool_]]:
-    """Return where ordinals (K + 1,) of each column's lookup are those of keys in these sets."""
+    """Return where ordinals (K + 1,) of each column's lookup belong to keys in these sets."""
     known = {name: np.zeros(lookup.count + 1, dtype=np.bool_) for name, lookup in lookups.items()}
     for each in sets:
         if each.column in known:
@@ -160,22 +160,22 @@ def ordinals_of(
 
 
 def restored(config: LaneConfig, before: LaneConfig, state: Mapping[str, Any]) -> LaneConfig:
-    """Return `before` with the documents that a state takes out, instead of those of `config`.
+    """Return `before` with the documents that a state takes out, instead of the ones of `config`.
 
     Args:
         config: configuration with the documents that are taken out from here on. Its mask gets
-            those of them that lanes of the result read.
+            the ones that lanes of the result read.
         before: configuration of the run that saved the state, but for these documents.
         state: the state.
 
     Raises:
-        StateError: documents that the state takes out would come again.
+        StateError: documents that the state takes out would be delivered.
     """
     mask, saved = mask_of(config), state["fingerprint"].get("exclude", [])
-    given = mask.exclusion if isinstance(mask, KeyMask) else Exclusion((), {}, {})
-    sets = saved_sets(given.sets, saved, state.get(EXCLUDED, []))
+    exclusion = mask.exclusion if isinstance(mask, KeyMask) else Exclusion((), {}, {})
+    sets = saved_sets(exclusion.sets, saved, state.get(EXCLUDED, []))
     old = Mask(merged(deleted_rows(before.source), places_in(sets, before.source)))
-    known = ordinals_of(sets, given.lookups)
+    known = ordinals_of(sets, exclusion.lookups)
 
     def of_before(stage: Any) -> Any:
         if not isinstance(stage, FindKeys):

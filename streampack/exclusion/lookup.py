@@ -110,10 +110,10 @@ class Lookup:
         _, offsets, data = column.buffers()
         width = np.int32 if kind == "string" else np.int64
         ends = np.frombuffer(offsets, width)[column.offset :][: len(column) + 1].astype(np.int64)
-        found = self._of_bytes(np.frombuffer(data or b"", dtype=np.uint8), ends)
+        ordinals = self._of_bytes(np.frombuffer(data or b"", dtype=np.uint8), ends)
         if column.null_count:
-            found[column.is_null().to_numpy(zero_copy_only=False)] = 0
-        return found
+            ordinals[column.is_null().to_numpy(zero_copy_only=False)] = 0
+        return ordinals
 
     def of_integers(self, values: NDArray[Any]) -> NDArray[np.int64]:
         """Return the ordinals (N,) int64 of N integers."""
@@ -128,9 +128,9 @@ class Lookup:
         if not len(self._hashes):
             return np.zeros(len(hashes), dtype=np.int64)
         likely = np.flatnonzero(_hash(data, offsets, self._bitmap, hashes))
-        found = np.zeros(len(hashes), dtype=np.int64)
+        ordinals = np.zeros(len(hashes), dtype=np.int64)
         if not len(likely):
-            return found
+            return ordinals
         first = np.minimum(np.searchsorted(self._hashes, hashes[likely]), len(self._hashes) - 1)
         same = self._hashes[first] == hashes[likely]
         for i, at in zip(likely[same].tolist(), first[same].tolist(), strict=True):
@@ -138,10 +138,10 @@ class Lookup:
             while at < len(self._hashes) and self._hashes[at] == hashes[i]:
                 key = int(self._order[at])
                 if self._data[self._offsets[key] : self._offsets[key + 1]].tobytes() == text:
-                    found[i] = 1 + key
+                    ordinals[i] = 1 + key
                     break
                 at += 1
-        return found
+        return ordinals
 
 
 def _ordinals_in(

@@ -49,11 +49,11 @@ def deleted_rows(source: Source) -> dict[tuple[int, int], NDArray[np.int64]]:
 
 def merged(*places: Places) -> dict[tuple[int, int], NDArray[np.int64]]:
     """Return all of these places."""
-    found: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
+    indices: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
     for each in places:
         for place, index in each.items():
-            found.setdefault(place, []).append(index)
-    return {place: np.concatenate(parts) for place, parts in found.items()}
+            indices.setdefault(place, []).append(index)
+    return {place: np.concatenate(parts) for place, parts in indices.items()}
 
 
 class Mask:
@@ -79,13 +79,13 @@ class Mask:
         if not self._places and not self._met:
             return hits
         places = origin["source"].astype(np.int64) << 32 | origin["shard"]
-        one = len(places) and (places == places[0]).all()  # most blocks are of one shard
-        for place in (places[:1] if one else np.unique(places)).tolist():
+        alike = len(places) and (places == places[0]).all()  # most blocks are of one shard
+        for place in (places[:1] if alike else np.unique(places)).tolist():
             key = place >> 32, place & 0xFFFFFFFF
             known, met = self._places.get(key), self._met.get(key)
             if known is None and met is None:
                 continue
-            here = slice(None) if one else np.flatnonzero(places == place)
+            here = slice(None) if alike else np.flatnonzero(places == place)
             index = origin["index"][here]
             if known is not None:
                 at = np.minimum(np.searchsorted(known, index), len(known) - 1)
@@ -158,7 +158,7 @@ class MaskedStream(AroundStream):
         self._consume(block, self._hits[:until])
 
     def _consume(self, block: Documents, hits: NDArray[np.bool_]) -> None:
-        """Step over the first documents of a block, (N,), and count those that are masked."""
+        """Step over the first documents of a block, (N,), and count the masked ones."""
         self._count(int(hits.sum()), int(block.lengths[: len(hits)][hits].sum()))
         self._index = None
         super().consume(len(hits))

@@ -149,7 +149,7 @@ def places_in(
         inner = part._inner
         if isinstance(inner, ShardedSource):
             names |= {(name, path): (number, i) for i, path in enumerate(inner.manifest.paths)}
-    found: dict[tuple[int, int], list[int]] = {}
+    indices: dict[tuple[int, int], list[int]] = {}
     for text in texts:
         match = _PLACE.fullmatch(text)
         assert match is not None
@@ -163,8 +163,8 @@ def places_in(
                 "out documents of any source by a key.",
                 setting="exclude",
             )
-        found.setdefault(place, []).append(int(match[2]))
-    return {place: np.array(index, dtype=np.int64) for place, index in found.items()}
+        indices.setdefault(place, []).append(int(match[2]))
+    return {place: np.array(index, dtype=np.int64) for place, index in indices.items()}
 
 
 def _commas(text: str) -> list[int]:
@@ -172,31 +172,31 @@ def _commas(text: str) -> list[int]:
 
 
 def saved_sets(
-    given: Sequence[ExcludedSet],
+    named: Sequence[ExcludedSet],
     saved: Sequence[Sequence[Any]],
     events: Sequence[Mapping[str, Any]],
 ) -> tuple[ExcludedSet, ...]:
     """Return the sets of a state, which must all be taken out by the sets given now.
 
     Args:
-        given: sets of the argument `exclude`.
+        named: sets of the argument `exclude`.
         saved: `ExcludedSet.describe` of the sets in the state.
         events: description and path of each set that the run was given.
 
     Raises:
-        StateError: documents that are taken out would come again.
+        StateError: documents that are taken out would be delivered.
     """
     paths = {event["digest"]: event["path"] for event in events}
     return tuple(
-        _saved_set(given, column, count, digest, paths.get(digest))
+        _saved_set(named, column, count, digest, paths.get(digest))
         for column, count, digest in saved
     )
 
 
 def _saved_set(
-    given: Sequence[ExcludedSet], column: str, count: int, digest: str, path: str | None
+    named: Sequence[ExcludedSet], column: str, count: int, digest: str, path: str | None
 ) -> ExcludedSet:
-    same = [each for each in given if each.column == column]
+    same = [each for each in named if each.column == column]
     for each in same:
         if len(each.keys) >= count and each.digest(count) == digest:
             return ExcludedSet(column, each.keys[:count], path)

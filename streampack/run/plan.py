@@ -142,11 +142,9 @@ class RunPlan:
     def start(self) -> RunState:
         """Return the state before the first batch."""
         lanes = self.topology.lanes(0, self.config.lanes)
-        others: dict[int, Deferred]
-        others = dict.fromkeys(set(range(self.config.lanes)).difference(lanes))
-        return RunState(
-            self.fingerprint, self.topology, 0, dict.fromkeys(lanes), [], others, self.config.beside
-        )
+        others: dict[int, Deferred] = {n: None for n in range(self.config.lanes) if n not in lanes}
+        begun: dict[int, Deferred] = dict.fromkeys(lanes)
+        return RunState(self.fingerprint, self.topology, 0, begun, [], others, self.config.beside)
 
 
 def kind_of_plan(config: LaneConfig) -> type[RunPlan]:

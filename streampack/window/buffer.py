@@ -11,7 +11,7 @@ others, and retained entries are written to new columns at the end of a round.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ from streampack.window.entries import (
 _LEAST_ENTRIES = 64
 _ENTRIES = 7  # columns of `Entries`; the buffer has two more, computed from the documents
 _LEARNT_BEFORE, _LEARNT_AFTER = 7, 8  # columns: labels before and after a document's held tokens
+_Counts: TypeAlias = NDArray[np.int64]  # one per document
 _NO_MASK = np.zeros(0, dtype=np.bool_)
 
 
@@ -74,12 +75,7 @@ class TokenBuffer:
         return self._numbers[_LEARNT_BEFORE:, : self.count]
 
     def append(
-        self,
-        documents: Documents,
-        first: int,
-        held: NDArray[np.int64],
-        serials: NDArray[np.int64],
-        round: int,
+        self, documents: Documents, first: int, held: _Counts, serials: _Counts, round: int
     ) -> None:
         """Append the heads of documents.
 
