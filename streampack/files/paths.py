@@ -11,10 +11,10 @@ from typing import Any
 from streampack.errors import ConfigError
 from streampack.job.listed_once import listed_once
 from streampack.sources.base import Source
-from streampack.sources.formats import FORMATS, TABLES, Format
+from streampack.sources.formats import FORMATS, Format
 from streampack.sources.reading import ReadOptions
 from streampack.storage.default import default_storage
-from streampack.storage.file_info import FileInfo, shown, split_url
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.listing import has_ending, refuse_pipes
 from streampack.storage.storage import Storage as Storage
 
@@ -114,10 +114,9 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
         try:
             names = {file.path for file in _files(path, storage)}
         except ConfigError as error:
-            table = FORMATS.get(TABLES.get(getattr(error, "mark", ""), ""))
-            if table is None or table not in wanted or error.folder != _located(path):  # type: ignore[attr-defined]
-                raise
-            first.setdefault(table, path)
+            from streampack.files.tables import table_at
+
+            first.setdefault(table_at(path, error, wanted), path)
             continue
         for known in FORMATS.values():
             if known.beside and any(has_ending(name, known.endings) for name in names):
@@ -130,9 +129,11 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
         if not set(listed) & set(wanted):
             endings = ", ".join(ending for known in wanted for ending in known.endings[:1])
             other = listed.get(None, next(iter(listed.values())))
+            from streampack.files.text_tables import converted_by_pyarrow
+
             raise ConfigError(
                 f'"{shown(path)}" must name files of a supported format, got {shown(other)}.',
-                remedy=_converted_by_pyarrow(other)
+                remedy=converted_by_pyarrow(other)
                 or f"Name files that end in {endings} or the like, or pass a source of "
                 "streampack.sources.",
                 path=shown(path),
@@ -152,10 +153,6 @@ def _one_format(paths: list[str], storage: Storage, wanted: Sequence[Format]) ->
     return known
 
 
-def _located(path: str) -> str:
-    return path.rstrip("/") if split_url(path)[0] else os.path.abspath(os.path.expanduser(path))
-
-
 def _files(path: str, storage: Storage) -> list[FileInfo]:
     try:
         return storage.list(path)
@@ -168,20 +165,6 @@ def _files(path: str, storage: Storage) -> list[FileInfo]:
                 path=path,
             ) from error
         raise
-
-
-def _converted_by_pyarrow(path: str) -> str:
-    """Return the lines that convert a table of text, which declares no types; "" for others."""
-    for ending, mark in ((".csv", ","), (".tsv", "\t")):
-        if has_ending(path, tuple(f"{ending}{codec}" for codec in ("", ".gz", ".bz2", ".zst"))):
-            target = path[: path.lower().rindex(ending)] + ".parquet"
-            return (
-                "It declares no types; convert it, and pass the new file:\n"
-                "from pyarrow import csv, parquet\n"
-                f"form = csv.ParseOptions(delimiter={mark!r}, newlines_in_values=True)\n"
-                f"parquet.write_table(csv.read_csv({path!r}, parse_options=form), {target!r})"
-            )
-    return ""
 
 
 def _is_indexed(path: str, storage: Storage) -> bool:

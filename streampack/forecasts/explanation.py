@@ -51,6 +51,7 @@ class Explanation:
         remote_bytes: size of the files on other machines.
         fetched_bytes: bytes of them that this process has fetched, for the sample and the first
             batches; less than a first run fetches if the cache had some of them.
+        left_out: rows that the `where=` of each source leaves out, in words.
         sample: tokens of sampled documents, and counts of documents left out before packing.
         packer: packer of the run.
         batch_size: rows of the longest length in a batch.
@@ -72,6 +73,7 @@ class Explanation:
     files: int
     remote_bytes: int
     fetched_bytes: int
+    left_out: tuple[str, ...]
     sample: Sample
     packer: Packer
     batch_size: int
@@ -96,6 +98,7 @@ class Explanation:
             "files": self.files,
             "remote_bytes": self.remote_bytes,
             "fetched_bytes": self.fetched_bytes,
+            "left_out": list(self.left_out),
             "documents": len(lengths),
             "empty_documents": self.sample.empty,
             "skipped": self.sample.skipped,
@@ -150,6 +153,11 @@ def explain(
         files=sum(len(source.manifest) for source in files),
         remote_bytes=sum(int(source.manifest.num_bytes.sum()) for source in remote),
         fetched_bytes=_fetched_bytes() if remote else 0,
+        left_out=tuple(
+            source.manifest.details["left_out"]
+            for source in files
+            if "left_out" in source.manifest.details
+        ),
         sample=sampled,
         packer=packer,
         batch_size=config.batch_tokens // packer.seq_lens[-1],
@@ -235,6 +243,7 @@ def _lines(report: Explanation) -> Iterator[str]:
         f"documents  {len(lengths):,} in the sample: {lengths.mean():,.0f} tokens on average, half "
         f"up to {middle:,}, 99 % up to {many:,}, the longest {int(lengths.max()):,}"
     )
+    yield from (f"where      {words}" for words in report.left_out)
     if report.sample.empty or report.sample.skipped:
         broken = f"{report.sample.skipped:,} broken documents or shards"
         yield f"left out   {report.sample.empty:,} without a token, {broken}"

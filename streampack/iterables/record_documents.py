@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 
 from streampack.documents.fields import FieldSpec
 from streampack.files.json_records import size_of
+from streampack.files.paths import open_files
 from streampack.iterables.of_records import source_of_records
 from streampack.iterables.record_function import converting
 from streampack.sources.base import Block, Source
 from streampack.sources.fields import RecordReader, RecordSchema
+from streampack.sources.formats import RECORD_FORMATS
 from streampack.sources.reading import ReadOptions
 from streampack.sources.records import block_of
+from streampack.storage.listing import named_paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,7 @@ def open_records(
     records: Any,
     reading: ReadOptions | None = None,
     storage: Any = None,
+    where: Any = None,
     **named: Any,
 ) -> Source:
     """Open files or objects as texts or ids that a function makes of each record.
@@ -68,9 +72,15 @@ def open_records(
     Args:
         source: as for `sources.open`.
         records: the function.
-        reading, storage: as for `sources.open`.
+        reading, storage, where: as for `sources.open`.
         named: fields of the function's results.
     """
+    if where is not None:
+        paths = named_paths(source)
+        source, storage = (
+            open_files(paths, where=where, storage=storage, formats=RECORD_FORMATS),
+            None,
+        )
 
     def make(reader: RecordReader) -> Any:
         return source_of_records(source, reader, reading, storage)

@@ -34,6 +34,7 @@ def open(
     dtype: DTypeLike | None = None,
     eos_id: int | None = None,
     records: Hook | RecordFunction | None = None,
+    where: Any = None,
     **options: Unpack[RecordFileOptions],
 ) -> Source:
     """Open files or objects as a source, and list its shards; its repr shows the chosen class.
@@ -58,6 +59,7 @@ def open(
         records: function of a record (a dict with all of its fields) that returns a record with a
             text or ids, or None to leave it out. Fields are named as in its results. A state
             identifies it by module and name; wrap a lambda in `Hook`.
+        where: a condition on the columns of Parquet, Arrow or a table; see `sources.Parquet`.
         reading: limits of blocks and open shards.
         storage: access to files and their cache.
 
@@ -65,7 +67,7 @@ def open(
         ConfigError: the source is missing or of an unknown kind, or an argument is missing or does
             not fit it; the message lists the existing columns or files.
     """
-    opened = as_source(source, dtype=dtype, eos_id=eos_id, records=records, **options)
+    opened = as_source(source, dtype=dtype, eos_id=eos_id, records=records, where=where, **options)
     opened.prepare()
     return opened
 
@@ -85,9 +87,8 @@ def as_source(source: Any, **options: Any) -> Source:
         ConfigError: `source` has another type, or the part of it with the documents is unknown.
     """
     options = {name: value for name, value in options.items() if value is not None}
-    takes_records = not isinstance(source, Source) or getattr(source, "takes_records", False)
-    if "records" in options and takes_records:
-        _refuse_others(source, options, ("records", "storage", *_OF_OBJECTS))
+    if "records" in options and (not isinstance(source, Source) or hasattr(source, "where")):
+        _refuse_others(source, options, ("records", "storage", "where", *_OF_OBJECTS))
         from streampack.iterables.record_documents import open_records
 
         return open_records(source, **options)

@@ -176,12 +176,22 @@ class Chunks:
 
 def read_chunks(file: StoredFile, columns: Collection[str]) -> Chunks:
     """Read the ranges of a file's columns from its footer."""
+    footer = footer_bytes(file)
+    return Chunks.of(footer, columns, file.num_bytes) if footer else Chunks((), (), (), ())
+
+
+def footer_bytes(file: StoredFile) -> bytes | None:
+    """Return a file's footer without its length and magic number; None if it has none."""
     size = file.num_bytes
     tail = file.read(max(size - 8, 0), size)
     length = int.from_bytes(tail[:4], "little")
-    if tail[4:] != b"PAR1" or length > size - 12:
-        return Chunks((), (), (), ())
-    return Chunks.of(file.read(size - 8 - length, size - 8), columns, size)
+    whole = tail[4:] == b"PAR1" and length <= size - 12
+    return file.read(size - 8 - length, size - 8) if whole else None
+
+
+def compact_fields(data: bytes, wanted: dict[int, Any]) -> dict[int, Any]:
+    """Read a structure of Thrift's compact protocol; see `_Compact`."""
+    return _Compact(data).struct(wanted)
 
 
 _MARGIN_BYTES = 1 << 20  # because rows have unequal sizes

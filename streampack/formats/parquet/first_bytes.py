@@ -22,7 +22,9 @@ def of_columns(source: Parquet, pieces: Sequence[Piece]) -> None:
         # A thread that calls pyarrow while the interpreter shuts down would end the process.
         chunks = chunks_of(file, source.wanted_columns)
         positions = Offsets.of(chunks.row_groups, int(source.manifest.weights[shard]))
-        groups = {*positions.groups(positions.row(low), positions.row(high))}
+        groups = positions.groups(positions.row(low), positions.row(high))
+        if source.where is not None:
+            groups = source.where.groups(file, groups)
         room = PART_BYTES
         for start, end, group in zip(chunks.starts, chunks.ends, chunks.groups, strict=True):
             if group in groups:

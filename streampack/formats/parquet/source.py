@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from streampack.arguments import explained
 from streampack.errors import ConfigError
 from streampack.files.record_files import RecordFiles
 from streampack.formats.parquet.columns import (
@@ -42,6 +43,7 @@ from streampack.formats.parquet.footer import (
     read_footer,
 )
 from streampack.formats.parquet.positions import Offsets, chunks_of, footer_of, open_file, order_of
+from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK
@@ -54,7 +56,12 @@ from streampack.storage.files import LEAST_BYTES, StoredFile
 from streampack.storage.threads import in_threads
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from typing_extensions import Unpack
+
     from streampack.formats.parquet.chunks import ColumnOrder
+    from streampack.formats.parquet.where import Where
 
 #: Called with the first row of a part, the first wanted row and the end.
 RowReader = Callable[[int, int, int], Iterator[Rows]]
@@ -84,6 +91,8 @@ class Parquet(RecordFiles):
             token's own id where it is learnt, and -100 where not. With several columns, a token is
             learnt if it is learnt in all. None reads "loss_mask", "labels", "assistant_masks" and
             "completion_mask" if they exist; an empty list reads no column.
+        where: a condition on columns, as a pyarrow expression or as text, such as
+            ``lang == "en" and score >= 0.5``; other rows are left out (docs/sources.md).
         reading: limits of blocks and open shards.
         storage: access to files and their cache.
 
@@ -94,8 +103,22 @@ class Parquet(RecordFiles):
     endings = FORMATS["Parquet"].endings
     listing = "sampled"
 
-    #: True for `sources.open(source, records=...)`.
-    takes_records = True
+    #: Condition on the rows that are read.
+    where: Where | None = None
+
+    @explained
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        *,
+        where: Any = None,
+        **options: Unpack[RecordFileOptions],
+    ) -> None:
+        super().__init__(paths, **options)
+        if where is not None:
+            from streampack.formats.parquet.where import Where
+
+            self.where = Where(where)
 
     def _fetch_first(self, pieces: Sequence[Piece]) -> None:
         from streampack.formats.parquet.first_bytes import of_columns
@@ -134,6 +157,8 @@ class Parquet(RecordFiles):
             "fields": self.fields,
             "encoded_bytes": estimate,
         }
+        if self.where is not None:
+            details |= self.where.left_out(self, seen, estimate)
         return Manifest.of_files(infos, weights, details)
 
     def _files(self) -> Sequence[FileInfo]:
@@ -153,6 +178,7 @@ class Parquet(RecordFiles):
     def describe(self) -> dict[str, Any]:
         """Add the columns that are read; not the paths, so that the files may move."""
         return {
+            **({} if self.where is None else {"where": self.where.text}),
             **super().describe(),
             "column": self.column,
             "dtype": self.manifest.details["dtype"],
@@ -192,6 +218,7 @@ class Parquet(RecordFiles):
                         return
                     if beside := self.path_fields(self.manifest.paths[shard], schema.names):
                         schema, batches = beside.schema(schema), beside.reader(batches)
+                    batches = self.where.reader(batches) if self.where else batches
                     dtype = self._dtype_of(shard, schema)
                     first_row, stop = positions.row(low), positions.row(high)
                     row = max(first_row, row)
@@ -230,6 +257,8 @@ class Parquet(RecordFiles):
 
     def _check_schema(self, name: str, schema: pa.Schema) -> bool:
         """Raise `ConfigError` for an unfit schema; return True if its ids fit into uint16."""
+        if self.where is not None:
+            self.where.check(schema, shown(name))
         if self.fields.records is not None:
             from streampack.formats.parquet.rows import check_records
 
@@ -257,8 +286,8 @@ class Parquet(RecordFiles):
         try:
             narrow = self._check_schema("it", schema)
         except ConfigError as error:
-            fact, remedy = error.fact.rstrip("."), error.remedy.rstrip(".")
-            raise self.broken_shard(shard, fact, remedy=remedy) from error
+            remedy = error.remedy.rstrip(".")
+            raise self.broken_shard(shard, error.fact.rstrip("."), remedy=remedy) from error
         dtype: str = self.manifest.details["dtype"]
         if dtype == "uint16" and not narrow:
             raise DamagedFileError("its ids have a wider type than the ids of other files")
@@ -277,6 +306,8 @@ class Parquet(RecordFiles):
         """Yield batches of the rows [start, stop) of a part."""
         columns = self._columns(opened.schema_arrow)
         groups = positions.groups(start, stop)
+        if self.where is not None:
+            groups = self.where.groups(file, groups)
         if order is not None:
             order.plan(chunks_of(file, self.wanted_columns), positions.shares(groups, stop))
         for number in groups:
@@ -326,13 +357,15 @@ class Parquet(RecordFiles):
             read = [*reader.columns, *types.token]
         elif self.tokenized:
             read += [*self.fields.loss_masks, *types.token, ATTENTION_MASK]
+        read += self.where.names if self.where else ()
         return list(dict.fromkeys([*read, *types.document]))
 
     def _columns(self, schema: pa.Schema) -> list[str]:
         """Return the columns to read from a file of this schema."""
         if self.fields.by_function:
             return list(schema.names)
-        return [name for name in self.wanted_columns if name in schema.names]
+        more = self.where.columns_among(schema.names) if self.where else ()
+        return [n for n in dict.fromkeys([*self.wanted_columns, *more]) if n in schema.names]
 
     def _batch_rows(self, rows: int, num_bytes: int) -> int:
         """Return the rows to decode at once: a block, several of short rows, part of a long one."""
@@ -377,9 +410,8 @@ class Parquet(RecordFiles):
 
     def _unreadable(self, shard: int, position: int, error: Exception) -> NoReturn:
         what = f"it cannot be read from row {position} on: {str(error).rstrip('.')}"
-        if "decrypt" in what:
-            raise self.broken_shard(shard, ENCRYPTED, position, DECRYPT) from error
-        raise self.broken_shard(shard, what, position) from error
+        wrong = (ENCRYPTED, position, DECRYPT) if "decrypt" in what else (what, position)
+        raise self.broken_shard(shard, *wrong) from error
 
 
 def _placed(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, int]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import date
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -11,9 +13,11 @@ import pyarrow as pa
 
 from streampack.arguments import explained, whole_number
 from streampack.errors import ConfigError
+from streampack.formats.parquet.columns import is_number
 from streampack.formats.tables.delta_log import Action, DeltaLog, LogState
 from streampack.formats.tables.snapshot import Columns, DataFile
 from streampack.formats.tables.source import Snapshot, TableFiles
+from streampack.predicates.bounds import Bounds
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.records import DamagedFileError
 from streampack.storage.file_info import FileInfo, shown, split_url
@@ -55,6 +59,8 @@ class Delta(TableFiles):
         text: the column that holds the text.
         tokens: the column that holds lists of token ids.
         loss_mask: with `tokens`, a column of masks or labels; see `Parquet`.
+        where: a condition on columns; see `Parquet`. Files and row groups without such rows are not
+            fetched.
         reading: limits of blocks and open shards.
         storage: access to files and their cache.
 
@@ -65,11 +71,16 @@ class Delta(TableFiles):
 
     @explained
     def __init__(
-        self, table: str, *, version: int | None = None, **options: Unpack[RecordFileOptions]
+        self,
+        table: str,
+        *,
+        version: int | None = None,
+        where: Any = None,
+        **options: Unpack[RecordFileOptions],
     ) -> None:
         if version is not None:
             version = whole_number("version", version, least=0, otherwise="or None (the newest)")
-        super().__init__(table, version, **options)
+        super().__init__(table, version, where=where, **options)
 
     def _snapshot(self) -> Snapshot:
         log = DeltaLog(self.storage, self.paths)
@@ -102,7 +113,8 @@ class Delta(TableFiles):
                     "Restore the log, or pass another version.",
                     path=shown(path),
                 ) from error
-            return DataFile(FileInfo(path, size), constants, deleted, action.get("stats"))
+            bounds = partial(_bounds, columns.schema, constants, action.get("stats"))
+            return DataFile(FileInfo(path, size), constants, deleted, bounds)
 
         with_vectors = [action for action in actions if action.get("deletionVector")]
         if len(with_vectors) > 1:  # their vectors are requests of their own
@@ -130,6 +142,36 @@ def _type(kind: Any) -> pa.DataType:
         precision, scale = kind[8:-1].split(",")
         return pa.decimal128(int(precision), int(scale))
     return _TYPES.get(kind, pa.null()) if isinstance(kind, str) else pa.null()
+
+
+def _bounds(
+    schema: pa.Schema, constants: Mapping[str, Any], stats: str | None, name: str
+) -> Bounds | None:
+    """Return the bounds of a column in a file, by its partition and the statistics of the log."""
+    if name in constants:
+        value = constants[name]
+        return Bounds(only_null=True) if value is None else Bounds(value, value)
+    if not stats or name not in schema.names:
+        return None
+    kind, known = schema.field(name).type, _parsed(stats)
+    rows = known.get("numRecords")
+    if rows and known.get("nullCount", {}).get(name) == rows:
+        return Bounds(only_null=True)
+    low, high = (known.get(side, {}).get(name) for side in ("minValues", "maxValues"))
+    if pa.types.is_date32(kind) and isinstance(low, str) and isinstance(high, str):
+        return Bounds(date.fromisoformat(low), date.fromisoformat(high))
+    # A float32 may have been rounded where it was written as text.
+    comparable = pa.types.is_string(kind) or (is_number(kind) and kind != pa.float32())
+    return Bounds(low, high) if comparable else None
+
+
+@lru_cache(1)  # a condition may compare several columns of a file
+def _parsed(stats: str) -> dict[str, Any]:
+    try:
+        known = json.loads(stats)
+    except ValueError:
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def _value(text: str | None, kind: pa.DataType) -> Any:

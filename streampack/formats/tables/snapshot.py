@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from streampack.storage.file_info import FileInfo
 if TYPE_CHECKING:
     from streampack.formats.parquet.columns import Rows
     from streampack.formats.parquet.source import RowReader
+    from streampack.predicates.bounds import Bounds
 
 FIELD_ID = b"PARQUET:field_id"
 
@@ -29,14 +30,13 @@ class DataFile:
         constants: values of columns that are equal in all rows and need not be in the file, as
             Python objects of the columns' types.
         deleted: (K,) int64, ascending: indices of rows that are deleted.
-        bounds: smallest and largest value, and number of nulls and rows, of columns in JSON's
-            types, for leaving out files; see `streampack.predicates.bounds`.
+        bounds: returns the bounds of a column's values; see `streampack.predicates.bounds`.
     """
 
     info: FileInfo
     constants: Mapping[str, Any] = field(default_factory=dict)
     deleted: NDArray[np.int64] | None = None
-    bounds: Any = None
+    bounds: Callable[[str], Bounds | None] = lambda name: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +15,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
+from streampack.files.tables import located
 from streampack.formats.parquet.footer import DAMAGE
 from streampack.formats.parquet.positions import Offsets
 from streampack.formats.parquet.source import Parquet, RowReader
 from streampack.formats.tables.snapshot import Columns, DataFile, FileView
 from streampack.sources.manifest import Manifest
-from streampack.storage.file_info import FileInfo, shown, split_url
+from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.files import StoredFile
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class TableFiles(Parquet):
     """
 
     listing = ""
-    listing_fields = ("paths", "fields", "version")
+    listing_fields = ("paths", "fields", "version", "where")
     #: The argument that names the version.
     version_name = "version"
 
@@ -120,11 +121,16 @@ class TableFiles(Parquet):
     def list_shards(self) -> Manifest:
         """Read the log of the table, and the footers of a sample of the files."""
         snapshot = self._snapshot()
+        count = len(snapshot.files)
+        if self.where is not None:
+            files = [file for file in snapshot.files if self.where.may_match(file.bounds)]
+            snapshot = replace(snapshot, files=files)
         if not snapshot.files:
+            fact = f"where leaves out all {count:,} files" if count else "the table has no rows"
             raise ConfigError(
-                f"{shown(self.paths)} has no rows at version {snapshot.version}.",
-                f"Pass another {self.version_name}, or another table.",
-                setting=self.version_name,
+                f"{fact[0].upper()}{fact[1:]} of {shown(self.paths)}, version {snapshot.version}.",
+                f"Pass another {'where' if count else self.version_name}=, or another table.",
+                setting="where" if count else self.version_name,
                 path=shown(self.paths),
             )
         self._being_listed = _Rows.of(snapshot)
@@ -134,7 +140,10 @@ class TableFiles(Parquet):
         finally:
             rows, self._being_listed = self._being_listed, None
             del self._listed_files
-        manifest.details.update(rows=rows, table=snapshot.table, version=snapshot.version)
+        details = manifest.details
+        details.update(rows=rows, table=snapshot.table, version=snapshot.version)
+        if pruned := count - len(snapshot.files):
+            details["left_out"] += f", and {pruned:,} of {count:,} files before"
         return manifest
 
     def _files(self) -> Sequence[FileInfo]:
@@ -202,13 +211,3 @@ class TableFiles(Parquet):
             view = self._rows.view(shard, schema)
             wanted = super()._columns(view.schema)
             yield view.schema, positions, view.reader(batches, wanted)
-
-
-def located(table: str) -> str:
-    """Return the absolute path, or the URL, of a table, without a slash at its end."""
-    import os
-
-    protocol, path = split_url(table)
-    if protocol is not None:
-        return table.rstrip("/")
-    return os.path.abspath(os.path.expanduser(path))
