@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from streampack.errors import ConfigError
 from streampack.files.paths import open_files
-from streampack.formats.parquet.source import Parquet
 from streampack.sources.fields import RecordReader, RecordSchema
 from streampack.sources.formats import RECORD_FORMATS
 from streampack.sources.items import kind_name
@@ -43,12 +42,15 @@ def source_of_records(
         else:
             files.fields = RecordSchema(False, "", records=reader)
         return cast(ShardedSource, files)
-    if isinstance(data, Parquet) and storage is None:  # made by the user, such as a table
-        opened = copy.copy(data)
-        opened.fields, opened._manifest = RecordSchema(False, "", records=reader), None
-        opened._lines = {}
-        opened.reading = data.reading if reading is None else reading
-        return opened
+    if isinstance(data, ShardedSource) and storage is None:
+        from streampack.formats.parquet.source import Parquet
+
+        if isinstance(data, Parquet):  # made by the user, such as a table
+            opened = copy.copy(data)
+            opened.fields, opened._manifest = RecordSchema(False, "", records=reader), None
+            opened._lines = {}
+            opened.reading = data.reading if reading is None else reading
+            return opened
     if storage is not None:
         raise ConfigError(
             f"storage applies only to paths, but data is {kind_name(data)}.",
