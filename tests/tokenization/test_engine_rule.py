@@ -1,4 +1,4 @@
-"""The rule by which a tokenizer.json goes to gigatoken: the settings taken have equal ids, unproved."""
+"""The rule by which a tokenizer.json goes to gigatoken: the settings taken have equal ids."""
 
 from __future__ import annotations
 
