@@ -14,7 +14,7 @@ import pytest
 
 import streampack
 from scripts.home import home
-from streampack import ordering, packing, sources, trainers
+from streampack import ordering, packing, rollouts, sources, trainers
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -22,7 +22,7 @@ REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 OBJECTS = [
     name for page in REFERENCE for name in re.findall(r"^::: (\S+)$", page.read_text(), re.M)
 ]
-MODULES = (ordering, packing, sources, trainers)
+MODULES = (ordering, packing, rollouts, sources, trainers)
 
 
 def place_of(name: str) -> object:

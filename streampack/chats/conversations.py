@@ -19,7 +19,7 @@ PARTS = ("thinking", "content", "tool_calls")
 IMAGE_PART = "\ue0f3\ue0f4\ue0f3"
 #: Names of the message field for thoughts in different models.
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
-TURNS = ("whole", "each")
+TURNS = ("whole", "each", "prompt")
 THOUGHTS = ("keep", "mask", "strip-history")
 
 
@@ -36,6 +36,7 @@ class TurnRules:
     Attributes:
         turns: "whole" makes one document of a conversation. "each" makes a document of every
             learnt turn, with the earlier messages as context, rendered as for generating that turn.
+            "prompt" makes a document without loss of messages that wait for an answer.
         thoughts: "keep" leaves them to the template; "mask" renders them without loss;
             "strip-history" removes them from earlier turns and requires `turns="each"`.
         learn: parts of a turn that carry loss, a subset of `PARTS`. If a message has such a part

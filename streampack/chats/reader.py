@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streampack.chats.checked import CheckedRecords
 from streampack.chats.conversations import Conversations
-from streampack.chats.records import RECORD_FIELDS, known_shapes, shape_of
+from streampack.chats.records import PROMPTS, RECORD_FIELDS, known_shapes, prompt_of, shape_of
 from streampack.documents.blocks import Documents
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
@@ -36,11 +36,13 @@ class ChatReader:
     Attributes:
         shape: shape of all records; None recognises it by each record's fields.
         checked: checks of each record's marks.
+        prompts: True if records hold messages that wait for an answer.
     """
 
     function: ClassVar[str] = ""
     shape: str | None = None
     checked: CheckedRecords = field(default_factory=CheckedRecords)
+    prompts: bool = False
 
     @property
     def columns(self) -> Sequence[str]:
@@ -50,7 +52,8 @@ class ChatReader:
     def hold_ids(self, names: Collection[str], where: str) -> bool:
         """Return True if records with these fields hold ids; `ConfigError` for no known shape."""
         try:
-            if self.shape is not None or shape_of(names):
+            prompts = self.prompts and not {*PROMPTS}.isdisjoint(names)
+            if self.shape is not None or prompts or shape_of(names):
                 return False
         except BrokenDocumentError as reason:
             raise ConfigError(
@@ -92,6 +95,8 @@ class ChatReader:
 
         def read_chat(item: Any) -> Read:
             record = plain_record(item if parse is None else parse(item))
+            if self.prompts:
+                return record, prompt_of(record)
             conversation = self.checked.conversation_in(record, self.shape, types.document)
             if conversation.rejected is not None:
                 record |= {"chosen": True}  # filled in later, with the two documents

@@ -24,6 +24,8 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "completion": ("prompt", "completion"),
     "alpaca": ("instruction", "output"),
 }
+#: Fields with the messages of a prompt, the first that a record has.
+PROMPTS = ("prompt", "messages", "conversations")
 #: Names of the sides of a pair in LLaMA-Factory.
 _RENAMED = {"chosen_messages": "chosen", "rejected_messages": "rejected"}
 #: Names of a rejected answer beside the chosen one in "messages", in ms-swift.
@@ -102,6 +104,17 @@ def conversation_of(record: Mapping[str, Any], shape: str | None = None) -> Conv
         if not any(side.learns(i) and _has_content(m) for i, m in enumerate(messages)):
             raise BrokenDocumentError("has no assistant turn that carries loss")
     return conversation
+
+
+def prompt_of(record: Mapping[str, Any]) -> Conversation:
+    """Return the messages of a record that the assistant is to answer."""
+    name = next((name for name in PROMPTS if record.get(name) is not None), PROMPTS[0])
+    messages = _with_system(record, messages_of(record.get(name), name))
+    if messages[-1]["role"] == "assistant":
+        raise BrokenDocumentError(
+            f'ends with an answer of the assistant in "{name}", where a prompt ends before it'
+        )
+    return replace(_conversation(messages), tools=tools_of(record))
 
 
 def _has_content(message: Mapping[str, Any]) -> bool:

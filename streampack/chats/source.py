@@ -85,7 +85,9 @@ class Chat(Source):
             ``{"enable_thinking": False}``, with JSON values. "strftime_now" is the date
             that a template asks for, in ISO format: ``{"strftime_now": "2025-07-26"}``.
         turns: "whole" makes one document of a conversation. "each" makes one of every learnt turn,
-            with the messages before it as context, rendered as for generating that turn.
+            with the messages before it as context, rendered as for generating that turn. "prompt"
+            makes one without loss of the messages in "prompt", "messages" or "conversations", which
+            end before the assistant's turn, with the generation prompt: for `rollouts.Prompts`.
         thoughts: "keep" leaves them to the template; "mask" renders them without loss;
             "strip-history" takes them out of earlier turns, and requires ``turns="each"``.
         learn: the parts of a turn that carry loss. A conversation with a part that the template
@@ -131,12 +133,13 @@ class Chat(Source):
         self._set(template, template_kwargs, TurnRules.of(turns, thoughts, learn), shape)
         if overflow is not None:
             one_of("overflow", overflow, ["turns"])
+            one_of("turns", turns, ["whole", "each"])
         self.by_turns = overflow == "turns"
         if self.by_turns:  # a turn longer than a row is cut
             self.overflow = "split"
         elif turns == "each":  # a cut would take away the learnt turn, which is the last
             self.overflow = "drop"
-        reader = ChatReader(self.shape)
+        reader = ChatReader(self.shape, prompts=turns == "prompt")
         make = partial(source_of_records, data, reading=reading, storage=storage)
         self._records: Source = converted(records, make, reader) if records else make(reader)
         self.reading, self.once = self._records.reading, self._records.once

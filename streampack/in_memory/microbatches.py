@@ -154,18 +154,27 @@ def _plain(value: Any) -> Any:
 def _declared(name: str, values: Any, documents: NDArray[np.int64]) -> Any:
     """Return a token field's dtype, with the shape of its values if it has several per token."""
     dtype = _dtype(name, values, documents)
+    number = _example(values, documents)
     try:
-        shape = np.shape(_at(values, int(documents[0]), name)) if len(documents) else ()
+        shape = () if number is None else np.shape(_at(values, number, name))
     except (TypeError, ValueError, RuntimeError):
         return dtype  # `read` raises an error that names the document
     return (dtype, tuple(shape[1:])) if len(shape) > 1 else dtype
 
 
+def _example(values: Any, documents: NDArray[np.int64]) -> int | None:
+    """Return the rank's first document, or any in a dict; None if there is none."""
+    if len(documents):
+        return int(documents[0])
+    return next(iter(values), None) if isinstance(values, Mapping) else None
+
+
 def _dtype(name: str, values: Any, documents: NDArray[np.int64]) -> Any:
     """Return the dtype of a field, inferred from the rank's first document."""
-    if not len(documents):
+    number = _example(values, documents)
+    if number is None:
         return np.float32
-    first = _at(values, int(documents[0]), name)
+    first = _at(values, number, name)
     try:
         kind = np.asarray(first).dtype
     except (TypeError, ValueError, RuntimeError):

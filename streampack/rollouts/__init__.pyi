@@ -1,4 +1,5 @@
 from streampack.rollouts.answer import Answer as Answer
+from streampack.rollouts.answer import Ragged as Ragged
 from streampack.rollouts.loader import Loader as Loader
 from streampack.rollouts.metrics import RolloutMetrics as RolloutMetrics
 from streampack.rollouts.prompts import Prompts as Prompts

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streampack.arguments import explained, type_in_words
+from streampack.documents.blocks import offsets_of
 from streampack.errors import ConfigError
 
 #: Fields that the loader adds to batches.
 SERIAL, AGE = "prompt_serial", "age"
 _TAKEN = ("ids", "loss_mask", SERIAL, AGE)
+
+
+class Ragged(NamedTuple):
+    """Sets of values, one for each token, such as the ids that top-p sampling kept.
+
+    Attributes:
+        offsets: (T + 1,) int64; set t is ``values[offsets[t]:offsets[t + 1]]``.
+        values: (V,) or (V, *shape).
+    """
+
+    offsets: Any
+    values: Any
 
 
 @explained
@@ -31,11 +44,14 @@ class Answer:
             (T,) one per token. Batches have ``version_min`` and ``version_max`` per sequence.
         token_fields: further values by name, (T,) or (T, *shape), such as routed experts.
         document_fields: further numbers by name, one per sequence.
+        ragged_fields: sets per token by name: a `Ragged`, or a list with a list or array for each
+            token. Read them by `Step.ragged`.
 
     Attributes:
         ids: (T,) uint32. loss_mask: (T,) bool.
         token_fields: arrays by name, with `logprobs` and all else that is per token.
         document_fields: numpy numbers by name, with all else that is per sequence.
+        ragged_fields: `Ragged` of arrays by name.
 
     Raises:
         ConfigError: a value has another shape or type.
@@ -49,6 +65,7 @@ class Answer:
     version: Any = None
     token_fields: Mapping[str, Any] = field(default_factory=dict)
     document_fields: Mapping[str, Any] = field(default_factory=dict)
+    ragged_fields: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ids = _numbers("ids", self.ids)
@@ -77,10 +94,12 @@ class Answer:
         for name, array in per_sequence.items():
             if array.ndim:
                 raise _wrong(name, "one number", array)
+        ragged = {name: _ragged(name, sets, len(ids)) for name, sets in self.ragged_fields.items()}
         object.__setattr__(self, "ids", ids.astype(np.uint32))
         object.__setattr__(self, "loss_mask", mask.astype(np.bool_))
         object.__setattr__(self, "token_fields", per_token)
         object.__setattr__(self, "document_fields", per_sequence)
+        object.__setattr__(self, "ragged_fields", ragged)
 
     def _add_version(self, token: dict[str, Any], document: dict[str, Any]) -> None:
         if self.version is None:
@@ -112,10 +131,18 @@ class Answer:
             f"token_fields.{name}": f"{array.dtype}{list(array.shape[1:])}"
             for name, array in self.token_fields.items()
         }
-        return per_token | {
-            f"document_fields.{name}": str(array.dtype)
-            for name, array in self.document_fields.items()
+        ragged = {
+            f"ragged_fields.{name}": f"{sets.values.dtype}{list(sets.values.shape[1:])}"
+            for name, sets in self.ragged_fields.items()
         }
+        return (
+            per_token
+            | ragged
+            | {
+                f"document_fields.{name}": str(array.dtype)
+                for name, array in self.document_fields.items()
+            }
+        )
 
 
 def check_same_columns(before: Mapping[str, str], answer: Answer) -> None:
@@ -145,6 +172,31 @@ def columns_of(answers: Mapping[int, Answer]) -> dict[str, Any]:
             for name in names
         }
     return columns
+
+
+def _ragged(name: str, sets: Any, count: int) -> Ragged:
+    """Return the sets of `count` tokens as arrays."""
+    if not isinstance(sets, Ragged):
+        if not isinstance(sets, Sequence) or not all(hasattr(each, "__len__") for each in sets):
+            raise ConfigError(
+                f"{name} must be a list with a list of numbers for each id, got "
+                f"{type_in_words(sets)}.",
+                "Pass such a list, or rollouts.Ragged(offsets, values).",
+                setting=name,
+            )
+        arrays = [
+            _numbers(name, each) if len(each) or hasattr(each, "dtype") else np.zeros(0, np.int64)
+            for each in sets
+        ]
+        offsets = offsets_of(np.array([*map(len, arrays)], dtype=np.int64))
+        sets = Ragged(offsets, np.concatenate(arrays) if arrays else np.zeros(0, np.int64))
+    offsets, values = _numbers(name, sets.offsets), _numbers(name, sets.values)
+    if offsets.shape != (count + 1,) or offsets.dtype.kind not in "iu" or not values.ndim:
+        raise _wrong(name, f"one set for each of {count} ids, with {count + 1} offsets", offsets)
+    offsets = offsets.astype(np.int64)
+    if offsets[0] or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
+        raise _wrong(name, "offsets from 0 to the number of values, in order", values)
+    return Ragged(offsets, values)
 
 
 def _numbers(name: str, value: Any) -> NDArray[Any]:

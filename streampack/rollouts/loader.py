@@ -37,6 +37,8 @@ class Loader(Explained):
         topology: this process's data-parallel rank; None detects it. Ranks that hold parts of one
             model share one, and get the same rows.
         pad_id, pad_to: see `MicrobatchPlan.batches`.
+        passes: times that the loop iterates each step, such as PPO's epochs; the step counts as
+            trained at the end of the last one.
         rank_timeout_s: seconds to wait for a rank that does not respond. Waiting for answers does
             not count.
         options: `cost`, `align`, `order`, `seed` and `microbatches` of `pack`.
@@ -55,6 +57,7 @@ class Loader(Explained):
         topology: Topology | None = None,
         pad_id: int = 0,
         pad_to: int | None = None,
+        passes: int = 1,
         rank_timeout_s: float = TIMEOUT_S,
         **options: Any,
     ) -> None:
@@ -63,6 +66,7 @@ class Loader(Explained):
         self._layout = layout
         self._options = {"seq_len": require_seq_len(seq_len, "error"), **options}
         self._settings = {"pad_id": pad_id, "pad_to": pad_to}
+        self._passes = whole_number("passes", passes)
         self._ranks: ProcessRanks | None = None
         self._timeout_s = rank_timeout_s
         self._queue = queue
@@ -90,7 +94,7 @@ class Loader(Explained):
             if step is None:
                 return
             on_last = None if self._queue is None else self._queue.finish_step
-            yield replace(step, settings=self._settings, on_last=on_last)
+            yield replace(step, settings=self._settings, passes=self._passes, on_last=on_last)
 
     def _alone(self) -> Step | None:
         waiting = self._planned_steps()

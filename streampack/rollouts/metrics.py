@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from streampack.rollouts.schedule import Counts, Phase, Schedule
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter, Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +69,17 @@ def counted(schedule: Schedule, *, ages: Sequence[int], **values: Any) -> Rollou
         counts=Counts(**asdict(schedule.counts)),
         **values,
     )
+
+
+def export(metrics: Callable[[], RolloutMetrics], meter: Meter) -> None:
+    """Make a gauge of each of the metrics."""
+    from opentelemetry.metrics import Observation
+
+    for name, value in metrics().as_dict().items():
+
+        def observed(_: Any, name: str = name) -> Iterator[Observation]:
+            yield Observation(metrics().as_dict()[name])
+
+        unit = "s" if name.endswith("_s") else ""
+        if not isinstance(value, bool):
+            meter.create_observable_gauge(f"streampack.rollouts.{name}", [observed], unit)

@@ -47,6 +47,8 @@ class Prompts:
     """The prompts of any source or mixture, in its order, numbered from 0.
 
     They are read in one lane, by the process that owns the queue. No end-of-document id is added.
+    Chats are sources of ``sources.Chat(data, turns="prompt")``: the ids are those of transformers'
+    ``apply_chat_template(messages, add_generation_prompt=True)``.
 
     Args:
         source: see `PackedDataset`.
@@ -73,6 +75,14 @@ class Prompts:
         settings |= {"epochs": epochs, "token_rules": rules, "lanes": 1}
         dataset = PackedDataset(source, seq_len=_ROW, batch_size=1, **settings)
         self._config = dataset._config
+        parts: list[Any] = [*self._config.source._parts.values()]
+        for part in parts:
+            if getattr(part, "renders", False) and part.rules.turns != "prompt":
+                raise ConfigError(
+                    f"Prompts must be chats that wait for an answer, got {part!r:.100}.",
+                    'Pass sources.Chat(data, turns="prompt"); for images, the rendered prompts.',
+                    setting="source",
+                )
         declared = self._fingerprint()["fields"] or {"document": {}}
         self._texts = {name for name, kind in declared["document"].items() if kind == "text"}
         self._stream: LaneStream | None = None

@@ -10,34 +10,24 @@ import uuid
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.errors import ConfigError, StateError, WorkerError
 from streampack.rollouts.answer import Answer, check_same_columns
 from streampack.rollouts.changes import Changes
-from streampack.rollouts.metrics import RolloutMetrics, counted
+from streampack.rollouts.metrics import RolloutMetrics, counted, export
 from streampack.rollouts.prompts import Prompt, Prompts
 from streampack.rollouts.schedule import Counts, Group, Rule, Schedule
 from streampack.rollouts.spool import Spool
 from streampack.rollouts.state import check_state, sealed
 from streampack.rollouts.ticket import Ticket
 
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
+
 logger = logging.getLogger(__name__)
 
-VERSION = 1  # of states
-_FIELDS = {
-    "rollouts",
-    "checksum",
-    "run",
-    "incarnation",
-    "steps",
-    "published",
-    "next",
-    "in_flight",
-    "prompts",
-    "counts",
-}
 NAMED_FAILURES = 10  # prompts that are logged one by one
 
 
@@ -384,6 +374,10 @@ class Queue:
             place = f"{state['run']}/{state['incarnation']}"
             serials = {serial for serial, _ in state["in_flight"]}
             self._spool.keep(state["run"], place, serials, state["next"])
+
+    def export(self, meter: Meter) -> None:
+        """Add the metrics to a Meter of OpenTelemetry, as gauges ``streampack.rollouts.NAME``."""
+        export(self.metrics, meter)
 
     def metrics(self) -> RolloutMetrics:
         """Return counts of this run and ages of its recent groups."""

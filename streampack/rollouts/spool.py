@@ -20,7 +20,7 @@ import numpy as np
 
 from streampack.conversion.shards import Destination
 from streampack.errors import StorageError
-from streampack.rollouts.answer import Answer
+from streampack.rollouts.answer import Answer, Ragged
 from streampack.rollouts.schedule import Group
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,10 @@ class Spool:
         about = {"rule": self._rule, "steps": steps, "born": group.born}
         about["version"] = max(version if each is None else each for each in known)
         name = f"{place}/{group.serial:012d}.npz"
-        future = self._writers.submit(self._write, name, about, tuple(group.answers))
+        try:
+            future = self._writers.submit(self._write, name, about, tuple(group.answers))
+        except RuntimeError:  # the interpreter ends, while samplers are still served
+            return
         self._pending.add(future)
         future.add_done_callback(self._written)
 
@@ -146,6 +149,8 @@ def _encoded(about: Mapping[str, Any], answers: tuple[Answer, ...]) -> bytes:
         for kind in ("token_fields", "document_fields"):
             for name, values in getattr(answer, kind).items():
                 arrays[f"{number}/{kind}/{name}"] = values
+        for name, (offsets, values) in answer.ragged_fields.items():
+            arrays[f"{number}/offsets/{name}"], arrays[f"{number}/values/{name}"] = offsets, values
     file = io.BytesIO()
     np.savez(file, **arrays)
     content = file.getvalue()
@@ -168,9 +173,15 @@ def _decoded(data: bytes) -> tuple[dict[str, Any], list[Answer]]:
             number, _, name = key.partition("/")
             if name:
                 kind, _, field = name.partition("/")
-                answer = values.setdefault(number, {"token_fields": {}, "document_fields": {}})
+                answer = values.setdefault(number, {})
                 if field:
-                    answer[kind][field] = arrays[key]
+                    answer.setdefault(kind, {})[field] = arrays[key]
                 else:
                     answer[kind] = arrays[key]
-    return about, [Answer(**values[str(number)]) for number in range(len(values))]
+    return about, [_answer(values[str(number)]) for number in range(len(values))]
+
+
+def _answer(values: dict[str, Any]) -> Answer:
+    offsets, flat = values.pop("offsets", {}), values.pop("values", {})
+    ragged = {name: Ragged(offsets[name], flat[name]) for name in offsets}
+    return Answer(**values, ragged_fields=ragged)

@@ -76,6 +76,8 @@ def rendered(
     Raises:
         RenderError: the assistant's parts cannot be located, or no part carries loss.
     """
+    if rules.turns == "prompt":
+        return [Rendered(script.text(conversation.messages, True), [], closed=True)]
     if rules.turns == "whole":
         return [_with_spans(script, conversation, text, marks, rules)]
     learnt = learnt_turns(conversation, rules)
