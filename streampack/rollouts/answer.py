@@ -145,6 +145,15 @@ class Answer:
         )
 
 
+def sequences_of(answers: Sequence[Answer | tuple[Answer, ...]]) -> list[Answer]:
+    """Return the sequences of answers, of which one may be a tuple of several."""
+    return [
+        sequence
+        for answer in answers
+        for sequence in (answer if isinstance(answer, tuple) else (answer,))
+    ]
+
+
 def check_same_columns(before: Mapping[str, str], answer: Answer) -> None:
     """Raise `ConfigError` if an answer has other fields than an earlier one."""
     columns = answer.columns

@@ -47,8 +47,8 @@ class Prompts:
     """The prompts of any source or mixture, in its order, numbered from 0.
 
     They are read in one lane, by the process that owns the queue. No end-of-document id is added.
-    Chats are sources of ``sources.Chat(data, turns="prompt")``: the ids are those of transformers'
-    ``apply_chat_template(messages, add_generation_prompt=True)``.
+    Chats are sources of ``sources.Chat(data, turns="prompt")``: their ids equal the result of
+    transformers' ``apply_chat_template(messages, add_generation_prompt=True)``.
 
     Args:
         source: see `PackedDataset`.

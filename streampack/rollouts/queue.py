@@ -8,13 +8,13 @@ import queue
 import time
 import uuid
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 from streampack.arguments import explained, one_of, real_number, type_in_words, whole_number
 from streampack.errors import ConfigError, StateError, WorkerError
-from streampack.rollouts.answer import Answer, check_same_columns
+from streampack.rollouts.answer import Answer, check_same_columns, sequences_of
 from streampack.rollouts.changes import Changes
 from streampack.rollouts.metrics import RolloutMetrics, counted, export
 from streampack.rollouts.prompts import Prompt, Prompts
@@ -139,8 +139,13 @@ class Queue:
                 change, due = self._changed.subscribe(), self._schedule.due
             await self._changed.wait_for(change, due)
 
-    def put(self, ticket: Ticket, answer: Answer) -> bool:
+    def put(self, ticket: Ticket, answer: Answer | Sequence[Answer]) -> bool:
         """Add one answer to the group of a ticket.
+
+        Args:
+            ticket: return value of `get`.
+            answer: the answer; or several sequences that make up one answer, such as the branches
+                of a conversation with a rewritten history.
 
         Returns:
             False if the ticket is no longer current, because it timed out or the trainer loaded a
@@ -149,20 +154,23 @@ class Queue:
         Raises:
             ConfigError: it is not an `Answer`, or has other fields than the answers before it.
         """
-        if not isinstance(answer, Answer):
+        sequences = (answer,) if isinstance(answer, Answer) else answer
+        is_list = isinstance(sequences, list | tuple) and sequences
+        if not is_list or not all(isinstance(each, Answer) for each in sequences):
             raise ConfigError(
                 f"answer must be an Answer, got {type_in_words(answer)}.",
-                "Pass rollouts.Answer(ids, loss_mask).",
+                "Pass rollouts.Answer(ids, loss_mask), or a list of them.",
                 setting="answer",
             )
         with self._changed:
-            if self._columns is not None:
-                check_same_columns(self._columns, answer)
-            group = self._schedule.put(ticket.id, answer)
+            columns = sequences[0].columns if self._columns is None else self._columns
+            for each in sequences:
+                check_same_columns(columns, each)
+            group = self._schedule.put(ticket.id, tuple(sequences))
             if group is None:
                 return False
-            self._columns = answer.columns
-            self._tokens["sampled"] += answer.num_loss_tokens
+            self._columns = columns
+            self._tokens["sampled"] += sum(each.num_loss_tokens for each in sequences)
             if len(group.answers) == self.rule.answers:
                 self._keep(group)
                 self._changed.notify()
@@ -259,7 +267,9 @@ class Queue:
             self._wait_s += time.monotonic() - began
             for group in groups or ():
                 self._ages.append(self._schedule.steps - 1 - group.born)
-                self._tokens["trained"] += sum(each.num_loss_tokens for each in group.answers)
+                self._tokens["trained"] += sum(
+                    each.num_loss_tokens for each in sequences_of(group.answers)
+                )
             self._step = groups or []
             if groups is not None:
                 self._changed.notify()
@@ -363,7 +373,7 @@ class Queue:
         place, serials = f"{self._run}/{state['incarnation']}", {*self._prompts}
         groups = self._spool.take_back(place, serials, steps=state["steps"], version=self._version)
         for serial, born, answers in groups:
-            self._columns = answers[0].columns
+            self._columns = sequences_of(answers)[0].columns
             self._keep(self._schedule.restore(serial, answers, born))
             self._restored += 1
 

@@ -14,7 +14,7 @@ import queue as queues
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.managers import BaseManager
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,7 @@ class RemoteQueue:
             except queues.Empty:
                 pass
 
-    def put(self, ticket: Ticket, answer: Answer) -> bool:
+    def put(self, ticket: Ticket, answer: Answer | Sequence[Answer]) -> bool:
         """Add one answer to the group of a ticket; see `Queue.put`."""
         return bool(self._call("put", ticket, answer))
 

@@ -12,15 +12,16 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from streampack.conversion.shards import Destination
 from streampack.errors import StorageError
-from streampack.rollouts.answer import Answer, Ragged
+from streampack.rollouts.answer import Answer, Ragged, sequences_of
 from streampack.rollouts.schedule import Group
 
 logger = logging.getLogger(__name__)
@@ -56,12 +57,14 @@ class Spool:
             steps: steps that were published when it was finished.
             version: policy version at that time, for answers without one.
         """
-        known = [answer.newest_version for answer in group.answers]
-        about = {"rule": self._rule, "steps": steps, "born": group.born}
+        sequences = sequences_of(group.answers)
+        known = [answer.newest_version for answer in sequences]
+        about: dict[str, Any] = {"rule": self._rule, "steps": steps, "born": group.born}
+        about["sizes"] = [len(sequences_of([answer])) for answer in group.answers]
         about["version"] = max(version if each is None else each for each in known)
         name = f"{place}/{group.serial:012d}.npz"
         try:
-            future = self._writers.submit(self._write, name, about, tuple(group.answers))
+            future = self._writers.submit(self._write, name, about, sequences)
         except RuntimeError:  # the interpreter ends, while samplers are still served
             return
         self._pending.add(future)
@@ -69,7 +72,7 @@ class Spool:
 
     def take_back(
         self, place: str, serials: set[int], *, steps: int, version: int
-    ) -> Iterator[tuple[int, int, list[Answer]]]:
+    ) -> Iterator[tuple[int, int, list[tuple[Answer, ...]]]]:
         """Yield the serial, the birth and the answers of groups that a resumed run may train.
 
         Args:
@@ -128,7 +131,7 @@ class Spool:
         stems = {name: name.rpartition("/")[2].removesuffix(".npz") for name in names}
         return {name: int(stem) for name, stem in stems.items() if stem.isdecimal()}
 
-    def _write(self, name: str, about: Mapping[str, Any], answers: tuple[Answer, ...]) -> None:
+    def _write(self, name: str, about: Mapping[str, Any], answers: Sequence[Answer]) -> None:
         with self._folder.scratch() as scratch:
             self._folder.write(name, _encoded(about, answers), scratch)
 
@@ -142,7 +145,7 @@ class Spool:
             )
 
 
-def _encoded(about: Mapping[str, Any], answers: tuple[Answer, ...]) -> bytes:
+def _encoded(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
     arrays: dict[str, Any] = {"about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)}
     for number, answer in enumerate(answers):
         arrays[f"{number}/ids"], arrays[f"{number}/loss_mask"] = answer.ids, answer.loss_mask
@@ -157,7 +160,7 @@ def _encoded(about: Mapping[str, Any], answers: tuple[Answer, ...]) -> bytes:
     return hashlib.blake2b(content, digest_size=_DIGEST).digest() + content
 
 
-def _decoded(data: bytes) -> tuple[dict[str, Any], list[Answer]]:
+def _decoded(data: bytes) -> tuple[dict[str, Any], list[tuple[Answer, ...]]]:
     """Return the description and the answers of a file.
 
     Raises:
@@ -178,7 +181,9 @@ def _decoded(data: bytes) -> tuple[dict[str, Any], list[Answer]]:
                     answer.setdefault(kind, {})[field] = arrays[key]
                 else:
                     answer[kind] = arrays[key]
-    return about, [_answer(values[str(number)]) for number in range(len(values))]
+    sequences = (_answer(values[str(number)]) for number in range(len(values)))
+    sizes = about.get("sizes", [1] * len(values))
+    return about, [tuple(islice(sequences, size)) for size in sizes]
 
 
 def _answer(values: dict[str, Any]) -> Answer:

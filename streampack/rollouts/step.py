@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from streampack.batch import PackedBatch
 from streampack.documents.blocks import offsets_of
 from streampack.in_memory.microbatches import MicrobatchPlan
 from streampack.in_memory.pack import pack
-from streampack.rollouts.answer import AGE, SERIAL, Answer, Ragged, columns_of
+from streampack.rollouts.answer import AGE, SERIAL, Answer, Ragged, columns_of, sequences_of
 from streampack.rollouts.schedule import Group
 
 
@@ -106,8 +106,8 @@ class Step:
             for begin, each in zip(begins.tolist(), sets, strict=False):
                 sizes[begin : begin + len(each.offsets) - 1] = np.diff(each.offsets)
             values = np.concatenate([of_first.values[:0], *(each.values for each in sets)])
-            made = (torch.from_numpy(array) for array in (offsets_of(sizes), values))
-            result[name] = Ragged(*(tensor.to(batch.input_ids.device) for tensor in made))
+            tensors = (torch.from_numpy(array) for array in (offsets_of(sizes), values))
+            result[name] = Ragged(*(tensor.to(batch.input_ids.device) for tensor in tensors))
         return result
 
     def show(self) -> str:
@@ -148,8 +148,8 @@ def steps_of_ranks(
     Raises:
         PlanError: a sequence, or a tree, is longer than a row.
     """
-    answers: list[Answer] = [answer for group in groups for answer in group.answers]
-    sizes = [len(group.answers) for group in groups]
+    sequences = [sequences_of(group.answers) for group in groups]
+    answers, sizes = [*chain(*sequences)], [*map(len, sequences)]
     serials = np.array([group.serial for group in groups], dtype=np.int64)
     ages = np.array([index - group.born for group in groups], dtype=np.int64)
     tree: dict[str, Any] = {}

@@ -13,7 +13,8 @@ import pytest
 
 from streampack import rollouts
 from streampack.errors import ConfigError
-from tests.support.rollout_runs import make_queue
+from streampack.rollouts.answer import sequences_of
+from tests.support.rollout_runs import make_queue, serials_of
 
 
 def kept(ids: list[int]) -> list[list[int]]:
@@ -83,7 +84,7 @@ def test_sets_outlive_a_kill_in_the_spool(tmp_path: Path) -> None:
     after.load_state(json.loads(json.dumps(queue.state())))
     assert after.metrics().restored == 6
     before, again = (
-        [answer for group in each._schedule.untrained() for answer in group.answers]
+        [answer for group in each._schedule.untrained() for answer in sequences_of(group.answers)]
         for each in (queue, after)
     )
     for one, other in zip(before, again, strict=True):
@@ -118,3 +119,25 @@ def test_images_in_answers_are_refused_by_name() -> None:
     with pytest.raises(ConfigError) as error:
         rollouts.Answer([1, 2], [0, 1], document_fields={"image": b"\x89PNG"})
     assert error.value.setting == "image"
+
+
+def test_an_answer_of_several_sequences_counts_once_and_outlives_a_kill(tmp_path: Path) -> None:
+    queue = make_queue(2, groups=2, spool=str(tmp_path))
+    for _ in range(2):
+        ticket = queue.get()
+        assert ticket is not None
+        branches = [rollouts.Answer([9, 1, n], [0, 1, 1], version=0) for n in range(3)]
+        queue.put(ticket, branches)
+        assert queue.metrics().finished == ticket.serial
+        queue.put(ticket, branches[0])
+    assert queue._spool is not None
+    queue._spool.flush()
+    after = make_queue(2, groups=2, spool=str(tmp_path))
+    after.load_state(queue.state())
+    step = next(iter(rollouts.Loader(after, seq_len=64, layout="tree")))
+    assert serials_of(step) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert step.num_loss_tokens == 16
+    with pytest.raises(ConfigError):
+        queue.put(ticket, [])
+    with pytest.raises(ConfigError):
+        queue.put(ticket, [branches[0], 7])  # type: ignore[list-item]

@@ -141,7 +141,7 @@ class Samplers:
         return subprocess.Popen([sys.executable, "-c", SAMPLER, *arguments], cwd=ROOT)
 
     def _kill(self) -> None:
-        while self._killed and not self._stop.wait(self._rng.uniform(0.3, 2.5)):
+        while self._killed and not self._stop.wait(self._rng.uniform(1, 4)):
             self._running.sort(key=lambda _: self._rng.random())
             assert self._running[0].poll() is None
             self._running[0].kill()
@@ -176,13 +176,15 @@ def test_processes_killed_at_random_moments_lose_no_prompt_and_train_none_twice(
             assert statuses[killed] == -9, output
             kills += 1
     assert statuses == [0] * ranks, output
-    found = json.loads(saved.read_text())
-    counts = found["state"]["counts"]
+    checkpoint = json.loads(saved.read_text())
+    counts = checkpoint["state"]["counts"]
     rejected = {serial for serial in range(PROMPTS) if serial % 11 == 5}
     trained = {*range(PROMPTS)} - rejected
-    assert Counter(map(tuple, found["trained"])) == {(s, n): 1 for s in trained for n in (0.0, 1.0)}
+    assert Counter(map(tuple, checkpoint["trained"])) == {
+        (s, n): 1 for s in trained for n in (0.0, 1.0)
+    }
     assert (counts["rejected"], counts["failed"]) == (len(rejected), 0)
-    assert found["state"]["in_flight"] == []
+    assert checkpoint["state"]["in_flight"] == []
     print(f"{kills} kills of ranks, {samplers.kills} of samplers")
     assert kills + samplers.kills >= 5
 
@@ -200,9 +202,9 @@ def compile_plans() -> None:
             assert serials_of(step) or rank
 
 
-def check(found: dict, last_next: int) -> int:  # type: ignore[type-arg]
+def check(checkpoint: dict, last_next: int) -> int:  # type: ignore[type-arg]
     """Check a checkpoint: every dispatched prompt is in flight, trained or rejected; never two."""
-    state, trained = found["state"], {serial for serial, _ in found["trained"]}
+    state, trained = checkpoint["state"], {serial for serial, _ in checkpoint["trained"]}
     flying = {serial for serial, _ in state["in_flight"]}
     assert not flying & trained
     ended = len(trained) + state["counts"]["rejected"] + state["counts"]["failed"]

@@ -184,7 +184,7 @@ def test_experts_and_numbers_keep_their_types(tmp_path: Path) -> None:
     )
     after = resumed(tmp_path, flushed(queue).state(), answers=1)
     (group,) = after._schedule.untrained()
-    (answer,) = group.answers
+    ((answer,),) = group.answers
     assert answer.columns == {
         "token_fields.experts": "int16[2, 2]",
         "document_fields.reward": "float32",

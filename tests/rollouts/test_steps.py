@@ -53,7 +53,7 @@ def test_parts_of_a_step_have_the_loss_tokens_of_all_ranks(layout: str, count: i
     ]
     steps = steps_of_ranks(0, groups, ranks=2, layout=layout, options={"seq_len": 16})
     parts = [[(tokens, [*batches]) for tokens, batches in step.parts(count)] for step in steps]
-    assert {len(own) for own in parts} == {min(count, len(steps[0]))}
+    assert {len(part) for part in parts} == {min(count, len(steps[0]))}
     for one, other in zip(*parts, strict=True):
         assert one[0] == other[0] == sum(batch.num_loss_tokens for batch in one[1] + other[1])
         assert len(one[1]) == len(other[1]) > 0
