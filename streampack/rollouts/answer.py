@@ -39,7 +39,8 @@ class Answer:
         ids: (T,) token ids of the whole sequence, the prompt included.
         loss_mask: (T,) true where a token counts in the loss, usually the sampled ones.
         logprobs: (T,) log-probabilities of the sampler, of each token given the ones before it.
-        advantage, reward: a number, or (T,) one per token.
+        advantage: a number, or (T,) one per token.
+        reward: as `advantage`.
         version: policy version that sampled it: an integer, a pair of the first and last one, or
             (T,) one per token. Batches have ``version_min`` and ``version_max`` per sequence.
         token_fields: further values by name, (T,) or (T, *shape), such as routed experts.

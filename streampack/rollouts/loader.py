@@ -36,7 +36,8 @@ class Loader(Explained):
         layout: "tree" stores the common prefix of a group once; see `pack`.
         topology: this process's data-parallel rank; None detects it. Ranks that hold parts of one
             model share one, and get the same rows.
-        pad_id, pad_to: see `MicrobatchPlan.batches`.
+        pad_id: see `MicrobatchPlan.batches`.
+        pad_to: see `MicrobatchPlan.batches`.
         passes: times that the loop iterates each step, such as PPO's epochs; the step counts as
             trained at the end of the last one.
         rank_timeout_s: seconds to wait for a rank that does not respond. Waiting for answers does

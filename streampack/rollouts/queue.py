@@ -116,7 +116,8 @@ class Queue:
         It waits while `steps_ahead` steps are sampled and not trained and published.
 
         Args:
-            block, timeout: as for `queue.Queue.get`.
+            block: see `queue.Queue.get`.
+            timeout: see `queue.Queue.get`.
 
         Raises:
             queue.Empty: there is no ticket, if `block` is false, or until the timeout.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import json
+import random
 from typing import Any
 
 import pytest
@@ -197,6 +200,55 @@ def finished(schedule: Schedule, *but: int) -> dict[int, TicketId]:
         if serial not in but:
             schedule.put(tickets[serial], None)
     return tickets
+
+
+def test_a_thousand_kills_lose_no_prompt_and_discard_no_long_answer() -> None:
+    """Answers take as long as their lengths, and kills come at any moment of any run."""
+    kills = 0
+    for seed in itertools.count():
+        rng, rule = (
+            random.Random(seed),
+            Rule(3, steps_ahead=1 + seed % 3, window=1 + 3 * (seed % 4)),
+        )
+        lengths = [round(rng.lognormvariate(3, 1)) + 1 for _ in range(120)]
+        rejected = {serial for serial in range(120) if rng.random() < 0.1}
+        state: dict[str, Any] = {"steps": 0, "next": 0, "in_flight": []}
+        saved: list[int] = []  # prompts trained or rejected up to the state
+        while True:
+            schedule = Schedule(rule, f"{kills}", **json.loads(json.dumps(state)))
+            ended, ends_at = [*saved], 2 * max(lengths) * rng.random()
+            now = 0.0
+            running: list[tuple[float, TicketId]] = []
+            while now < ends_at and not schedule.done:
+                for _ in range(9 - len(running)):
+                    schedule.ended = schedule.next >= len(lengths)
+                    if (serial := schedule.wanted()) is not None:
+                        end = now + lengths[serial]
+                        heapq.heappush(running, (end, schedule.dispatch(now)))
+                schedule.ended = schedule.next >= len(lengths)
+                if running:
+                    now, ticket = heapq.heappop(running)
+                    if ticket.serial in rejected:
+                        assert schedule.reject(ticket)
+                        ended.append(ticket.serial)
+                    else:
+                        assert schedule.put(ticket, None) is not None
+                ended += serials(schedule.next_step()) or []
+                if rng.random() < 0.8:
+                    schedule.publish(schedule.steps)
+                flying = schedule.in_flight()
+                anchor = min(flying, default=schedule.next)
+                assert {*range(anchor)} <= {*ended}  # long ones too
+                assert sorted([*ended, *flying]) == [*range(schedule.next)]
+                if rng.random() < 0.2:
+                    state = {"steps": schedule.steps, "next": schedule.next, "in_flight": flying}
+                    saved = [*ended]
+            if schedule.done:
+                break
+            kills += 1
+        assert sorted(ended) == [*range(len(lengths))]
+        if kills >= 1000:
+            break
 
 
 def serials(groups: list[Group] | None) -> list[int] | None:
