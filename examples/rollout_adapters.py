@@ -132,3 +132,21 @@ def from_verl(rows: Sequence[Mapping[str, Any]], version: int) -> list[Answer]:
             )
         )
     return answers
+
+
+def main() -> None:
+    """Convert two trajectories of a made output of SkyRL."""
+    output = {
+        "prompt_token_ids": [[5, 6, 7]] * 2,
+        "response_ids": [[8, 9]] * 2,
+        "rewards": [0.0, 1.0],
+        "loss_masks": [[1, 1]] * 2,
+        "rollout_logprobs": [[-0.5, -0.25]] * 2,
+    }
+    answers = from_skyrl(output, version=3)
+    tokens = sum(len(answer.ids) for answer in answers)
+    print(f"{tokens} tokens, {sum(answer.num_loss_tokens for answer in answers)} in the loss")
+
+
+if __name__ == "__main__":
+    main()

@@ -39,6 +39,7 @@ PRINTS = {
     "own_stage": r"190 documents are clean\n.* same batches: True\nanother .*: stages differs",
     "per_source_loss": r"step 40: easy [01]\.\d\d, hard [3-9]\.\d\d",
     "ray_train": r"\[1, 2\], one killed: True; .*\n([\d,]+) of \1 tokens, .*: \d\.\de[-+](1\d|00)",
+    "rollout_adapters": r"10 tokens, 4 in the loss",
     "rollouts_resumed": r"step 40: reward (0\.[4-9]\d|1\.00), .*\n640 .* each once: True; state of",
     "similarity_embedders": r"hashed n-grams: [1-9]\d* files ordered, \d+ near-duplicates left out",
     "pipeline_stages": r"by (0\.0e\+00|\d\.\de-1[4-9]) at most\n.* they are off by [1-9]\d*%",
