@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack.rollouts import Answer
+from streampack.rollouts import Answer, Ragged
 
 
 def from_trl(samples: Iterable[Any]) -> list[Answer]:
@@ -96,6 +96,11 @@ def from_slime(samples: Iterable[Any]) -> list[Answer]:
         mask = sample.loss_mask or [1] * sample.response_length
         logprobs = sample.rollout_log_probs
         versions = [int(version) for version in sample.weight_versions]
+        kept = {}
+        if sample.rollout_top_p_token_offsets is not None:
+            offsets = np.concatenate([[0] * before, sample.rollout_top_p_token_offsets])
+            ids = np.asarray(sample.rollout_top_p_token_ids)
+            kept["top_p"] = Ragged(offsets.astype(np.int64), ids)
         answers.append(
             Answer(
                 sample.tokens,
@@ -103,6 +108,7 @@ def from_slime(samples: Iterable[Any]) -> list[Answer]:
                 logprobs=[0.0] * before + logprobs if logprobs else None,
                 reward=float(sample.reward),
                 version=(min(versions), max(versions)) if versions else None,
+                ragged_fields=kept,
             )
         )
     return answers

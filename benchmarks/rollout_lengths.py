@@ -1,0 +1,117 @@
+"""Lengths of answers that are sampled and trained, by the rule of the queue.
+
+    python -m benchmarks.rollout_lengths [--out docs/rollouts.svg]
+
+A simulation without a clock or a model: 128 groups are in flight, an answer takes as long as its
+tokens (lognormal, median 1,000, up to 60 times as long), and a step of 64 groups takes no time.
+Beside windowed FIFO, by the order that `streampack.rollouts` runs, stands a queue that gives the
+trainer the groups that are finished first, and discards those that are older than two steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.report import print_table
+from streampack.rollouts.schedule import Rule, Schedule, TicketId
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+GROUPS, STEPS, OLDEST = 64, 300, 2
+BINS = np.array([0, 500, 1000, 2000, 4000, 8000, 16_000, 1 << 30])
+GREY, BLUE = "#9aa5b1", "#1f6f9f"
+
+
+def windowed(lengths: NDArray[np.int64]) -> list[int]:
+    """Return the prompts that windowed FIFO trains, in the order of steps."""
+    schedule = Schedule(Rule(GROUPS, steps_ahead=1, window=GROUPS), "simulated")
+    running: list[tuple[int, TicketId]] = []
+    now, trained = 0, []
+    while schedule.steps < STEPS:
+        while (serial := schedule.wanted()) is not None:
+            heapq.heappush(running, (now + int(lengths[serial]), schedule.dispatch(now)))
+        now, ticket = heapq.heappop(running)
+        schedule.put(ticket, None)
+        trained += [group.serial for group in schedule.next_step() or ()]
+        schedule.publish(schedule.steps)
+    return trained
+
+
+def first_finished(lengths: NDArray[np.int64]) -> list[int]:
+    """Return the prompts that a queue without an order trains, which discards old groups."""
+    running: list[tuple[int, int, int]] = []  # end, prompt, steps at its dispatch
+    now, next_prompt, steps, finished, trained = 0, 0, 0, [], []
+    while steps < STEPS:
+        while len(running) < 2 * GROUPS:
+            heapq.heappush(running, (now + int(lengths[next_prompt]), next_prompt, steps))
+            next_prompt += 1
+        now, prompt, born = heapq.heappop(running)
+        if steps - born <= OLDEST:
+            finished.append(prompt)
+        if len(finished) == GROUPS:
+            trained, finished, steps = trained + finished, [], steps + 1
+    return trained
+
+
+def shares(lengths: NDArray[np.int64], trained: list[int]) -> NDArray[np.float64]:
+    """Return the share of the prompts of each bin, (bins,), that was trained.
+
+    Prompts that were in flight in the last tenth of the run are left out.
+    """
+    dispatched = np.arange(int(0.9 * max(trained)))
+    bins = len(BINS) - 1
+    by_length = np.digitize(lengths, BINS) - 1
+    kept = np.intersect1d(dispatched, trained)
+    counts = [np.bincount(by_length[part], minlength=bins) for part in (kept, dispatched)]
+    return counts[0] / np.maximum(counts[1], 1)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse the command line, print a table, and draw."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout_lengths")
+    parser.add_argument("--out", type=Path)
+    target = parser.parse_args(arguments).out
+    rng = np.random.default_rng(0)
+    lengths = np.clip(1000 * np.exp(rng.normal(0, 1.2, 100_000)), 8, 60_000).astype(np.int64)
+    rules = {"windowed FIFO": windowed(lengths), "first finished": first_finished(lengths)}
+    trained = {name: shares(lengths, prompts) for name, prompts in rules.items()}
+    names = [
+        f"{a:,} to {b:,}" for a, b in zip(BINS[:-2].tolist(), BINS[1:-1].tolist(), strict=True)
+    ]
+    names.append(f"{BINS[-2]:,} and more")
+    rows = [
+        [name, *(f"{part[i]:.1%}" for part in trained.values())] for i, name in enumerate(names)
+    ]
+    head = ["tokens of the answer", *(f"trained, {name}" for name in trained)]
+    print_table("Share of the sampled prompts that are trained", head, rows)
+    if target is not None:
+        draw(names, trained, target)
+
+
+def draw(names: list[str], trained: dict[str, NDArray[np.float64]], target: Path) -> None:
+    """Draw the share of sampled prompts that are trained, by length."""
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "streampack"})
+    figure, axes = plt.subplots(figsize=(7.2, 2.9))
+    places = np.arange(len(names))
+    for shift, (name, part), color in zip((-0.2, 0.2), trained.items(), (BLUE, GREY), strict=True):
+        axes.bar(places + shift, 100 * part, 0.38, label=name, color=color)
+    axes.set_xticks(
+        places, [name.replace(" to ", "\nto ").replace(" and", "\nand") for name in names]
+    )
+    axes.set_ylabel("% trained of sampled")
+    axes.set_xlabel("tokens of the answer")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower left")
+    figure.tight_layout()
+    figure.savefig(target, format="svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
