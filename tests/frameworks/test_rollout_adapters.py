@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -78,8 +81,14 @@ def test_traces_of_verifiers() -> None:
     check(from_verifiers([made], version=4), 2, reward=0.0, version_min=4)
 
 
-def test_samples_of_torchtitan() -> None:
-    types = pytest.importorskip("torchtitan.experiments.rl.types")
+def test_samples_of_torchtitan(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchtitan")
+    (root,) = importlib.util.find_spec("torchtitan").submodule_search_locations  # type: ignore
+    for name in ("experiments", "experiments.rl", "experiments.rl.observability"):
+        package = ModuleType(f"torchtitan.{name}")  # its __init__ needs vLLM and triton
+        package.__path__ = [f"{root}/{name.replace('.', '/')}"]
+        monkeypatch.setitem(sys.modules, package.__name__, package)
+    types = importlib.import_module("torchtitan.experiments.rl.types")
     samples = [
         types.TrainingSample(
             min_policy_version=1,
