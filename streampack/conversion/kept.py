@@ -36,7 +36,10 @@ class KeptTexts:
 
     Attributes:
         texts: different texts since the last `clear`, in UTF-8.
+        optional: as in `TextKeys`.
     """
+
+    optional = False
 
     def __init__(self) -> None:
         self.texts: list[bytes] = []
