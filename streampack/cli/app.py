@@ -12,6 +12,7 @@ from streampack.cli.bench import bench
 from streampack.cli.check import check
 from streampack.cli.convert import convert
 from streampack.cli.drill import drill
+from streampack.cli.ledger import ledger
 from streampack.cli.options import (
     AnyCorpus,
     AsJson,
@@ -80,5 +81,5 @@ def _program(
     pass
 
 
-for command in (bench, check, convert, drill, explain, order, replay, warm):
+for command in (bench, check, convert, drill, explain, ledger, order, replay, warm):
     app.command()(command)

@@ -125,7 +125,7 @@ def replay(
             "Count ranks from 0, and pass --ranks for a merged state of all ranks.",
             setting="rank",
         )
-    traced = _alone(dataset).with_provenance()
+    traced = alone(dataset).with_provenance()
     number, batch = _batch(traced, state, step, rank, ranks)
     lane = number % state["fingerprint"]["lanes"]
     named = tokenizer if tokenizer is not None else traced.plan.config.preparation.find("tokenizer")
@@ -213,7 +213,7 @@ def _as_dict(
     return {"tokens": batch.num_tokens, "loss_tokens": batch.num_loss_tokens, "pieces": pieces}
 
 
-def _alone(named: str) -> streampack.PackedDataset:
+def alone(named: str) -> streampack.PackedDataset:
     """Return the dataset from a user's code, and require that it is for a single rank."""
     dataset = object_at(named)
     if not isinstance(dataset, streampack.PackedDataset):

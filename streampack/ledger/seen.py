@@ -1,0 +1,207 @@
+"""Find documents in the batches of a run, before and after a saved state.
+
+A run is made once more from its beginning, by one rank and without training. Batches are a pure
+function of settings, seed and corpus, so they are the batches of the run: the windows of all lanes
+are compared with the state. Documents that the run takes out since some batch are taken out there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from streampack.dataset import PackedDataset
+from streampack.errors import ConfigError, StateError
+from streampack.exclusion.leaf import EXCLUDED, Exclusion, FindKeys, KeyMask, ordinals_of, with_keys
+from streampack.exclusion.lookup import Lookup
+from streampack.exclusion.mask import Mask, deleted_rows, mask_of, merged
+from streampack.exclusion.sets import places_in, saved_sets
+from streampack.forecasts.origins import traced
+from streampack.forecasts.provenance import Piece, locate
+from streampack.lane.config import LaneConfig
+from streampack.loader import PackedLoader
+
+#: Values of a lane's state that a replay must reproduce.
+_COMPARED = ("round", "step", "emitted", "digest")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A piece of a document in a batch.
+
+    Attributes:
+        batch: index of the batch in the run; with R ranks it is the batch of rank ``batch % R`` in
+            step ``batch // R``, counted from 0.
+        row: index of the row.
+        piece: origin of the piece.
+        delivered: True if the batch lies before the state, False if it is to come.
+    """
+
+    batch: int
+    row: int
+    piece: Piece
+    delivered: bool
+
+
+def seen(
+    dataset: PackedDataset, state: Mapping[str, Any], documents: Any, *, batches: int | None = None
+) -> Iterator[Seen]:
+    """Yield the pieces of documents in the batches of a run, in order.
+
+    Args:
+        dataset: the run's dataset, for one rank, as it is now.
+        state: state of all ranks.
+        documents: keys of columns or places, as for ``exclude=``.
+        batches: number of batches after the state; None is up to the end of the run.
+
+    Raises:
+        ConfigError: the run never ends, and `batches` is None.
+        StateError: the batches before the state are not reproduced, since other settings of the
+            run changed on a resume.
+    """
+    config = dataset._config
+    if config.epochs is None and batches is None:
+        raise ConfigError(
+            "An endless run needs a number of batches, got none.",
+            "Pass a number of batches after the state (--steps).",
+            setting="batches",
+        )
+    ledger = _Ledger(dataset, state, documents)
+    target = state["next_batch"]
+    loader = None
+    for begin, end in ledger.intervals(target):
+        loader = ledger.loader(begin, loader)
+        yield from ledger.found_in(loader, end, delivered=True)
+    loader = ledger.loader(target, loader)
+    ledger.compare(loader.state_dict())
+    last = None if batches is None else target + batches
+    yield from ledger.found_in(loader, last, delivered=False)
+
+
+class _Ledger:
+    """The loaders that replay a run, each for the batches with one set of documents taken out."""
+
+    def __init__(self, dataset: PackedDataset, state: Mapping[str, Any], documents: Any) -> None:
+        self._dataset, self._state = dataset, state
+        self._events = state.get(EXCLUDED, [])
+        config = dataset._config
+        mask = mask_of(config)
+        taken = mask.exclusion if isinstance(mask, KeyMask) else Exclusion((), {}, {})
+        self._sets = taken.sets
+        asked, types = with_keys(documents, config.source.field_types)
+        self._asked = asked.sets
+        lookups = {}
+        for name in {**taken.lookups, **asked.lookups}:
+            both = [each[name].keys() for each in (taken.lookups, asked.lookups) if name in each]
+            lookups[name] = Lookup([key for keys in both for key in keys])
+        declared = {**asked.declared, **taken.declared}
+        declared = {n: text for n, text in declared.items() if n not in _hidden(taken)}
+        self._exclusion = Exclusion(taken.sets, lookups, declared)
+        for name in lookups:
+            if name not in declared:
+                types = replace(
+                    types.plus(name, np.int64), keys={**types.keys, name: lookups[name]}
+                )
+        self._source = config.source
+        if lookups:
+            self._source = config.source._with_fields(types)
+            self._source.prepare()
+        self._watch = Mask(places_in(self._asked, self._source))
+
+    def intervals(self, target: int) -> list[tuple[int, int]]:
+        """Return the ranges [begin, end) of batches before `target` with one set taken out."""
+        bounds = sorted({0, target, *(event["batch"] for event in self._events)})
+        return [(begin, end) for begin, end in pairwise(bounds) if begin < target]
+
+    def loader(self, begin: int, before: PackedLoader[Any] | None) -> PackedLoader[Any]:
+        """Return a loader that goes on at batch `begin`, where `before` stopped."""
+        if before is not None and not any(e["batch"] == begin for e in self._events):
+            return before
+        dataset = self._dataset._alone()
+        dataset._config = self._config_at(begin)
+        loader: PackedLoader[Any] = PackedLoader(dataset)
+        if before is not None:
+            loader.load_state_dict(before.state_dict())
+        return loader
+
+    def _config_at(self, batch: int) -> LaneConfig:
+        """Return the configuration with the documents that batch `batch` lacks."""
+        described = [
+            (event["column"], event["keys"], event["digest"])
+            for event in self._events
+            if event["batch"] <= batch
+        ]
+        sets = saved_sets(self._sets, described, self._events)
+        config = traced(self._dataset._config)
+        places = merged(deleted_rows(self._source), places_in(sets, self._source))
+        mask = KeyMask(places, replace(self._exclusion, sets=sets))
+        lookups = self._exclusion.lookups
+        targets = (
+            (mask, ordinals_of(sets, lookups)),
+            (self._watch, ordinals_of(self._asked, lookups)),
+        )
+        finder = (FindKeys(lookups, self._exclusion.declared, targets),) if lookups else ()
+        preparation = config.preparation
+        stages = tuple(
+            (*finder, *(stage for stage in each if not isinstance(stage, FindKeys)))
+            for each in preparation.stages
+        )
+        values = {name: value for name, value in preparation.described.items() if name != "exclude"}
+        if sets:
+            values["exclude"] = [each.describe() for each in sets]
+        others = tuple(each for each in config.wrappers if not isinstance(each, Mask))
+        return replace(
+            config,
+            source=self._source,
+            lanes=self._state["fingerprint"]["lanes"],
+            preparation=replace(preparation, stages=stages, described=values),
+            wrappers=(mask, *others),
+        )
+
+    def found_in(
+        self, loader: PackedLoader[Any], end: int | None, *, delivered: bool
+    ) -> Iterator[Seen]:
+        """Yield the pieces in the batches before batch `end`; None is the end of the run."""
+        lanes = self._state["fingerprint"]["lanes"]
+        if end is not None and loader._run.state.next_batch >= end:
+            return
+        for batch in loader:
+            number = batch.step * lanes + batch.lane
+            if end is not None and number >= end:
+                raise _not_reproduced(f"no batch ends before batch {end}")
+            if batch.num_documents:
+                hits = np.flatnonzero(self._watch.hits(batch.provenance))
+                for i, piece in zip(
+                    hits.tolist(), locate(self._source, batch.provenance[hits]), strict=True
+                ):
+                    row = int((batch.document_ids == i).any(dim=1).nonzero()[0])
+                    yield Seen(number, row, piece, delivered)
+            if end is not None and loader._run.state.next_batch >= end:
+                return
+
+    def compare(self, state: Mapping[str, Any]) -> None:
+        """Raise `StateError` unless all lanes are where the saved state has them."""
+        for lane, saved in self._state["lanes"].items():
+            lane_state = state["lanes"].get(lane)
+            pairs = [
+                tuple((each or {}).get(name) for name in _COMPARED) for each in (saved, lane_state)
+            ]
+            if pairs[0] != pairs[1]:
+                raise _not_reproduced(f"lane {lane} is at {pairs[1]}, not at {pairs[0]}")
+
+
+def _hidden(exclusion: Exclusion) -> set[str]:
+    """Return the columns that a run reads for its keys alone."""
+    return {name for name in exclusion.lookups if name not in exclusion.declared}
+
+
+def _not_reproduced(what: str) -> StateError:
+    return StateError(
+        f"The replay must give the batches before the state, and {what}.",
+        "Name the dataset with the settings of the run; if load_state_dict(allow=) changed them, "
+        "earlier batches can be found from an earlier state only.",
+    )
