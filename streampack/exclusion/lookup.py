@@ -38,6 +38,12 @@ class Lookup:
     #: Records may lack the column, and then have no key.
     optional = True
 
+    @staticmethod
+    def fits(kind: Any) -> bool:
+        """Return True for the type of an Arrow column of texts or integers."""
+        name = str(getattr(kind, "value_type", kind))
+        return name in ("string", "large_string", "string_view") or name.lstrip("u")[:3] == "int"
+
     def __init__(self, keys: Sequence[bytes]) -> None:
         sizes = np.fromiter(map(len, keys), dtype=np.int64, count=len(keys))
         self._data = np.frombuffer(b"".join(keys), dtype=np.uint8)

@@ -36,13 +36,13 @@ class Seen:
     Attributes:
         batch: index of the batch in the run; with R ranks it is the batch of rank ``batch % R`` in
             step ``batch // R``, counted from 0.
-        row: index of the row.
+        row: index of the row; None for a sequence of a tree that has no slot of its own.
         piece: origin of the piece.
         delivered: True if the batch lies before the state, False if it is to come.
     """
 
     batch: int
-    row: int
+    row: int | None
     piece: Piece
     delivered: bool
 
@@ -178,8 +178,8 @@ class _Ledger:
                 for i, piece in zip(
                     hits.tolist(), locate(self._source, batch.provenance[hits]), strict=True
                 ):
-                    row = int((batch.document_ids == i).any(dim=1).nonzero()[0])
-                    yield Seen(number, row, piece, delivered)
+                    rows = (batch.document_ids == i).any(dim=1).nonzero().flatten().tolist()
+                    yield Seen(number, rows[0] if rows else None, piece, delivered)
             if end is not None and loader._run.state.next_batch >= end:
                 return
 

@@ -19,7 +19,7 @@ from streampack.errors import StateError
 from streampack.ledger.seen import seen
 from tests.run import test_golden_batches as golden
 
-Rows = list[tuple[int, int, str]]
+Rows = list[tuple[int, int | None, str]]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,8 @@ def rows_of(dataset: PackedDataset, batches: Any, lanes: int) -> Rows:
     rows = []
     for batch in batches:
         for number, piece in enumerate(dataset.locate(batch)):
-            row = int((batch.document_ids == number).any(dim=1).nonzero()[0])
+            held = (batch.document_ids == number).any(dim=1).nonzero().flatten().tolist()
+            row = held[0] if held else None
             rows.append((batch.step * lanes + batch.lane, row, str(piece)))
     return rows
 
@@ -41,7 +42,7 @@ def rows_of(dataset: PackedDataset, batches: Any, lanes: int) -> Rows:
 def test_the_ledger_has_every_batch_of_every_document(kind: str, corpus: golden.Corpus) -> None:
     traced = golden.KINDS[kind](corpus).with_provenance()
     loader = PackedLoader(traced)
-    before = rows_of(traced, islice(loader, 7), golden.LANES)
+    before = rows_of(traced, islice(loader, 3), golden.LANES)
     state = json.loads(json.dumps(loader.state_dict()))
     expected = before + rows_of(traced, loader, golden.LANES)
     places = sorted({piece.rpartition(", tokens")[0] for _, _, piece in expected})

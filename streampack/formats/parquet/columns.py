@@ -58,13 +58,6 @@ def is_number(kind: pa.DataType) -> bool:
     )
 
 
-def is_key(kind: pa.DataType) -> bool:
-    """Return True for strings and integers."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return is_text(kind) or bool(pa.types.is_integer(kind))
-
-
 def is_number_list(kind: pa.DataType, shape: tuple[int, ...] = ()) -> bool:
     """Return True for lists of integers, floating-point numbers or booleans.
 
@@ -409,9 +402,7 @@ def _row_fields(
     """
     columns = {name: rows.column(name) for name in keys}
     for name, column in columns.items():
-        if keys[name] is not None and keys[name].optional:
-            continue
-        for row in _nulls(column).tolist():
+        for row in [] if getattr(keys[name], "optional", False) else _nulls(column).tolist():
             reasons.setdefault(row, f'has no "{name}"')
     return {n: keys[n].of_column(c) if keys[n] else _as_numbers(c) for n, c in columns.items()}
 

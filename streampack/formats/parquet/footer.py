@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 from streampack.documents.fields import TEXT_REMEDY, FieldSpec
 from streampack.errors import ConfigError
 from streampack.formats.parquet.columns import (
-    is_key,
     is_mask_list,
     is_null,
     is_number,
@@ -135,8 +134,7 @@ def check_schema(
     for field in types.document:
         if not types.optional or field in schema.names:
             fits, each = (is_text, "strings") if field in types.keys else (is_number, "numbers")
-            if field in types.keys and types.keys[field].optional:
-                fits, each = is_key, "strings or integers"
+            fits = getattr(types.keys.get(field), "fits", fits)
             wanted.append((field, fits, each, "document_fields"))
     for field, fits, expected, setting in wanted:
         held = schema.field(field).type if schema.get_field_index(field) >= 0 else None
