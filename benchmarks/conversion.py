@@ -1,17 +1,15 @@
 """Tokenizing a corpus to files, beside datatrove and Megatron-LM.
 
-    python -m benchmarks.conversion [--only NAME ...] [--megabytes 60] [--rounds 1] [--docs]
+    python -m benchmarks.conversion [--megabytes 60] [--rounds 1] [--megatron FOLDER] [--docs]
 
 Converts the same JSON lines, of source code, with GPT-2's vocabulary and an end after every
 document, in one process and in two. Every command runs on the corpus and on a sixtieth of it; the
 difference gives the rate, and the rest is the start with its imports. Rounds go over all commands
-in turn, and a figure is the median of its rounds. All must write as many tokens as we do. We encode
-by gigatoken, and once by "tokenizers", the library of the others.
+in turn, and a figure is the median of its rounds. All must write as many tokens as we do.
 
 datatrove runs in the environment of `benchmarks.environments`, or with ``--datatrove PYTHON``;
-Megatron-LM with preprocess_data and preprocess_data_fast of the checkout ``--megatron FOLDER`` and
-with this interpreter. Missing ones are left out. ``--docs`` keeps figures in docs/benchmarks/ and
-puts the table into docs/benchmarks.md; with ``--only``, beside the figures of other commands.
+Megatron-LM with preprocess_data_fast of a checkout and this interpreter, which needs triton and
+Python 3.12. Missing ones are left out. ``--docs`` keeps the figures and the table in docs/.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ from streampack import Tokenizer
 from streampack.conversion.api import convert
 
 if __name__ == "__main__":
-    source, out, tokenizer, engine, workers, part_bytes = sys.argv[1:]
-    tokenizer = Tokenizer(tokenizer, eos="append", engine=engine)
+    source, out, tokenizer, workers, part_bytes = sys.argv[1:]
+    tokenizer = Tokenizer(tokenizer, eos="append", engine="gigatoken")
     convert(source, out, tokenizer=tokenizer, workers=int(workers), part_bytes=int(part_bytes))
 """
 DATATROVE = """
@@ -98,17 +96,13 @@ class Corpus:
 Command = Callable[[Corpus, Path, int], Sequence[str]]
 
 
-def ours(engine: str) -> Command:
-    """Return the command of streampack with an engine."""
-
-    def command(corpus: Corpus, out: Path, workers: int) -> Sequence[str]:
-        size = sum(path.stat().st_size for path in corpus.source.iterdir())
-        return [
-            sys.executable, str(corpus.script("ours", OURS)), str(corpus.source), str(out),
-            str(corpus.tokenizer), engine, str(workers), str(-(-size // 16)),
-        ]  # fmt: skip
-
-    return command
+def ours(corpus: Corpus, out: Path, workers: int) -> Sequence[str]:
+    """Return the command of streampack."""
+    size = sum(path.stat().st_size for path in corpus.source.iterdir())
+    return [
+        sys.executable, str(corpus.script("ours", OURS)), str(corpus.source), str(out),
+        str(corpus.tokenizer), str(workers), str(-(-size // 16)),
+    ]  # fmt: skip
 
 
 def datatrove(python: str) -> Command:
@@ -122,22 +116,17 @@ def datatrove(python: str) -> Command:
     return command
 
 
-def megatron(checkout: Path, fast: bool) -> Command:
-    """Return a command of Megatron-LM.
-
-    preprocess_data has a process for reading and writing besides; preprocess_data_fast, with
-    gigatoken, is one process with threads, which holds all ids in memory.
-    """
+def megatron(checkout: Path) -> Command:
+    """Return the command of Megatron-LM: a process with threads, which holds all ids in memory."""
 
     def command(corpus: Corpus, out: Path, workers: int) -> Sequence[str]:
         out.mkdir()
-        script = checkout / "tools" / f"preprocess_data{'_fast' if fast else ''}.py"
-        plain = ["--workers", str(workers), "--log-interval", "1000000"]
+        script = str(checkout / "tools" / "preprocess_data_fast.py")
         return [
-            "env", f"RAYON_NUM_THREADS={workers}", sys.executable, "-W", "ignore", str(script),
+            "env", f"RAYON_NUM_THREADS={workers}", sys.executable, "-W", "ignore", script,
             "--input", str(corpus.one_file), "--output-prefix", str(out / "out"),
             "--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(corpus.tokenizer),
-            "--append-eod", *(["--use-gigatoken"] if fast else plain),
+            "--append-eod", "--use-gigatoken",
         ]  # fmt: skip
 
     return command
@@ -156,7 +145,7 @@ def timed(
     corpus: Corpus, name: str, command: Command, workers: int, options: argparse.Namespace
 ) -> float:
     """Return the seconds that a command takes; its token count must equal the others' counts."""
-    out = corpus.folder / name.replace(" ", "-").replace(",", "")
+    out = corpus.folder / name
     paths = [DOCS.parent, options.megatron, os.environ.get("PYTHONPATH")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(p) for p in paths if p)}
     run = command(corpus, out, workers)
@@ -177,21 +166,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])  # type: ignore[union-attr]
     parser.add_argument("--megabytes", type=float, default=60)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--only", nargs="*", help="names of commands")
     parser.add_argument("--datatrove", default=python_of("datatrove"), help="its interpreter")
     parser.add_argument("--megatron", type=Path, help="a checkout of Megatron-LM")
     parser.add_argument("--docs", action="store_true", help="keep figures and table in docs/")
     options = parser.parse_args()
-    commands = {"streampack": ours("auto"), "streampack, by tokenizers": ours("tokenizers")}
+    commands: dict[str, Command] = {"streampack": ours}
     if options.datatrove is not None:
         commands["datatrove"] = datatrove(str(options.datatrove))
     if options.megatron is not None:
-        commands["Megatron-LM, preprocess_data"] = megatron(options.megatron, fast=False)
-        commands["Megatron-LM, preprocess_data_fast"] = megatron(options.megatron, fast=True)
-    if options.only:
-        commands = {name: commands[name] for name in options.only}
-    kept = DOCS / "benchmarks" / "conversion.json"
-    results: dict[str, Any] = json.loads(kept.read_text()) if options.only and kept.exists() else {}
+        commands["Megatron-LM"] = megatron(options.megatron)
+    results: dict[str, Any] = {}
     load = load_before()
     with TemporaryDirectory() as folder:
         sizes = (options.megabytes / 60, options.megabytes)
@@ -211,6 +195,7 @@ def main() -> None:
             results[name]["tokens"] = [corpus.tokens for corpus in corpora]
             results[name]["documents"] = corpora[1].documents
     if options.docs:
+        kept = DOCS / "benchmarks" / "conversion.json"
         kept.write_text(json.dumps(results, indent=1) + "\n")
     text = table(results)
     print(text)

@@ -156,7 +156,7 @@ COMMANDS = {
     "state": "--documents 500 --lanes 2 --samples 1",
     "waits": "--only cost --rounds 1",
     "weights": "--steps 20 --lanes 2",
-    "conversion": "--only streampack --megabytes 1",
+    "conversion": "--megabytes 1",
     "tokenizers": "--only GPT-2 --texts 100 --megabytes 0.1",
     "trees": "--scale 0.05 --passes 1",
     "papers.buckets": "--documents 1000",
