@@ -5,7 +5,8 @@
 Converts the same JSON lines, of source code, with GPT-2's vocabulary and an end after every
 document, in one process and in two. Every command runs on the corpus and on a sixtieth of it; the
 difference gives the rate, and the rest is the start with its imports. Rounds go over all commands
-in turn, and a figure is the median of its rounds. All must write as many tokens as we do.
+in turn, and a figure is the median of its rounds. Rates are of wall time, and of processor time for
+one process. All must write as many tokens as we do.
 
 datatrove runs in the environment of `benchmarks.environments`, or with ``--datatrove PYTHON``;
 Megatron-LM with preprocess_data_fast of a checkout and this interpreter, which needs triton and
@@ -143,15 +144,15 @@ def tokens_in(out: Path) -> int:
 
 def timed(
     corpus: Corpus, name: str, command: Command, workers: int, options: argparse.Namespace
-) -> float:
-    """Return the seconds that a command takes; its token count must equal the others' counts."""
+) -> tuple[float, float]:
+    """Return a command's seconds and processor time; it must write as many tokens as others."""
     out = corpus.folder / name
     paths = [DOCS.parent, options.megatron, os.environ.get("PYTHONPATH")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(p) for p in paths if p)}
     run = command(corpus, out, workers)
-    began = time.monotonic()
+    began, used = time.monotonic(), _processor_s()
     done = subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
-    took = time.monotonic() - began
+    took = time.monotonic() - began, _processor_s() - used
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     tokens = tokens_in(out)
@@ -159,6 +160,11 @@ def timed(
     if tokens != corpus.tokens:
         raise RuntimeError(f"{name} wrote {tokens} tokens, not {corpus.tokens}")
     return took
+
+
+def _processor_s() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def main() -> None:
@@ -189,7 +195,7 @@ def main() -> None:
                         timed(corpus, f"{name}-{workers}-{number}", command, workers, options)
                         for corpus in corpora
                     ]
-                    print(f"{name}, {workers}: {times[0]:.1f} s and {times[1]:.1f} s", flush=True)
+                    print(f"{name}, {workers}: {times[0]} s and {times[1]} s", flush=True)
                     results[name][str(workers)].append(times)
         for name in commands:
             results[name]["tokens"] = [corpus.tokens for corpus in corpora]
@@ -208,13 +214,20 @@ def table(results: dict[str, Any]) -> str:
     rows = []
     for name, of_name in results.items():
         tokens = of_name["tokens"][1] - of_name["tokens"][0]
-        small, large = (
-            {w: statistics.median(times[n] for times in of_name[w]) for w in "12"} for n in (0, 1)
+        seconds = {
+            (w, n, clock): statistics.median(times[n][clock] for times in of_name[w])
+            for w in "12"
+            for n in (0, 1)
+            for clock in (0, 1)
+        }
+        core, one, two = (
+            tokens / 1e6 / max(seconds[w, 1, clock] - seconds[w, 0, clock], 1e-9)
+            for w, clock in (("1", 1), ("1", 0), ("2", 0))
         )
-        one, two = (tokens / max(large[w] - small[w], 1e-9) for w in "12")
-        starts = f"{small['1']:.1f}, {small['2']:.1f}"
-        rows.append([name, f"{one / 1e6:.2f}", f"{two / 1e6:.2f}", f"{two / one:.2f}", starts])
-    head = ["", "one process, M tokens/s", "two processes, M tokens/s", "ratio", "start, s"]
+        starts = f"{seconds['1', 0, 0]:.1f}, {seconds['2', 0, 0]:.1f}"
+        rates = [f"{rate:.2f}" for rate in (core, one, two, two / one)]
+        rows.append([name, *rates, starts])
+    head = ["M tokens/s", "of a core", "one process", "two processes", "ratio", "start, s"]
     first = next(iter(results.values()))
     about = (
         f"{first['tokens'][1] / 1e6:.1f} M tokens in {first['documents']:,} documents; "
