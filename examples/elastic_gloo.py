@@ -5,7 +5,7 @@
 The first process decides who is a member, as torchft's lighthouse or Ray would. It starts the
 ranks, kills some (SIGKILL) at random moments, and starts others. Ranks that lose one another come
 back to it, get a membership of all that live, and connect with a gloo group of that membership. A
-step that died with a rank is taken again by the others. A rank that joins gets the model from one
+step that died with a rank is repeated by the others. A rank that joins gets the model from one
 that has it; the loader gets the states of all lanes in the same way, by itself.
 """
 
@@ -54,7 +54,7 @@ class Trained(NamedTuple):
     step: int
     batches: dict[int, str]  # digests by index in the run
     loss: float
-    pause_s: float  # since the last membership broke; 0 within one
+    pause_s: float  # from a new membership to its first step; 0 later
 
 
 @dataclass
@@ -105,10 +105,10 @@ def train(make: Callable[[], ElasticLoader[Any]], port: int, pipe: Connection) -
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     is_over = False
     while not is_over:
-        began = time.perf_counter()
         pipe.send(trained)  # between memberships
         while not (place := pipe.recv()):
             pass  # the wish for a new membership, which comes now
+        began = time.perf_counter()
         names = dist.PrefixStore(f"membership {place.number}", store)
         try:
             group = dist.ProcessGroupGloo(names, place.rank, place.ranks, timedelta(seconds=60))
@@ -123,7 +123,7 @@ def train(make: Callable[[], ElasticLoader[Any]], port: int, pipe: Connection) -
                 # The first process sends something if it wants a new membership.
                 asked = torch.tensor([loss.detach(), pipe.poll()], dtype=torch.float64)
                 shared = torch.cat([*(p.grad.flatten() for p in model.parameters()), asked])
-                group.allreduce([shared]).wait()  # raises if a rank died: then take it again
+                group.allreduce([shared]).wait()  # raises if a rank died; then repeat the step
                 shared /= place.ranks
                 parts = shared[:-2].split([p.numel() for p in model.parameters()])
                 for parameter, gradient in zip(model.parameters(), parts, strict=True):
@@ -180,6 +180,8 @@ class Supervisor:
         make: makes the loader of a rank.
         ranks: number at the beginning; most: at any time.
         deaths, joins: how many, each after a random step; every: steps between two, on average.
+        seed: of these draws.
+        start_method: of the ranks' processes.
     """
 
     def __init__(
@@ -192,9 +194,11 @@ class Supervisor:
         joins: int = 0,
         every: float = 6.0,
         seed: int = 0,
+        start_method: str = "forkserver",
     ) -> None:
-        self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["streampack.elastic.loader", __name__])
+        self._context: Any = get_context(start_method)
+        if start_method == "forkserver":
+            self._context.set_forkserver_preload(["streampack.elastic.loader", __name__])
         self._make, self._most, self._deaths, self._joins = make, most, deaths, joins
         self._start, self._every, self._draws = ranks, every, random.Random(seed)
         self._ranks: list[_Rank] = []
@@ -237,8 +241,6 @@ class Supervisor:
     def _receive(self, rank: _Rank, message: Any) -> None:
         if isinstance(message, int):
             rank.trained, rank.waits = message, True
-            if message == 0 and self.report.memberships:  # it joins
-                self._ask()
         elif isinstance(message, Trained):
             for number, value in message.batches.items():
                 assert self.report.batches.setdefault(number, value) == value
@@ -279,6 +281,7 @@ class Supervisor:
         if self._joins and len(self._ranks) < self._most and self._draws.random() < chance:
             self._joins -= 1
             self._add()
+            self._ask()  # now, since this run would be over before the rank has started
 
 
 def with_suppressed(call: Callable[[Any], None], value: Any) -> None:

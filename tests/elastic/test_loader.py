@@ -262,7 +262,7 @@ def test_workers_give_the_same_batches_before_and_after_a_death() -> None:
     loader.set_ranks(0, 1)
     batches = []
     for number, step in enumerate(itertools.islice(loader, 7)):
-        if number == 3:  # given again, as after a death
+        if number == 3:  # repeat it, as after a death
             loader.set_ranks(0, 1, at_step=3)
         else:
             batches += list(step)

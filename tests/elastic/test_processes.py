@@ -1,0 +1,51 @@
+"""Ranks as processes with gloo, which are killed and join; the batches of a run left alone."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from examples.elastic_gloo import Report, Supervisor, make_loader
+
+MORE = 24  # of the groups of the last exchanges, and descriptors that a fork inherits
+
+
+def checked(report: Report, expected: Report) -> None:
+    """Compare a disturbed job with one rank left alone."""
+    assert report.batches == expected.batches
+    assert {end[0] for end in report.ends} == {len(expected.losses)}
+    differences = [abs(report.losses[step] - loss) for step, loss in expected.losses.items()]
+    assert max(differences) < 1e-9
+    for _, descriptors, threads in report.ends:
+        assert descriptors <= expected.ends[0][1] + MORE
+        assert threads <= expected.ends[0][2] + MORE
+    assert not multiprocessing.active_children()
+
+
+def test_killed_and_joining_processes_lose_and_repeat_no_batch() -> None:
+    make = functools.partial(make_loader, 150)
+    warm = make()  # loads the kernels, which the forks inherit
+    warm.set_ranks(0, 1)
+    next(iter(warm))
+    fork = functools.partial(Supervisor, make, start_method="fork")
+    expected = fork(ranks=1).run()
+    report = fork(ranks=2, most=3, deaths=1, joins=1, every=1).run()
+    checked(report, expected)
+    assert report.memberships > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_500_processes_that_join_and_die_lose_and_repeat_no_batch(num_workers: int) -> None:
+    make = functools.partial(make_loader, 4000, num_workers)
+    expected = Supervisor(make, ranks=1).run()
+    changes, pauses, seed = 0, [], 0
+    while changes < (500 if num_workers == 0 else 50):
+        report = Supervisor(make, ranks=3, most=8, deaths=60, joins=60, every=3, seed=seed).run()
+        checked(report, expected)
+        changes, seed = changes + report.memberships, seed + 1
+        pauses += report.pauses
+    print(f"{changes} memberships; pauses of {np.median(pauses):.2f} s, {max(pauses):.2f} at most")
