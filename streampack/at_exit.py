@@ -16,9 +16,8 @@ from typing import Literal, get_args
 #:   2. workers of loops that another thread is in are ended;
 #:   3. pending collectives are waited for, because other ranks need them;
 #:   4. operations of a job's store that were given up are waited for;
-#:   5. threads that decode notice that the process ends, and are waited for;
-#:   6. readers of remote files stop using the lock of the threads that read ahead.
-Step = Literal["loops", "workers", "collectives", "store", "decoding", "reading ahead"]
+#:   5. threads that decode notice that the process ends, and are waited for.
+Step = Literal["loops", "workers", "collectives", "store", "decoding"]
 
 _work: list[tuple[Step, Callable[[], object]]] = []
 

@@ -53,7 +53,7 @@ class Dealer:
         exchange: exchange of reports between the lanes of this process and all others.
 
     Attributes:
-        made: number of deals made so far.
+        made: number of deals made so far; dealt: their results by line.
     """
 
     def __init__(self, rule: DealRule, exchange: ReportExchange) -> None:
@@ -61,7 +61,7 @@ class Dealer:
         self.exchange = exchange
         self.made = 0
         self._gave: set[tuple[int, int]] = set()  # pairs of deal and line indices
-        self._dealt = {name: _Dealt(line, rule.lanes) for name, line in rule.lines.items()}
+        self.dealt = {name: _Dealt(line, rule.lanes) for name, line in rule.lines.items()}
 
     def spans(self, name: str, lane: int, deals: int) -> list[Span]:
         """Return the spans of a line dealt to a lane by the first `deals` deals, in reading order.
@@ -70,7 +70,7 @@ class Dealer:
         """
         return [
             Span(cut.epoch, int(cut.bounds[lane]), int(cut.bounds[lane + 1]))
-            for cut in self._dealt[name].cuts[: self.count(name, deals)]
+            for cut in self.dealt[name].cuts[: self.count(name, deals)]
             if cut.bounds[lane] < cut.bounds[lane + 1]
         ]
 
@@ -78,7 +78,7 @@ class Dealer:
         """Return True if the first `deals` deals gave away all of one line, or of every line."""
         return all(
             self.count(line, deals) == len(dealt.cuts) and dealt.is_over
-            for line, dealt in self._dealt.items()
+            for line, dealt in self.dealt.items()
             if name in (None, line)
         )
 
@@ -89,12 +89,12 @@ class Dealer:
     def count(self, name: str, deals: int) -> int:
         """Return the number of parts cut from a line by the first `deals` deals; it never falls."""
         self.make(deals)
-        return bisect_left(self._dealt[name].cuts, deals, key=lambda cut: cut.deal)
+        return bisect_left(self.dealt[name].cuts, deals, key=lambda cut: cut.deal)
 
     @property
     def is_over(self) -> bool:
         """True if the deals made so far gave away everything."""
-        return self.made >= self.rule.first and all(dealt.is_over for dealt in self._dealt.values())
+        return self.made >= self.rule.first and all(dealt.is_over for dealt in self.dealt.values())
 
     def make(self, deals: int) -> None:
         """Make the first `deals` deals, as long as there is something to deal.
@@ -111,16 +111,16 @@ class Dealer:
         among = ONE - sum(
             line.share
             for name, line in rule.lines.items()
-            if self._dealt[name].position.epoch >= line.epochs
+            if self.dealt[name].position.epoch >= line.epochs
         )
         for i, (name, line) in enumerate(rule.lines.items()):
-            dealt = self._dealt[name]
+            dealt = self.dealt[name]
             left, rate, alike = np.zeros(rule.lanes, dtype=np.int64), line.rate, False
             reports = None if row is None else row[i]
             if dealt.position.epoch >= line.epochs or (number and reports is None):
                 continue
             if reports is not None:
-                left, rate, alike = _found(dealt.weight, *reports)
+                left, rate, alike = remaining(dealt.weight, *reports)
                 # Over several epochs all lanes approach the mean, even if they differ.
                 alike = alike and (dealt.alike or not dealt.position.epoch)
             cuts, dealt.position = deal(
@@ -134,7 +134,7 @@ class Dealer:
                 dealt.alike = alike or not number
 
 
-def _found(
+def remaining(
     dealt: NDArray[np.int64],
     until: NDArray[np.int64],
     ahead: NDArray[np.int64],

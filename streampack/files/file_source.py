@@ -6,7 +6,7 @@ A format adds the listing of its files and the reading of a part of one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,14 @@ from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.reading import ReadOptions
 from streampack.sources.sharded import ShardedSource
 from streampack.storage.default import default_storage
-from streampack.storage.file_info import FileInfo, shown
+from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import StoredFile
 from streampack.storage.storage import Storage
 
 logger = logging.getLogger(__name__)
+
+#: Bytes of a shard that reading begins with.
+HEAD_BYTES = 256 << 10
 
 #: Files that a listing opens, for formats with a schema or header of their own in each file.
 SAMPLED_FILES = 10
@@ -82,15 +85,26 @@ class FileSource(ShardedSource):
             parts.append(f"shards={len(self._manifest)}")
         return f"{self._kind}({', '.join(parts)})"
 
-    def _will_read(self, pieces: Sequence[Piece]) -> None:
+    def _plan(self, key: Hashable, pieces: Iterable[Piece]) -> None:
         if self._hints:
-            self._fetch_first(pieces)
+            paths = self.manifest.paths
+            ranges = (self.ranges(*piece) for piece in pieces if "://" in paths[piece[0]])
+            self.storage.plan(key, ranges, self.reading.open_shards)
 
-    def _fetch_first(self, pieces: Sequence[Piece]) -> None:
-        """Fetch the first bytes of parts."""
-        from streampack.files.first_bytes import of_parts
+    def _drop(self, key: Hashable) -> None:
+        if self._hints:
+            self.storage.drop(key)
 
-        of_parts(self, pieces)
+    def ranges(self, shard: int, low: int, high: int) -> Iterator[Range]:
+        """Yield the bytes that reading the part [low, high) of a shard's weight takes, in order.
+
+        They are fetched ahead of the reader, by threads, which must not call pyarrow. Here: the
+        head of the shard, and the part itself if `weight_begin` tells where it lies.
+        """
+        listed, begin = self._listed_shard(shard), self.weight_begin(shard)
+        yield Range(listed, 0, HEAD_BYTES if begin is None else begin)
+        if begin is not None:
+            yield Range(listed, max(begin + low - 1, 0), begin + high)
 
     @property
     def _hints(self) -> bool:  # type: ignore[override]
@@ -101,8 +115,8 @@ class FileSource(ShardedSource):
     def weight_begin(self, shard: int) -> int | None:
         """Return the byte at which a shard's weight begins, if it counts bytes from there.
 
-        Reading a part then needs the bytes before the weight and those of the part; None: all
-        bytes from the shard's beginning, or others.
+        Reading a part then takes the bytes before the weight and those of the part; None: see
+        `ranges`.
         """
         return None
 

@@ -18,11 +18,12 @@ from streampack.files.integer_arrays import INTEGER_DTYPES, UngatheredDocuments,
 from streampack.sources.base import Block
 from streampack.sources.broken import report_broken
 from streampack.sources.error_policy import ErrorPolicy
-from streampack.sources.manifest import Piece
 from streampack.sources.reading import too_long
 from streampack.sources.records import DamagedFileError
-from streampack.storage.file_info import FileInfo
+from streampack.storage.file_info import FileInfo, Range
 from streampack.storage.files import StoredFile
+
+_INDEX_BYTES = 1 << 20  # beginning of an index that is fetched ahead
 
 
 class Integers:
@@ -45,11 +46,11 @@ class Integers:
     def __getitem__(self, number: int) -> int:
         return int(self.part(number, number + 1)[0])
 
-    def part(self, low: int, high: int, until: int = 0) -> NDArray[Any]:
-        """Return integers [low, high), fewer at the end; read ahead up to integer `until`."""
+    def part(self, low: int, high: int) -> NDArray[Any]:
+        """Return integers [low, high), fewer at the end."""
         size = self._dtype.itemsize
         high = min(high, self._count)
-        bounds = [self._begin + number * size for number in (low, max(high, low), until)]
+        bounds = [self._begin + number * size for number in (low, max(high, low))]
         values: NDArray[Any] = self._file.array(*bounds).view(self._dtype)
         return values
 
@@ -156,10 +157,11 @@ class FlatSource(FileSource):
     def weight_begin(self, shard: int) -> int | None:
         return 0
 
-    def _fetch_first(self, pieces: Sequence[Piece]) -> None:
-        from streampack.files.first_bytes import of_indexed_parts
-
-        of_indexed_parts(self, pieces)
+    def ranges(self, shard: int, low: int, high: int) -> Iterator[Range]:
+        if index := self.index_of(shard):
+            yield Range(index, 0, _INDEX_BYTES)
+        yield Range(self._listed_shard(shard), 0, 1)  # the block with its header
+        yield from super().ranges(shard, low, high)
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
@@ -176,7 +178,7 @@ class FlatSource(FileSource):
                 if high < self.manifest.weights[shard]:
                     stop = bounds.first(-((file.begin - high) // size))
                 while start < stop:
-                    block, start, token = self._block(shard, file, start, stop, high, skips)
+                    block, start, token = self._block(shard, file, start, stop, skips)
                     reached = high if start >= stop else file.begin + token * size
                     yield block, start, max(low, min(reached, high))
         except DamagedFileError as error:
@@ -185,12 +187,9 @@ class FlatSource(FileSource):
             raise self.broken_shard(shard, str(error), start) from error
 
     def _block(
-        self, shard: int, file: FlatFile, start: int, stop: int, until: int, skips: ErrorPolicy
+        self, shard: int, file: FlatFile, start: int, stop: int, skips: ErrorPolicy
     ) -> tuple[Block | UngatheredDocuments, int, int]:
-        """Return the documents from `start` on, and the position and the token after them.
-
-        Read ahead up to byte `until`.
-        """
+        """Return the documents from `start` on, and the position and the token after them."""
         reading, size = self.reading, INTEGER_DTYPES[file.kind].itemsize
         held_bytes = 2 if file.kind == 2 else 4  # bytes per id of a block; see `integer_block`
         most, most_tokens = reading.documents_per_block, -(-reading.block_bytes // held_bytes)
@@ -205,7 +204,7 @@ class FlatSource(FileSource):
         origin = make_origin(shard, positions[:-1])
         kinds = np.full(len(counts), file.kind, dtype=np.uint8)
         first, last = (file.begin + int(token) * size for token in (tokens[0], tokens[-1]))
-        data = file.stored.array(first, last, until)
+        data = file.stored.array(first, last)
         starts = (tokens[:-1] - tokens[0]) * size
         block = integer_block(data, starts, counts, kinds, origin, problems)
         report_broken(self, origin, problems, skips)

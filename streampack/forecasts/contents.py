@@ -181,6 +181,7 @@ class Contents:
         assert codec is not None
         content = 0
         with self._source.open_shard(shard) as file, file.stream() as stream:
+            file.plan([(0, file.num_bytes)])
             try:
                 for place, chunk in placed_chunks(stream, codec):
                     yield place, content

@@ -9,6 +9,7 @@ remote file, the heads up to a part and the record batches of the part are fetch
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from streampack.errors import ConfigError
-from streampack.files.file_source import FileSource
+from streampack.files.file_source import HEAD_BYTES, FileSource
 from streampack.formats.parquet.columns import Rows, is_null
 from streampack.formats.parquet.footer import DAMAGE
 from streampack.formats.parquet.positions import Offsets
@@ -29,7 +30,7 @@ from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.records import DamagedFileError
 from streampack.storage.decoded import shared_batches
-from streampack.storage.file_info import FileInfo, shown
+from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import LEAST_BYTES, StoredFile
 from streampack.storage.listing import has_ending
 from streampack.storage.threads import in_threads
@@ -39,7 +40,8 @@ _END = b"\xff\xff\xff\xff\0\0\0\0"
 _MARK, _SCHEMA, _DICTIONARY, _BATCH = _END[:4], 1, 2, 3
 _HEAD_BYTES = 4096  # bytes of a message read at a time
 _SLICE_BYTES = 256 << 10  # bytes per slice of a compressed batch in the cache
-_FEW_BYTES = 1 << 20  # batches above this size are skipped from head to head
+# A file is read whole if its first messages have fewer bytes on average; else only heads are.
+_FEW, _FEW_BYTES = 4, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,7 @@ class Batches:
         by_number = file.read(0, len(MAGIC)) == MAGIC
         schema, enterable = None, True
         rows, begins, ends, compressed = [0], list[int](), list[int](), list[bool]()
-        at = begin = 8 if by_number else 0
-        while True:
-            mean_bytes = (at - begin) // max(len(ends), 1)
-            message = _Message.of(file, at, file.num_bytes if mean_bytes < _FEW_BYTES else 0)
+        for at, message in _messages(file, 8 if by_number else 0):
             if message is None:
                 break
             if (schema is None) != (message.kind == _SCHEMA):
@@ -94,7 +93,6 @@ class Batches:
                 enterable = by_number
             else:
                 raise DamagedFileError(f"a message of kind {message.kind} replaces a batch")
-            at = message.end
         if schema is None:
             raise DamagedFileError("it has no schema")
         if not by_number and at + len(_END) != file.num_bytes:
@@ -112,6 +110,17 @@ class Batches:
         return Offsets(np.array(self.rows, dtype=np.int64), bounds, np.diff(bounds))
 
 
+def _messages(file: StoredFile, at: int) -> Iterator[tuple[int, _Message | None]]:
+    """Yield the messages of a file from byte `at` on with their bytes; None is the end mark."""
+    begin, count, message = at, 0, None
+    while message is not None or not count:
+        if count == _FEW and at - begin < _FEW * _FEW_BYTES:
+            file.plan([(at, file.num_bytes)])
+        message = _Message.of(file, at)
+        yield at, message
+        at, count = at if message is None else message.end, count + 1
+
+
 @dataclass(frozen=True, slots=True)
 class _Message:
     """The head of a message: a mark, its size, and a flatbuffer with the size of the body.
@@ -123,9 +132,9 @@ class _Message:
     end: int
 
     @classmethod
-    def of(cls, file: StoredFile, at: int, until: int) -> _Message | None:
-        """Read the head at a byte, and ahead up to byte `until`; return None at the end mark."""
-        data = file.array(at, at + _HEAD_BYTES, until).tobytes()
+    def of(cls, file: StoredFile, at: int) -> _Message | None:
+        """Read the head at a byte; return None at the end mark."""
+        data = file.array(at, at + _HEAD_BYTES).tobytes()
         if data[:8] == _END:
             return None
         size = 8 + struct.unpack_from("<i", data, 4)[0] if len(data) >= 8 else -1
@@ -195,8 +204,22 @@ class Arrow(Parquet):
         ConfigError: the arguments exclude each other, or a folder has several splits.
     """
 
-    _fetch_first = FileSource._fetch_first
     endings = FORMATS["Arrow"].endings
+
+    def ranges(self, shard: int, low: int, high: int) -> Iterator[Range]:
+        """Yield the heads of batches, as they are read, and then the batches of the part.
+
+        The random access form gives the bytes of some columns alone; then only heads are yielded.
+        """
+        listed = self._listed_shard(shard)
+        yield Range(listed, 0, HEAD_BYTES)
+        with self.storage.open(listed) as file:
+            by_number = file.read(0, len(MAGIC)) == MAGIC
+            if by_number and not self.manifest.details["all_columns"]:
+                return
+            bounds = [at for at, _ in _messages(file, 8 if by_number else 0) if at < high]
+        first = max(bisect_right(bounds, low) - 1, 0)
+        yield Range(listed, bounds[first], high)
 
     def list_shards(self) -> Manifest:
         """List the files; read the schemas of a sample."""
@@ -224,6 +247,9 @@ class Arrow(Parquet):
             "dtype": self._dtype_name(narrow),
             "documents": None,
             "fields": self.fields,
+            "all_columns": all(
+                len(self._columns(schema)) == len(schema) for schema in schemas.values()
+            ),
             "item_bytes": max(map(self._item_bytes, schemas.values())),
         }
         sizes = np.array([info.num_bytes for info in infos], dtype=np.int64)
@@ -270,13 +296,7 @@ class Arrow(Parquet):
     ) -> Iterator[Rows]:
         """Yield rows [start, stop) in parts of batches."""
         fields = [batches.schema.get_field_index(name) for name in self._columns(batches.schema)]
-        first = max(int(np.searchsorted(batches.rows, start, side="right")) - 1, 0)
-        last = min(int(np.searchsorted(batches.rows, stop)), len(batches.ends))
-        # The random access form gives the bytes of some columns alone; then none are fetched ahead.
-        ahead = not batches.by_number or len(set(fields)) == len(batches.schema)
-        until = batches.ends[last - 1] if last and ahead else 0
-        begin = batches.begins[first] if first < last and batches.enterable else 0
-        with _reader(stored, batches, fields, until, begin) as reader:
+        with _reader(stored, batches, fields) as reader:
             for k, (first, end) in enumerate(zip(batches.rows, batches.rows[1:], strict=False)):
                 low, high = max(start - first, 0), min(stop, end) - first
                 if first > stop or first == stop < end:  # a batch without rows may be damage
@@ -371,16 +391,12 @@ class _Reader:
 
 
 @contextmanager
-def _reader(
-    file: StoredFile, batches: Batches, fields: list[int], until: int = 0, begin: int = 0
-) -> Iterator[_Reader]:
-    """Open a file, mapped if it is local; of a remote one, read bytes [begin, until) ahead."""
+def _reader(file: StoredFile, batches: Batches, fields: list[int]) -> Iterator[_Reader]:
+    """Open a file, mapped if it is local."""
     if file.mapped:
         opened = pa.BufferReader(file.array(0, file.num_bytes))
     else:
-        stream = file.stream(until, begin)
-        stream.seek(0)  # to the schema
-        opened = pa.PythonFile(stream, "r")
+        opened = pa.PythonFile(file.stream(), "r")
     with opened:
         yield _Reader(opened, batches, fields)
 

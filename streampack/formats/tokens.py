@@ -58,20 +58,14 @@ class ByEndToken:
             return 0
         if token >= self.end or self._tokens[token - 1] == self._eos_id:
             return min(token, self.end)
-        # The end of a part: nothing behind the document that crosses it is read ahead.
-        return int(self._ahead(token, self.end, 1, self.end, token)[0][1])
+        return int(self.ahead(token, self.end, 1, self.end)[0][1])
 
     def ahead(
         self, start: int, stop: int, most: int, most_tokens: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        return self._ahead(start, stop, most, most_tokens, stop)
-
-    def _ahead(
-        self, start: int, stop: int, most: int, most_tokens: int, until: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         places, at, count, last = [np.array([start], dtype=np.int64)], start, 0, start
         while at < stop and not (count and (count >= most or at - start >= most_tokens)):
-            part = self._tokens.part(at, min(at + _LOOKED_AT, stop), until)
+            part = self._tokens.part(at, min(at + _LOOKED_AT, stop))
             ends = np.flatnonzero(part == self._eos_id) + (at + 1)
             places.append(ends)
             count += len(ends)

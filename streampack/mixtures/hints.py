@@ -1,28 +1,33 @@
-"""Hints of the parts of remote files that lanes were dealt, so that they are fetched early."""
+"""Plans of the parts of remote files that lanes are dealt, made early enough to be fetched in time.
+
+A part is planned when it is dealt, a few batches before its lane needs it. Its beginning is planned
+before that: the next deal is computed from the reports that are known, as if lanes went on at their
+rates. A part that is dealt otherwise costs its first megabyte.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Hashable, Mapping
 from typing import Any
 
-from streampack.deals.dealer import Dealer
-from streampack.files.file_source import FileSource
+from streampack.deals.dealer import Dealer, remaining
+from streampack.deals.rule import FRACTION, ONE, Cut, LinePosition, deal
+from streampack.files.file_source import HEAD_BYTES, FileSource
 from streampack.mixtures.source import source_seed
 from streampack.sources.base import Source
+from streampack.sources.span_reader import SpanReader
 
-_SOON = 4 << 20  # of the weight of a part, about as many bytes
-_MOST_PIECES = 16
+_SOON = 1 << 20  # of the weight of a part that is expected, about as many bytes
 
 
 class Hints:
-    """Tell sources of files the parts that the lanes of a process will read.
+    """Let the parts be fetched that the lanes of a process will read.
 
     Args:
         source: source of the run.
         seed, shuffle: settings of the run.
         dealer: dealer of this process.
-        states: start states of the lanes of this process; parts dealt before them are not told.
+        states: start states of the lanes of this process; lanes plan the parts dealt before these.
     """
 
     def __init__(
@@ -36,9 +41,20 @@ class Hints:
         ]
         self._told = {name: dict.fromkeys(states, 0) for name, _, _ in self._lines}
         self._deals = -1 if any(states.values()) else 0
+        # By line: the position from which a deal was foretold, and keys of the expected parts.
+        self._foretold: dict[str, tuple[LinePosition, list[Hashable]]] = {}
+        # Until the first batch is there, a lane's first bytes suffice.
+        self._first: list[tuple[FileSource, Hashable]] = []
+        if not self._deals:
+            for name, inner, inner_seed in self._lines:
+                for lane in states:
+                    for epoch, low, high in dealer.spans(name, lane, 1):
+                        end = min(high, low + HEAD_BYTES)
+                        reader = self._reader(inner, inner_seed, epoch, low, end)
+                        self._first.append((inner, reader.plan()))
 
     def __call__(self, step: int) -> None:
-        """Make the deals with reports up to batch `step` of the lanes, and tell new parts."""
+        """Make the deals with reports up to batch `step` of the lanes, and plan new parts."""
         dealer, before = self._dealer, self._deals
         while dealer.rule.step(made := dealer.made) <= step and not dealer.is_over:
             if dealer.exchange.needed(made):
@@ -47,12 +63,55 @@ class Hints:
         if made == before:
             return
         self._deals = made
+        while self._first:
+            first, key = self._first.pop()
+            first._drop(key)
         for name, source, seed in self._lines:
             for lane, told in self._told[name].items():
                 spans = self._dealer.spans(name, lane, made)
                 if before >= 0:
                     for epoch, low, high in spans[told:]:
-                        rules: Any = {"seed": seed, "epoch": epoch, "shuffle": self._shuffle}
-                        reader = source._span(low, min(high, low + _SOON), **rules)
-                        source._will_read(list(islice(reader.pieces, _MOST_PIECES)))
+                        self._reader(source, seed, epoch, low, high).plan()
                 self._told[name][lane] = len(spans)
+            if len(self._told[name]) == dealer.rule.lanes:
+                self._foretell(name, source, seed)
+
+    def _foretell(self, name: str, source: FileSource, seed: int) -> None:
+        """Plan the beginnings of the parts of the next deal, once it is near."""
+        position, keys = self._dealer.dealt[name].position, list[Hashable]()
+        before, expected = self._foretold.get(name, (position, keys))
+        if before != position:
+            for key in expected:
+                source._drop(key)
+            del self._foretold[name]
+        if name not in self._foretold and (cuts := _next_cuts(self._dealer, name)):
+            for cut in cuts:
+                for lane in self._told[name]:
+                    low, high = int(cut.bounds[lane]), int(cut.bounds[lane + 1])
+                    if low < high:
+                        end = min(high, low + _SOON)
+                        keys.append(self._reader(source, seed, cut.epoch, low, end).plan())
+            self._foretold[name] = position, keys
+
+    def _reader(self, source: FileSource, seed: int, epoch: int, low: int, high: int) -> SpanReader:
+        return source._span(low, high, seed=seed, epoch=epoch, shuffle=self._shuffle)
+
+
+def _next_cuts(dealer: Dealer, name: str) -> list[Cut]:
+    """Return the cuts of the next deal of a line, as known now; none if it is not near."""
+    number = dealer.made
+    rule = dealer.rule.of_deal(number)
+    line, dealt = rule.lines[name], dealer.dealt[name]
+    position = dealt.position
+    if number < 2 or position.epoch >= line.epochs:
+        return []
+    reports = dealer.exchange.row(number - 1)[list(rule.lines).index(name)]
+    if reports is None:
+        return []
+    left, rate, alike = remaining(dealt.weight, *reports)
+    beyond = int(left.min()) - max(rule.reserve * line.share // ONE, 1)
+    if beyond > _SOON * rate >> FRACTION:
+        return []
+    left = left - max(beyond + 1, 0)
+    alike = alike and (dealt.alike or not position.epoch)
+    return deal(rule, line, number, position, left, rate, alike=alike)[0]

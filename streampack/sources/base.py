@@ -87,7 +87,7 @@ class Source(ABC):
         """Name of the source's class in messages and fingerprints."""
         return type(self).__name__
 
-    #: True if it is told the parts that lanes were dealt; see `_will_read`.
+    #: True if it is told the parts that lanes were dealt; see `_plan`.
     _hints: bool = False
     #: True if a lane reads several sources in turn.
     _mixes: bool = False

@@ -7,7 +7,7 @@ or memory in proportion to the number of documents.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,8 +88,11 @@ class ShardedSource(Source):
         ``rest_of_shard=True``.
         """
 
-    def _will_read(self, pieces: Sequence[Piece]) -> None:
-        """Hint that these parts of shards are next, so that they may be fetched."""
+    def _plan(self, key: Hashable, pieces: Iterable[Piece]) -> None:
+        """Declare the parts of shards that a reader will come to, so that they may be fetched."""
+
+    def _drop(self, key: Hashable) -> None:
+        """Fetch nothing more for a reader that has ended."""
 
     def _forget(self, shard: int) -> bool:
         """Drop the cached copy of a shard; return True if there was one."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from streampack.errors import ContentError
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from streampack.sources.sharded import ShardedSource
 
 logger = logging.getLogger(__name__)
-
-_SOON = 8 << 20  # in units of weight, about as many bytes
-_MOST_HINTED = 16
 
 OpenPiece = tuple[int, int | None, int]  # an open piece: index, position, weight up to the position
 
@@ -38,12 +36,27 @@ class SpanReader(LinePart):
     block_seed: int | None
     open_shards: int
 
+    def plan(self, cursor: Cursor | None = None) -> Hashable:
+        """Let the source fetch the pieces ahead from a cursor on; return the key of this part."""
+        opened, pieces = self.opened(cursor), self.pieces
+        following = len(opened) if cursor is None else cursor["next"]
+        begun = [(pieces[n][0], reached, pieces[n][2]) for n, _, reached in opened]
+        key = (id(self.source), pieces.low, pieces.high, *(pieces[n] for n, *_ in opened))
+        self.source._plan(key, chain(begun, map(pieces.__getitem__, range(following, len(pieces)))))
+        return key
+
     def read(self, cursor: Cursor | None, skips: ErrorPolicy) -> Iterator[tuple[Block, Cursor]]:
+        key = self.plan(cursor)
+        try:
+            yield from self._read(cursor, skips)
+        finally:
+            self.source._drop(key)
+
+    def _read(self, cursor: Cursor | None, skips: ErrorPolicy) -> Iterator[tuple[Block, Cursor]]:
         opened = self.opened(cursor)
         following, turn = len(opened), 0
         if cursor is not None:
             following, turn = cursor["next"], cursor["turn"]
-        hinted = following
         readers = [self._blocks(piece, position, skips) for piece, position, _ in opened]
         while readers:
             turn %= len(readers)
@@ -59,7 +72,6 @@ class SpanReader(LinePart):
             block, position, reached = item
             opened[turn] = (opened[turn][0], position, reached)
             turn += 1
-            hinted = self._hint(opened, following, hinted)
             if len(block):
                 places = [list(place) for place in opened]
                 yield block, {"open": places, "next": following, "turn": turn}
@@ -76,21 +88,6 @@ class SpanReader(LinePart):
         following: int = len(opened) if cursor is None else cursor["next"]
         unread: int = sum(self.pieces[piece][2] - reached for piece, _, reached in opened)
         return unread + self.pieces.weight(following)
-
-    def _hint(self, opened: list[OpenPiece], following: int, hinted: int) -> int:
-        """Fetch soon-needed pieces ahead; return the index of the first piece without a hint."""
-        room = _SOON - min(self.pieces[piece][2] - reached for piece, _, reached in opened)
-        last = min(len(self.pieces), following + _MOST_HINTED)
-        piece, pieces = following, []
-        while room > 0 and piece < last:
-            shard, low, high = self.pieces[piece]
-            if piece >= hinted:
-                pieces.append((shard, low, high))
-            room -= high - low
-            piece += 1
-        if pieces:
-            self.source._will_read(pieces)
-        return max(hinted, piece)
 
     def _blocks(
         self, piece: int, position: int | None, skips: ErrorPolicy

@@ -75,6 +75,7 @@ class _PieceWriter:
     def __call__(self, file: StoredFile, out: IO[bytes]) -> None:
         chunks: list[Chunk] = []
         size = 0
+        file.plan([(0, file.num_bytes)])
         with file.stream() as source:
             for place, chunk in placed_chunks(source, self.codec):
                 chunks.append((place, chunk))

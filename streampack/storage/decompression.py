@@ -54,6 +54,7 @@ def unpack(file: StoredFile, codec: str, out: IO[bytes], *, exact_bytes: int | N
     Raises:
         DamagedError: the data is corrupt, or its content has another size.
     """
+    file.plan([(0, file.num_bytes)])
     with file.stream() as source:
         complete = True
         written = 0
@@ -93,7 +94,9 @@ def open_content(
         kept: replaces decompression by stored chunks. It is called with the decompressing iterator.
         until: stored data is read up to this byte, or a little further; None is the end.
     """
-    with io.BytesIO(file) if isinstance(file, bytes) else file.stream(until) as source:
+    if codec is not None and kept is None and not isinstance(file, bytes):
+        file.plan([(0, file.num_bytes if until is None else until)])
+    with io.BytesIO(file) if isinstance(file, bytes) else file.stream() as source:
         if codec is None:
             yield Content(source, None)
             return

@@ -12,7 +12,7 @@ from streampack.errors import StorageError
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.growing import MOST_TRIES, PATIENCE_S, BlockWriter
-from streampack.storage.read_ahead import MOST_BLOCKS, ReadAhead
+from streampack.storage.plans import MOST_BLOCKS, Plans
 
 if TYPE_CHECKING:
     from streampack.storage.ranged_file import RangedFile
@@ -40,7 +40,7 @@ class Fetcher:
         ahead_bytes: bytes that may be fetched ahead of all readers together; 0 turns that off.
 
     Attributes:
-        ahead: fetches blocks before their readers ask for them.
+        plans: fetch blocks before their readers ask for them.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Fetcher:
         ahead_bytes: int,
     ) -> None:
         self.cache = cache
-        self.ahead = ReadAhead(self.fetch_ahead, ahead_bytes)
+        self.plans = Plans(self._fetch_ahead, ahead_bytes)
         self._get, self._get_whole, self._attempts = get, get_whole, attempts
         self._others: set[str] = set()  # files with a log line on the locks of other processes
         # A block has one map, however many lanes read it.
@@ -73,16 +73,31 @@ class Fetcher:
             self._mapped.pop((key, number), None)
         return self.cache.forget(key, blocks)
 
-    def fetched(self, file: RangedFile, number: int, end: int) -> memoryview:
+    def block(self, file: RangedFile, number: int, end: int) -> memoryview:
+        """Return a block for a reader that needs all up to `end`; fetch them if it is missing."""
+        view = self.kept(file, number)
+        if view is None:
+            end = min(end, number + MOST_BLOCKS)
+            stop = self.plans.claim(file.key, number, end, _PATIENCE_S)
+            try:
+                view = self._fetched(file, number, stop)
+            finally:
+                self.plans.release(file.key, number, stop)
+        if not self.plans.is_ahead:  # blocks that a plan itself reads are still ahead
+            self.plans.used(file.key, number)
+        return view
+
+    def _fetched(self, file: RangedFile, number: int, end: int) -> memoryview:
         """Fetch a block now, with missing blocks up to `end`; return it.
 
         The blocks are locked during each attempt, and not between them. Without the lock after
-        `_PATIENCE_S`, as while its process is stopped, the block is fetched here too.
+        `_PATIENCE_S`, as while its process is stopped, the block is fetched here too; at once if
+        this process itself has waited for it so long, which `end` at the block stands for.
         """
-        end = min(end, number + MOST_BLOCKS, -(-file.num_bytes // BLOCK_BYTES))
+        wait_s, end = _PATIENCE_S if end > number else 0, max(end, number + 1)
 
         def attempt() -> memoryview:
-            with self.cache.fetching(file.key, number, end, wait_s=_PATIENCE_S) as stop:
+            with self.cache.fetching(file.key, number, end, wait_s=wait_s) as stop:
                 block = self.kept(file, number)
                 if block is not None:
                     return block
@@ -95,7 +110,8 @@ class Fetcher:
                 assert block is not None
                 return block
 
-        return self._attempts(file.listed, attempt, file.retries)
+        retries = 0 if self.plans.is_ahead else None
+        return self._attempts(file.listed, attempt, retries)
 
     def _without_lock(self, file: RangedFile) -> None:
         if file.key not in self._others:
@@ -105,7 +121,7 @@ class Fetcher:
                 "is fetched here too.", shown(file.listed.path), _PATIENCE_S,
             )  # fmt: skip
 
-    def fetch_ahead(self, file: RangedFile, first: int, end: int) -> None:
+    def _fetch_ahead(self, file: RangedFile, first: int, end: int) -> None:
         """Fetch the missing blocks of [first, end) that nobody else fetches; without retries."""
         for low, high in _runs(self._missing(file, first, end)):
             while low < high:

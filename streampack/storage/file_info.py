@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from streampack.errors import StateError
@@ -28,6 +29,14 @@ class FileInfo:
         """Key of this version for the names of its blocks, without the URL."""
         identity = f"{self.path}\0{self.num_bytes}\0{self.version}".encode()
         return hashlib.blake2b(identity, digest_size=12).hexdigest()
+
+
+class Range(NamedTuple):
+    """Bytes [start, stop) of a file that a reader will come to."""
+
+    file: FileInfo
+    start: int
+    stop: int
 
 
 def replaced(url: str, before: str, now: str) -> StateError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 #: Smaller files and row groups are decompressed each time, because they are rarely cut.
 LEAST_BYTES = 1 << 20
 _BUFFER = 1 << 20
-
-#: Called with a byte offset: the reader at this offset, among several readers of the file, and the
-#: sorted indices of the blocks that it reads, as far as they are known.
-Order = Callable[[int], tuple[Hashable, Sequence[int]]]
-
-#: Called with an open file; returns byte ranges [start, stop) of it.
-Ranges = Callable[["StoredFile"], Iterable[tuple[int, int]]]
 
 
 class StoredFile(ABC):
@@ -48,35 +41,27 @@ class StoredFile(ABC):
     listed: FileInfo | None = None
     mapped = True
 
-    @abstractmethod
-    def array(self, start: int, stop: int, until: int = 0) -> NDArray[np.uint8]:
-        """Return read-only bytes [start, stop) as (stop - start,) uint8, fewer at the file's end.
+    def plan(self, ranges: Iterable[tuple[int, int]]) -> None:  # noqa: B027
+        """Declare the bytes [start, stop) that will be read, in this order, to be fetched ahead."""
 
-        Args:
-            start, stop: range in bytes.
-            until: byte up to which the caller will read, range by range.
+    @abstractmethod
+    def array(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Return read-only bytes [start, stop) as (stop - start,) uint8, fewer at the file's end.
 
         Raises:
             StateError: the file was replaced.
             StorageError: the bytes could not be fetched, after all retries.
         """
 
-    def stream(self, until: int | None = None, begin: int = 0) -> IO[bytes]:
-        """Open the file for forward reading from byte `begin` up to byte `until` or its end.
-
-        Seeking outside of [begin, until) works, without read-ahead. Raises the errors of `array`.
-        """
-        stream = self._stream(until, begin)
+    def stream(self, begin: int = 0) -> IO[bytes]:
+        """Open the file for forward reading from byte `begin` on. Raises the errors of `array`."""
+        stream = self._stream()
         stream.seek(begin)
         return stream
 
     @abstractmethod
-    def _stream(self, until: int | None, begin: int) -> IO[bytes]:
-        """Open the file; bytes [begin, until) may be fetched ahead."""
-
-    def ordered_stream(self, order: Order) -> IO[bytes]:
-        """Open the file for several readers in turns, each reading forwards."""
-        return self.stream(0)
+    def _stream(self) -> IO[bytes]:
+        """Open the file."""
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes of a range, fewer at the end of the file."""
@@ -97,7 +82,7 @@ class LocalFile(StoredFile):
         self.version = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
         self._data: NDArray[np.uint8] | None = None
 
-    def array(self, start: int, stop: int, until: int = 0) -> NDArray[np.uint8]:
+    def array(self, start: int, stop: int) -> NDArray[np.uint8]:
         if self._data is None:
             try:
                 self._data = map_file(self.path)
@@ -107,7 +92,7 @@ class LocalFile(StoredFile):
                 raise not_mapped(self.path, error) from error
         return self._data[start:stop]
 
-    def _stream(self, until: int | None, begin: int) -> IO[bytes]:
+    def _stream(self) -> IO[bytes]:
         return io.BufferedReader(_LocalStream(self), _BUFFER)
 
 
@@ -160,8 +145,8 @@ class MemoryFile(StoredFile):
         self.version = ("", id(self))
         self._data = data
 
-    def array(self, start: int, stop: int, until: int = 0) -> NDArray[np.uint8]:
+    def array(self, start: int, stop: int) -> NDArray[np.uint8]:
         return self._data[start:stop]
 
-    def _stream(self, until: int | None, begin: int) -> IO[bytes]:
+    def _stream(self) -> IO[bytes]:
         return io.BytesIO(self._data.tobytes())

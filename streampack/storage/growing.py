@@ -227,7 +227,7 @@ class GrowingFile(StoredFile):
             ) from error
         return bool(is_whole)
 
-    def array(self, start: int, stop: int, until: int = 0) -> NDArray[np.uint8]:
+    def array(self, start: int, stop: int) -> NDArray[np.uint8]:
         stop = min(stop, self.num_bytes)
         try:
             return np.frombuffer(self.view(start, max(stop - start, 0)), dtype=np.uint8)
@@ -239,7 +239,7 @@ class GrowingFile(StoredFile):
                 path=self._name,
             ) from error
 
-    def _stream(self, until: int | None, begin: int) -> IO[bytes]:
+    def _stream(self) -> IO[bytes]:
         return io.BytesIO(self.array(0, self.num_bytes).tobytes())
 
     def _block(self, number: int) -> memoryview:

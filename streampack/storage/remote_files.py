@@ -7,7 +7,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -21,12 +21,10 @@ from streampack.metrics import fetched
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.clients import client_of
 from streampack.storage.fetching import Fetcher
-from streampack.storage.file_info import FileInfo, replaced, split_url
-from streampack.storage.files import Ranges
+from streampack.storage.file_info import FileInfo, Range, replaced, split_url
 from streampack.storage.growing import BlockWriter
 from streampack.storage.ranged_file import RangedFile
 from streampack.storage.ranges import OverFsspec, OverHttp, Reader
-from streampack.storage.read_ahead import Hint
 from streampack.storage.remote import Pace, info_from, is_another_version, look_up
 from streampack.storage.remote_listing import list_remote
 from streampack.storage.retries import with_retries
@@ -98,28 +96,11 @@ class RemoteFiles:
         blocks = -(-listed.num_bytes // BLOCK_BYTES)
         return self.fetcher.forget(listed.key, blocks)
 
-    def prefetch(self, file: FileInfo, start: int, stop: int) -> None:
-        """See `Storage.prefetch`."""
-        self.fetcher.ahead.add_hint(Hint(self._begin, file, start, stop))
-
-    def prefetch_ranges(self, file: FileInfo, ranges: Ranges) -> None:
-        """See `Storage.prefetch_ranges`."""
-
-        def begin(listed: FileInfo, start: int, stop: int) -> None:
-            opened = self.open(listed)
-            opened.retries = 0
-            try:
-                for low, high in ranges(opened):
-                    self.prefetch(listed, low, high)
-            finally:
-                opened.close()
-
-        self.fetcher.ahead.add_hint(Hint(begin, file, 0, 0))
-
-    def _begin(self, listed: FileInfo, start: int, stop: int) -> None:
-        file = self.open(listed)
-        end = -(-min(stop, file.num_bytes) // BLOCK_BYTES)
-        self.fetcher.fetch_ahead(file, start // BLOCK_BYTES, end)
+    def plan(self, key: Hashable, ranges: Iterable[Range]) -> None:
+        """See `Storage.plan`."""
+        self.fetcher.plans.plan(
+            key, ((self.open(part.file), part.start, part.stop) for part in ranges)
+        )
 
     def read_range(self, file: str | FileInfo, start: int, stop: int) -> bytes:
         """See `Storage.read_range`."""

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from streampack.per_process import PerProcess
-from streampack.storage.file_info import FileInfo
-from streampack.storage.read_ahead import Hint
 from streampack.storage.storage import Storage
 
 
@@ -30,8 +28,7 @@ class Pending:
         """Let a thread begin with `RemoteFiles.read_start`."""
         pending = cls(lambda: storage.remote.read_start(url, most_bytes))
         if storage.read_ahead_bytes:
-            hint = Hint(lambda *_: pending.fetch(), FileInfo(url, 0), 0, 0)
-            storage.remote.fetcher.ahead.add_hint(hint)
+            storage.remote.fetcher.plans.soon(pending.fetch)
         return pending
 
     def fetch(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import builtins
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -18,8 +18,8 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from streampack.arguments import explained, real_number, whole_number
 from streampack.errors import ConfigError
 from streampack.per_process import PerProcess
-from streampack.storage.file_info import FileInfo, shown, split_url
-from streampack.storage.files import LocalFile, Ranges, StoredFile
+from streampack.storage.file_info import FileInfo, Range, shown, split_url
+from streampack.storage.files import LocalFile, StoredFile
 from streampack.storage.listing import (
     expand_braces,
     has_ending,
@@ -207,15 +207,23 @@ class Storage:
         path = file if isinstance(file, str) else file.path
         return split_url(path)[0] is not None and self.remote.forget(file)
 
-    def prefetch(self, file: FileInfo, start: int, stop: int) -> None:
-        """Start to fetch bytes [start, stop) of a listed file, which are read next."""
-        if self.read_ahead_bytes and split_url(file.path)[0] is not None:
-            self.remote.prefetch(file, start, stop)
+    def plan(self, key: Hashable, pieces: Iterable[Iterable[Range]], width: int) -> None:
+        """Let threads fetch the bytes that a reader will come to, in its order, until `drop`.
 
-    def prefetch_ranges(self, file: FileInfo, ranges: Ranges) -> None:
-        """Start to fetch the ranges that `ranges` returns in another thread."""
-        if self.read_ahead_bytes and split_url(file.path)[0] is not None:
-            self.remote.prefetch_ranges(file, ranges)
+        Args:
+            key: key of the reader; nothing happens if it has a plan.
+            pieces: the ranges of each piece of remote files that it opens; they are iterated over
+                in threads, and must not call pyarrow.
+            width: number of pieces that it reads in turns.
+        """
+        if self.read_ahead_bytes:
+            from streampack.storage.plans import in_turns
+
+            self.remote.plan(key, in_turns(pieces, width))
+
+    def drop(self, key: Hashable) -> None:
+        """Fetch nothing more by a plan."""
+        self.remote.fetcher.plans.drop(key)
 
     def size(self, path: str) -> int:
         """Return the size of a file in bytes."""

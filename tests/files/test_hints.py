@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from streampack import PackedDataset, PackedLoader, Topology, sources
-from streampack.sources.manifest import Piece
+from streampack.sources.span_reader import SpanReader
 from streampack.storage.blocks import BLOCK_BYTES
+from streampack.storage.plans import FIRST_BLOCKS
 from streampack.storage.storage import Storage
 from tests.support.corpora import write_mds, write_tar
 from tests.support.forked import Host
@@ -74,7 +76,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], object], Any, float]] = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_part_is_read_without_a_request_after_its_hint(
+def test_a_part_is_read_without_a_request_after_it_was_planned(
     http: HTTPServer, tmp_path: Path, name: str
 ) -> None:
     write, kind, place = LAYOUTS[name]
@@ -83,10 +85,10 @@ def test_a_part_is_read_without_a_request_after_its_hint(
     source.prepare()
     low = int(source.manifest.weight * place)
     http.requests.clear()
-    source._will_read([(0, low, low + (1 << 20))])
+    source._plan("a", [(0, low, low + (1 << 20))])
     settle()
-    size = sum(file.stat().st_size for file in http.folder.rglob("*.*"))
-    assert len(fetched_blocks(http)) * BLOCK_BYTES < min(6 << 20, size)
+    assert len(fetched_blocks(http)) <= 2 * FIRST_BLOCKS  # a footer or table beside the first
+    source._drop("a")
     http.requests.clear()
     assert sum(len(block) for block, *_ in source.read_shard(0, low, low + 8000, None, None)) > 0
     assert not http.requests
@@ -96,7 +98,7 @@ def test_a_part_is_read_without_a_request_after_its_hint(
     ("low", "high", "blocks"),
     [(10 * BLOCK_BYTES + 5, 12 * BLOCK_BYTES + 5, [10, 11, 12]), (0, 6 * BLOCK_BYTES, [4, 5])],
 )
-def test_a_hint_fetches_a_part_from_its_first_byte(
+def test_a_plan_fetches_a_part_from_its_first_byte(
     http: HTTPServer, tmp_path: Path, low: int, high: int, blocks: list[int]
 ) -> None:
     line = json.dumps({"tokens": [7] * 900}) + "\n"
@@ -105,38 +107,36 @@ def test_a_hint_fetches_a_part_from_its_first_byte(
     source = sources.JSONL(f"{http.url}/a.jsonl", tokens="tokens", storage=storage)
     source.prepare()  # reads the first four blocks
     http.requests.clear()
-    source._will_read([(0, low, high)])
+    source._plan("a", [(0, low, high)])
     settle()
     assert fetched_blocks(http) == blocks
 
 
-def test_a_lane_learns_of_a_part_after_its_first_bytes_are_on_their_way(
+def test_parts_are_planned_before_their_lanes_read_them_and_many_before_they_are_dealt(
     http: HTTPServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = json.dumps({"tokens": [7] * 900}) + "\n"
     (http.folder / "a.jsonl").write_text(line * 3000)
     storage = Storage(cache_dir=tmp_path / "cache")
     source = sources.JSONL(f"{http.url}/a.jsonl", tokens="tokens", storage=storage)
-    told, untold = set(), []
-    will_read, read_shard = sources.JSONL._will_read, sources.JSONL.read_shard
+    planned, read_lows = Counter[int](), dict[int, int]()
+    plan, read = SpanReader.plan, SpanReader.read
 
-    def tell(self: sources.JSONL, pieces: Sequence[Piece]) -> None:
-        told.update(low for _, low, _ in pieces)
-        will_read(self, pieces)
+    def counted(self: SpanReader, cursor: Any = None) -> Any:
+        planned[self.pieces.low] += 1
+        return plan(self, cursor)
 
-    def read(self: sources.JSONL, shard: int, low: int, *args: Any) -> Iterator[Any]:
-        if low not in told:
-            untold.append(low)
-        return read_shard(self, shard, low, *args)
+    def noted(self: SpanReader, *args: Any) -> Any:
+        read_lows.setdefault(self.pieces.low, planned[self.pieces.low])
+        return read(self, *args)
 
-    monkeypatch.setattr(sources.JSONL, "_will_read", tell)
-    monkeypatch.setattr(sources.JSONL, "read_shard", read)
-    loader = PackedLoader(PackedDataset(source, seq_len=1024, lanes=4, topology=Topology()))
-    before = None
-    for _ in loader:
-        before = [*untold] if before is None else before
-    assert len(told) > 4
-    assert untold == before  # by the first batch, from the first lane
+    monkeypatch.setattr(SpanReader, "plan", counted)
+    monkeypatch.setattr(SpanReader, "read", noted)
+    for _ in PackedLoader(PackedDataset(source, seq_len=1024, lanes=4, topology=Topology())):
+        pass
+    assert len(read_lows) > 8
+    assert min(read_lows.values()) >= 1
+    assert sum(count == 2 for count in read_lows.values()) >= len(read_lows) // 4
 
 
 ENDS = """
@@ -185,7 +185,7 @@ def test_a_file_cut_short_is_asked_for_no_range_that_it_lacks(
     source = sources.Parquet(urls, tokens="tokens", storage=Storage(cache_dir=tmp_path / "cache"))
     source.prepare()
     http.requests.clear()
-    source._will_read([(0, 0, 10), (1, 0, 4)])
+    source._plan("a", [(0, 0, 10), (1, 0, 4)])
     settle()
     ranges = [request.range for request in http.requests if request.path.endswith("b.parquet")]
     assert ranges == ["bytes=0-3"]
@@ -198,6 +198,6 @@ def test_hints_are_not_repeated_by_a_store_that_fails(http: HTTPServer, tmp_path
     source.prepare()
     http.requests.clear()
     http.fail_next = 1000
-    source._will_read([(0, 0, 10)])
+    source._plan("a", [(0, 0, 10)])
     settle()
     assert len(http.requests) == 1

@@ -213,7 +213,7 @@ def test_reading_works_without_threads_and_without_maps(
         monkeypatch.setattr(threading.Thread, "start", no_thread)
         with file.stream() as stream:
             assert stream.read() == DATA
-        storage.prefetch(file.listed, 0, 10)  # type: ignore[arg-type]
+        file.plan([(0, 10)])
         assert in_threads(lambda n: n + 1, range(20)) == [*range(1, 21)]
 
 

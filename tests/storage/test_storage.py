@@ -20,13 +20,14 @@ from botocore.session import Session
 from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, StateError, StorageError
 from streampack.storage.default import default_storage
-from streampack.storage.file_info import FileInfo
+from streampack.storage.file_info import FileInfo, Range
 from streampack.storage.files import LocalFile
 from streampack.storage.filesystems import open_filesystem
 from streampack.storage.listing import expand_braces
 from streampack.storage.starts import Pending
 from streampack.storage.storage import Storage
 from tests.support.forked import in_fork
+from tests.support.read_ahead import fetched_blocks
 from tests.support.servers import HTTPServer, S3Server
 
 WAIT_S = 60.0  # for something that happens at once: how long until it is called broken
@@ -392,24 +393,23 @@ def test_the_default_cache_is_where_caches_belong(
 # reading ahead
 
 
-def test_a_hint_fetches_the_beginning_of_a_file_once(http: HTTPServer, storage: Storage) -> None:
+def test_a_plan_fetches_the_beginning_of_a_file_once(http: HTTPServer, storage: Storage) -> None:
     url, data = serve(http, "a.bin", 3 << 20)
     (listed,) = storage.list(url)
     arrived = threading.Event()
     http.gate = lambda _: arrived.set()
-    storage.prefetch(listed, 0, 1 << 20)
+    storage.plan("a", [[Range(listed, 0, 1 << 20)]], 1)
     assert arrived.wait(WAIT_S)
     with storage.open(listed) as file:
         assert file.read(0, 1 << 20) == data[: 1 << 20]
-    assert [r.range for r in http.requests if r.method == "GET"] == ["bytes=0-1048575"]
+    assert fetched_blocks(http) == [0, 1, 2, 3]
 
 
-def test_a_hint_that_fails_is_the_readers_to_meet(http: HTTPServer, tmp_path: Path) -> None:
+def test_a_plan_that_fails_is_the_readers_to_meet(http: HTTPServer, tmp_path: Path) -> None:
     storage = Storage(cache_dir=tmp_path / "cache", retries=0)
     missing = FileInfo(f"{http.url}/missing.bin", 1000)
     url, data = serve(http, "a.bin")
-    for file in (missing, FileInfo(url, 1000), FileInfo("/a/local/file", 1)):
-        storage.prefetch(file, 0, 100)
+    storage.plan("a", [[Range(missing, 0, 100)], [Range(FileInfo(url, 1000), 0, 100)]], 2)
     assert storage.read_range(url, 0, 1000) == data
     with pytest.raises(StorageError, match=r"missing\.bin"):
         storage.read_range(missing, 0, 1000)
@@ -426,7 +426,7 @@ def test_a_fork_while_reading_ahead_does_not_hang(http: HTTPServer, tmp_path: Pa
             release.wait(WAIT_S)
 
     http.gate = gate
-    storage.prefetch(FileInfo(urls[0], 1000), 0, 1000)
+    storage.plan("a", [[Range(FileInfo(urls[0], 1000), 0, 1000)]], 1)
     assert begun.wait(WAIT_S)
     answers = FORK.Queue()
     child = _in_process(FORK, _read_into, storage, urls[1], answers)
@@ -445,7 +445,7 @@ def test_a_forked_child_reads_on_in_a_file_that_its_parent_reads(
     storage = Storage(cache_dir=tmp_path / "cache")
     with storage.open(url) as file, file.stream() as stream:
         begin = stream.read(3 << 20)
-        with storage.remote.fetcher.ahead._lock:  # as a thread of the parent would
+        with storage.remote.fetcher.plans._lock:  # as a thread of the parent would
             assert in_fork(lambda: begin + stream.read() == data)
             assert in_fork(lambda: file.close() or "closed") == "closed"
         assert begin + stream.read() == data

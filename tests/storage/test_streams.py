@@ -48,7 +48,7 @@ def file(
 def test_a_stream_starts_at_its_beginning_and_reads_on_to_the_end(
     file: StoredFile, begin: int
 ) -> None:
-    with file.stream(begin + 5, begin) as stream:
+    with file.stream(begin) as stream:
         assert stream.tell() == begin
         assert stream.read(5) == DATA[begin : begin + 5]
         assert stream.read() == DATA[begin + 5 :]

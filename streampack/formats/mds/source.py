@@ -293,6 +293,7 @@ class MDS(RecordFiles):
             )
         if self.validate_hash is not None:
             digest = new_hash(self.validate_hash)
+            file.plan([(0, file.num_bytes)])
             with file.stream() as stream:
                 while chunk := stream.read(1 << 20):
                     digest.update(chunk)
@@ -351,7 +352,7 @@ class MDS(RecordFiles):
         counted = np.array([bool(column.shape) for column in columns])
         counted[0] = True
         room = min(self.reading.documents_per_block, stop - start)
-        until, most = int(table[stop]), self.reading.block_bytes
+        most = self.reading.block_bytes
         while True:
             # Other columns may be larger than the wanted ones, and make a block exceed its limit.
             end = start + room
@@ -359,7 +360,7 @@ class MDS(RecordFiles):
                 end = int(np.searchsorted(table, int(table[start]) + most, "right"))
                 end = min(max(end, start + 1), start + room)
             begin, last = (0, file.num_bytes) if file.mapped else map(int, table[[start, end]])
-            data = file.array(begin, last, until)
+            data = file.array(begin, last)
             starts = np.zeros((len(columns), end - start), dtype=np.int64)
             sizes = np.zeros_like(starts)
             status = np.zeros(end - start, dtype=np.uint8)

@@ -8,12 +8,9 @@ of them are decoded, so a damaged footer may give no ranges, or wrong ones.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from streampack.storage.blocks import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from streampack.storage.files import StoredFile
@@ -194,40 +191,20 @@ def compact_fields(data: bytes, wanted: dict[int, Any]) -> dict[int, Any]:
     return _Compact(data).struct(wanted)
 
 
-_MARGIN_BYTES = 1 << 20  # because rows have unequal sizes
+_BUFFER_BYTES = 1 << 20  # bytes of a column that are read at a time, and may follow the last row
 
 
-class ColumnOrder:
-    """The blocks of each wanted column in reading order; an `Order`, empty before `plan`."""
+def in_order(chunks: Chunks, shares: Mapping[int, float]) -> Iterator[tuple[int, int]]:
+    """Yield the byte ranges [start, stop) of columns that are read side by side, in order.
 
-    def __init__(self) -> None:
-        self._chunks = Chunks((), (), (), ())
-        self._blocks: dict[int, list[int]] = {}
-
-    def plan(self, chunks: Chunks, shares: Mapping[int, float]) -> None:
-        """Set the blocks to read.
-
-        Args:
-            chunks: byte ranges of the file's columns.
-            shares: the part of each row group to read from its beginning, 0 to 1; row groups that
-                are missing here are not read.
-        """
-        self._chunks, self._blocks = chunks, {}
-        for start, end, column, group in zip(
-            chunks.starts, chunks.ends, chunks.columns, chunks.groups, strict=True
-        ):
-            share = shares.get(group, 0.0)
-            if share > 0:
-                stop = end if share >= 1 else int(start + (end - start) * share) + _MARGIN_BYTES
-                blocks = self._blocks.setdefault(column, [])
-                first = start // BLOCK_BYTES
-                # Two chunks may share a block.
-                first += bool(blocks) and blocks[-1] >= first
-                blocks += range(first, -(-min(stop, end) // BLOCK_BYTES))
-
-    def __call__(self, byte: int) -> tuple[int, Sequence[int]]:
-        number = bisect_right(self._chunks.starts, byte) - 1
-        if number < 0 or byte >= self._chunks.ends[number]:
-            return -1, ()
-        column = self._chunks.columns[number]
-        return column, self._blocks.get(column, ())
+    Args:
+        chunks: byte ranges of the file's columns.
+        shares: the part of each row group to read from its beginning, 0 to 1; row groups that are
+            missing here are not read.
+    """
+    buffers = [
+        (group, at / max(end - start, 1), start + at, min(start + at + _BUFFER_BYTES, end))
+        for start, end, group in zip(chunks.starts, chunks.ends, chunks.groups, strict=True)
+        for at in range(0, int((end - start) * shares.get(group, -1)) + 1, _BUFFER_BYTES)
+    ]
+    yield from ((start, stop) for *_, start, stop in sorted(buffers))

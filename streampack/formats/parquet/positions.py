@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import offsets_of
 from streampack.formats.parquet.footer import row_groups
 from streampack.keep_last import KeepLast
-from streampack.storage.files import Order, StoredFile
+from streampack.storage.files import StoredFile
 
 if TYPE_CHECKING:
-    from streampack.formats.parquet.chunks import Chunks, ColumnOrder, RowGroup
+    from streampack.formats.parquet.chunks import Chunks, RowGroup
 
 _BUFFER_BYTES = 1 << 20  # bytes of a column read at a time
 
@@ -26,9 +26,7 @@ _BUFFER_BYTES = 1 << 20  # bytes of a column read at a time
 _NARROW = re.compile(r"indices=u?int(8|16)\b")
 
 
-def open_file(
-    file: StoredFile, metadata: pq.FileMetaData | None = None, order: Order | None = None
-) -> pq.ParquetFile:
+def open_file(file: StoredFile, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
     """Open a file: mapped if it is local, else read by range, a buffer of each column at a time.
 
     Arrow's own read-ahead is off: its threads would buffer whole row groups.
@@ -36,12 +34,11 @@ def open_file(
     Args:
         file: the file.
         metadata: the file's footer, if it is known.
-        order: the reading order of a remote file, if it is known.
     """
     return pq.ParquetFile(
         pa.BufferReader(file.array(0, file.num_bytes))
         if file.mapped
-        else pa.PythonFile(file.stream(0) if order is None else file.ordered_stream(order), "r"),
+        else pa.PythonFile(file.stream(), "r"),
         metadata=metadata,
         buffer_size=0 if file.mapped else _BUFFER_BYTES,
         page_checksum_verification=True,
@@ -66,15 +63,6 @@ def footer_of(file: StoredFile, weight: int) -> tuple[pq.FileMetaData, Offsets]:
             return metadata, Offsets.of(row_groups(metadata), weight)
 
     return _footers.keep((file.version, weight), read)
-
-
-def order_of(file: StoredFile) -> ColumnOrder | None:
-    """Return the order of a remote file's blocks, not planned yet; None for a mapped file."""
-    if file.mapped:
-        return None
-    from streampack.formats.parquet.chunks import ColumnOrder
-
-    return ColumnOrder()
 
 
 def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:

@@ -42,16 +42,16 @@ from streampack.formats.parquet.footer import (
     check_schema,
     read_footer,
 )
-from streampack.formats.parquet.positions import Offsets, chunks_of, footer_of, open_file, order_of
+from streampack.formats.parquet.positions import Offsets, chunks_of, footer_of, open_file
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Block
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK
 from streampack.sources.formats import FORMATS
-from streampack.sources.manifest import Manifest, Piece
+from streampack.sources.manifest import Manifest
 from streampack.sources.records import DamagedFileError
 from streampack.storage.failures import is_of_system
-from streampack.storage.file_info import FileInfo, shown
+from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import LEAST_BYTES, StoredFile
 from streampack.storage.threads import in_threads
 
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from streampack.formats.parquet.chunks import ColumnOrder
     from streampack.formats.parquet.where import Where
 
 #: Called with the first row of a part, the first wanted row and the end.
@@ -120,10 +119,20 @@ class Parquet(RecordFiles):
 
             self.where = Where(where)
 
-    def _fetch_first(self, pieces: Sequence[Piece]) -> None:
-        from streampack.formats.parquet.first_bytes import of_columns
+    def ranges(self, shard: int, low: int, high: int) -> Iterator[Range]:
+        """Yield the columns of the part's row groups, each from its beginning."""
+        from streampack.formats.parquet.chunks import in_order
 
-        of_columns(self, pieces)
+        listed = self._listed_shard(shard)
+        with self.storage.open(listed) as file:
+            chunks = chunks_of(file, self.wanted_columns)  # not by pyarrow
+            positions = Offsets.of(chunks.row_groups, int(self.manifest.weights[shard]))
+            stop = positions.row(high)
+            groups = positions.groups(positions.row(low), stop)
+            if self.where is not None:
+                groups = self.where.groups(file, groups)
+        shares = positions.shares(groups, stop)
+        yield from (Range(listed, *part) for part in in_order(chunks, shares))
 
     def list_shards(self) -> Manifest:
         """List the files, which weigh their stored bytes; read the footers of a sample.
@@ -277,9 +286,8 @@ class Parquet(RecordFiles):
         listed = self.manifest.details["documents"]
         if listed is not None and footer.num_rows != listed[shard]:
             raise DamagedFileError("its number of rows has changed since it was listed")
-        order = order_of(file)
-        with open_file(file, footer, order) as data:
-            yield data.schema_arrow, positions, partial(self._batches, file, data, positions, order)
+        with open_file(file, footer) as data:
+            yield data.schema_arrow, positions, partial(self._batches, file, data, positions)
 
     def _dtype_of(self, shard: int, schema: pa.Schema) -> str:
         """Check the schema of a file, which the listing may not have read; return its dtype."""
@@ -298,7 +306,6 @@ class Parquet(RecordFiles):
         file: StoredFile,
         opened: pq.ParquetFile,
         positions: Offsets,
-        order: ColumnOrder | None,
         begin: int,
         start: int,
         stop: int,
@@ -308,18 +315,17 @@ class Parquet(RecordFiles):
         groups = positions.groups(start, stop)
         if self.where is not None:
             groups = self.where.groups(file, groups)
-        if order is not None:
-            order.plan(chunks_of(file, self.wanted_columns), positions.shares(groups, stop))
         for number in groups:
             first, end = int(positions.rows[number]), int(positions.rows[number + 1])
             num_bytes = int(positions.sizes[number])
             size = self._batch_rows(end - first, num_bytes)
 
             def whole_group(file: StoredFile, number: int = number) -> pq.ParquetFile:
-                order = order_of(file)
-                if order is not None:
-                    order.plan(chunks_of(file, self.wanted_columns), {number: 1.0})
-                return open_file(file, opened.metadata, order)
+                if not file.mapped:
+                    from streampack.formats.parquet.chunks import in_order
+
+                    file.plan(in_order(chunks_of(file, self.wanted_columns), {number: 1.0}))
+                return open_file(file, opened.metadata)
 
             def decode(
                 opened: pq.ParquetFile, number: int = number, size: int = size

@@ -180,20 +180,19 @@ def scan_file(
     extension: NDArray[np.uint8],
     max_bytes: int,
     most: int,
-    until: int = 0,
     *,
     few: bool = False,
 ) -> Scanned:
     """Find the next samples of an archive, `most` at most; see `scan_tar`.
 
     A file that is not mapped is read in a window, which grows until it holds all of these samples,
-    or at least one if `few` may be returned. Read ahead up to byte `until`.
+    or at least one if `few` may be returned.
     """
     size = file.num_bytes if file.mapped else _WINDOW_BYTES
     base = 0 if file.mapped else offset
     while True:
         last = min(base + size, file.num_bytes)
-        data = file.array(base, last, until)
+        data = file.array(base, last)
         starts, sizes, ends = np.zeros((3, most), dtype=np.int64)
         status = np.zeros(most, dtype=np.uint8)
         n, end, outcome = scan_tar(

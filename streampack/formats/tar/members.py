@@ -180,6 +180,10 @@ class Samples:
         self._extension = extension
         self._found: dict[int, tuple[NDArray[np.int64], int, int]] = {}
 
+    def scanned(self, shard: int) -> int:
+        """Return the byte up to which the headers of an archive were read."""
+        return self._found.get(shard, (None, 0))[1]
+
     def first(
         self, shard: int, file: StoredFile, document: int | None, least: int
     ) -> tuple[int, int, int]:
@@ -194,7 +198,7 @@ class Samples:
         while outcome == MORE and (
             begins[-1] < least if document is None else len(begins) <= document
         ):
-            scanned = scan_file(file, end, self._extension, ALL, _STEP, least, few=True)
+            scanned = scan_file(file, end, self._extension, ALL, _STEP, few=True)
             begins = np.append(begins, scanned.ends)
             end, outcome = scanned.end, scanned.outcome
         self._found = dict([*self._found.items()][1 - _KEPT_SHARDS :])

@@ -15,6 +15,7 @@ from streampack.arguments import explained
 from streampack.cached import cached_property
 from streampack.documents.blocks import Documents, Texts, make_origin
 from streampack.errors import ContentError
+from streampack.files.file_source import HEAD_BYTES
 from streampack.files.integer_arrays import (
     UngatheredDocuments,
     decoded_texts,
@@ -50,7 +51,7 @@ from streampack.sources.broken import report_broken
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, RecordReader
 from streampack.sources.formats import FORMATS
-from streampack.sources.manifest import Manifest, Piece
+from streampack.sources.manifest import Manifest
 from streampack.sources.reading import too_long
 from streampack.sources.records import (
     BrokenDocumentError,
@@ -60,7 +61,7 @@ from streampack.sources.records import (
 )
 from streampack.storage.decoded import shared_bytes
 from streampack.storage.decompression import DamagedError, codec_of
-from streampack.storage.file_info import FileInfo, shown
+from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import LocalFile, MemoryFile, StoredFile
 from streampack.storage.listing import expand_braces, is_pipe, named_paths, refuse_pipes
 
@@ -157,10 +158,13 @@ class WebDataset(RecordFiles):
     def _samples(self) -> Samples:
         return Samples(self._extension)
 
-    def _fetch_first(self, pieces: Sequence[Piece]) -> None:
-        from streampack.formats.tar.first_bytes import of_archives
-
-        of_archives(self, pieces)
+    def ranges(self, shard: int, low: int, high: int) -> Iterator[Range]:
+        """Yield the head, and the samples from the first that no lane here has passed."""
+        if not is_pipe(self.manifest.paths[shard]):
+            listed = self._listed_shard(shard)
+            yield Range(listed, 0, HEAD_BYTES)
+            if self.codec(shard) is None and self.manifest.weights[shard] == listed.num_bytes:
+                yield Range(listed, min(low, self._samples.scanned(shard)), high)
 
     def list_shards(self) -> Manifest:
         patterns = [path for path in self.paths if not is_pipe(path)]
@@ -301,7 +305,7 @@ class WebDataset(RecordFiles):
         """
         reading = self.reading
         scanned = scan_file(
-            file, offset, self._extension, reading.block_bytes, reading.documents_per_block, most
+            file, offset, self._extension, reading.block_bytes, reading.documents_per_block
         )
         data, begin, n = scanned.data, offset - scanned.base, len(scanned.ends)
         offset, outcome = scanned.end, scanned.outcome

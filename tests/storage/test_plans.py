@@ -1,0 +1,202 @@
+"""A process fetches along the plans of its readers, and no more than they allow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.storage.blocks import BLOCK_BYTES
+from streampack.storage.file_info import FileInfo, Range
+from streampack.storage.plans import FIRST_BLOCKS, MOST_BLOCKS, Plans, Window, in_turns
+from streampack.storage.storage import Storage
+from tests.support.read_ahead import WAIT_S, fetched_blocks, settle
+from tests.support.servers import HTTPServer
+
+BLOCKS = 150
+DATA = np.random.default_rng(1).bytes(BLOCKS * BLOCK_BYTES + 99)
+
+
+@pytest.fixture
+def url(http: HTTPServer) -> str:
+    (http.folder / "a.bin").write_bytes(DATA)
+    return f"{http.url}/a.bin"
+
+
+def test_requests_of_one_reader_overlap_and_give_each_block_once(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    together = threading.Barrier(3)
+
+    def gate(_: str) -> None:
+        together.wait(WAIT_S)
+        http.gate = None
+
+    with storage.open(url) as file, file.stream() as stream:
+        file.plan([(0, len(DATA))])
+        read = stream.read(12 * BLOCK_BYTES)
+        http.gate = gate
+        read += stream.read()
+        assert read == DATA
+    assert not together.broken
+    settle()
+    assert fetched_blocks(http) == list(range(BLOCKS + 1))
+
+
+def test_a_reader_that_used_little_holds_little_and_one_at_its_end_nothing(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    with storage.open(url) as file, file.stream() as stream:
+        file.plan([(0, len(DATA))])
+        settle()
+        assert fetched_blocks(http) == list(range(FIRST_BLOCKS))
+        stream.read(3 * BLOCK_BYTES)
+        settle()
+        assert 3 + 3 <= len(fetched_blocks(http)) <= 3 + 2 * 3
+    http.requests.clear()
+    with storage.open(url) as file, file.stream(70 * BLOCK_BYTES) as stream:
+        file.plan([(70 * BLOCK_BYTES, 90 * BLOCK_BYTES)])
+        stream.read(20 * BLOCK_BYTES)
+        settle()
+        assert fetched_blocks(http) == list(range(70, 90))
+
+
+@pytest.mark.parametrize("limit", [0, 8])
+def test_all_readers_together_hold_no_more_than_the_limit(
+    http: HTTPServer, tmp_path: Path, url: str, limit: int
+) -> None:
+    storage = Storage(cache_dir=tmp_path / "cache", read_ahead_bytes=limit * BLOCK_BYTES)
+    (listed,) = storage.list(url)
+    starts = [start * BLOCK_BYTES for start in range(0, BLOCKS, 50)]
+    with storage.open(url) as file:
+        for start in starts:
+            storage.plan(start, [[Range(listed, start, start + 50 * BLOCK_BYTES)]], 1)
+        streams = [file.stream(start) for start in starts]
+        for turn in range(1, 20):
+            for start, stream in zip(starts, streams, strict=True):
+                at = start + (turn - 1) * BLOCK_BYTES
+                assert stream.read(BLOCK_BYTES) == DATA[at : at + BLOCK_BYTES]
+            settle()
+            held = len(fetched_blocks(http)) - len(streams) * turn
+            assert held <= (limit + MOST_BLOCKS if limit else 0)
+    assert len(fetched_blocks(http)) == len(set(fetched_blocks(http)))
+
+
+def test_nothing_is_fetched_ahead_of_a_closed_file(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    with storage.open(url) as file, file.stream() as stream:
+        file.plan([(0, len(DATA))])
+        stream.read(20 * BLOCK_BYTES)
+    settle()
+    before = len(fetched_blocks(http))
+    with storage.open(url) as file:
+        assert file.read(0, 10) == DATA[:10]
+    settle()
+    assert len(fetched_blocks(http)) == before < BLOCKS
+
+
+def test_ranges_side_by_side_are_fetched_whole_and_each_block_once(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    half = BLOCK_BYTES // 2
+    ranges = [(at, at + 5 * half) for at in range(20 * BLOCK_BYTES, 60 * BLOCK_BYTES, 5 * half)]
+    with storage.open(url) as file:
+        file.plan(ranges)
+        for start, stop in ranges:
+            assert file.read(start, stop) == DATA[start:stop]
+        settle()
+    assert fetched_blocks(http) == [*range(20, 60)]
+
+
+def test_a_reader_that_passes_over_the_beginning_of_its_plan_is_read_ahead_of(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    """Blocks that it has passed would count for ever."""
+    with storage.open(url) as file:
+        file.plan([(0, len(DATA))])
+        settle()
+        for number in range(FIRST_BLOCKS, 100):
+            file.read(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES)
+        settle()
+        assert len(fetched_blocks(http)) > BLOCKS - MOST_BLOCKS
+
+
+def test_blocks_that_a_plan_failed_to_fetch_are_fetched_in_one_request_by_their_reader(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    with storage.open(url) as file, file.stream() as stream:
+        http.fail_next = 2
+        file.plan([(0, FIRST_BLOCKS * BLOCK_BYTES)])
+        settle()
+        assert len(http.requests) >= 2
+        http.requests.clear()
+        assert stream.read(FIRST_BLOCKS * BLOCK_BYTES) == DATA[: FIRST_BLOCKS * BLOCK_BYTES]
+    assert http.count("GET") <= 2
+
+
+class Asked:
+    """Plans over files of memory, which note the blocks that were asked for, in order."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[str, int]] = []
+        self.plans = Plans(self._fetch, 1 << 40)
+
+    def _fetch(self, file: FileInfo, first: int, end: int) -> None:
+        self.blocks += [(file.key, number) for number in range(first, end)]
+
+    def plan(self, name: str, blocks: int) -> FileInfo:
+        """Plan a file of so many blocks."""
+        file = FileInfo(name, blocks * BLOCK_BYTES)
+        self.plans.plan(name, [(file, 0, file.num_bytes)])  # type: ignore[list-item]
+        return file
+
+
+def test_each_plan_has_its_first_block_before_any_has_its_second() -> None:
+    asked, held = Asked(), threading.Event()
+    for _ in range(16):  # each thread has its task until all are planned
+        asked.plans.soon(lambda: held.wait(WAIT_S))
+    files = [asked.plan(str(number), 40) for number in range(100)]
+    held.set()
+    settle()
+    firsts = [number for _, number in asked.blocks[: len(files) - 16]]
+    assert firsts == [0] * len(firsts)
+    assert sorted(asked.blocks) == sorted((f.key, n) for f in files for n in range(FIRST_BLOCKS))
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 4))
+def test_turns_give_each_byte_of_all_pieces_once_and_in_order(
+    blocks: list[int], width: int
+) -> None:
+    files = [FileInfo(str(number), 1 << 40) for number in range(len(blocks))]
+    pieces = [
+        [Range(file, 7, 7 + count * BLOCK_BYTES), Range(file, 1 << 30, (1 << 30) + 9)]
+        for file, count in zip(files, blocks, strict=True)
+    ]
+    given_: dict[str, list[tuple[int, int]]] = {file.path: [] for file in files}
+    for file, start, stop in in_turns(pieces, width):
+        own = given_[file.path]
+        if own and own[-1][1] == start:
+            start = own.pop()[0]
+        own.append((start, stop))
+    expected = [[(start, stop) for _, start, stop in piece] for piece in pieces]
+    assert [*given_.values()] == expected
+
+
+@pytest.mark.parametrize(
+    ("rate", "least", "most"),
+    [(lambda blocks: blocks, 128, 256), (lambda _: 100, 16, 32)],
+    ids=["far", "slow"],
+)
+def test_more_is_under_way_as_long_as_that_brings_more(
+    rate: Callable[[int], int], least: int, most: int
+) -> None:
+    window = Window()
+    for _ in range(1000):
+        window._adapt(rate(window._blocks))
+    assert least <= window._blocks <= most
