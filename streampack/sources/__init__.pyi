@@ -6,6 +6,7 @@ from streampack.formats.mds.source import MDS as MDS
 from streampack.formats.megatron import MegatronIndexed as MegatronIndexed
 from streampack.formats.parquet.source import Parquet as Parquet
 from streampack.formats.tables.delta import Delta as Delta
+from streampack.formats.tables.iceberg import Iceberg as Iceberg
 from streampack.formats.tar.source import WebDataset as WebDataset
 from streampack.formats.text import TextFiles as TextFiles
 from streampack.formats.tokens import Tokens as Tokens

@@ -45,6 +45,7 @@ _TABLE = (
         (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.zst", ".tzst"),
     ),
     Format("Parquet", "parquet.source", (".parquet", ".parq", ".pq")),
+    Format("Iceberg", "tables.iceberg", (".metadata.json",)),  # before JSONL
     Format(
         "JSONL",
         "jsonl",
@@ -62,7 +63,7 @@ _TABLE = (
     Format("Delta", "tables.delta", ()),
 )
 #: Formats of tables, by the mark of their folders; see `streampack.storage.marks`.
-TABLES = {"_delta_log": "Delta"}
+TABLES = {"_delta_log": "Delta", "metadata": "Iceberg"}
 FORMATS = {known.name: known for known in _TABLE}
 
 #: Formats that need no arguments but the field of the text or the ids.

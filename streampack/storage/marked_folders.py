@@ -21,8 +21,8 @@ _FACTS = {
     ),
     "metadata": (
         f"is an Iceberg table, {_OLD_ROWS}",
-        "Pass the files of a snapshot: [task.file.file_path for task in table.scan().plan_files()] "
-        "with the table of pyiceberg, if no task has delete_files.",
+        "Pass sources.Iceberg(table, snapshot_id=...), with a table of pyiceberg or its metadata "
+        "file; or that folder by itself if it has a metadata/version-hint.text.",
     ),
     "_versions": (
         "is a Lance dataset, which the library lance alone reads",

