@@ -1,14 +1,19 @@
 """The blocks of remote files that a host holds, shared by all of its processes.
 
-A block is `BLOCK_BYTES` of one version of a file, or less at its end. It is written under another
-name and renamed into place, so it is complete or absent, and never changes. A checksum behind its
-bytes detects damage by a power failure or a disk. Readers map it without a lock: an evicted block
-stays readable while it is mapped.
+A block is `BLOCK_BYTES` of one version of a file, or less at its end. Blocks that one request
+fetched are one file, with a checksum of each behind its bytes, which detects damage by a power
+failure or a disk. A file never crosses a multiple of `EXTENT_BLOCKS`, so it is among sixteen names.
+It is written under another name and renamed into place, so it is complete or absent, and never
+changes. Readers map it without a lock: an evicted block stays readable while it is mapped.
 
-Blocks are spread over folders by their names, and folders over zones with an equal share of the
-limit each. A process counts the bytes that it adds to a zone, looks through the zone after some of
-them, and evicts the least recently opened blocks. So a scan takes the same time for any size of the
-cache, and no record exists that a killed process could leave wrong.
+Files are spread over folders by version and extent, and folders over zones with an equal share of
+the limit each. A process counts the bytes that it adds to a zone, and looks through the zone after
+some of them. So a scan takes the same time for any size of the cache, and no record exists that a
+killed process could leave wrong.
+
+Epochs read a corpus in turns, so the block read longest ago is the one needed next. First to go are
+files that nobody opened for a day. Then the newest files stay, which are on their way to readers,
+and the oldest ones, as far as they fit.
 """
 
 from __future__ import annotations
@@ -21,15 +26,24 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
 
 from streampack.errors import StorageError
 from streampack.storage.locks import Lock
 from streampack.storage.mapping import mapped
 
 BLOCK_BYTES = 256 << 10
+#: Blocks between two borders that no request crosses.
+EXTENT_BLOCKS = 16
+
+_LOCKED_BLOCKS = 4  # with one lock, so that small requests need not wait for one another
 
 _FOLDERS = 256
 _ZONE_BYTES = 64 << 20  # a smaller cache has fewer zones
@@ -37,7 +51,9 @@ _LEAST_BYTES = 4096  # smallest space that a file takes on a disk
 _ALL = -2  # number in the name of the lock on all blocks of a content
 _LOOKS = 32  # scans of a zone by a process, while it adds the zone's share of the limit
 _STALE_S = 600.0  # age at which a part has no writer
-_TRAILER = struct.Struct("<II")  # bytes of the block, and their CRC-32
+_UNUSED_S = 24 * 3600.0  # after which a file is of no run
+_NEW_BYTES = 4 << 30  # kept of new files, in caches up to twice as large; an eighth of larger ones
+_NUMBER = struct.Struct("<I")  # size of the content, and the CRC-32 of each block
 
 
 def default_cache_dir() -> Path:
@@ -73,53 +89,96 @@ class BlockCache:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self._added: dict[int, float] = {}
+        # Mapped files, as long as one of their blocks is in use.
+        self._opened: WeakValueDictionary[str, _File] = WeakValueDictionary()
 
     def path(self, key: str, number: int) -> Path:
-        """Return the path of block `number` of a file."""
-        place = hashlib.blake2b(f"{key} {number}".encode(), digest_size=1).hexdigest()
+        """Return the path of the file that begins with block `number`."""
+        extent = number // EXTENT_BLOCKS
+        place = hashlib.blake2b(f"{key} {extent}".encode(), digest_size=1).hexdigest()
         return self.folder / place / f"{key}-{number}"
 
     def get(
         self, key: str, number: int, size: int | None = None, *, verify: bool = True
     ) -> memoryview | None:
         """Map the `size` bytes of a block; return None if it is missing or damaged."""
-        path = self.path(key, number)
+        for path, at in self._places(key, number):
+            file = self._opened.get(path)
+            file = self._open(path) if file is None else file
+            if file is None or at >= file.num_blocks:
+                continue
+            block = file.block(at)
+            if size is not None and len(block) != size:
+                continue
+            if verify and at not in file.checked:
+                if zlib.crc32(block) != file.checksums[at]:
+                    continue  # a newer file may have it
+                file.checked.add(at)
+            return block
+        return None
+
+    def _places(self, key: str, number: int) -> Iterator[tuple[str, int]]:
+        """Yield paths of files that may have a block, and its index there."""
+        prefix = f"{self.path(key, number)}"[: -len(str(number))]
+        for first in range(number, max(number // EXTENT_BLOCKS * EXTENT_BLOCKS, 0) - 1, -1):
+            yield f"{prefix}{first}", number - first
+        if number < 0:
+            yield f"{prefix}{number}", 0
+
+    def _open(self, path: str) -> _File | None:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
         try:
-            stored = os.fstat(fd).st_size - _TRAILER.size
-            size = stored if size is None else size
-            if stored != size or size < 0:
+            status = os.fstat(fd)
+            if status.st_size <= _NUMBER.size:
                 return None
-            data = _content(fd, size + _TRAILER.size)
+            file = _file(_content(fd, status.st_size))
+            if file is None:
+                return None
             with suppress(OSError):  # the file belongs to another user
-                os.utime(path)
+                os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
         finally:
             os.close(fd)
-        block = data[:size]
-        if verify and data[size:] != _TRAILER.pack(size, zlib.crc32(block)):
-            return None
-        return block
+        self._opened[path] = file
+        return file
 
     def has(self, key: str, number: int) -> bool:
         """Return True if the block exists; it may be damaged."""
-        return self.path(key, number).exists()
+        return not self.missing(key, number, number + 1)
 
-    def put(self, key: str, number: int, block: bytes | memoryview) -> None:
-        """Store a block.
+    def missing(self, key: str, first: int, end: int) -> list[int]:
+        """Return the blocks of [first, end) that do not exist."""
+        there: set[int] = set()
+        for extent in range(first // EXTENT_BLOCKS, -(-end // EXTENT_BLOCKS)):
+            begin = extent * EXTENT_BLOCKS
+            prefix = f"{self.path(key, begin)}"[: -len(str(begin))]
+            for number in range(begin, min(begin + EXTENT_BLOCKS, end)):
+                with suppress(OSError):
+                    blocks = _num_blocks(os.stat(f"{prefix}{number}").st_size)
+                    there.update(range(number, number + blocks))
+        return [number for number in range(first, end) if number not in there]
+
+    def put(self, key: str, number: int, content: bytes | memoryview) -> None:
+        """Store consecutive blocks, from `number` on up to the end of their extent at most.
 
         Raises:
             StorageError: the folder cannot be written.
         """
-        path = self.path(key, number)
+        content = memoryview(content)
+        most = max(1, self._quota() // (2 * EXTENT_BLOCKS * BLOCK_BYTES)) * BLOCK_BYTES
+        for at in range(0, max(len(content), 1), most):
+            self._put(self.path(key, number + at // BLOCK_BYTES), content[at : at + most])
+
+    def _put(self, path: Path, content: memoryview) -> None:
         # A process that waited for a lock in vain fetches without it, so it writes another part.
         part = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
-        trailer = _TRAILER.pack(len(block), zlib.crc32(block))
+        checksums = map(zlib.crc32, _blocks(content))
+        trailer = b"".join(map(_NUMBER.pack, [len(content), *checksums]))
         for attempt in range(2):
             try:
-                self._write(part, block, trailer)
+                self._write(part, content, trailer)
                 os.replace(part, path)
                 break
             except FileNotFoundError as error:  # another process removed the folder
@@ -131,10 +190,11 @@ class BlockCache:
                 if attempt:
                     raise self._unusable(error) from error
                 self._look(self._zone(path), everything=True)  # makes room
+        self._opened.pop(str(path), None)
         zone = self._zone(path)
         quota = self._quota()
         added = self._added.get(zone, random.random() * quota / _LOOKS)
-        added += max(len(block), _LEAST_BYTES)
+        added += max(len(content), _LEAST_BYTES)
         if added >= quota / _LOOKS:
             added = 0.0
             self._look(zone)
@@ -151,16 +211,19 @@ class BlockCache:
 
         Yields:
             The end of the blocks that are fetched here: less than `end` if others fetch a block of
-            the range; `first` if they fetch that.
+            the range, or one near it; `first` if they fetch that.
         """
         held: list[Lock] = []
+        stop = first
         try:
-            for number in range(first, end):
-                lock = self._lock(key, number, 0 if held else wait_s)
+            while stop < end:
+                begin = stop // _LOCKED_BLOCKS * _LOCKED_BLOCKS
+                lock = self._lock(key, begin, 0 if held else wait_s)
                 if lock is None:
                     break
                 held.append(lock)
-            yield first + len(held)
+                stop = min(begin + _LOCKED_BLOCKS, end)
+            yield stop
         finally:
             for lock in held:
                 lock.remove()
@@ -195,27 +258,30 @@ class BlockCache:
             raise self._unusable(error) from error
 
     def rename(self, key: str, new_key: str, number: int) -> None:
-        """Give a block another key, if it exists."""
-        new = self.path(new_key, number)
+        """Give the file that begins with a block another key, if it exists."""
+        old, new = self.path(key, number), self.path(new_key, number)
+        self._opened.pop(str(old), None)
         with suppress(FileNotFoundError):
             new.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(self.path(key, number), new)
+            os.replace(old, new)
 
     def forget(self, key: str, blocks: int) -> bool:
         """Remove the `blocks` blocks of a file; return True if any existed."""
         existed = False
         for number in range(blocks):
+            path = self.path(key, number)
+            self._opened.pop(str(path), None)
             with suppress(OSError):
-                self.path(key, number).unlink()
+                path.unlink()
                 existed = True
         return existed
 
-    def _write(self, part: Path, block: bytes | memoryview, trailer: bytes) -> None:
+    def _write(self, part: Path, content: memoryview, trailer: bytes) -> None:
         part.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
-            written = os.writev(fd, [block, trailer])
-            if written != len(block) + len(trailer):
+            written = os.writev(fd, [content, trailer])
+            if written != len(content) + len(trailer):
                 raise OSError(f"only {written} bytes of a block were written")
         finally:
             os.close(fd)
@@ -242,26 +308,23 @@ class BlockCache:
 
     def _look(self, zone: int, *, everything: bool = False) -> None:
         """Keep a zone below its share of the limit."""
-        quota = self._quota()
-        if not everything and sum(BLOCK_BYTES for _ in self._names(zone)) < quota * 7 // 8:
+        quota, now_s = self._quota(), time.time()
+        most = sum(EXTENT_BLOCKS * BLOCK_BYTES for _ in self._names(zone))
+        if most < quota * 7 // 8 and not everything:
             return
-        total, stale_at = 0, time.time() - _STALE_S
-        blocks: list[tuple[int, int, str]] = []
+        files: list[_Entry] = []
         for item, status in self._entries(zone):
-            if item.name.startswith("."):
-                if status.st_mtime < stale_at:
-                    _remove_stale(Path(item.path))
-                continue
-            size = max(status.st_size, _LEAST_BYTES)
-            total += size
-            blocks.append((status.st_atime_ns, size, item.path))
+            if not item.name.startswith("."):
+                size = max(status.st_size, _LEAST_BYTES)
+                files.append(_Entry(status.st_atime, status.st_mtime_ns, size, item.path))
+            elif status.st_mtime < now_s - _STALE_S:
+                _remove_stale(Path(item.path))
+        total = sum(file.num_bytes for file in files)
         if total <= quota * 7 // 8 and not everything:  # processes add blocks between their looks
             return
         kept = quota // 2 if everything else quota * 3 // 4
-        for _, size, path in sorted(blocks):
-            if total <= kept:
-                return
-            total -= size
+        new = min(quota // 2, max(quota // 8, _NEW_BYTES // self._zones()))
+        for path in to_evict(files, total - kept, new, now_s - _UNUSED_S):
             _unlink(path)
 
     def _unusable(self, error: OSError) -> StorageError:
@@ -271,6 +334,82 @@ class BlockCache:
             setting="cache_dir",
             path=str(self.folder.parent),
         )
+
+
+class _Entry(NamedTuple):
+    """A file of the cache: the times when it was opened and made, its size and path."""
+
+    opened_s: float
+    made_ns: int
+    num_bytes: int
+    path: str
+
+
+def to_evict(
+    files: Iterable[_Entry], excess: int, new_bytes: int, unused_before_s: float
+) -> list[str]:
+    """Return the paths of files to remove, so that `excess` bytes become free.
+
+    Args:
+        files: the files of a zone.
+        excess: bytes to free.
+        new_bytes: bytes of the newest files that stay, if others can go.
+        unused_before_s: files opened before this time go first, the oldest before others.
+    """
+    unused = sorted(file for file in files if file.opened_s < unused_before_s)
+    used = sorted(
+        (file for file in files if file.opened_s >= unused_before_s),
+        key=lambda file: (-file.made_ns, file.path),
+    )
+    sizes = accumulate(file.num_bytes for file in used)
+    new = sum(size <= new_bytes for size in sizes)
+    paths: list[str] = []
+    for file in [*unused, *used[new:], *reversed(used[:new])]:
+        if excess <= 0:
+            break
+        excess -= file.num_bytes
+        paths.append(file.path)
+    return paths
+
+
+class _File(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A mapped file of consecutive blocks, alive as long as one of their views.
+
+    Attributes:
+        num_blocks: number of its blocks.
+        checksums: CRC-32 of each block.
+        checked: indices of the blocks with the right checksum.
+    """
+
+    num_blocks: int
+    checksums: list[int]
+    checked: set[int]
+
+    def block(self, at: int) -> memoryview:
+        """Return a block by its index in the file."""
+        end = len(self) - _NUMBER.size * (1 + self.num_blocks)
+        return self.data[at * BLOCK_BYTES : min((at + 1) * BLOCK_BYTES, end)]
+
+
+def _file(data: memoryview) -> _File | None:
+    """Return the blocks of a file; None if it does not have the size that it declares."""
+    file = np.asarray(data).view(_File)
+    file.num_blocks, file.checked = _num_blocks(len(data)), set()
+    size = len(data) - _NUMBER.size * (1 + file.num_blocks)
+    if size < 0:
+        return None
+    declared, *file.checksums = (number for (number,) in _NUMBER.iter_unpack(data[size:]))
+    return file if declared == size else None
+
+
+def _num_blocks(file_bytes: int) -> int:
+    """Return the number of blocks of a file with their checksums; 1 for an empty block."""
+    return max(-(-(file_bytes - _NUMBER.size) // (BLOCK_BYTES + _NUMBER.size)), 0)
+
+
+def _blocks(content: memoryview) -> Iterator[memoryview]:
+    for at in range(0, max(len(content), 1), BLOCK_BYTES):
+        yield content[at : at + BLOCK_BYTES]
 
 
 def _content(fd: int, size: int) -> memoryview:

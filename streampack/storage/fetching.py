@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from streampack.errors import StorageError
-from streampack.storage.blocks import BLOCK_BYTES, BlockCache
+from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockCache
 from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.growing import MOST_TRIES, PATIENCE_S, BlockWriter
 from streampack.storage.plans import MOST_BLOCKS, Plans
@@ -95,6 +95,8 @@ class Fetcher:
         this process itself has waited for it so long, which `end` at the block stands for.
         """
         wait_s, end = _PATIENCE_S if end > number else 0, max(end, number + 1)
+        extent_end = number - number % EXTENT_BLOCKS + EXTENT_BLOCKS
+        end = min(end, extent_end, -(-file.num_bytes // BLOCK_BYTES))
 
         def attempt() -> memoryview:
             with self.cache.fetching(file.key, number, end, wait_s=wait_s) as stop:
@@ -123,16 +125,19 @@ class Fetcher:
 
     def _fetch_ahead(self, file: RangedFile, first: int, end: int) -> None:
         """Fetch the missing blocks of [first, end) that nobody else fetches; without retries."""
-        for low, high in _runs(self._missing(file, first, end)):
-            while low < high:
-                last = min(low + MOST_BLOCKS, high)
-                with self.cache.fetching(file.key, low, last) as stop:
-                    for run in _runs(self._missing(file, low, stop)):
-                        self._put(file, *run)
-                low = max(stop, low + 1)
+        while first < end:
+            last = min(first - first % EXTENT_BLOCKS + EXTENT_BLOCKS, end)
+            if not self._missing(file, first, last):
+                first = last
+                continue
+            # A thread or process may be fetching other blocks with the same lock.
+            with self.cache.fetching(file.key, first, last, wait_s=_PATIENCE_S) as stop:
+                for run in _runs(self._missing(file, first, stop)):
+                    self._put(file, *run)
+            first = max(stop, first + 1)
 
     def _missing(self, file: RangedFile, first: int, end: int) -> list[int]:
-        return [number for number in range(first, end) if not self.cache.has(file.key, number)]
+        return self.cache.missing(file.key, first, end)
 
     def _put(self, file: RangedFile, first: int, end: int) -> memoryview:
         """Fetch and store consecutive blocks; return the first one."""
@@ -140,9 +145,7 @@ class Fetcher:
         data = self._get(file.listed, first * BLOCK_BYTES, stop)
         if data is None:
             return self._put_whole(file, first)
-        for number in range(first, end):
-            at = (number - first) * BLOCK_BYTES
-            self.cache.put(file.key, number, data[at : at + BLOCK_BYTES])
+        self.cache.put(file.key, first, data)
         size = file.block_bytes(first)
         # A mapped block uses the page cache; the block may be evicted by now.
         mapped = self.cache.get(file.key, first, size, verify=False)

@@ -111,8 +111,9 @@ class BlockWriter(io.RawIOBase):
         return num_bytes
 
     def _put(self, block: bytes) -> None:
-        if self._cache.get(self._key, self.num_blocks, len(block)) is None:
-            self._cache.put(self._key, self.num_blocks, block)
+        cache, key, number = self._cache, self._key, self.num_blocks
+        if not cache.has(key, number) or cache.get(key, number, len(block)) is None:
+            cache.put(key, number, block)
         self.num_blocks += 1
 
 

@@ -97,11 +97,9 @@ class OverHttp:
     def parts(self, listed: FileInfo) -> Generator[bytes, None, None]:
         first_fetch().begin(listed.path)
         with asked(self._client, listed.path, {}, listed.version) as answer:
-            version = version_of(self._client.version(answer))
-            require_version(listed, version)
+            require_version(listed, version_of(self._client.version(answer)))
             yield from _exactly(listed, answer.parts())
-        if not version:
-            self._check_now(listed)
+        self._check_now(listed)  # the file may have been written over while it came
 
     def _check_range(self, headers: Any, listed: FileInfo, start: int, stop: int) -> None:
         declared: str = headers.get("Content-Range") or ""

@@ -47,14 +47,15 @@ class Storage:
         cache_dir: directory of fetched data; use a local disk. Any number of processes and datasets
             may share it. Default: ``$XDG_CACHE_HOME/streampack`` or ``~/.cache/streampack``, or a
             private temporary directory if that cannot be written.
-        cache_limit_bytes: maximum size of the cache; the least recently used data is removed first.
+        cache_limit_bytes: maximum size of the cache; data that was not
+            opened for a day goes first, then neither the oldest data nor the newest.
         retries: attempts after the first, with random waits of up to 0.25 s, 0.5 s, ... 30 s. None
             repeats reading for five minutes, and looking up and listing for twenty seconds.
         timeout_s: seconds without an answer after which an attempt fails.
         min_bytes_per_s: minimum rate over `timeout_s` seconds, below which an attempt fails, so
             that a server that sends a byte now and then causes no hang. 0 is no limit. It does not
             apply to listings, which have many answers, nor to protocols that fsspec reads without
-            asyncio, such as sftp:// and hf://.
+            asyncio, such as sftp://.
         read_ahead_bytes: bytes that a process may fetch ahead of all of its readers together; 0
             turns reading ahead off.
         storage_options: passed to the fsspec file system (credentials, ``endpoint_url``, ...). An

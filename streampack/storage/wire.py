@@ -200,7 +200,8 @@ class _Line:
                 if quiet_s >= pace.timeout_s:
                     raise pace.too_slow(self._came, self._spent_s + quiet_s) from None
                 continue
-            self._spent_s += time.monotonic() - began
+            if self._came or self._spent_s:  # not the wait for the first bytes, which has its limit
+                self._spent_s += time.monotonic() - began
             self._came += size
             if self._spent_s >= pace.timeout_s:
                 if self._came < self._spent_s * pace.min_bytes_per_s:

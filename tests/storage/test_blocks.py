@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import os
 import shutil
 import signal
+import tempfile
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streampack.errors import StateError, StorageError
-from streampack.storage.blocks import BLOCK_BYTES, BlockCache
+from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockCache, _Entry, to_evict
 from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
 from tests.support.raw_server import Connection, raw_server
@@ -24,6 +29,7 @@ FORK = multiprocessing.get_context("fork")
 WAIT_S = 60.0
 MANY = 40 * BLOCK_BYTES + 123
 DATA = np.random.default_rng(0).bytes(MANY)
+MARKED = b"".join(bytes([number]) * BLOCK_BYTES for number in range(64))
 
 
 @pytest.fixture
@@ -129,12 +135,61 @@ def test_workers_forked_after_the_parent_has_listed_and_read_read_a_bucket(
 def test_a_damaged_block_is_refetched(http: HTTPServer, storage: Storage, url: str) -> None:
     _read_blocks(storage, storage.list(url)[0])
     first, second, *_ = [path for path in blocks(storage) if path.stat().st_size > BLOCK_BYTES]
-    first.write_bytes(first.read_bytes()[:-9] + b"damage!!!")
+    both = first.stat().st_size + second.stat().st_size
+    content = first.read_bytes()
+    first.write_bytes(b"damage!!!" + content[9:])
     second.write_bytes(b"")
-    _read_blocks(storage, storage.list(url)[0])
-    assert fetched(http) == MANY + 2 * BLOCK_BYTES
-    _read_blocks(storage, storage.list(url)[0])
-    assert fetched(http) == MANY + 2 * BLOCK_BYTES
+    again = Storage(cache_dir=storage.cache_dir)
+    _read_blocks(again, again.list(url)[0])
+    before = fetched(http)
+    assert MANY + 2 * BLOCK_BYTES <= before <= MANY + both
+    again = Storage(cache_dir=storage.cache_dir)
+    _read_blocks(again, again.list(url)[0])
+    assert fetched(http) == before
+
+
+def test_a_file_of_the_cache_that_is_cut_or_has_other_checksums_is_not_used(
+    tmp_path: Path,
+) -> None:
+    content = DATA[: 3 * BLOCK_BYTES + 77]
+    BlockCache(tmp_path, 1 << 40).put("a", 16, content)
+    path = BlockCache(tmp_path, 1 << 40).path("a", 16)
+    stored = path.read_bytes()
+    for damaged in (
+        stored[:-1],
+        stored[:-4],
+        stored[:-BLOCK_BYTES],
+        stored + b"x",
+        stored[:3],
+        b"",
+    ):
+        path.write_bytes(damaged)
+        cache = BlockCache(tmp_path, 1 << 40)
+        assert all(cache.get("a", number) is None for number in range(15, 21))
+    for place in (len(stored) - 1, len(stored) - 13, len(stored) - 17):
+        path.write_bytes(stored[:place] + bytes([stored[place] ^ 1]) + stored[place + 1 :])
+        cache = BlockCache(tmp_path, 1 << 40)
+        views = [cache.get("a", number) for number in range(16, 20)]
+        assert None in views
+        for number, view in enumerate(views):
+            assert view is None or view == content[number * BLOCK_BYTES :][:BLOCK_BYTES]
+
+
+@given(st.lists(st.tuples(st.integers(0, 47), st.integers(1, 16)), max_size=12))
+def test_the_cache_has_the_blocks_that_were_put(puts: list[tuple[int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        cache, files = BlockCache(Path(folder), 1 << 40), dict[int, int]()
+        for first, length in puts:
+            end = min(first + length, first // EXTENT_BLOCKS * EXTENT_BLOCKS + EXTENT_BLOCKS)
+            cache.put("a", first, MARKED[first * BLOCK_BYTES : end * BLOCK_BYTES])
+            files[first] = end  # in place of another file with this beginning
+        there = {number for first, end in files.items() for number in range(first, end)}
+        for each in (cache, BlockCache(Path(folder), 1 << 40)):
+            assert each.missing("a", 0, 64) == [n for n in range(64) if n not in there]
+            for number in range(64):
+                view = each.get("a", number, BLOCK_BYTES)
+                assert (view is not None) == (number in there)
+                assert view is None or view == MARKED[number * BLOCK_BYTES :][:BLOCK_BYTES]
 
 
 def test_who_is_killed_while_fetching_stops_nobody(
@@ -191,18 +246,49 @@ def test_blocks_keep_the_limit_of_the_cache_and_mapped_ones_stay_readable(
         assert first.tobytes() == DATA[:BLOCK_BYTES]
 
 
-def test_the_block_opened_longest_ago_is_evicted_first(tmp_path: Path) -> None:
-    cache = BlockCache(tmp_path, 10 * BLOCK_BYTES)
-    block = bytes(BLOCK_BYTES)
-    for number in range(8):
-        cache.put("a", number, block)
-        os.utime(cache.path("a", number), (number, number))
-    assert cache.get("a", 0, BLOCK_BYTES) is not None
-    cache.put("a", 8, block)
-    cache.put("a", 9, block)
-    cache.put("a", 10, block)
-    assert cache.has("a", 0)
-    assert not cache.has("a", 1)
+def test_a_second_epoch_has_the_blocks_for_which_the_cache_has_room(tmp_path: Path) -> None:
+    """A part of a corpus that is read in turns; least recently used, it would be nothing."""
+    cache, made, hits = BlockCache(tmp_path, 40 * BLOCK_BYTES), itertools.count(1), [0, 0, 0]
+    for epoch in range(3):
+        for number in range(0, 80 * EXTENT_BLOCKS, EXTENT_BLOCKS):
+            if cache.get("a", number, BLOCK_BYTES) is not None:
+                hits[epoch] += 1
+                continue
+            cache.put("a", number, bytes(BLOCK_BYTES))
+            os.utime(cache.path("a", number), ns=(time.time_ns(), next(made)))
+    assert hits[0] == 0
+    assert min(hits[1:]) >= 10
+
+
+@given(st.data())
+def test_files_go_in_order_of_their_use(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=20))
+    files = [
+        _Entry(data.draw(st.integers(0, 20)), made, size, str(made))
+        for made, size in enumerate(sizes)
+    ]
+    excess, new_bytes = data.draw(st.integers(-3, 60)), data.draw(st.integers(0, 20))
+    gone = to_evict(data.draw(st.permutations(files)), excess, new_bytes, 10)
+    left = [file for file in files if file.path not in gone]
+    freed = sum(sizes) - sum(file.num_bytes for file in left)
+    assert freed >= min(excess, sum(sizes))
+    assert not gone or freed - files[int(gone[-1])].num_bytes < excess  # none too many
+    unused = [file for file in left if file.opened_s < 10]
+    used_and_gone = [file for file in files if file.path in gone and file.opened_s >= 10]
+    assert not (unused and used_and_gone)
+    # The oldest and the newest files stay, as far as they are used.
+    used = [file for file in files if file.opened_s >= 10]
+    tail: list[_Entry] = []
+    for file in reversed(used):
+        if sum(each.num_bytes for each in [*tail, file]) > new_bytes:
+            break
+        tail.append(file)
+    middle = used[: len(used) - len(tail)]
+    assert [file in used_and_gone for file in middle] == sorted(
+        file in used_and_gone for file in middle
+    )
+    if set(middle) - set(used_and_gone):
+        assert not set(tail) & set(used_and_gone)
 
 
 def test_an_object_that_is_replaced_is_named_wherever_reading_is(

@@ -133,7 +133,13 @@ def test_a_file_that_is_replaced_meanwhile_leaves_no_block(
         file.write_bytes(data)
         os.utime(file, (at_s, at_s - age_s))  # versions are times in whole seconds
 
-    http.gate = lambda _: write(DATA[::-1], age_s=10)
+    begun = threading.Lock()
+
+    def replace_once(_: str) -> None:
+        if http.count("GET") > 3 and begun.acquire(blocking=False):  # the whole file is on its way
+            write(DATA[::-1], age_s=10)
+
+    http.gate = replace_once
     with pytest.raises(StateError) as caught:
         read(storage, url)
     assert caught.value.path == url
