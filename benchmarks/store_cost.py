@@ -70,7 +70,7 @@ def main() -> None:
             shutil.rmtree(folder / "cache", ignore_errors=True)
             with storage.open(listed) as file:
                 for number in range(0, blocks, _REQUEST // BLOCK_BYTES):
-                    remote.fetcher.fetched(file, number, number + _REQUEST // BLOCK_BYTES)
+                    remote.fetcher._fetched(file, number, number + _REQUEST // BLOCK_BYTES)
 
         def read() -> None:
             with Storage(cache_dir=folder / "cache", read_ahead_bytes=0).open(listed) as file:
