@@ -35,7 +35,7 @@ PAGES = [
         README.parent / "docs" / f"{name}.md"
         for name in (
             *("quickstart", "sources", "storage", "packers", "order", "loops"),
-            "converting",
+            *("converting", "resume"),
             *("ledger", "fields", "rollouts", "trees", "chat", "balance"),
         )
     ),

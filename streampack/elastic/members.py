@@ -58,7 +58,7 @@ class GroupMembers:
         [b'hello']
 
     Args:
-        group: a process group that gathers CPU tensors, such as gloo's or torchft's
+        group: a process group that gathers CPU tensors, such as gloo's
             `ProcessGroupGloo`. Every process in it must be a member, and alive.
         timeout_s: seconds to wait for the others in one exchange. The group's own timeout holds
             too.

@@ -19,7 +19,6 @@ from tokenizers import Tokenizer as Engine
 
 from streampack.errors import ConfigError
 from streampack.notices import is_first
-from streampack.tokenization.tiktoken import engine_of_tiktoken
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +96,8 @@ def open_vocabulary(tokenizer: Any) -> Vocabulary:
         settings = {f"{name}_token": getattr(tokenizer, f"{name}_token", None) for name in _KINDS}
         settings["chat_template"] = getattr(tokenizer, "chat_template", None)
     elif hasattr(tokenizer, "_mergeable_ranks"):  # true for a `tiktoken.Encoding`
+        from streampack.tokenization.tiktoken import engine_of_tiktoken
+
         engine = engine_of_tiktoken(tokenizer)
         end = "<|endoftext|>"  # missing in nanochat's encodings
         has_end = end in tokenizer.special_tokens_set
