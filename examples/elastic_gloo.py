@@ -36,6 +36,7 @@ from streampack.errors import RankError
 
 STEP_BATCHES = 8
 LOST = (RankError, RuntimeError)  # of the loader, and of gloo
+LIMIT = timedelta(seconds=15)  # of waiting for a rank that dies while the others connect
 
 
 class Place(NamedTuple):
@@ -111,7 +112,7 @@ def train(make: Callable[[], ElasticLoader[Any]], port: int, pipe: Connection) -
         began = time.perf_counter()
         names = dist.PrefixStore(f"membership {place.number}", store)
         try:
-            group = dist.ProcessGroupGloo(names, place.rank, place.ranks, timedelta(seconds=60))
+            group = dist.ProcessGroupGloo(names, place.rank, place.ranks, LIMIT)
             members = GroupMembers(group)
             share_model(members, place, model, optimizer)
             trained = place.at_step

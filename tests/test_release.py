@@ -97,7 +97,7 @@ def test_extras_that_a_page_names_exist(page: Path) -> None:
 
 def test_all_has_every_extra_of_a_user() -> None:
     (inside,) = re.findall(r"streampack\[(.*?)\]", PROJECT.split("all = ")[1])[:1]
-    left_out = {"order", "demo", "all", "dev"}  # Ray alone is 240 MB
+    left_out = {"order", "iceberg", "demo", "all", "dev"}  # Ray alone is 240 MB
     assert {*inside.split(",")} == {*EXTRAS} - left_out
 
 

@@ -195,7 +195,7 @@ class FastEngine:
         left_out: list[int] = []
         uncertain = [*range(len(texts))]
         if self._is_byte_level:
-            uncertain = [i for i, text in enumerate(texts) if not text.isascii()]
+            uncertain = [i for i, text in enumerate(texts) if not str.isascii(text)]
         if uncertain and not self._takes("".join(texts[i] for i in uncertain)):
             left_out = [i for i in uncertain if not self._takes(texts[i])]
         if not left_out:

@@ -148,6 +148,8 @@ COMMANDS = {
     "remote_peers": "--only tar --readers streampack --megabytes 1",
     "resume": "--scale 0.01",
     "rollouts": "--small",
+    "rollout_lengths": "--out /dev/null",
+    "store_cost": "--megabytes 5 --rounds 1",
     "scale": "--shards 1000 --lanes 64 --ranks 4 --documents 3000",
     "alignment": "--documents 2000",
     "gpu": "--quick",

@@ -487,9 +487,8 @@ def read():
     storage.read_range(url, 0, 1000)
 
 if where == "thread":
-    threading.Thread(target=read, daemon=True).start()
-    time.sleep(1)
     try:
+        threading.Thread(target=read, daemon=True).start()
         time.sleep(600)
     finally:
         print("interrupted", time.monotonic(), flush=True)
