@@ -152,7 +152,8 @@ def came_out(dataset: Any) -> Ids:
 
 
 def test_every_section_has_a_peer() -> None:
-    assert list(sections()) == list(PEERS)
+    coded = [name for name, text in sections().items() if "```python" in text]
+    assert coded == list(PEERS)
 
 
 @pytest.mark.parametrize("name", PEERS)
