@@ -12,7 +12,6 @@ from typing import Any
 
 from streampack.job.topology import Topology
 from streampack.lane.config import LaneConfig
-from streampack.mixtures.source import sources_of
 from streampack.packing import Packer
 
 COLUMN = 11  # width of the names
@@ -63,12 +62,12 @@ def summary(
 
 def _sources(config: LaneConfig, fingerprint: Mapping[str, Any] | None) -> list[str]:
     """Return a line for each source: its share of the tokens at the beginning, name and `repr`."""
-    sources = sources_of(config.source)
+    sources = config.source._parts
     described = fingerprint["source"] if fingerprint else {}
     if "sources" not in described and len(sources) == 1:
         return [repr(config.source)]
-    names = list(getattr(config.source, "sources", ()))
-    width = max(map(len, names), default=0)
+    names = list(sources)
+    width = max(map(len, names))
     shares = [""] * len(names)
     if "shares" in described:
         _, first = described["shares"][0]
@@ -81,7 +80,7 @@ def _sources(config: LaneConfig, fingerprint: Mapping[str, Any] | None) -> list[
             ]
     lines = [
         f"{share}{name:<{width}}  {source!r}"
-        for share, name, source in zip(shares, names, sources, strict=True)
+        for share, (name, source) in zip(shares, sources.items(), strict=True)
     ]
     more = len(lines) - MOST_SOURCES
     return lines if more <= 0 else [*lines[:MOST_SOURCES], f"and {more:,} more"]

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from streampack.arguments import explained, whole_number
+from streampack.arguments import explained
 from streampack.errors import ConfigError
 from streampack.formats.parquet.columns import is_number
 from streampack.formats.tables.delta_log import Action, DeltaLog, LogState
@@ -78,8 +78,6 @@ class Delta(TableFiles):
         where: Any = None,
         **options: Unpack[RecordFileOptions],
     ) -> None:
-        if version is not None:
-            version = whole_number("version", version, least=0, otherwise="or None (the newest)")
         super().__init__(table, version, where=where, **options)
 
     def _snapshot(self) -> Snapshot:

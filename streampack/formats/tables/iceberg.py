@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from streampack.arguments import explained, whole_number
+from streampack.arguments import explained
 from streampack.errors import ConfigError
 from streampack.extras import missing_package
 from streampack.formats.tables.deletion_vectors import iceberg_rows
@@ -64,7 +64,7 @@ class Iceberg(TableFiles):
         MissingPackageError: pyiceberg is not installed.
     """
 
-    version_name = "snapshot_id"
+    version_name, usual_version = "snapshot_id", "the current one"
 
     @explained
     def __init__(
@@ -75,10 +75,6 @@ class Iceberg(TableFiles):
         where: Any = None,
         **options: Unpack[RecordFileOptions],
     ) -> None:
-        if snapshot_id is not None:
-            snapshot_id = whole_number(
-                "snapshot_id", snapshot_id, least=0, otherwise="or None (the current one)"
-            )
         location = getattr(table, "metadata_location", table)
         super().__init__(location, snapshot_id, where=where, **options)
         self._table = None if location is table else table

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from streampack.arguments import whole_number
 from streampack.errors import ConfigError
 from streampack.files.tables import located
 from streampack.formats.parquet.footer import DAMAGE
@@ -94,8 +95,8 @@ class TableFiles(Parquet):
 
     listing = ""
     listing_fields = ("paths", "fields", "version", "where")
-    #: The argument that names the version.
-    version_name = "version"
+    #: The argument that names the version, and the one that None names.
+    version_name, usual_version = "version", "the newest"
 
     def __init__(self, table: Any, version: int | None, **options: Any) -> None:
         tables = [table] if isinstance(table, str) or not isinstance(table, Sequence) else table
@@ -105,6 +106,9 @@ class TableFiles(Parquet):
                 "Make several tables the sources of a Mixture.",
                 setting="paths",
             )
+        if version is not None:
+            usual = f"or None ({self.usual_version})"
+            version = whole_number(self.version_name, version, least=0, otherwise=usual)
         super().__init__(located(str(tables[0])), **options)
         self.version = version
         self._being_listed: _Rows | None = None
