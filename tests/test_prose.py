@@ -61,7 +61,8 @@ def names_of_tests(path: Path) -> Iterator[str]:
 
 def files(counted: str) -> list[Path]:
     """The Python files of a group of folders."""
-    return [path for folder in COUNTED[counted] for path in sorted((ROOT / folder).rglob("*.py"))]
+    paths = (path for folder in COUNTED[counted] for path in sorted((ROOT / folder).rglob("*.py")))
+    return [path for path in paths if ".venvs" not in path.parts]  # of benchmarks.environments
 
 
 @cache
