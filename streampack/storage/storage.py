@@ -218,7 +218,7 @@ class Storage:
             width: number of pieces that it reads in turns.
         """
         if self.read_ahead_bytes:
-            from streampack.storage.plans import in_turns
+            from streampack.storage.turns import in_turns
 
             self.remote.plan(key, in_turns(pieces, width))
 
