@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.file_info import FileInfo, Range
 from streampack.storage.plans import FIRST_BLOCKS, MOST_BLOCKS, Plans, Window
-from streampack.storage.turns import in_turns
 from streampack.storage.storage import Storage
+from streampack.storage.turns import in_turns
 from tests.support.read_ahead import WAIT_S, fetched_blocks, settle
 from tests.support.servers import HTTPServer
 
