@@ -4,8 +4,8 @@
 
 Runs every job's runners in turn, each in a fresh process, prints the tables, and keeps the figures
 in the folder's `results.json`, beside the figures of other jobs. ``--docs`` keeps them in
-docs/benchmarks/ and puts the tables into docs/benchmarks.md; with ``--only`` and no job the tables
-are renewed from the figures that are there.
+docs/benchmarks/ and writes the page of records there; with ``--only`` and no job the page is made
+of the figures that are there.
 
 The environments of the peers are made by ``python -m benchmarks.environments``; a peer without its
 environment is reported as such.
@@ -23,7 +23,8 @@ from typing import Any
 
 from benchmarks.harness import run_job
 from benchmarks.jobs import JOBS, Job
-from benchmarks.report import load_before, machine, markdown, put_between
+from benchmarks.records import write_page
+from benchmarks.report import load_before, machine, markdown
 from benchmarks.workloads import Workload
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, docs: Path = DOCS) -> None:
     text = markdown(results)
     print(text)
     if options.docs:
-        put_between(docs / "benchmarks.md", "suite", text)
+        write_page(docs)
     names = {job.name for job in jobs}
     if any("Error" in s.get("error", "") for name in names for s in results[name]["samples"]):
         raise SystemExit("Some runners failed; the tables name them.")

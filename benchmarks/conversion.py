@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -28,7 +29,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.environments import python_of
-from benchmarks.report import load_before, machine, markdown_table, put_between
+from benchmarks.records import write_page
+from benchmarks.report import load_before, machine, markdown_table
 from demo.corpus import gather
 from tests.support.vocabularies import gpt2
 
@@ -206,7 +208,7 @@ def main() -> None:
     text = table(results)
     print(text)
     if options.docs:
-        put_between(DOCS / "benchmarks.md", "conversion", text)
+        write_page()
 
 
 def table(results: dict[str, Any]) -> str:
@@ -215,7 +217,7 @@ def table(results: dict[str, Any]) -> str:
     for name, of_name in results.items():
         tokens = of_name["tokens"][1] - of_name["tokens"][0]
         seconds = {
-            (w, n, clock): statistics.median(times[n][clock] for times in of_name[w])
+            (w, n, clock): statistics.median(_clocks(times[n])[clock] for times in of_name[w])
             for w in "12"
             for n in (0, 1)
             for clock in (0, 1)
@@ -226,7 +228,7 @@ def table(results: dict[str, Any]) -> str:
         )
         starts = f"{seconds['1', 0, 0]:.1f}, {seconds['2', 0, 0]:.1f}"
         rates = [f"{rate:.2f}" for rate in (core, one, two, two / one)]
-        rows.append([name, *rates, starts])
+        rows.append([name, *(rate.replace("nan", "") for rate in rates), starts])
     head = ["M tokens/s", "of a core", "one process", "two processes", "ratio", "start, s"]
     first = next(iter(results.values()))
     about = (
@@ -234,6 +236,11 @@ def table(results: dict[str, Any]) -> str:
         f"{first['machine']}; {first['load']}."
     )
     return f"{markdown_table(head, rows)}\n\n{about}"
+
+
+def _clocks(times: Sequence[float] | float) -> Sequence[float]:
+    """Wall and processor time; older figures are of wall time alone."""
+    return (times, math.nan) if isinstance(times, float) else times
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.report import markdown_table
+from benchmarks.report import print_table
 from streampack import PackedDataset, PackedLoader, Topology
 from streampack.documents.blocks import Documents, make_origin
 from streampack.packing import BestFitDecreasing
@@ -59,7 +59,7 @@ class Sizes(ShardedSource):
 
     def estimate_tokens(self) -> int:
         """Four bytes per token."""
-        return self.weight // 4
+        return self.manifest.weight // 4
 
     def read_shard(
         self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
@@ -199,7 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.small:
         heads = ["conversations", "ranks", "lanes", "steps, planned at once", "steps"]
-        print(markdown_table(heads, small_corpora()))
+        print_table("Small corpora", heads, small_corpora())
         return
     rows = []
     for name in options.only:
@@ -219,7 +219,7 @@ def main() -> None:
                 ]
                 rows.append([name, str(ranks), str(lanes), f"{dealt:,}", *figures])
     heads = ["corpus", "ranks", "lanes", "steps", "above", "cut once", "dealt"]
-    print(markdown_table(heads, rows))
+    print_table("Empty batches", heads, rows)
 
 
 if __name__ == "__main__":

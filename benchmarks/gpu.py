@@ -14,7 +14,7 @@ learns documents of random ids with lognormal(6.0, 1.1) lengths, 743 tokens on a
 Arms take turns for so many rounds, and the median is printed. Memory is allocated in segments that
 grow, because batches of padded rows vary in shape: with the default, rows sorted by length are a
 third slower. ``--quick`` runs a tiny model for one round, on a CPU as well, and its figures mean
-nothing. ``--docs`` puts the tables into docs/benchmarks.md; ``--out`` keeps the figures as JSON.
+nothing. ``--docs`` keeps them in docs/benchmarks/; ``--out`` keeps the figures as JSON.
 
     python -m benchmarks.gpu --proof [--seconds 480] [--size 1b] [--out FILE] [--docs]
 
@@ -43,7 +43,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.papers.model import segment_mask
-from benchmarks.report import markdown_table, put_between
+from benchmarks.records import DOCS, write_page
+from benchmarks.report import markdown_table
 from examples.attention_kernels import compiled_flex
 from streampack import (
     BestFitDecreasing,
@@ -588,7 +589,8 @@ def main() -> None:
     if options.out:
         options.out.write_text(json.dumps(figures, indent=1) + "\n")
     if options.docs:
-        put_between(Path(__file__).parent.parent / "docs" / "benchmarks.md", "gpu", text)
+        (DOCS / "benchmarks" / "gpu.json").write_text(json.dumps(figures, indent=1) + "\n")
+        write_page()
 
 
 if __name__ == "__main__":

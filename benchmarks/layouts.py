@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import feather
 
-from benchmarks.report import markdown_table
+from benchmarks.report import print_table
 from demo.object_store import find_weed, object_store
 from streampack import PackedDataset, Topology, sources
 from streampack.documents.blocks import Texts, make_origin
@@ -352,7 +352,7 @@ def main() -> None:
             subprocess.run(["rm", "-rf", str(folder)], check=True)
     for cells in rows:
         cells[5] = f"{cells[5] / alone:.2f}"
-    print(markdown_table(HEAD, rows))
+    print_table("Layouts", HEAD, rows)
     print(f"\nTokenizing alone takes {alone:.0f} ns per token.")
 
 

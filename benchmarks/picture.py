@@ -1,4 +1,4 @@
-"""Draw a picture of docs/benchmarks.md from committed figures: ``python -m benchmarks.picture``.
+"""Draw a picture from committed figures: ``python -m benchmarks.picture``.
 
     python -m benchmarks.picture [--out docs/throughput.svg]
 

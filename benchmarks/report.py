@@ -15,14 +15,17 @@ from benchmarks.jobs import JOBS, Job
 from benchmarks.protocol import Runner, Timed
 
 __all__ = [
-    *("library_versions", "load_before", "machine", "markdown", "markdown_table", "print_table"),
-    *("put_between", "ratios"),
+    *("PRINTED", "library_versions", "load_before", "machine", "markdown", "markdown_table"),
+    *("print_table", "put_between", "ratios"),
 ]
 
 LIBRARIES = (
     "datasets", "grain", "lightbinpack", "litdata", "megatron-energon", "mosaicml-streaming",
     "numba", "numpy", "pyarrow", "tokenizers", "torch", "trl", "webdataset",
 )  # fmt: skip
+
+#: Tables that this process printed: title, head, rows. `benchmarks.records` keeps them.
+PRINTED: list[dict[str, Any]] = []
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -33,6 +36,8 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def print_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print one, with a title."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    PRINTED.append({"title": title, "head": list(head), "rows": cells})
     print(f"\n{title}\n\n{markdown_table(head, rows)}", flush=True)
 
 

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.corpus_files import write_shards
+from benchmarks.report import print_table
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.deals.dealer import Dealer
 from streampack.deals.report_exchange import MemoryExchange
@@ -40,6 +41,7 @@ TOKENS = 15_000_000_000_000
 SEQ_LEN = 2048
 FULL_ROWS = 2 * DEFAULT_ROWS + 60  # of a lane, by which its window has been full
 SHOWN = "{:52s} {:>12s}"
+ROWS: list[list[str]] = []  # that were shown
 
 
 def resident_bytes() -> int:
@@ -51,6 +53,7 @@ def resident_bytes() -> int:
 def show(what: str, figure: str) -> None:
     """One line of the table."""
     print(SHOWN.format(what, figure), flush=True)
+    ROWS.append([what, figure])
 
 
 def timed(what: str, action: Callable[[], T]) -> T:
@@ -202,7 +205,7 @@ def lane_memory(kind: str, folder: str) -> float:
 
 
 def main() -> None:
-    """Print the table of "Scale" in docs/benchmarks.md."""
+    """Print the figures, then their table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--shards", type=int, default=1_000_000)
     parser.add_argument("--lanes", type=int, default=65_536)
@@ -220,6 +223,7 @@ def main() -> None:
         for kind, folder in (("MDS", name), ("Parquet", f"{name}/parquet")):
             with multiprocessing.get_context("spawn").Pool(1) as process:
                 show(f"memory of a lane, {kind}", mib(process.apply(lane_memory, (kind, folder))))
+    print_table("Scale", ["", "figure"], ROWS)
 
 
 if __name__ == "__main__":

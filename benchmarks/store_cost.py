@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import print_table
 from demo.object_store import find_weed, object_store
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.filesystems import open_filesystem
@@ -60,8 +61,11 @@ def main() -> None:
             for at in range(0, 100_000, 1000):
                 get(listed, at, at + 1000)
 
-        print(f"requests: {least(options.rounds, large, size / 1e6):.2f} ms a MB")
-        print(f"requests: {least(options.rounds, small, 100):.2f} ms a request of 1,000 bytes")
+        megabytes = size / 1e6
+        spent = {
+            "a MB of S3, in requests of 4 MiB": least(options.rounds, large, megabytes),
+            "a request of 1,000 bytes": least(options.rounds, small, 100),
+        }
         data = memoryview(os.urandom(_REQUEST))
         remote.fetcher._get = lambda listed, start, stop: data[: stop - start]
         blocks = size // BLOCK_BYTES
@@ -77,8 +81,10 @@ def main() -> None:
                 for number in range(blocks):
                     file.array(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES)
 
-        print(f"cache: {least(options.rounds, write, size / 1e6):.2f} ms a MB written")
-        print(f"cache: {least(options.rounds, read, size / 1e6):.2f} ms a MB read")
+        spent["a MB written to the cache"] = least(options.rounds, write, megabytes)
+        spent["a MB read from it"] = least(options.rounds, read, megabytes)
+    rows = [[name, f"{figure:.2f}"] for name, figure in spent.items()]
+    print_table("Requests and the cache", ["", "ms"], rows)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -7,7 +7,7 @@ Unicode, with special tokens; besides, 17,375 have every character of Unicode. W
 gigatoken, its ids for them, with all its exceptions, are compared with the ids of tokenizers, and
 of tiktoken for an encoding of it. Rates are of source files and processor time; on two cores two
 processes run at once, and their rates are added. ``--docs`` keeps the figures in docs/benchmarks/,
-beside the figures of other vocabularies, and puts the table into docs/benchmarks.md.
+beside the figures of other vocabularies, and writes the page of records.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer as Engine
 
-from benchmarks.report import machine, markdown_table, put_between
+from benchmarks.records import write_page
+from benchmarks.report import machine, markdown_table
 from benchmarks.vocabularies import VOCABULARIES, Made
 from demo.corpus import gather
 from streampack.documents.blocks import Texts, make_origin
@@ -62,7 +63,7 @@ def main() -> None:
     text = table(found)
     print(text)
     if options.docs:
-        put_between(DOCS / "benchmarks.md", "tokenizers", text)
+        write_page()
 
 
 def measured(made: Made, count: int, megabytes: float) -> dict[str, Any]:

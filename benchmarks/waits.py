@@ -37,6 +37,7 @@ import torch.distributed as dist
 from tokenizers import Tokenizer as Vocabulary
 from tokenizers import models, pre_tokenizers
 
+from benchmarks.records import write_page
 from benchmarks.report import machine, markdown_table, put_between
 from benchmarks.synthetic import Synthetic
 from streampack import (
@@ -388,7 +389,7 @@ def main() -> None:
         results.update(found)
         kept.write_text(json.dumps(results, indent=1) + "\n")
         if {*PARTS, "cost"} <= set(results):
-            put_between(DOCS / "benchmarks.md", "waits", table(results))
+            write_page()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from benchmarks.proof.model import Size, Trainer
 from benchmarks.proof.rows import ARMS as LAYOUTS
 from benchmarks.proof.speed import speeds
 from benchmarks.proof.texts import PROFILES, Corpus, corpus, files, tokenizer
-from benchmarks.report import markdown_table, put_between
+from benchmarks.records import DOCS, write_page
+from benchmarks.report import markdown_table
 
 __all__ = ["markdown", "prove"]
 
@@ -79,7 +80,8 @@ def prove(options: argparse.Namespace) -> None:
     text = markdown(figures)
     print(text)
     if options.docs:
-        put_between(Path(__file__).parents[2] / "docs" / "benchmarks.md", "proof", text)
+        (DOCS / "benchmarks" / "proof.json").write_text(json.dumps(figures, indent=1) + "\n")
+        write_page()
 
 
 def losses(

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.alignment import ALIGN, lognormal, slots_used
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "records.md"
 
 
 @pytest.mark.slow

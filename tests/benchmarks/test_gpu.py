@@ -1,16 +1,12 @@
-"""The benchmark of training steps: the labels of its arms, and the page's figures."""
+"""The benchmark of training steps: the labels of its arms, and trees."""
 
 from __future__ import annotations
 
-import json
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import QUICK, Trainer, arms, markdown, rollout_steps
-
-DOCS = Path(__file__).parents[2] / "docs"
+from benchmarks.gpu import QUICK, Trainer, arms, rollout_steps
 
 
 @pytest.mark.parametrize("name", arms(QUICK, "cpu"))
@@ -28,8 +24,3 @@ def test_a_tree_learns_the_answers_that_separate_rows_learn() -> None:
     assert sum(step.input_ids.numel() for step in trees) < sum(s.input_ids.numel() for s in rows)
     trainer = Trainer(QUICK._replace(seq_len=trees[0].input_ids.numel()), "cpu")
     trainer.learn(trees[0])
-
-
-def test_the_page_has_the_committed_figures() -> None:
-    figures = json.loads((DOCS / "benchmarks" / "gpu.json").read_text())
-    assert markdown(figures) in (DOCS / "benchmarks.md").read_text()

@@ -64,11 +64,6 @@ def test_cropped_rows_are_full_and_lost_tokens_are_counted() -> None:
     assert count.tokens - count.lost == 200 * 65
 
 
-def test_the_page_has_the_committed_figures() -> None:
-    figures = json.loads((DOCS / "benchmarks" / "proof.json").read_text())
-    assert markdown(figures) in (DOCS / "benchmarks.md").read_text()
-
-
 @pytest.mark.slow
 def test_the_proof_measures_speed_and_learning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,4 +1,4 @@
-"""The benchmark suite measures the stated work; docs/benchmarks.md has its committed figures."""
+"""The benchmark suite measures the stated work; docs/benchmarks/ has its figures."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from benchmarks.__main__ import DOCS, main
 from benchmarks.jobs import JOBS
 from benchmarks.picture import LABELS
 from benchmarks.protocol import Counts, Measured, WrongOutputError
+from benchmarks.records import OWN, RECORDS, rerun
 from benchmarks.report import put_between, ratios
 from benchmarks.runners.parts import Costs, Stages, Windows, Workers
 from benchmarks.runners.streampack import FromMDS, FromMemory, check_batches, expect_documents
@@ -73,13 +74,33 @@ def test_ratios_are_of_time_per_token_in_each_round() -> None:
 
 
 def test_the_page_has_the_committed_figures(tmp_path: Path) -> None:
-    shutil.copy(DOCS / "benchmarks.md", tmp_path)
-    shutil.copytree(DOCS / "benchmarks", tmp_path / "benchmarks")
+    copy = shutil.copytree(DOCS / "benchmarks", tmp_path / "benchmarks")
+    (copy / "records.md").unlink()
     main(["--docs", "--only"], tmp_path)  # nothing is measured
-    assert (tmp_path / "benchmarks.md").read_text() == (DOCS / "benchmarks.md").read_text()
+    assert (copy / "records.md").read_text() == (DOCS / "benchmarks" / "records.md").read_text()
     assert set(json.loads((DOCS / "benchmarks" / "results.json").read_text())) == {
         job.name for job in JOBS
     }
+
+
+def test_a_command_that_is_run_again_replaces_its_tables_and_no_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(DOCS / "benchmarks" / "records.json", tmp_path)
+    before = json.loads((tmp_path / "records.json").read_text())
+    rerun("alignment", ["--documents", "300"], tmp_path)
+    after = json.loads((tmp_path / "records.json").read_text())
+    (table,) = after.pop("alignment")
+    assert [row[0] for row in table["rows"]] == [row[0] for row in before["alignment"][0]["rows"]]
+    assert all(row[1] in capsys.readouterr().out for row in table["rows"][:1])
+    assert after == {name: tables for name, tables in before.items() if name != "alignment"}
+    with pytest.raises(SystemExit):
+        rerun("gpu", [], tmp_path)
+
+
+def test_every_record_is_shown_and_every_shown_record_is_kept() -> None:
+    kept = json.loads((DOCS / "benchmarks" / "records.json").read_text())
+    assert sorted(kept) == sorted(r.name for r in RECORDS if r.title not in OWN)
 
 
 def test_only_text_between_the_marks_is_replaced(tmp_path: Path) -> None:
@@ -171,6 +192,7 @@ COMMANDS = {
     "papers.row_mates": "--documents 64",
     "papers.corpus_order": "--documents 200 --workers 0",
     "papers.recall": "--report",
+    "records": "",
 }
 
 
@@ -196,7 +218,7 @@ def test_a_command_that_the_docs_quote_runs(name: str, tmp_path: Path) -> None:
 def test_every_command_of_the_docs_is_tried() -> None:
     named = {
         word.removeprefix("benchmarks.").strip("`:,;)")
-        for page in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]
+        for page in [*DOCS.rglob("*.md"), DOCS.parent / "README.md"]
         for word in page.read_text().split()
         if word.startswith("benchmarks.") and not word.startswith("benchmarks.md")
     }
