@@ -8,7 +8,6 @@ that no batch lives longer than the loop needs it.
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -46,13 +45,14 @@ class Recent:
     """
 
     def __init__(self, start: RunState) -> None:
-        self._taken: deque[_Taken] = deque(maxlen=REMEMBERED)
+        self._taken: tuple[_Taken, ...] = ()  # replaced, since other threads look through it
         self._now = start.copy()
 
     def add(self, number: int, batch: PackedBatch, state: RunState) -> None:
         """Record that the loop receives batch `number`, and the state after it."""
         before, self._now = self._now, state.copy()
-        self._taken.append(_Taken(number, batch.composition, before, self._now))
+        taken = _Taken(number, batch.composition, before, self._now)
+        self._taken = (*self._taken[1 - REMEMBERED :], taken)
 
     @property
     def oldest(self) -> int:
@@ -98,20 +98,21 @@ class Recent:
         self, item: Any, number_of: Callable[[PackedBatch], int], setting: str
     ) -> list[_Taken]:
         """Return the batches that an object of the loop belongs to, in order."""
+        last = self._taken
         indices = set()
         for part in (item, *_parts(item)):
-            same = [taken for taken in self._taken if _is_of(part, taken, number_of)]
+            same = [taken for taken in last if _is_of(part, taken, number_of)]
             if len(same) == 1:  # a constant in several batches identifies no batch
                 indices.add(same[0].number)
         if not indices:
             raise StateError(
-                f"{setting}= must belong to one of the last {len(self._taken)} batches of this "
+                f"{setting}= must belong to one of the last {len(last)} batches of this "
                 f"loader, got {type_in_words(item)} that does not.",
                 f"Pass an item of the loop, or a tensor in it, of the last {REMEMBERED} batches; "
                 "let device= of PackedLoader copy it to a device.",
                 setting=setting,
             )
-        return [taken for taken in self._taken if taken.number in indices]
+        return [taken for taken in last if taken.number in indices]
 
 
 def _is_of(part: Any, taken: _Taken, number_of: Callable[[PackedBatch], int]) -> bool:

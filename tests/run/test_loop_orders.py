@@ -4,8 +4,10 @@ takes batches, trains and saves."""
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -270,3 +272,24 @@ def test_a_thread_that_takes_batches_ahead_is_not_taken_for_the_loop() -> None:
         leave.set()
         thread.join()
     assert loader.state_dict()["next_batch"] == 3
+
+
+def test_states_are_found_by_batch_while_a_thread_takes_batches_ahead() -> None:
+    loader = make_loader()
+    taken: Queue[Any] = Queue(maxsize=8)  # so each batch is one of the last 16
+    steps = 1000
+
+    def take_ahead() -> None:
+        for _, batch in zip(range(steps), loader, strict=False):
+            taken.put(batch)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=take_ahead, daemon=True)
+        thread.start()
+        for step in range(steps):
+            assert loader.state_dict(after=taken.get())["next_batch"] == step + 1
+    finally:
+        sys.setswitchinterval(interval)
+    thread.join()
