@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import streampack
+from benchmarks.report import PRINTED, markdown_table
 from streampack import CheckReport, marked_documents
 from streampack.checking.marked import MarkedDocuments
 
@@ -339,6 +340,10 @@ class Nanochat:
 loader("tokenizing_..._bos_bestfit", "nanochat")(Nanochat)
 
 
+HEAD = ["package", "loader", "faults", "padding", "never delivered", "never learnt", "resume"]
+ROWS: list[list[str]] = []  # that were printed
+
+
 def report_of(name: str) -> CheckReport:
     """Check a loader by name."""
     _, make, table = LOADERS[name]
@@ -363,6 +368,7 @@ def print_row(source: str, name: str, report: CheckReport) -> None:
     shown = ("no labels" if share is None else f"{share:.1%}" for share in shares)
     cells = (source, name, faults, *shown, resumed)
     print(f"| {' | '.join(cells)} |", flush=True)
+    ROWS.append(list(cells))
 
 
 def main() -> None:
@@ -373,8 +379,7 @@ def main() -> None:
     parser.add_argument("--pages", action="store_true", help="print the whole reports")
     options = parser.parse_args()
     Nanochat.folder = options.nanochat
-    print("| package | loader | faults | padding | never delivered | never learnt | resume |")
-    print("|---|---|---|---|---|---|---|")
+    print(markdown_table(HEAD, []))
     for name, (package, *_) in LOADERS.items():
         if options.only and package not in options.only:
             continue
@@ -387,6 +392,7 @@ def main() -> None:
         print_row(f"{package} {number}", name, report)
         if options.pages:
             print(report)
+    PRINTED.append({"title": "", "head": HEAD, "rows": ROWS})
 
 
 if __name__ == "__main__":

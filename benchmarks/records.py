@@ -349,6 +349,25 @@ RECORDS = (
         "Steps over two epochs: 779,425 documents of 146.8 tokens on average, at least 58, "
         "since the paper gives only these.",
     ),
+    Record(
+        "Loaders of packages, checked",
+        "benchmarks.checked_loaders",
+        "[`streampack check`](../check.md) over 400 marked documents of 4 to 128 tokens in "
+        "rows of 256, on CPUs: transformers 4.57.6, datasets 4.8.4, TRL 1.16.0, torchtune "
+        "0.6.1, litgpt 0.5.13, LitData 0.2.76, torchtitan 0.3.0, megatron-core 0.16.1, "
+        "grain 0.2.18, nanochat 92d63d4.",
+    ),
+    Record(
+        "Loaders of scripts, checked",
+        "benchmarks.checked_scripts FOLDER",
+        "The same with loaders that stand in scripts, over checkouts in FOLDER, with other "
+        "tokenizers and devices: modded-nanogpt f411b3d, llm.c f1e2ace, TinyLlama bf12224, "
+        "lingua 437d680, picotron 59714b1, nanotron 2411b02, OLMo-core fa6c501, "
+        "open-instruct e6c3044, axolotl 067b021, LLaMA-Factory ff6d4d1, llm-foundry "
+        "8c8dd48. OLMo-core drops the last, unfinished batch of an epoch, and nanotron's "
+        "collator was given rows that were cut here. modded-nanogpt's generator ends with "
+        "an error when its shards are used up, which its script does not reach.",
+    ),
 )
 
 #: Files with more than tables, by title, and the function that writes them, as module:function.

@@ -1,4 +1,4 @@
-"""The loaders of other libraries have the faults that docs/check.md lists."""
+"""The loaders of other libraries have the faults that the page of records lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import checked_loaders
 
-PAGE = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "benchmarks" / "records.md").read_text()
 
 
 def check(name: str, row: str) -> None:
