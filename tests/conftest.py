@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.drawn import GATE, NIGHT
-from tests.support.forked import host as host
+from tests.support.drawn import GATE, NIGHT, leave_to_the_night
+from tests.support.forked import host
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
@@ -39,12 +39,19 @@ settings.register_profile(
 )
 settings.load_profile("gate")
 
+# Of all folders, so that each process starts one object store.
+from tests.support.fixtures import http, s3, s3_for_all, storage  # noqa: E402
 
+__all__ = ["host", "http", "s3", "s3_for_all", "storage"]
+
+
+@pytest.hookimpl(tryfirst=True)  # before markers are selected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Processes that share a run collect the same tests only if no name holds an address."""
     named = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if named:
         raise pytest.UsageError(f"An id of a test holds an address: {named[0]}")
+    leave_to_the_night(items)
 
 
 def pytest_collection_finish() -> None:

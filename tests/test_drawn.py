@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 from hypothesis import settings
 
-from tests.support.drawn import GATE, NIGHT, drawn, sampled
+from tests.support.drawn import GATE, NIGHT, covering, drawn, sampled, spread
 
 
 @pytest.fixture(params=["gate", "night"])
@@ -35,3 +36,12 @@ def test_examples_are_few_in_the_gate_and_many_at_night(profile: str) -> None:
     most = {"gate": GATE, "night": NIGHT}[profile]
     assert drawn(100).max_examples == most
     assert drawn(2).max_examples == (16 if profile == "night" else 2)
+
+
+def test_few_cases_are_spread_and_with_every_value_of_every_parameter() -> None:
+    assert spread(9, 3) == {0, 3, 6}
+    assert spread(2, 3) == {0, 1}
+    cases = [[("format", each), ("packer", packer)] for each, packer in product("abcde", "xyz")]
+    chosen = covering(cases)
+    assert len(chosen) == 5
+    assert {value for number in chosen for _, value in cases[number]} == {*"abcde", *"xyz"}

@@ -14,12 +14,9 @@ from streampack.errors import ContentError, StorageError
 from streampack.images import Images, fetching
 from streampack.sources import Storage
 from tests.images.test_own import Means
-from tests.support.fixtures import http, s3, s3_for_all, storage
 from tests.support.servers import HTTPServer, S3Server
 from tests.support.vision import drawn, png
 from tests.support.vision_runs import dataset, documents_of
-
-__all__ = ["http", "s3", "s3_for_all", "storage"]
 
 WAIT_S = 60.0
 COUNT = 24

@@ -147,6 +147,7 @@ def two_ahead(run: Run) -> None:
         run.save(after=batch)
 
 
+@pytest.mark.sampled("each")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("loop", [plain, named, nanogpt, nanochat, two_ahead])
 def test_a_stopped_and_resumed_loop_has_the_losses_of_one_that_was_not(

@@ -78,7 +78,8 @@ def documents_read(
     return sum(counts)
 
 
-@pytest.mark.parametrize("make", [mds, tars])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("make", [tars, mds])
 def test_restoring_reads_as_much_anywhere_in_an_epoch(
     make: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streampack import PackedDataset, SimilarityOrder, TokenRules, Topology, WindowConfig
-from streampack.packing import Balance, BestFitDecreasing, Buckets, Concat, Packer, Pad
+from streampack.packing import Balance, BestFitDecreasing, Concat, Packer, Pad
 from tests.support.every_source import (
     MIXTURES,
     PACKERS,
@@ -20,6 +20,7 @@ from tests.support.restoring import assert_restores_everywhere, maker
 pytestmark = pytest.mark.sampled
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "packer",
     [BestFitDecreasing(seq_len=SEQ_LEN), Concat(seq_len=SEQ_LEN), Pad(seq_len=SEQ_LEN)],
@@ -43,29 +44,14 @@ def test_restoring_a_balanced_run_after_every_batch_gives_the_same_rest(
     )
 
 
-#: These sources with two packers, every source with one, and one source with every packer; the
-#: other pairs are slow.
-WITH_BUCKETS = ("chat", "huggingface", "iterable", "mds-tokens", "mixture")
-
-
-def is_quick(kind: str, packer: Packer) -> bool:
-    if kind == "parquet-text" or type(packer) is BestFitDecreasing:
-        return True
-    return type(packer) is Buckets and kind in WITH_BUCKETS
-
-
 PAIRS = [
-    pytest.param(
-        kind,
-        packer,
-        id=f"{kind}-{type(packer).__name__}{number}",
-        marks=() if is_quick(kind, packer) else pytest.mark.slow,
-    )
+    pytest.param(kind, packer, id=f"{kind}-{type(packer).__name__}{number}")
     for kind in SOURCES
     for number, packer in enumerate(PACKERS)
 ]
 
 
+@pytest.mark.sampled("each")
 @pytest.mark.parametrize(("kind", "packer"), PAIRS)
 def test_restoring_after_every_batch_gives_the_same_rest(
     kind: str, packer: Packer, tmp_path: Path
@@ -73,6 +59,7 @@ def test_restoring_after_every_batch_gives_the_same_rest(
     assert_restores_everywhere(maker(SOURCES[kind](tmp_path), packer))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", MIXTURES)
 def test_restoring_mixtures_after_every_batch_gives_the_same_rest(
     kind: str, tmp_path: Path
@@ -80,6 +67,7 @@ def test_restoring_mixtures_after_every_batch_gives_the_same_rest(
     assert_restores_everywhere(maker(MIXTURES[kind](tmp_path), BestFitDecreasing(seq_len=SEQ_LEN)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["jsonl-gz", "mixture"])
 def test_restoring_a_run_that_stops_at_its_first_dry_lane_stops_there_too(
     kind: str, tmp_path: Path
@@ -88,6 +76,7 @@ def test_restoring_a_run_that_stops_at_its_first_dry_lane_stops_there_too(
     assert_restores_everywhere(make, end="stop")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["parquet-tokens", "chat", "mixture"])
 def test_restoring_ordered_documents_after_every_batch_gives_the_same_rest(
     kind: str, tmp_path: Path

@@ -70,6 +70,7 @@ def is_read_whole(tmp_path: Path) -> bool:
     return bool([*tmp_path.glob("*.tar.gz"), *tmp_path.glob("mds")])
 
 
+@pytest.mark.sampled(3)
 def test_lanes_that_share_a_file_decode_it_once_and_a_single_lane_copies_no_lines_or_rows(
     layout: Callable[..., PackedDataset], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -84,6 +85,7 @@ def test_lanes_that_share_a_file_decode_it_once_and_a_single_lane_copies_no_line
     assert logged(caplog, "decoded into the cache") == 1
 
 
+@pytest.mark.sampled(3)
 def test_without_room_the_batches_are_the_same_with_one_line_on_the_cost_or_an_error_is_named(
     layout: Callable[..., PackedDataset], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,6 +109,7 @@ def blocks(cache: Path) -> list[Path]:
     return [*cache.glob("blocks/*/[!.]*")]
 
 
+@pytest.mark.sampled(3)
 def test_a_cache_that_is_removed_under_a_run_changes_no_batch(
     layout: Callable[..., PackedDataset], tmp_path: Path
 ) -> None:
@@ -119,6 +122,7 @@ def test_a_cache_that_is_removed_under_a_run_changes_no_batch(
     assert found == expected
 
 
+@pytest.mark.sampled(3)
 def test_states_resume_with_the_cache_and_without_it(
     layout: Callable[..., PackedDataset], tmp_path: Path
 ) -> None:

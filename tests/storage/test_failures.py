@@ -109,10 +109,10 @@ def test_a_slow_server_that_keeps_the_pace_is_read_to_its_end(tmp_path: Path) ->
         connection.send("HTTP/1.1 200 OK\nContent-Length: 60\n\n")
         for _ in range(60):  # longer than the timeout, all together
             connection.send(b"x")
-            time.sleep(0.02)
+            time.sleep(0.01)
 
     for least in (5, 0):
-        storage = Storage(cache_dir=tmp_path / str(least), timeout_s=1.0, min_bytes_per_s=least)
+        storage = Storage(cache_dir=tmp_path / str(least), timeout_s=0.5, min_bytes_per_s=least)
         with raw_server(respond) as server:
             assert read(storage, f"{server.url}/a.bin") == b"x" * 60
 

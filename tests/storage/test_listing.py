@@ -164,6 +164,7 @@ TABLES = {
 }
 
 
+@pytest.mark.sampled("each")
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_folder_that_is_no_corpus_as_it_lies_is_refused(corpus: Corpus, kind: str) -> None:
     mark, *files = TABLES[kind]
@@ -177,6 +178,7 @@ def test_a_folder_that_is_no_corpus_as_it_lies_is_refused(corpus: Corpus, kind: 
     assert names(*every, "lake/other") == sorted([*every, "lake/other/a.txt"])
 
 
+@pytest.mark.sampled("each")
 @pytest.mark.parametrize("kind", ["Delta", "Hudi", "Iceberg"])
 def test_partitions_of_a_table_are_refused(corpus: Corpus, kind: str) -> None:
     mark, _, file = TABLES[kind]

@@ -504,6 +504,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_lets_the_parents_connections_alone(tmp_path: Path) -> None:
     weed = find_weed()
     if weed is None:

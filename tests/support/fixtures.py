@@ -1,4 +1,4 @@
-"""Servers and storages as fixtures, imported by the `conftest.py` of some folders."""
+"""Servers and storages as fixtures, imported by `tests/conftest.py`."""
 
 from __future__ import annotations
 

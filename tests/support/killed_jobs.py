@@ -46,7 +46,7 @@ __all__ = [
 SEQ_LEN = 64
 LANES = 4
 SAVE_EVERY = 3
-DOCUMENTS = numbered_documents(heavy_tailed(2500, seed=8))
+DOCUMENTS = numbered_documents(heavy_tailed(1200, seed=8))
 
 
 def trees() -> sources.Items:
@@ -59,7 +59,7 @@ def make_dataset(rank: int, ranks: int, source: Source | None = None) -> PackedD
     """Records in memory become trees."""
     tree = isinstance(source, sources.Items)
     return PackedDataset(
-        source or MemorySource([DOCUMENTS[:1000], DOCUMENTS[1000:]], block_documents=16),
+        source or MemorySource([DOCUMENTS[:500], DOCUMENTS[500:]], block_documents=16),
         packer=BestFitDecreasing(seq_len=SEQ_LEN, overflow="error" if tree else "split"),
         window=WindowConfig(rows=20),
         lanes=LANES,

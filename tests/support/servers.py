@@ -170,8 +170,8 @@ def _handler(state: HTTPServer) -> type[BaseHTTPRequestHandler]:
             if not path.is_file() or not path.is_relative_to(state.folder.resolve()):
                 self.refuse(404)
                 return
-            data = path.read_bytes()
-            start, stop = 0, len(data)
+            size = path.stat().st_size
+            start, stop = 0, size
             asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range") or "")
             if asked and state.ranges:
                 first, last = asked.groups()
@@ -183,29 +183,32 @@ def _handler(state: HTTPServer) -> type[BaseHTTPRequestHandler]:
                     self.refuse(416)
                     return
                 self.send_response(206)
-                self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+                self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
             else:
                 self.send_response(200)
             if state.ranges:
                 self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Length", str(stop - start))
-            self.send_header("ETag", f'"{path.stat().st_mtime_ns:x}-{len(data):x}"')
+            self.send_header("ETag", f'"{path.stat().st_mtime_ns:x}-{size:x}"')
             self.end_headers()
             if not with_body:
                 return
+            with path.open("rb") as file:
+                file.seek(start)
+                data = file.read(stop - start)
             if state.gate is not None:
-                self.wfile.write(data[start : start + 1])
+                self.wfile.write(data[:1])
                 self.wfile.flush()
-                start += 1
+                data = data[1:]
                 state.gate(name)
             if fault == "cut":
-                self.wfile.write(data[start : (start + stop) // 2])
+                self.wfile.write(data[: len(data) // 2])
                 self.wfile.flush()
                 self.close_connection = True
                 return
-            size = 1 if state.one_by_one else len(data)
-            for at in range(start, stop, size):
-                self.wfile.write(data[at : min(at + size, stop)])
+            step = 1 if state.one_by_one else len(data) or 1
+            for at in range(0, len(data), step):
+                self.wfile.write(data[at : at + step])
 
         def refuse(self, status: int) -> None:
             self.send_response(status)
