@@ -91,6 +91,8 @@ def section(outcomes: Callable[[str, str], Outcome] = outcome) -> str:
             if of_way:
                 alone = "" if len(of_way) == len(ATTENTIONS) else f"{of_way[0]}: "
                 reason = each[of_way[0]].reason
+                if reason != "needs kernels":  # the error of `.hf(model=)` names the others
+                    reason = ""
                 notes = f" ({alone}{reason})" if reason else f" ({of_way[0]})" if alone else ""
                 found[way].append(f"{family}{notes}")
     lines = [f"## transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}"]
