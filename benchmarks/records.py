@@ -150,6 +150,14 @@ RECORDS = (
         "4,000, .2 % of 4,000 to 8,000 and none above.",
     ),
     Record(
+        "Steps of groups",
+        "benchmarks.rollout_steps",
+        "Steps of 64 groups of 16 answers as [prefix trees](../trees.md), planned by `pack` and by "
+        "the asynchronous GRPO trainer of TRL 1.16 (`TokenBudgetBatcher`), whose last micro-batch "
+        'waits for the next step: its lines are of those before, in which "placed" counts the '
+        'answers. "Slowest" is the costliest rank over the mean, "planned in" processor time.',
+    ),
+    Record(
         "Prefix trees",
         "benchmarks.trees",
         "One core, nanoseconds per token of the sequences, which [prefix "

@@ -40,6 +40,7 @@ PRINTS = {
     "per_source_loss": r"step 40: easy [01]\.\d\d, hard [3-9]\.\d\d",
     "ray_train": r"\[1, 2\], one killed: True; .*\n([\d,]+) of \1 tokens, .*: \d\.\de[-+](1\d|00)",
     "rollout_adapters": r"10 tokens, 4 in the loss",
+    "rollouts_on_ray": r"sampler, trainer; 1 tickets came back .*\neach answer .* once: True",
     "rollouts_resumed": r"step 40: reward (0\.[4-9]\d|1\.00), .*\n640 .* each once: True; state of",
     "similarity_embedders": r"hashed n-grams: [1-9]\d* files ordered, \d+ near-duplicates left out",
     "pipeline_stages": r"by (0\.0e\+00|\d\.\de-1[4-9]) at most\n.* they are off by [1-9]\d*%",
@@ -49,7 +50,7 @@ PRINTS = {
 
 
 #: Examples that take half a minute each; other tests cover their subject.
-LONG = ("elastic_gloo", "elastic_torchrun", "lightning_datamodule", "ray_train")
+LONG = ("elastic_gloo", "elastic_torchrun", "lightning_datamodule", "ray_train", "rollouts_on_ray")
 EXAMPLES = [
     pytest.param(path.stem, marks=pytest.mark.slow if path.stem in LONG else ())
     for path in sorted(FOLDER.glob("[!_]*.py"))
@@ -63,7 +64,7 @@ def test_the_example_runs_and_prints_its_claim(host: Host, name: str, tmp_path: 
         pytest.importorskip(
             "lightning.pytorch", reason="Lightning, or a torchvision it finds, fails"
         )
-    if name == "ray_train":
+    if "ray" in name.split("_"):
         pytest.importorskip("ray.train")
     (status,), output = host.run(FOLDER / f"{name}.py", folder=tmp_path)
     assert status == 0, output

@@ -157,7 +157,7 @@ def _finish(operation: Callable[[], Any], timeout_s: float) -> Any:
         raise RankError(
             f"Another process of the job died, left its loop, or hung for {timeout_s:g} s: "
             f"{first_line(error)}",
-            "Look for the process that failed first and resume all, or raise rank_timeout_s of "
-            "PackedLoader.",
+            "Look for the process that failed first and resume all, or raise rank_timeout_s of the "
+            "loader.",
             setting="rank_timeout_s",
         ) from error

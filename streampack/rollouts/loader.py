@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,7 +22,8 @@ from streampack.rollouts.step import Step, steps_of_ranks
 logger = logging.getLogger(__name__)
 
 WARN_AFTER_S = 30.0  # a longer wait for answers is logged, once
-_PAUSE_S = 20.0  # rank 0 tells the others so often that it still waits
+_PAUSE_S = 20.0  # rank 0 tells the others so often that it is at work
+_END = ()  # sent after the last step
 
 
 class Loader(Explained):
@@ -40,8 +43,8 @@ class Loader(Explained):
         pad_to: see `MicrobatchPlan.batches`.
         passes: times that the loop iterates each step, such as PPO's epochs; the step counts as
             trained at the end of the last one.
-        rank_timeout_s: seconds to wait for a rank that does not respond. Waiting for answers does
-            not count.
+        rank_timeout_s: seconds to wait for a rank that does not respond. Waiting for answers and
+            planning do not count; a rank's forward and backward passes do, and their compilation.
         options: `cost`, `align`, `order`, `seed` and `microbatches` of `pack`.
 
     Raises:
@@ -98,49 +101,55 @@ class Loader(Explained):
             yield replace(step, settings=self._settings, passes=self._passes, on_last=on_last)
 
     def _alone(self) -> Step | None:
-        waiting = self._planned_steps()
-        while (steps := next(waiting)) is None:
-            pass
+        steps = self._planned_steps(lambda: None)
         return steps[0] if steps else None
 
     def _received(self, ranks: ProcessRanks) -> Step | None:
         """Take part in the exchanges up to the next step."""
-        waiting = self._planned_steps() if self._queue is not None else None
-        while True:
-            parts: Sequence[Any] | None = None
-            if waiting is not None:
-                try:
-                    steps = next(waiting)
-                except Exception as error:
-                    failed = f"{type(error).__name__}: {first_line(error)}"
-                    ranks.scatter([failed] * self.topology.world_size)
-                    raise
-                parts = steps or [steps] * self.topology.world_size
-            began = time.perf_counter()
-            part = ranks.scatter(parts)
-            if isinstance(part, str):
-                raise RankError(
-                    f"The first process must make the next step, and it failed: {part}",
-                    "See its error, and resume all ranks.",
-                )
-            if isinstance(part, Step):
-                return replace(part, send_s=time.perf_counter() - began if parts else 0.0)
-            if part is not None:
-                return None
+        parts: Sequence[Any] | None = None
+        if self._queue is not None:
+            count = self.topology.world_size
+            try:
+                with _telling(ranks, count, self._pause_s) as check:
+                    parts = self._planned_steps(check) or [_END] * count
+            except RankError:
+                raise
+            except Exception as error:
+                ranks.scatter([f"{type(error).__name__}: {first_line(error)}"] * count)
+                raise
+        began = time.perf_counter()
+        while (part := ranks.scatter(parts)) is None:
+            pass  # rank 0 is at work
+        if isinstance(part, str):
+            raise RankError(
+                f"The first process must make the next step, and it failed: {part}",
+                "See its error, and resume all ranks.",
+            )
+        if part == _END:
+            return None
+        step: Step = replace(part, send_s=time.perf_counter() - began if parts else 0.0)
+        return step
 
-    def _planned_steps(self) -> Iterator[list[Step] | None]:
-        """Yield None while answers are missing, then the ranks' parts; [] after the last step."""
+    @property
+    def _pause_s(self) -> float:
+        return min(_PAUSE_S, self._timeout_s / 4)
+
+    def _planned_steps(self, check: Callable[[], None]) -> list[Step]:
+        """Wait for the groups of the next step; return the ranks' parts, [] after the last step.
+
+        Args:
+            check: called while answers are missing; raises `RankError` if another rank died.
+        """
         queue, began, warned = self._queue, time.monotonic(), False
         assert queue is not None
-        while (groups := queue.next_step(min(_PAUSE_S, self._timeout_s / 4))) is None:
+        while (groups := queue.next_step(self._pause_s)) is None:
             if not warned and time.monotonic() - began > WARN_AFTER_S:
                 warned = True
                 logger.warning("waiting: %s", _why(queue))
-            yield None
+            check()
         if not groups:
-            yield []
-            return
-        yield steps_of_ranks(
+            return []
+        return steps_of_ranks(
             queue.steps,
             groups,
             ranks=self.topology.world_size,
@@ -190,6 +199,37 @@ class Loader(Explained):
         """
         if self._queue is not None:
             self._queue.saved(state)
+
+
+@contextmanager
+def _telling(ranks: ProcessRanks, count: int, pause_s: float) -> Iterator[Callable[[], None]]:
+    """Tell the other ranks in a thread that this one is at work: it waits, compiles or plans.
+
+    Yields:
+        A function that raises the error of the thread, if there is one.
+    """
+    over, errors = threading.Event(), []
+
+    def tell() -> None:
+        while not over.wait(pause_s):
+            try:
+                ranks.scatter([None] * count)
+            except RankError as error:
+                errors.append(error)
+                return
+
+    def check() -> None:
+        if errors:
+            raise errors[0]
+
+    thread = threading.Thread(target=tell, name="streampack-rollouts", daemon=True)
+    thread.start()
+    try:
+        yield check
+    finally:
+        over.set()
+        thread.join()
+    check()
 
 
 def _why(queue: Queue) -> str:

@@ -170,6 +170,7 @@ COMMANDS = {
     "resume": "--scale 0.01",
     "rollouts": "--small",
     "rollout_lengths": "--out /dev/null",
+    "rollout_steps": "--seeds 0 --groups 8",
     "store_cost": "--megabytes 5 --rounds 1",
     "scale": "--shards 1000 --lanes 64 --ranks 4 --documents 3000",
     "alignment": "--documents 2000",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.support.forked import Host
+from tests.support.forked import ROOT, Host
 
 PROGRAM = """
 import json, os, random, signal, sys, threading
@@ -122,6 +125,47 @@ def test_processes_of_one_model_get_the_same_rows(host: Host, tmp_path: Path) ->
     program.write_text(REPLICAS)
     statuses, output = host.run_job(program, processes=4)
     assert (statuses, output.count("ended")) == ([0] * 4, 4), output
+
+
+COMPILING = """
+import threading
+import torch.distributed as dist
+from streampack import rollouts
+
+dist.init_process_group("gloo")
+queue = None
+if dist.get_rank() == 0:
+    prompts = rollouts.Prompts([[number] * 30 for number in range(64)], epochs=1)
+    queue = rollouts.Queue(prompts, answers=16, groups=32)
+
+    def sample():
+        while (ticket := queue.get()) is not None:
+            for number in range(ticket.answers):
+                ids = [*ticket.prompt.tolist(), *range(500 + 7 * number + ticket.serial)]
+                queue.put(ticket, rollouts.Answer(ids, [0] * 30 + [1] * (len(ids) - 30)))
+
+    threading.Thread(target=sample, daemon=True).start()
+loader = rollouts.Loader(queue, seq_len=8192, layout="tree", rank_timeout_s=5)
+for step in loader:
+    loader.published(step.index + 1)
+print("ended")
+"""
+
+
+@pytest.mark.slow
+def test_a_first_process_that_compiles_for_long_is_waited_for(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(COMPILING)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+        "NUMBA_CACHE_DIR": str(tmp_path / "none"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [*command, str(program)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.count("ended")) == (0, 2), done.stderr
+    assert "Compiling kernels" in done.stderr
 
 
 @pytest.mark.slow
