@@ -17,6 +17,7 @@ from streampack.mixtures.source import source_seed
 from streampack.sources.base import Source
 from streampack.sources.span_reader import SpanReader
 
+_FIRST_LANES = 4  # whose first bytes are fetched along with those of the first batch
 _SOON = 1 << 20  # of the weight of a part that is expected, about as many bytes
 
 
@@ -43,13 +44,13 @@ class Hints:
         self._deals = -1 if any(states.values()) else 0
         # By line: the position from which a deal was foretold, and keys of the expected parts.
         self._foretold: dict[str, tuple[LinePosition, list[Hashable]]] = {}
-        # Until the first batch is there, a lane's first bytes suffice.
+        # Until the first batch is there, little of the next lanes is fetched, not to delay it.
         self._first: list[tuple[FileSource, Hashable]] = []
         if not self._deals:
             for name, inner, inner_seed in self._lines:
-                for lane in states:
-                    for epoch, low, high in dealer.spans(name, lane, 1):
-                        end = min(high, low + HEAD_BYTES)
+                for number, lane in enumerate([*states][:_FIRST_LANES]):
+                    for epoch, low, high in dealer.spans(name, lane, 1)[:1]:
+                        end = low + 1 if number else min(high, low + HEAD_BYTES)
                         reader = self._reader(inner, inner_seed, epoch, low, end)
                         self._first.append((inner, reader.plan()))
 

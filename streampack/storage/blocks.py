@@ -38,12 +38,14 @@ import numpy as np
 from streampack.errors import StorageError
 from streampack.storage.locks import Lock
 from streampack.storage.mapping import mapped
+from streampack.storage.waiting import pause
 
 BLOCK_BYTES = 256 << 10
 #: Blocks between two borders that no request crosses.
 EXTENT_BLOCKS = 16
 
 _LOCKED_BLOCKS = 4  # with one lock, so that small requests need not wait for one another
+_PAUSE_S = 0.005  # between two looks at a lock of another process
 
 _FOLDERS = 256
 _ZONE_BYTES = 64 << 20  # a smaller cache has fewer zones
@@ -89,6 +91,8 @@ class BlockCache:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self._added: dict[int, float] = {}
+        self._guard = threading.Lock()
+        self._held: dict[Path, tuple[Lock, int]] = {}  # with the number of threads
         # Mapped files, as long as one of their blocks is in use.
         self._opened: WeakValueDictionary[str, _File] = WeakValueDictionary()
 
@@ -213,19 +217,40 @@ class BlockCache:
             The end of the blocks that are fetched here: less than `end` if others fetch a block of
             the range, or one near it; `first` if they fetch that.
         """
-        held: list[Lock] = []
+        held: list[Path] = []
         stop = first
         try:
             while stop < end:
                 begin = stop // _LOCKED_BLOCKS * _LOCKED_BLOCKS
-                lock = self._lock(key, begin, 0 if held else wait_s)
-                if lock is None:
+                path = self._hold(key, begin, 0 if held else wait_s)
+                if path is None:
                     break
-                held.append(lock)
+                held.append(path)
                 stop = min(begin + _LOCKED_BLOCKS, end)
             yield stop
         finally:
-            for lock in held:
+            for path in held:
+                self._let_go(path)
+
+    def _hold(self, key: str, number: int, wait_s: float) -> Path | None:
+        """Lock blocks for this process, whose threads share the lock; return its path, or None."""
+        path, until = self.path(key, number), time.monotonic() + wait_s
+        while True:
+            with self._guard:
+                lock, count = self._held.get(path) or (self._lock(key, number, 0), 0)
+                if lock is not None:
+                    self._held[path] = lock, count + 1
+                    return path
+            if time.monotonic() >= until:
+                return None
+            pause(_PAUSE_S)
+
+    def _let_go(self, path: Path) -> None:
+        with self._guard:
+            lock, count = self._held.pop(path)
+            if count > 1:
+                self._held[path] = lock, count - 1
+            else:
                 lock.remove()
 
     def making(self, key: str, *, wait_s: float = 0) -> Lock | None:

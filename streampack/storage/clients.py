@@ -10,7 +10,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -54,16 +54,23 @@ class _Client:
         return {name: answer.headers.get(name) for name in VERSION_FIELDS}
 
 
+def asked(
+    client: Client, url: str, headers: dict[str, str], version: str = ""
+) -> AbstractContextManager[Answer]:
+    """Ask for a file; enter a context with an answer of status 200 or 206."""
+    return answered(client, url, lambda: client.request(url, headers, version))
+
+
 @contextmanager
-def asked(client: Client, url: str, headers: dict[str, str], version: str = "") -> Iterator[Answer]:
-    """Ask for a file; enter a context with an answer of status 200 or 206.
+def answered(client: Client, url: str, request: Callable[[], Request]) -> Iterator[Answer]:
+    """Make a request about a URL; enter a context with an answer of status 200 or 206.
 
     Raises:
         RefusedError: the answer has another status.
     """
     is_repeated = False
     while True:
-        with client.wire.asked(client.request(url, headers, version)) as answer:
+        with client.wire.asked(request()) as answer:
             if answer.status in (200, 206):
                 yield answer
                 return
@@ -80,14 +87,16 @@ class WebClient(_Client):
         super().__init__(wire)
         self._headers = headers
 
-    def request(self, url: str, headers: dict[str, str], version: str) -> Request:
+    def request(
+        self, url: str, headers: dict[str, str], version: str, method: str = "GET"
+    ) -> Request:
         parts = urlsplit(url)
         user, _, netloc = parts.netloc.rpartition("@")
         if user:
             name, _, password = user.partition(":")
             headers = {"Authorization": basic(name, password), **headers}
         plain = urlunsplit(parts._replace(netloc=netloc, fragment=""))
-        return Request(plain, {**self._headers, **headers})
+        return Request(plain, {**self._headers, **headers}, method)
 
 
 def _web(options: dict[str, Any], pace: Pace, filesystem: Callable[[], Any]) -> Client | None:
@@ -158,11 +167,16 @@ class S3Client(_Client):
         scheme = urlsplit(self._endpoint).scheme if self._endpoint else self._scheme
         super().__init__(Wire(pace, verify, (config.get("proxies") or {}).get(scheme)))
 
-    def request(self, url: str, headers: dict[str, str], version: str) -> Request:
+    def request(
+        self, url: str, headers: dict[str, str], version: str, method: str = "GET"
+    ) -> Request:
         bucket, _, key = split_url(url)[1].partition("/")
-        return self.signed(bucket, quote(key, safe="-._~/"), {**headers, **_if_match(version)})
+        named = {**headers, **_if_match(version)}
+        return self.signed(bucket, quote(key, safe="-._~/"), named, method)
 
-    def signed(self, bucket: str, target: str, headers: dict[str, str] | None = None) -> Request:
+    def signed(
+        self, bucket: str, target: str, headers: dict[str, str] | None = None, method: str = "GET"
+    ) -> Request:
         """Return a signed request for the quoted path, with a query, below a bucket."""
         from botocore.auth import S3SigV4Auth
         from botocore.awsrequest import AWSRequest
@@ -171,10 +185,10 @@ class S3Client(_Client):
         url = f"{self._root(bucket, region)}/{target}"
         headers = {**self._payer, **(headers or {})}
         if self._is_public:
-            return Request(url, headers)
-        request = AWSRequest("GET", url, headers=headers)
+            return Request(url, headers, method)
+        request = AWSRequest(method, url, headers=headers)
         S3SigV4Auth(self._frozen(), "s3", region).add_auth(request)
-        return Request(url, dict(request.headers.items()))
+        return Request(url, dict(request.headers.items()), method)
 
     def _frozen(self) -> Any:
         if self._credentials is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import weakref
 from contextlib import suppress
@@ -37,7 +36,7 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
     try:
         kind = fsspec.get_filesystem_class(protocol)
     except ImportError as error:
-        raise _not_installed(protocol, error) from error
+        raise not_installed(protocol, error) from error
     except ValueError as error:
         raise ConfigError(
             f"{protocol}:// cannot be opened: {error}.",
@@ -53,7 +52,7 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
             _http_options(merged, timeout_s)
         filesystem = kind(**merged)
     except ImportError as error:
-        raise _not_installed(protocol, error) from error
+        raise not_installed(protocol, error) from error
     except StreampackError:
         raise
     except Exception as error:
@@ -68,7 +67,8 @@ def open_filesystem(protocol: str, options: dict[str, Any], timeout_s: float) ->
     return filesystem
 
 
-def _not_installed(protocol: str, error: ImportError) -> ConfigError:
+def not_installed(protocol: str, error: ImportError) -> ConfigError:
+    """Return the error for a package that a protocol needs."""
     if protocol in _EXTRAS:
         command = pip_command(_EXTRAS[protocol])
     else:
@@ -84,7 +84,6 @@ def _try_once(protocol: str, filesystem: Any) -> None:
     """Switch off the file system's retries, because `with_retries` makes them."""
     if protocol in ("s3", "s3a"):
         filesystem.retries = 1
-        _share_client(filesystem)
     elif protocol in ("gs", "gcs"):
         once = getattr(type(filesystem)._request, "__wrapped__", None)
         if once is not None:
@@ -92,24 +91,6 @@ def _try_once(protocol: str, filesystem: Any) -> None:
     elif protocol in ("az", "abfs", "abfss"):
         with suppress(AttributeError):
             filesystem.service_client._config.retry_policy.total_retries = 0
-
-
-def _share_client(filesystem: Any) -> None:
-    """Let the first requests share a client of S3; at once, s3fs would make one for each.
-
-    A client takes a seventh of a second of processor time.
-    """
-    make, lock = getattr(filesystem, "set_session", None), asyncio.Lock()
-    if make is None:
-        return
-
-    async def shared(refresh: bool = False, **named: Any) -> Any:
-        async with lock:
-            if refresh or filesystem._s3 is None:
-                await make(refresh=refresh, **named)
-            return filesystem._s3
-
-    filesystem.set_session = shared
 
 
 # A forked child never releases its parent's: their finalizers would close connections on an

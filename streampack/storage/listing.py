@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from streampack.arguments import type_in_words
 from streampack.errors import ConfigError
@@ -20,6 +20,9 @@ from streampack.storage.file_info import FileInfo, shown, split_url
 from streampack.storage.folders import Folders, LocalFolders, join
 from streampack.storage.marks import refuse_marked
 from streampack.storage.matching import has_glob, matches
+
+if TYPE_CHECKING:
+    from streampack.storage.catalogs import Catalog
 
 _CHAINED = re.compile(r"::(\w+://|/|\.)")
 #: The first component of a URL, by protocol.
@@ -92,7 +95,7 @@ def refuse_repeated(paths: Sequence[str], files: Sequence[str] | None = None) ->
             )
 
 
-def real_files(paths: Iterable[str], filesystem_of: Callable[[str], Any]) -> list[str]:
+def real_files(paths: Iterable[str], catalog_of: Callable[[str], Catalog]) -> list[str]:
     """Resolve each path or URL to its canonical form, with links followed.
 
     Raises:
@@ -103,8 +106,7 @@ def real_files(paths: Iterable[str], filesystem_of: Callable[[str], Any]) -> lis
     for path in paths:
         protocol, remainder = split_url(path)
         if protocol is not None:
-            filesystem = filesystem_of(protocol)
-            resolved.append(filesystem.unstrip_protocol(filesystem._strip_protocol(path)))
+            resolved.append(catalog_of(protocol).canonical(path))
         elif os.path.islink(remainder):
             resolved.append(os.path.realpath(remainder))
             if not os.path.exists(resolved[-1]):

@@ -1,4 +1,4 @@
-"""Requests for remote files: time limits, look-ups and versions."""
+"""Requests for remote files: time limits and versions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 from fsspec.asyn import sync
 
 from streampack.errors import StorageError
-from streampack.storage.failures import TooSlowError, failure_of
+from streampack.storage.failures import TooSlowError
 from streampack.storage.file_info import FileInfo, shown, split_url
-from streampack.storage.retries import with_retries
 from streampack.storage.waiting import end_with_process
 
 T = TypeVar("T")
@@ -169,21 +168,3 @@ def info_of(filesystem: Any, url: str, pace: Pace) -> dict[str, Any]:
     options = {"expand_info": True} if split_url(url)[0] == "hf" else {}
     info: dict[str, Any] = pace.call(filesystem, "info", url, num_bytes=0, **options)
     return info
-
-
-def look_up(filesystem: Any, url: str, *, pace: Pace, retries: int | None) -> dict[str, Any]:
-    """Look up the file or directory at a URL.
-
-    Raises:
-        StorageError: the URL does not exist, or the look-up failed after all retries.
-    """
-
-    def ask() -> dict[str, Any]:
-        try:
-            return info_of(filesystem, url, pace)
-        except Exception as error:
-            if failure_of(error) in ("denied", "other"):  # the body contains the reason
-                pace.call(filesystem, "cat_file", url, start=0, end=1, num_bytes=1)
-            raise
-
-    return with_retries(ask, doing="Looking up", url=url, retries=retries)

@@ -19,14 +19,15 @@ from streampack.errors import StorageError
 from streampack.keep_last import KeepLast
 from streampack.metrics import fetched
 from streampack.storage.blocks import BLOCK_BYTES, BlockCache
-from streampack.storage.clients import client_of
+from streampack.storage.catalogs import Catalog, FsspecCatalog, S3Catalog, WebCatalog
+from streampack.storage.clients import S3Client, WebClient, client_of
 from streampack.storage.fetching import Fetcher
 from streampack.storage.file_info import FileInfo, Range, replaced, split_url
 from streampack.storage.growing import BlockWriter
 from streampack.storage.ranged_file import RangedFile
 from streampack.storage.ranges import OverFsspec, OverHttp, Reader
-from streampack.storage.remote import Pace, info_from, is_another_version, look_up
-from streampack.storage.remote_listing import list_remote
+from streampack.storage.remote import Pace, info_from, is_another_version
+from streampack.storage.remote_listing import list_remote, look_up
 from streampack.storage.retries import with_retries
 from streampack.storage.waiting import pause
 
@@ -59,11 +60,12 @@ class RemoteFiles:
         self._storage = storage
         self._opening = threading.RLock()
         self._filesystems: dict[str, Any] = {}
-        self._readers: dict[str, Reader] = {}  # by protocol
+        self._stores: dict[str, tuple[Reader, Catalog]] = {}  # by protocol
         # Servers that answered with whole files, and the times until which they are not asked anew.
         self._whole: dict[str, float] = {}
         # Sizes and versions of the last files that were looked up, by URL.
         self._looked_up: KeepLast[str, FileInfo] = KeepLast(_MOST_LOOKED_UP)
+        self._asked: dict[str, threading.Lock] = {}  # by URL that is looked up now
         self.pace = Pace(storage.timeout_s, storage.min_bytes_per_s)
         ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2)
         self.fetcher = Fetcher(cache, self._get, self._get_whole, self._attempts, ahead)
@@ -73,9 +75,7 @@ class RemoteFiles:
     ) -> list[list[FileInfo]]:
         """Return the files of each of these URLs; see `list_remote`."""
         retries = self._storage.retries
-        files = list_remote(
-            self.filesystem(protocol), names, endings, pace=self.pace, retries=retries
-        )
+        files = list_remote(self.catalog(protocol), names, endings, retries)
         for info in chain.from_iterable(files):
             self._looked_up.pop(info.path, None)  # the entry is older than the listing
         return files
@@ -84,7 +84,9 @@ class RemoteFiles:
         """Return a sentence if the bucket or repository of a URL does not exist, or ""."""
         from streampack.storage.containers import missing_container
 
-        return missing_container(self._filesystem_of(url), url, retries=self._storage.retries)
+        protocol = split_url(url)[0] or ""
+        catalog, filesystem = self.catalog(protocol), partial(self.filesystem, protocol)
+        return missing_container(catalog, filesystem, url, retries=self._storage.retries)
 
     def open(self, file: str | FileInfo) -> RangedFile:
         """Open a file by URL, or as it was listed."""
@@ -206,22 +208,38 @@ class RemoteFiles:
             return self.look_up(file)
         return file if file.version else self.look_up(file.path)
 
-    def _filesystem_of(self, url: str) -> Any:
-        return self.filesystem(split_url(url)[0] or "")
-
     def _reader(self, url: str) -> Reader:
-        protocol = split_url(url)[0] or ""
+        return self._opened(split_url(url)[0] or "")[0]
+
+    def catalog(self, protocol: str) -> Catalog:
+        """Return the names in the stores of a protocol."""
+        return self._opened(protocol)[1]
+
+    def _opened(self, protocol: str) -> tuple[Reader, Catalog]:
         with self._opening:
-            if protocol not in self._readers:
+            if protocol not in self._stores:
                 filesystem = partial(self.filesystem, protocol)
-                options, pace = self._storage.storage_options, self.pace
-                client = client_of(protocol, options, pace, filesystem)
-                self._readers[protocol] = (
-                    OverFsspec(filesystem(), pace)
+                try:
+                    client = client_of(
+                        protocol, self._storage.storage_options, self.pace, filesystem
+                    )
+                except ImportError as error:
+                    from streampack.storage.filesystems import not_installed
+
+                    raise not_installed(protocol, error) from error
+                if isinstance(client, WebClient):
+                    catalog: Catalog = WebCatalog(client)
+                elif isinstance(client, S3Client):
+                    catalog = S3Catalog(client)
+                else:
+                    catalog = FsspecCatalog(filesystem(), self.pace)
+                reader: Reader = (
+                    OverFsspec(filesystem(), self.pace)
                     if client is None
                     else OverHttp(client, lambda url: self._ask(url, retries=0).version)
                 )
-        return self._readers[protocol]
+                self._stores[protocol] = reader, catalog
+        return self._stores[protocol]
 
     def filesystem(self, protocol: str) -> Any:
         """Return the fsspec file system of a protocol, opened once."""
@@ -235,10 +253,13 @@ class RemoteFiles:
 
     def look_up(self, url: str) -> FileInfo:
         """Look up size and version of a remote file; a process remembers the last ones."""
-        return self._looked_up.keep(url, lambda: self._ask(url, self._storage.retries))
+        with self._asked.setdefault(url, threading.Lock()):  # lanes open a file at the same time
+            info = self._looked_up.keep(url, lambda: self._ask(url, self._storage.retries))
+        self._asked.pop(url, None)
+        return info
 
     def _ask(self, url: str, retries: int | None) -> FileInfo:
-        info = look_up(self._filesystem_of(url), url, pace=self.pace, retries=retries)
+        info = look_up(self.catalog(split_url(url)[0] or ""), url, retries)
         return self._with_start(info_from(url, info))
 
     def _with_start(self, info: FileInfo) -> FileInfo:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from streampack.errors import ConfigError, StorageError
+from streampack.storage.catalogs import Catalog
 from streampack.storage.file_info import FileInfo, shown, split_url
 from streampack.storage.folders import Entries, Folders, join
-from streampack.storage.listing import folder_files, pattern_files
+from streampack.storage.listing import folder_files, has_ending, pattern_files
 from streampack.storage.marks import marks_among
 from streampack.storage.matching import has_glob
-from streampack.storage.remote import Pace, info_from, look_up
+from streampack.storage.remote import info_from
 from streampack.storage.retries import with_retries
 from streampack.storage.threads import in_threads
 
@@ -24,48 +25,40 @@ class RemoteFolders(Folders):
     """Folders of a store, by URLs.
 
     Args:
-        filesystem: fsspec file system.
+        catalog: names in the store.
         retries: attempts of each call after the first.
     """
 
-    def __init__(self, filesystem: Any, retries: int | None) -> None:
+    def __init__(self, catalog: Catalog, retries: int | None) -> None:
         super().__init__()
-        self._filesystem, self._retries = filesystem, retries
+        self._catalog, self._retries = catalog, retries
+
+    def below(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:
+        looks: list[Callable[[], Any]] = [
+            partial(self._walk, folder, enters), partial(self._look_above, folder)
+        ]  # fmt: skip
+        infos: dict[str, FileInfo] = in_threads(lambda look: look(), looks)[0]
+        return infos
 
     def _is_folder(self, path: str) -> bool:
-        # A store lists the siblings of a missing folder.
-        return bool(self._ask(path, "info", {}).get("type") == "directory")
+        return bool(self._ask(path, lambda: self._catalog.is_folder(path), False))
 
     def _list(self, folder: str) -> Entries:
-        items = self._ask(folder, "ls", [], detail=True)
-        root = self._root(folder)
-        entries: dict[str, FileInfo | None] = {}
-        for item in items:
-            path = item["name"].rstrip("/")
-            name = path.rpartition("/")[2]
-            if name and path + "/" != root:  # a file, or the folder itself, is its own content
-                is_file = item.get("type") == "file"
-                entries[name] = info_from(join(folder, name), item) if is_file else None
-        return entries
+        return dict(self._inside(folder, deep=False))
 
     def _walk(self, folder: str, enters: Callable[[str], bool]) -> dict[str, FileInfo]:
-        root = self._root(folder)
-        infos = {}
-        for path, item in self._ask(folder, "find", {}, detail=True).items():
-            if item.get("type") == "file":
-                name = path.removeprefix(root)
-                inside = path.startswith(root)
-                url = join(folder, name) if inside else self._filesystem.unstrip_protocol(path)
-                infos[name] = info_from(url, item)
+        infos = {name: info for name, info in self._inside(folder, deep=True) if info is not None}
         marked = {join(folder, top) if top else folder: m for top, m in marks_among(infos).items()}
         self.marked |= marked
         return infos
 
-    def _root(self, folder: str) -> str:
-        return str(self._filesystem._strip_protocol(folder)).rstrip("/") + "/"
+    def _inside(self, folder: str, *, deep: bool) -> Iterator[tuple[str, FileInfo | None]]:
+        inside = partial(self._catalog.inside, folder, deep=deep)
+        for name, item in self._ask(folder, lambda: list(inside()), []):
+            url = name if "://" in name else join(folder, name)
+            yield name, None if item is None else info_from(url, item)
 
-    def _ask(self, folder: str, method: str, missing: Any, **options: Any) -> Any:
-        call = partial(getattr(self._filesystem, method), folder, **options)
+    def _ask(self, folder: str, call: Callable[[], Any], missing: Any) -> Any:
         try:
             return with_retries(call, doing="Listing", url=folder, retries=self._retries)
         except StorageError as error:
@@ -74,28 +67,31 @@ class RemoteFolders(Folders):
             raise
 
 
+def look_up(catalog: Catalog, url: str, retries: int | None) -> dict[str, Any]:
+    """Look up the file or directory at a URL.
+
+    Raises:
+        StorageError: the URL does not exist, or the look-up failed after all retries.
+    """
+    return with_retries(lambda: catalog.info(url), doing="Looking up", url=url, retries=retries)
+
+
 def list_remote(
-    filesystem: Any,
-    names: Sequence[str],
-    endings: Sequence[str],
-    *,
-    pace: Pace,
-    retries: int | None,
+    catalog: Catalog, names: Sequence[str], endings: Sequence[str], retries: int | None
 ) -> list[list[FileInfo]]:
     """Return the files of each of these URLs without braces; an empty list for no file.
 
     Args:
-        filesystem: file system of the URLs' protocol.
+        catalog: names in the store.
         names: files, directories or globs.
         endings: endings of the files to take from directories.
-        pace: time limits of looking up one file. A listing has many answers and no limit.
         retries: attempts of each call after the first.
 
     Raises:
         ConfigError: a wildcard over HTTP, or a folder is not a corpus by itself; see `marks`.
         StorageError: a call failed after all retries.
     """
-    folders = RemoteFolders(filesystem, retries)
+    folders = RemoteFolders(catalog, retries)
     over_http = split_url(names[0])[0] in ("http", "https")
     counts = Counter(_folder(name) for name in names)
     globs = {_folder(name) for name in names if has_glob(name)}
@@ -112,7 +108,7 @@ def list_remote(
         files: list[FileInfo] = []
         if not over_http and has_glob(name):
             files = pattern_files(folders, name, name[: name.index("://") + 3])
-        files = files or _list_named(filesystem, folders, name, endings, pace, retries)
+        files = files or _list_named(catalog, folders, name, endings, retries)
         if over_http and not files and "*" in name.partition("?")[0]:
             raise ConfigError(
                 f'"{shown(name)}" has a wildcard, which HTTP servers do not list.',
@@ -132,20 +128,32 @@ def _folder(name: str) -> str:
 
 
 def _list_named(
-    filesystem: Any,
-    folders: RemoteFolders,
-    url: str,
-    endings: Sequence[str],
-    pace: Pace,
-    retries: int | None,
+    catalog: Catalog, folders: RemoteFolders, url: str, endings: Sequence[str], retries: int | None
 ) -> list[FileInfo]:
-    """Return the files of a literal URL: a file, the files of a directory, or none."""
+    """Return the files of a literal URL: a file, the files of a directory, or none.
+
+    A name without an ending is first taken for a folder, whose files and marks one listing tells.
+    """
+
+    def listed() -> list[FileInfo]:
+        return folder_files(folders, url.rstrip("/"), endings)
+
+    def named() -> list[FileInfo]:
+        try:
+            info = look_up(catalog, url, retries)
+        except StorageError as error:
+            if error.failure == "missing":
+                return []
+            raise
+        return listed() if info.get("type") == "directory" else [info_from(url, info)]
+
+    base = url.rstrip("/").rpartition("/")[2]
+    is_web = split_url(url)[0] in ("http", "https")
+    if is_web or (has_ending(base, endings) if endings else "." in base):
+        return named() or listed()
     try:
-        info = look_up(filesystem, url, pace=pace, retries=retries)
-    except StorageError as error:
-        if error.failure == "missing":
-            return []
+        return listed() or named()
+    except StorageError as error:  # rights for files need not be rights for listings
+        if error.failure == "denied" and (files := named()):
+            return files
         raise
-    if info.get("type") != "directory":
-        return [info_from(url, info)]
-    return folder_files(folders, url.rstrip("/"), endings)

@@ -154,7 +154,7 @@ class Storage:
 
     def refuse_repeated(self, paths: Sequence[str]) -> None:
         """Raise `ConfigError` if two paths lead to one file, which an epoch would read twice."""
-        refuse_repeated(paths, real_files(paths, lambda protocol: self.remote.filesystem(protocol)))
+        refuse_repeated(paths, real_files(paths, lambda protocol: self.remote.catalog(protocol)))
 
     @contextmanager
     def open(self, file: str | FileInfo) -> Iterator[StoredFile]:

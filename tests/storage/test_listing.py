@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 
 from streampack import sources
 from streampack.errors import ConfigError
+from streampack.storage.file_info import FileInfo
 from streampack.storage.storage import Storage
+from streampack.storage.wire import Request, Wire
+from tests.support.raw_server import Connection, raw_server
 from tests.support.servers import S3Server
 
 #: Writes files of these names, and lists patterns and folders among them, by their names.
@@ -224,3 +228,83 @@ def test_colons_in_a_key_are_no_chain(s3: S3Server, storage: Storage) -> None:
         assert [info.path for info in storage.list(f"s3://bucket/{pattern}")] == [
             "s3://bucket/a::b.txt"
         ]
+
+
+def test_many_objects_of_a_folder_are_listed_and_none_is_looked_up(
+    s3: S3Server, storage: Storage, asked_for: list[str]
+) -> None:
+    for i in range(300):
+        s3.put(f"p/{i:03d}.bin", b"x" * i)
+    every = [FileInfo(f"s3://bucket/p/{i:03d}.bin", i) for i in range(300)]
+    for pattern in ("p", "p/", "p/*.bin", "p/{000..299}.bin", "p/{0,1,2}??.bin"):
+        asked_for.clear()
+        assert storage.list(f"s3://bucket/{pattern}", endings=(".bin",)) == every
+        # The other request is about a table above the folder.
+        assert [url for url in asked_for if "prefix=_delta_log" not in url] == [
+            f"{s3.endpoint}/bucket/?list-type=2&prefix=p%2F&encoding-type=url"
+            + ("&delimiter=%2F" if "." in pattern else "")
+        ]
+        assert len(asked_for) <= 2
+    with pytest.raises(ConfigError, match=r"300\.bin"):
+        storage.list("s3://bucket/p/{000..300}.bin")
+
+
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """URLs of the requests of this process, in their order."""
+    urls: list[str] = []
+    asked = Wire.asked
+
+    def noted(self: Wire, request: Request) -> Any:
+        urls.append(request.url)
+        return asked(self, request)
+
+    monkeypatch.setattr(Wire, "asked", noted)
+    return urls
+
+
+def test_keys_of_s3_are_listed_as_they_are(s3: S3Server, storage: Storage) -> None:
+    keys = ["a b", "a+b", "a%20b", "ä/ü&<>\"'", "t\tb", "//two", "d/", "d/e", "d/f/", "z"]
+    for key in keys:
+        s3.put(f"p/{key}.bin" if key[-1] != "/" else f"p/{key}", key.encode())
+    named = [f"s3://bucket/p/{key}.bin" for key in keys if key[-1] != "/"]
+    assert [info.path for info in storage.list("s3://bucket/p")] == sorted(named)
+    for info in storage.list("s3://bucket/p"):
+        assert storage.read_range(info, 0, info.num_bytes).decode() in info.path
+        assert storage.list(info.path) == [info]
+    tops = [url for url in named if "/" not in url.removeprefix("s3://bucket/p/")]
+    assert [info.path for info in storage.list("s3://bucket/p/*")] == sorted(tops)
+    s3.put("q", b"")  # some tools mark folders so
+    s3.put("q/a.bin", b"a")
+    assert [info.path for info in storage.list("s3://bucket/q")] == ["s3://bucket/q/a.bin"]
+
+
+PAGES = [
+    "<ListBucketResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'><IsTruncated>true"
+    "</IsTruncated><NextContinuationToken>b&amp;=</NextContinuationToken><Contents><Key>p/a.bin"
+    "</Key><Size>3</Size><ETag>&quot;x&quot;</ETag></Contents></ListBucketResult>",
+    "<ListBucketResult><EncodingType>url</EncodingType><IsTruncated>false</IsTruncated><Contents>"
+    "<Key>p/b%2B+c.bin</Key><Size>4</Size></Contents></ListBucketResult>",
+]
+
+
+def test_a_listing_of_several_pages_is_followed_to_its_end(tmp_path: Path) -> None:
+    answers: list[bytes] = []
+
+    def respond(connection: Connection) -> None:
+        if "_delta_log" in connection.path:
+            connection.answer("200 OK", "", b"<ListBucketResult/>")
+            return
+        page = PAGES["continuation-token=b%26%3D" in connection.path].encode()
+        # The first answers break off, or come from a portal.
+        answers.append(page)
+        page = {1: page[:100], 2: b"<html><br>"}.get(len(answers), page)
+        connection.answer("200 OK", "", page)
+
+    with raw_server(respond) as server:
+        options = {"endpoint_url": server.url, "key": "a", "secret": "b"}
+        storage = Storage(cache_dir=tmp_path, storage_options=options)
+        listed = storage.list("s3://bucket/p")
+        assert listed == [FileInfo("s3://bucket/p/a.bin", 3), FileInfo("s3://bucket/p/b+ c.bin", 4)]
+        assert listed[0].version == "ETag x"
+        assert len(answers) == 4

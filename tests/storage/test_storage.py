@@ -130,32 +130,6 @@ def test_an_object_store_is_listed_with_sizes(s3: S3Server, storage: Storage) ->
             storage.list(f"s3://no-bucket/{pattern}")
 
 
-def test_many_objects_of_a_folder_are_listed_by_pages_and_none_is_looked_up(
-    s3: S3Server, storage: Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from aiobotocore.client import AioBaseClient
-
-    for i in range(300):
-        s3.put(f"p/{i:03d}.bin", b"x" * i)
-    calls: list[str] = []
-    call = AioBaseClient._make_api_call
-
-    async def counted(self: Any, operation: str, arguments: Any) -> Any:
-        calls.append(operation)
-        if "_delta_log" in f"{arguments}":  # of a table above the folder
-            calls.pop()
-        return await call(self, operation, arguments)
-
-    monkeypatch.setattr(AioBaseClient, "_make_api_call", counted)
-    every = [FileInfo(f"s3://bucket/p/{i:03d}.bin", i) for i in range(300)]
-    for pattern in ("p/*.bin", "p/{000..299}.bin", "p/{0,1,2}??.bin"):
-        calls.clear()
-        assert storage.list(f"s3://bucket/{pattern}") == every
-        assert calls == ["ListObjectsV2"]
-    with pytest.raises(ConfigError, match=r"300\.bin"):
-        storage.list("s3://bucket/p/{000..300}.bin")
-
-
 def test_http_files_are_named_one_by_one(http: HTTPServer, storage: Storage) -> None:
     for i in range(3):
         serve(http, f"{i}.bin", 10 + i)

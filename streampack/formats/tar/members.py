@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
+from streampack.files.file_source import HEAD_BYTES
 from streampack.files.integer_arrays import integer_kind
 from streampack.files.json_records import record_of
 from streampack.formats.tar.headers import ALL, MORE, is_header, scan_file
@@ -95,16 +97,20 @@ class FirstMembers:
     @classmethod
     def of(cls, shard: FileInfo, storage: Storage) -> FirstMembers:
         """Inspect the first members of a shard; in a damaged one, the members before the damage."""
-        data, _ = head_of(shard, storage, _HEAD_BYTES)
-        fields: dict[str, Mapping[str, str]] = {}
-        head = BytesIO(data[:_HEAD_BYTES].tobytes())
-        # Damage is reported when the shard is read; tarfile has no common class of errors for it.
-        with suppress(Exception), tarfile.open(fileobj=head) as archive:
-            for _, member in zip(range(_PEEKED), archive, strict=False):
-                stem, _, ending = PurePosixPath(member.name).name.lower().partition(".")
-                if member.isfile() and stem and ending and not fields.get(ending):
-                    content = archive.extractfile(member)
-                    fields[ending] = _fields_in(ending, content.read() if content else b"")
+        for size in (HEAD_BYTES, _HEAD_BYTES):  # the first is nearly always enough
+            data, _ = head_of(shard, storage, _HEAD_BYTES, size)
+            fields: dict[str, Mapping[str, str]] = {}
+            head, count = BytesIO(data[:_HEAD_BYTES].tobytes()), 0
+            # Damage is reported when the shard is read; tarfile has no common class of errors.
+            with suppress(Exception), tarfile.open(fileobj=head) as archive:
+                for member in islice(archive, _PEEKED):
+                    stem, _, ending = PurePosixPath(member.name).name.lower().partition(".")
+                    if member.isfile() and stem and ending and not fields.get(ending):
+                        content = archive.extractfile(member)
+                        fields[ending] = _fields_in(ending, content.read() if content else b"")
+                    count += 1
+            if count == _PEEKED or size >= shard.num_bytes:
+                break
         return cls(tuple(fields), {name: kinds for name, kinds in fields.items() if kinds})
 
     def beside(self, key: str) -> Mapping[str, str]:
@@ -142,14 +148,16 @@ def _fields_in(ending: str, content: bytes) -> Mapping[str, str]:
     return {}
 
 
-def head_of(shard: FileInfo, storage: Storage, most: int) -> tuple[NDArray[np.uint8], int]:
+def head_of(
+    shard: FileInfo, storage: Storage, most: int, stored_bytes: int = _HEAD_BYTES
+) -> tuple[NDArray[np.uint8], int]:
     """Return the content at the beginning of a shard, and about how many stored bytes hold it.
 
     Of a compressed shard it has about `most` bytes. The stored bytes are known only to blocks of a
     compression, so their number is the less exact, the fewer they are.
     """
     with storage.open(shard) as file:
-        stored = file.read(0, _HEAD_BYTES)
+        stored = file.read(0, stored_bytes)
     data = np.frombuffer(stored, dtype=np.uint8)
     codec = None if is_header(data) else codec_of(stored)
     if codec is None:
