@@ -17,7 +17,7 @@ from streampack.mixtures.source import source_seed
 from streampack.sources.base import Source
 from streampack.sources.span_reader import SpanReader
 
-_FIRST_LANES = 4  # whose first bytes are fetched along with those of the first batch
+_FIRST_LANES = 4  # with first bytes fetched along with the first batch
 _SOON = 1 << 20  # of the weight of a part that is expected, about as many bytes
 
 

@@ -233,7 +233,7 @@ class BlockCache:
                 self._let_go(path)
 
     def _hold(self, key: str, number: int, wait_s: float) -> Path | None:
-        """Lock blocks for this process, whose threads share the lock; return its path, or None."""
+        """Lock blocks for all threads of this process; return the path of the lock, or None."""
         path, until = self.path(key, number), time.monotonic() + wait_s
         while True:
             with self._guard:

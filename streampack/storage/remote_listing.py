@@ -132,7 +132,7 @@ def _list_named(
 ) -> list[FileInfo]:
     """Return the files of a literal URL: a file, the files of a directory, or none.
 
-    A name without an ending is first taken for a folder, whose files and marks one listing tells.
+    A name without an ending is first taken for a folder: one listing tells its files and marks.
     """
 
     def listed() -> list[FileInfo]:

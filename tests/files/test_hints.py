@@ -65,7 +65,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], object], Any, float]] = {
     "a.tar": (
         lambda folder: write_tar(folder / "a.tar", DOCUMENTS),
         partial(sources.WebDataset, tokens="npy"),
-        0.1,
+        0.02,
     ),
     "mds": (
         lambda folder: write_mds(folder, DOCUMENTS, "tokens", size_limit=1 << 26),
