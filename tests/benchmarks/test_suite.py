@@ -98,6 +98,43 @@ def test_a_command_that_is_run_again_replaces_its_tables_and_no_others(
         rerun("gpu", [], tmp_path)
 
 
+SPEED = {  # of the README: rows of the records
+    "streampack, documents in memory": ("Documents in memory", "streampack, documents in memory"),
+    "TRL, `pack_dataset` (bfd_split)": ("Documents in memory", "TRL, pack_dataset bfd_split"),
+    "streampack, MDS shards": ("MDS token shards", "streampack, MDS"),
+    "StreamingDataset, the same shards, not packed": (
+        "MDS token shards",
+        "StreamingDataset, iterating",
+    ),
+    "streampack, raw text in JSON lines, GPT-2 vocabulary": (
+        "Raw text to full batches, GPT-2",
+        "streampack, JSON lines",
+    ),
+    "tokenizers alone, the same text, not packed": (
+        "Raw text to full batches, GPT-2",
+        "tokenizers alone",
+    ),
+    "TRL, preparation of SFTTrainer, the same text": (
+        "Raw text to full batches, GPT-2",
+        "TRL, preparation of SFTTrainer",
+    ),
+}
+
+
+def test_the_speeds_of_the_readme_are_those_of_the_records() -> None:
+    readme = (DOCS.parent / "README.md").read_text().split("\n## Speed\n")[1].split("\n## ")[0]
+    records = (DOCS / "benchmarks" / "records.md").read_text()
+    shown = [line.strip("| ").split(" | ") for line in readme.splitlines() if "|" in line][2:]
+    assert {cells[0] for cells in shown} == {*SPEED}
+    for label, rate, *_ in shown:
+        section, row = SPEED[label]
+        (text,) = (part for part in records.split("\n### ") if part.startswith(section))
+        (found,) = (line for line in text.splitlines() if line.startswith(f"| {row} |"))
+        head = next(line for line in text.splitlines() if "M tokens/s" in line)
+        names = [name.strip() for name in head.split("|")]
+        assert found.split("|")[names.index("M tokens/s")].strip() == rate
+
+
 def test_every_record_is_shown_and_every_shown_record_is_kept() -> None:
     kept = json.loads((DOCS / "benchmarks" / "records.json").read_text())
     assert sorted(kept) == sorted(r.name for r in RECORDS if r.title not in OWN)
