@@ -143,11 +143,15 @@ RECORDS = (
         "row\" above 1 exceeds the requested size. Other libraries' methods are "
         "reimplemented from their sources (verl 2026-01, prime-rl 2026-08, TRL 2026-07). "
         "With a prompt's rollouts on one rank, times are 1.002, 1.004 and 1.170 for "
-        "streampack, 1.080, 1.027 and 1.431 for verl. `python -m "
-        "benchmarks.rollout_lengths` simulates a queue with 128 groups in flight and steps "
-        "of 64: windowed FIFO trains every prompt; the first finished groups, those older "
-        "than two steps discarded, are all answers below 1,000 tokens, 66 % of 2,000 to "
-        "4,000, .2 % of 4,000 to 8,000 and none above.",
+        "streampack, 1.080, 1.027 and 1.431 for verl.",
+    ),
+    Record(
+        "Rollouts in a queue",
+        "benchmarks.rollout_lengths",
+        "A simulated queue with 128 groups in flight and steps of 64 groups, answers of "
+        "lognormal lengths, 1,000 tokens in the median: the sampled prompts that are "
+        "trained, if groups are taken by windowed FIFO, and if the first finished ones are "
+        "taken and those older than two steps discarded.",
     ),
     Record(
         "Steps of groups",

@@ -1,6 +1,6 @@
 """Lengths of answers that are sampled and trained, by the rule of the queue.
 
-    python -m benchmarks.rollout_lengths [--out docs/rollouts.svg]
+    python -m benchmarks.rollout_lengths
 
 A simulation without a clock or a model: 128 groups are in flight, an answer takes as long as its
 tokens (lognormal, median 1,000, up to 60 times as long), and a step of 64 groups takes no time.
@@ -10,23 +10,16 @@ trainer the groups that are finished first, and discards those that are older th
 
 from __future__ import annotations
 
-import argparse
 import heapq
-from pathlib import Path
 
-import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.report import print_table
 from streampack.rollouts.schedule import Rule, Schedule, TicketId
 
-matplotlib.use("svg")
-import matplotlib.pyplot as plt
-
 GROUPS, STEPS, OLDEST = 64, 300, 2
 BINS = np.array([0, 500, 1000, 2000, 4000, 8000, 16_000, 1 << 30])
-GREY, BLUE = "#9aa5b1", "#1f6f9f"
 
 
 def windowed(lengths: NDArray[np.int64]) -> list[int]:
@@ -73,11 +66,8 @@ def shares(lengths: NDArray[np.int64], trained: list[int]) -> NDArray[np.float64
     return counts[0] / np.maximum(counts[1], 1)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Parse the command line, print a table, and draw."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout_lengths")
-    parser.add_argument("--out", type=Path)
-    target = parser.parse_args(arguments).out
+def main() -> None:
+    """Print a table."""
     rng = np.random.default_rng(0)
     lengths = np.clip(1000 * np.exp(rng.normal(0, 1.2, 100_000)), 8, 60_000).astype(np.int64)
     rules = {"windowed FIFO": windowed(lengths), "first finished": first_finished(lengths)}
@@ -91,26 +81,6 @@ def main(arguments: list[str] | None = None) -> None:
     ]
     head = ["tokens of the answer", *(f"trained, {name}" for name in trained)]
     print_table("Share of the sampled prompts that are trained", head, rows)
-    if target is not None:
-        draw(names, trained, target)
-
-
-def draw(names: list[str], trained: dict[str, NDArray[np.float64]], target: Path) -> None:
-    """Draw the share of sampled prompts that are trained, by length."""
-    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "streampack"})
-    figure, axes = plt.subplots(figsize=(7.2, 2.9))
-    places = np.arange(len(names))
-    for shift, (name, part), color in zip((-0.2, 0.2), trained.items(), (BLUE, GREY), strict=True):
-        axes.bar(places + shift, 100 * part, 0.38, label=name, color=color)
-    axes.set_xticks(
-        places, [name.replace(" to ", "\nto ").replace(" and", "\nand") for name in names]
-    )
-    axes.set_ylabel("% trained of sampled")
-    axes.set_xlabel("tokens of the answer")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower left")
-    figure.tight_layout()
-    figure.savefig(target, format="svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":

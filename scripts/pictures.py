@@ -2,13 +2,14 @@
 
     python -m scripts.pictures [--out docs]
 
-Rows come from the packers themselves. The pictures are legible at the width of a phone, and their
-style follows the reader's light or dark mode.
+Rows come from the packers themselves, bars from the figures in docs/benchmarks/. The pictures are
+legible at the width of a phone, and their style follows the reader's light or dark mode.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,6 +20,13 @@ from streampack.batch.tree_batch import TreeBatch
 LENGTHS = (5, 3, 9, 2, 4, 6, 1, 8)  # the eight documents of the README
 OF_DESIGN = (3, 5, 2, 6, 1, 4, 10, 2)  # the eight documents of docs/design.md
 PROMPT, ANSWERS = [5, 6, 7], ([1, 2], [1, 3, 4], [8])  # the group of docs/trees.md
+FIGURES = Path(__file__).parents[1] / "docs" / "benchmarks"
+#: Measured layouts of docs/benchmarks/gpu.json, and their labels.
+LAYOUTS = {
+    "a document per row, padded to 2,048": "a document per row, padded",
+    "sorted by length in 50 batches, as many rows as fit": "sorted by length, padded",
+    "packed by best fit, FlexAttention": "packed by streampack",
+}
 ROW = 8
 CELL = 13
 COLOURS = (
@@ -26,7 +34,8 @@ COLOURS = (
     *("#cdb4db", "#f6bd60", "#a0c4ff", "#d0d48f"),
 )
 STYLE = """text{font:10px sans-serif;fill:#1f2328}.title{font-weight:bold;font-size:12px}
-.id{fill:#1f2328}.empty{fill:none;stroke:#8c959f;stroke-dasharray:2 2}
+.id{fill:#1f2328}.bar{fill:#2f81f7}.other{fill:#8c959f}
+.empty{fill:none;stroke:#8c959f;stroke-dasharray:2 2}
 @media(prefers-color-scheme:dark){text{fill:#e6edf3}.id{fill:#1f2328}}"""
 Row = Sequence[int]  # a document's index for each slot, -1 for padding
 
@@ -207,7 +216,63 @@ def draw_tokens(ids: Sequence[int], x: int, y: int) -> str:
     )
 
 
-PICTURES = {"rows.svg": rows_picture, "window.svg": window_picture, "tree.svg": tree_picture}
+def draw_bar(share: float, x: int, y: int, words: str, kind: str = "bar") -> str:
+    """Return a bar, 110 units long for a share of 1, with words behind it."""
+    width = max(round(110 * share, 1), 0.5)
+    return (
+        f'<rect x="{x}" y="{y}" width="{width}" height="10" rx="1" class="{kind}"/>'
+        f'<text x="{x + width + 4:g}" y="{y + 9}">{words}</text>'
+    )
+
+
+def throughput_picture() -> str:
+    """Return the tokens that a model learns in a second, by the rows of its batches."""
+    layouts = json.loads((FIGURES / "gpu.json").read_text())["layouts"]
+    rates = {label: layouts[name]["tokens_per_s"] for name, label in LAYOUTS.items()}
+    most, least = max(rates.values()), next(iter(rates.values()))
+    shown = {
+        label: f"{rate / 1000:.0f},000 ({rate / least:.1f} x)" for label, rate in rates.items()
+    }
+    parts = [text(4, 12, "tokens learnt a second", "title")]
+    for number, (label, rate) in enumerate(rates.items()):
+        y = 28 + 30 * number
+        kind = "bar" if "streampack" in label else "other"
+        parts += [text(4, y, label), draw_bar(rate / most, 4, y + 4, shown[label], kind)]
+    words = "Tokens that a GPT-2 learns per second on an H200: " + "; ".join(
+        f"{label}: {words}" for label, words in shown.items()
+    )
+    return picture(240, 106, words, *parts)
+
+
+def rollouts_picture() -> str:
+    """Return the share of sampled prompts that two queues train, by the length of the answer."""
+    (table,) = json.loads((FIGURES / "records.json").read_text())["rollout_lengths"]
+    parts = [
+        text(4, 12, "prompts that are trained", "title"),
+        '<rect x="4" y="19" width="10" height="10" class="bar"/>',
+        text(18, 28, "windowed FIFO"),
+        '<rect x="104" y="19" width="10" height="10" class="other"/>',
+        text(118, 28, "first finished"),
+    ]
+    for number, (length, ours, other) in enumerate(table["rows"]):
+        y = 36 + 26 * number
+        parts.append(text(4, y + 14, length))
+        for line, (share, kind) in enumerate(((ours, "bar"), (other, "other"))):
+            parts.append(draw_bar(float(share[:-1]) / 100, 104, y + 11 * line, share, kind))
+    words = "Share of the sampled prompts that are trained, by tokens of the answer: " + "; ".join(
+        f"{length}: windowed FIFO {ours}, first finished {other}"
+        for length, ours, other in table["rows"]
+    )
+    return picture(280, 38 + 26 * len(table["rows"]), words, *parts)
+
+
+PICTURES = {
+    "rows.svg": rows_picture,
+    "window.svg": window_picture,
+    "tree.svg": tree_picture,
+    "throughput.svg": throughput_picture,
+    "rollouts.svg": rollouts_picture,
+}
 
 
 def main(arguments: list[str] | None = None) -> None:
