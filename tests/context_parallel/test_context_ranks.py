@@ -115,6 +115,7 @@ def expected() -> Tensor:
     return gradients(loss, of)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_parts_of_a_batch_have_the_gradients_of_its_documents(
     host: Host, tmp_path: Path, ranks: int

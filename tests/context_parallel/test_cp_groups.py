@@ -50,6 +50,7 @@ def steps_of(ranks: int, **options: Any) -> list[tuple[PackedBatch, ...]]:
     return list(zip(*on_ranks(ranks, one), strict=True))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [4, 8, 12])
 def test_groups_of_neighbours_share_the_batches_of_a_step_in_order(ranks: int) -> None:
     following = 0
@@ -70,6 +71,7 @@ def test_groups_of_neighbours_share_the_batches_of_a_step_in_order(ranks: int) -
         following = first + taken
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranks", [4, 8, 12, 24])
 def test_batches_match_one_rank(ranks: int) -> None:
     found = {number(batch): identity(batch) for step in steps_of(ranks) for batch in step}

@@ -80,6 +80,7 @@ def test_one_rank_gives_no_empty_batch_while_lanes_wait_for_a_long_document() ->
     assert loader.metrics().empty_batches == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MIXTURES)
 def test_lanes_of_a_mixture_end_together(name: str) -> None:
     found, lanes = np.zeros(len(SOURCES), dtype=np.int64), []
@@ -95,6 +96,7 @@ def test_lanes_of_a_mixture_end_together(name: str) -> None:
         assert found.tolist() == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stop", [4, 650])
 def test_a_second_epoch_added_on_the_way_gives_every_token_twice(stop: int) -> None:
     loader = PackedLoader(dealt_mixture("by size"))

@@ -75,6 +75,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], object], Any, float]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_part_is_read_without_a_request_after_it_was_planned(
     http: HTTPServer, tmp_path: Path, name: str
@@ -152,6 +153,7 @@ for _ in range(count):
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["Parquet", "WebDataset"])
 @pytest.mark.parametrize(
     "ends", [(1, 4), pytest.param(range(1, 7), marks=pytest.mark.slow)], ids=["few", "many"]

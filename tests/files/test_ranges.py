@@ -42,6 +42,7 @@ REMOTE: dict[str, Any] = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("kind", REMOTE)
 def test_any_lanes_and_restarts_over_small_blocks_give_the_documents_of_the_folder(
     kind: str, http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
@@ -53,6 +54,7 @@ def test_any_lanes_and_restarts_over_small_blocks_give_the_documents_of_the_fold
     assert_source_contract(source, expected, lane_counts=(1, 3), restarts=2)  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", REMOTE)
 def test_a_store_that_sends_one_byte_at_a_time_changes_nothing(
     kind: str, http: HTTPServer, storage: Storage, monkeypatch: pytest.MonkeyPatch
@@ -132,6 +134,7 @@ def wide_table(rows: int) -> pa.Table:
     return pa.table({"first": others["other_0"], "ids": ids, **others})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("group", [500, 4000])
 def test_columns_that_nobody_reads_are_not_fetched(
     group: int, http: HTTPServer, storage: Storage

@@ -210,6 +210,7 @@ def test_any_lanes_and_any_cuts_give_each_document_once_and_go_on_behind_every_b
     check()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["jsonl.gz", "jsonl.zst", "jsonl.bz2"])
 def test_compressed_lines_are_cut_into_lanes_that_all_have_some(kind: str, tmp_path: Path) -> None:
     documents = ids_of([200] * 3000)
@@ -348,6 +349,7 @@ def _outcome(
         )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_documents_before_damage_are_read_by_their_lanes(kind: str, tmp_path: Path) -> None:
     make, damage = DAMAGE[kind]

@@ -94,7 +94,7 @@ def test_flipped_bytes_give_an_error_of_ours_or_other_documents(kind: str, tmp_p
     rng = random.Random(0)
     for path in files:
         content = path.read_bytes()
-        for _ in range(400 if "parquet" in kind else 60):  # bytes that Arrow decodes are hit too
+        for _ in range(120 if "parquet" in kind else 40):  # bytes that Arrow decodes are hit too
             damaged = bytearray(content)
             for _ in range(rng.randint(1, 3)):
                 damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streampack.distributed import kept as collectives
-from tests.support.forked import Host
+from tests.support.forked import End, Host
 
 RANK = """
 import torch.distributed as dist
@@ -59,10 +59,10 @@ LEFT = {
 }
 
 
-def run(host: Host, folder: Path, body: str, jobs: int) -> None:
+def run(host: Host, folder: Path, body: str, jobs: int, end: End = "usual") -> None:
     (folder / "rank.py").write_text(RANK + dedent(body))
     for _ in range(jobs):
-        statuses, output = host.run_job(folder / "rank.py", processes=2, whole_end=True)
+        statuses, output = host.run_job(folder / "rank.py", processes=2, end=end)
         assert statuses == [0, 0], output[-3000:]
         assert "terminate called" not in output
 
@@ -77,7 +77,7 @@ SLOW = pytest.mark.slow
 def test_ranks_that_left_their_loops_exit_without_a_signal(
     host: Host, tmp_path: Path, how: str, jobs: int
 ) -> None:
-    run(host, tmp_path, LEFT[how], jobs)
+    run(host, tmp_path, LEFT[how], jobs, "whole")
 
 
 def test_a_rank_that_leaves_its_loop_is_missed_after_the_time_given(
@@ -162,7 +162,7 @@ def test_a_process_waits_at_its_end_for_a_call_of_the_store_that_it_gave_up(
             given_up.set()
         """)
     )
-    statuses, output = host.run(tmp_path / "ends.py")
+    statuses, output = host.run(tmp_path / "ends.py", end="usual")
     assert statuses == [0], output
     assert (tmp_path / "ended").exists()
 

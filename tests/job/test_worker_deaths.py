@@ -17,7 +17,7 @@ from tests.support.forked import Host
 from tests.support.killed_jobs import LANES, batches_by_number, make_dataset, tokens_of
 from tests.support.runs import child_processes
 
-EVERY = (19, 31)  # batches after which a rank kills one of its workers
+EVERY = (9, 14)  # batches after which a rank kills one of its workers
 FEW, MANY = 2, 1000  # workers that a rank kills at most
 
 
@@ -69,7 +69,6 @@ def job(
 @pytest.mark.parametrize(
     ("size", "options", "most"),
     [
-        (1, {}, FEW),
         (3, {}, FEW),
         *(
             pytest.param(size, options, MANY, marks=pytest.mark.slow)

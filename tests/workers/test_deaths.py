@@ -33,9 +33,10 @@ def leave() -> None:
     os._exit(0)
 
 
+@pytest.mark.sampled("each")
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize(
-    ("act", "fact"), [(kill, "killed by signal 9"), (leave, "exited with code 0"), (stop, "0.5 s")]
+    ("act", "fact"), [(kill, "killed by signal 9"), (leave, "exited with code 0"), (stop, "0.3 s")]
 )
 def test_a_loop_goes_on_after_workers_that_end_or_stop_in_a_message(
     act: Callable[[], None], fact: str, share: float, monkeypatch: pytest.MonkeyPatch
@@ -50,7 +51,7 @@ def test_a_loop_goes_on_after_workers_that_end_or_stop_in_a_message(
         send(pipe, message)
 
     expected = [identity(batch) for batch in PackedLoader(make_dataset())]
-    loader = PackedLoader(make_dataset(), num_workers=2, timeout=0.5 if act is stop else 0)
+    loader = PackedLoader(make_dataset(), num_workers=2, timeout=0.3 if act is stop else 0)
     monkeypatch.setattr(worker, "send", send_a_share)
     found = []
     with pytest.raises(WorkerError, match=fact):

@@ -104,7 +104,7 @@ def test_loops_that_stop_half_way_leave_no_process_and_no_file_open() -> None:
     next(iter(loader))
     gc.collect()  # garbage of earlier tests
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(6):
+    for _ in range(3):
         batches = iter(loader)
         next(batches)
         next(batches)

@@ -28,7 +28,11 @@ except WorkerError as error:
 
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("script", "setting"), [("guardless", "multiprocessing_context"), ("killed", None)]
+    ("script", "setting"),
+    [
+        pytest.param("guardless", "multiprocessing_context", marks=pytest.mark.slow),
+        ("killed", None),
+    ],
 )
 def test_a_worker_that_dies_while_it_starts_is_an_error_at_once(
     method: str, script: str, setting: str | None, tmp_path: Path
