@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import json
-import queue as queues
 import threading
 from typing import Any
 
@@ -50,18 +49,12 @@ class Sampler(threading.Thread):
     def __init__(self, queue: rollouts.Queue, model: LlamaForCausalLM, version: int) -> None:
         super().__init__(daemon=True)
         self.queue, self.model, self.version = queue, copy.deepcopy(model), version
-        self.lock, self.stopped = threading.Lock(), threading.Event()
+        self.lock = threading.Lock()
         self.rewards: list[float] = []
 
     def run(self) -> None:
         """Sample until the trainer stops."""
-        while not self.stopped.is_set():
-            try:
-                ticket = self.queue.get(timeout=0.1)
-            except queues.Empty:
-                continue
-            if ticket is None:
-                break
+        while (ticket := self.queue.get()) is not None:
             for answer in self.answers(ticket):
                 self.queue.put(ticket, answer)
 
@@ -142,7 +135,7 @@ def run(checkpoint: dict[str, Any] | None, steps: int, trained: list[int]) -> di
         if version == steps:
             break
     state = loader.state_dict()  # samplers are still at work
-    sampler.stopped.set()
+    queue.close()
     sampler.join()
     ages = queue.metrics()
     print(

@@ -107,11 +107,12 @@ class Queue:
         self._wait_s = 0.0
         self._failed_before = 0  # the load of a state
         self._restored = 0  # groups taken from the spool
+        self._closed = False
 
     # ------------------------------------------------------------------ samplers
 
     def get(self, block: bool = True, timeout: float | None = None) -> Ticket | None:
-        """Return the next prompt to be sampled, or None if every prompt has been trained.
+        """Return the next prompt to be sampled, or None if all are trained or the queue is closed.
 
         It waits while `steps_ahead` steps are sampled and not trained and published.
 
@@ -125,7 +126,7 @@ class Queue:
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
         with self._changed:
-            while (ticket := self._next_ticket()) is None and not self._schedule.done:
+            while (ticket := self._next_ticket()) is None and not self._over:
                 if not block or time.monotonic() >= end:
                     raise queue.Empty
                 self._changed.wait(min(self._schedule.due, end))
@@ -135,7 +136,7 @@ class Queue:
         """Return the next prompt to be sampled; like `get`, for asyncio."""
         while True:
             with self._changed:
-                if (ticket := self._next_ticket()) is not None or self._schedule.done:
+                if (ticket := self._next_ticket()) is not None or self._over:
                     return ticket
                 change, due = self._changed.subscribe(), self._schedule.due
             await self._changed.wait_for(change, due)
@@ -149,8 +150,8 @@ class Queue:
                 of a conversation with a rewritten history.
 
         Returns:
-            False if the ticket is no longer current, because it timed out or the trainer loaded a
-            state: another sampler has the prompt, so stop sampling this one.
+            False if the ticket is no longer current, because it timed out, the trainer loaded a
+            state, or the queue is closed: stop sampling this prompt.
 
         Raises:
             ConfigError: it is not an `Answer`, or has other fields than the answers before it.
@@ -167,7 +168,7 @@ class Queue:
             columns = sequences[0].columns if self._columns is None else self._columns
             for each in sequences:
                 check_same_columns(columns, each)
-            group = self._schedule.put(ticket.id, tuple(sequences))
+            group = None if self._closed else self._schedule.put(ticket.id, tuple(sequences))
             if group is None:
                 return False
             self._columns = columns
@@ -204,6 +205,21 @@ class Queue:
             self._changed.notify()
             return group is not None
 
+    def close(self) -> None:
+        """End the run before its last prompt, from any thread.
+
+        Samplers get None, and the loaders of all ranks end after the current step. Call it before
+        the trainer leaves its loop, and join the threads of samplers. A state has the prompts that
+        are in flight.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    @property
+    def _over(self) -> bool:
+        return self._closed or self._schedule.done
+
     def _keep(self, group: Group) -> None:
         """Write a finished group to the spool, if there is one."""
         if self._spool is not None:
@@ -212,6 +228,8 @@ class Queue:
 
     def _next_ticket(self) -> Ticket | None:
         schedule = self._schedule
+        if self._closed:
+            return None
         self._expire()
         if (serial := schedule.wanted()) is None:
             return None
@@ -252,7 +270,8 @@ class Queue:
         """Wait for the groups of the next step; the step before it is over.
 
         Returns:
-            The groups, an empty list after the last step, or None if `timeout_s` have passed.
+            The groups, an empty list after the last step or if the queue is closed, or None if
+            `timeout_s` have passed.
 
         Raises:
             WorkerError: prompts failed, with on_error="raise"; or as many in a row as are in
@@ -278,6 +297,8 @@ class Queue:
 
     def _try_step(self) -> list[Group] | None:
         schedule = self._schedule
+        if self._closed:
+            return []
         self._expire()
         if schedule.reads_on and not self._source.has(schedule.next):
             self._end()

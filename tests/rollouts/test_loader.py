@@ -363,6 +363,28 @@ def test_a_late_joiner_gets_no_prompt_at_the_end() -> None:
     assert asyncio.run(queue.aget()) is None
 
 
+def test_a_closed_queue_ends_samplers_and_loader_and_its_state_has_the_rest() -> None:
+    queue = make_queue(20)
+    loader = rollouts.Loader(queue, seq_len=SEQ_LEN)
+    held, *_ = (queue.get() for _ in range(6))
+    assert held is not None
+    got: list[Any] = []
+    waits = [lambda: got.append(queue.get())] * 2 + [lambda: got.append(asyncio.run(queue.aget()))]
+    threads = [threading.Thread(target=wait) for wait in waits]
+    for thread in threads:
+        thread.start()
+    queue.close()
+    for thread in threads:
+        thread.join()
+    assert got == [None] * 3
+    assert not queue.put(held, next(answers(held)))
+    assert [*loader] == []
+    trained = Counter(
+        serial for _, serials in train(make_queue(20), loader.state_dict()) for serial in serials
+    )
+    assert trained == dict.fromkeys(range(20), 2)
+
+
 def test_get_without_waiting_raises_as_queues_of_python_do() -> None:
     queue = make_queue(60)
     sample(queue)
