@@ -15,7 +15,7 @@ from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError, ContentError
 from streampack.fields.casting import cast_values, misfit
 from streampack.fields.declared import DTYPES, TEXT
-from streampack.formats.parquet.columns import plain_text
+from streampack.formats.rows.columns import plain_text
 from streampack.sources.base import Source
 from streampack.sources.broken import report_broken
 from streampack.sources.error_policy import ErrorPolicy

@@ -5,19 +5,17 @@ Spark, Hive, DuckDB and pyarrow write such folders, and leave the columns out of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from streampack.documents.fields import FieldSpec
 from streampack.storage.file_info import shown
-
-if TYPE_CHECKING:
-    from streampack.formats.parquet.columns import Rows
-    from streampack.formats.parquet.source import RowReader
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -56,16 +54,13 @@ class PathFields:
             schema = schema.append(pa.field(name, pa.scalar(value).type))
         return schema
 
-    def reader(self, reader: RowReader) -> RowReader:
-        """Return a reader of rows that adds a column for each value."""
-
-        def read(*rows: int) -> Iterator[Rows]:
-            for batch, numbers in reader(*rows):
-                more = [pa.repeat(pa.scalar(v), batch.num_rows) for v in self.values.values()]
-                names = [*batch.schema.names, *self.values]
-                yield pa.RecordBatch.from_arrays([*batch.columns, *more], names), numbers
-
-        return read
+    def rows(
+        self, batch: pa.RecordBatch, numbers: NDArray[np.int64]
+    ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """Return rows with indices (N,) with a column for each value."""
+        more = [pa.repeat(pa.scalar(value), batch.num_rows) for value in self.values.values()]
+        names = [*batch.schema.names, *self.values]
+        return pa.RecordBatch.from_arrays([*batch.columns, *more], names), numbers
 
 
 def _value(text: str, is_text: bool) -> Any:

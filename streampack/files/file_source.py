@@ -6,24 +6,32 @@ A format adds the listing of its files and the reading of a part of one.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streampack.arguments import explained
 from streampack.errors import ContentError, StateError
 from streampack.job.listed_once import listed_once
+from streampack.sources.base import Block
+from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.manifest import Manifest, Piece
 from streampack.sources.reading import ReadOptions
+from streampack.sources.records import DamagedFileError
 from streampack.sources.sharded import ShardedSource
 from streampack.storage.default import default_storage
 from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import StoredFile
 from streampack.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from streampack.files.integer_arrays import UngatheredDocuments
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +44,29 @@ SAMPLED_FILES = 10
 _MANY_FILES, _SMALL_BYTES = 100, 256 << 10  # for such files opening may take longer than reading
 
 
+class ShardBlock(NamedTuple):
+    """A block of a shard.
+
+    Attributes:
+        block: the documents without the broken ones; see `ShardedSource.read_shard`. None if the
+            shard has no other block.
+        origin: (N,) origins, also of the broken documents.
+        problems: reasons for the broken ones by their index; see `report_broken`.
+        end: the position after the block, in the format's own unit.
+        reached: that position on the shard's weight; above a part's end, it counts as its end.
+    """
+
+    block: Block | UngatheredDocuments | None
+    origin: NDArray[np.void]
+    problems: Mapping[int, str]
+    end: int
+    reached: int
+
+
 class FileSource(ShardedSource):
     """A source with files as shards.
 
-    Subclasses implement `list_shards` and `read_shard`, set `fields` or `tokenized`, and `endings`;
+    Subclasses implement `list_shards` and `blocks`, set `fields` or `tokenized`, and `endings`;
     formats with a costly listing also set `listing_fields`.
 
     Args:
@@ -84,6 +111,31 @@ class FileSource(ShardedSource):
         if self._manifest is not None:
             parts.append(f"shards={len(self._manifest)}")
         return f"{self._kind}({', '.join(parts)})"
+
+    @abstractmethod
+    def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
+        """Open a shard, and yield the documents that begin in a part of it.
+
+        Args: as for `ShardedSource.read_shard`.
+
+        Raises:
+            DamagedFileError: the rest of the shard cannot be read.
+        """
+
+    def read_shard(
+        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
+    ) -> Iterator[tuple[Block | UngatheredDocuments, int, int]]:
+        end = position or 0
+        try:
+            for block, origin, problems, end, reached in self.blocks(shard, low, high, position):
+                if problems:
+                    from streampack.sources.broken import report_broken
+
+                    report_broken(self, origin, problems, skips)
+                if block is not None:
+                    yield block, end, max(low, min(reached, high))
+        except DamagedFileError as error:
+            raise self.broken_shard(shard, str(error), end) from error
 
     def _plan(self, key: Hashable, pieces: Iterable[Piece]) -> None:
         if self._hints:
@@ -170,8 +222,8 @@ class FileSource(ShardedSource):
             remedy: the beginning of the advice, before the clause on skipping.
         """
         return ContentError(
-            f"{shown(self.manifest.paths[shard])} is broken: {what}.",
-            f'{remedy}, or skip broken content with on_error="skip" (--on-error).',
+            f"{shown(self.manifest.paths[shard])} is broken: {what.rstrip('.')}.",
+            f'{remedy.rstrip(".")}, or skip broken content with on_error="skip" (--on-error).',
             shard=shard,
             index=index,
             rest_of_shard=True,

@@ -13,11 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import make_origin
-from streampack.files.file_source import FileSource
-from streampack.files.integer_arrays import INTEGER_DTYPES, UngatheredDocuments, integer_block
-from streampack.sources.base import Block
-from streampack.sources.broken import report_broken
-from streampack.sources.error_policy import ErrorPolicy
+from streampack.files.file_source import FileSource, ShardBlock
+from streampack.files.integer_arrays import INTEGER_DTYPES, integer_block
 from streampack.sources.reading import too_long
 from streampack.sources.records import DamagedFileError
 from streampack.storage.file_info import FileInfo, Range
@@ -163,33 +160,26 @@ class FlatSource(FileSource):
         yield Range(self._listed_shard(shard), 0, 1)  # the block with its header
         yield from super().ranges(shard, low, high)
 
-    def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
-    ) -> Iterator[tuple[Block | UngatheredDocuments, int, int]]:
-        """Yield blocks of one file; see `ShardedSource.read_shard`."""
-        start = position or 0
-        try:
-            with self.open_flat(shard) as file:
-                size = INTEGER_DTYPES[file.kind].itemsize
-                bounds = file.boundaries
-                if position is None:
-                    start = bounds.first(-((file.begin - low) // size))
-                stop = bounds.end
-                if high < self.manifest.weights[shard]:
-                    stop = bounds.first(-((file.begin - high) // size))
-                while start < stop:
-                    block, start, token = self._block(shard, file, start, stop, skips)
-                    reached = high if start >= stop else file.begin + token * size
-                    yield block, start, max(low, min(reached, high))
-        except DamagedFileError as error:
-            if index := self.index_of(shard):
-                self.storage.forget(index)
-            raise self.broken_shard(shard, str(error), start) from error
+    def _forget(self, shard: int) -> bool:
+        index = self.index_of(shard)
+        forgotten = super()._forget(shard)
+        return (index is not None and self.storage.forget(index)) or forgotten
 
-    def _block(
-        self, shard: int, file: FlatFile, start: int, stop: int, skips: ErrorPolicy
-    ) -> tuple[Block | UngatheredDocuments, int, int]:
-        """Return the documents from `start` on, and the position and the token after them."""
+    def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
+        with self.open_flat(shard) as file:
+            bounds, size = file.boundaries, INTEGER_DTYPES[file.kind].itemsize
+            start, stop = position, bounds.end
+            if start is None:
+                start = bounds.first(-((file.begin - low) // size))
+            if high < self.manifest.weights[shard]:
+                stop = bounds.first(-((file.begin - high) // size))
+            while start < stop:
+                read = self._block(shard, file, start, stop)
+                start = read.end
+                yield read
+
+    def _block(self, shard: int, file: FlatFile, start: int, stop: int) -> ShardBlock:
+        """Return the documents from `start` on."""
         reading, size = self.reading, INTEGER_DTYPES[file.kind].itemsize
         held_bytes = 2 if file.kind == 2 else 4  # bytes per id of a block; see `integer_block`
         most, most_tokens = reading.documents_per_block, -(-reading.block_bytes // held_bytes)
@@ -207,5 +197,4 @@ class FlatSource(FileSource):
         data = file.stored.array(first, last)
         starts = (tokens[:-1] - tokens[0]) * size
         block = integer_block(data, starts, counts, kinds, origin, problems)
-        report_broken(self, origin, problems, skips)
-        return block, int(positions[-1]), int(tokens[-1])
+        return ShardBlock(block, origin, problems, int(positions[-1]), last)

@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 
 from streampack.errors import ConfigError
-from streampack.files.file_source import HEAD_BYTES, FileSource
-from streampack.formats.parquet.columns import Rows, is_null
-from streampack.formats.parquet.footer import DAMAGE
-from streampack.formats.parquet.positions import Offsets
-from streampack.formats.parquet.source import Parquet, RowReader
+from streampack.files.file_source import HEAD_BYTES
+from streampack.formats.rows.columns import Rows, is_null
+from streampack.formats.rows.offsets import Offsets
+from streampack.formats.rows.schemas import DAMAGE
+from streampack.formats.rows.source import OpenRows, RowFiles
 from streampack.keep_last import KeepLast
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
@@ -191,7 +191,7 @@ _SPLITS = "/dataset_dict.json"
 _batches: KeepLast[Hashable, Batches] = KeepLast(8)
 
 
-class Arrow(Parquet):
+class Arrow(RowFiles):
     """Documents in a column of Arrow files: IPC files and streams, Feather (version 2), and the
     folders that `datasets.Dataset.save_to_disk` writes.
 
@@ -267,15 +267,10 @@ class Arrow(Parquet):
         """Estimate the number of tokens: all bytes are ids, or four of them a token of text."""
         return int(self.manifest.num_bytes.sum()) // int(self.manifest.details["item_bytes"])
 
-    def _slow_layout(self) -> str:
-        return FileSource._slow_layout(self)
-
     @contextmanager
-    def open_rows(
-        self, file: StoredFile, shard: int
-    ) -> Iterator[tuple[pa.Schema, Offsets, RowReader]]:
+    def open_rows(self, file: StoredFile, shard: int) -> Iterator[OpenRows]:
         batches = _batches.keep(file.version, lambda: Batches.of(file))
-        yield batches.schema, batches.positions, partial(self._decoded, file, batches)
+        yield OpenRows(batches.schema, batches.positions, partial(self._decoded, file, batches))
 
     def _schema(self, info: FileInfo) -> pa.Schema | None:
         """Return the schema of a file; None if it cannot be read."""

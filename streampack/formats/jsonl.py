@@ -32,11 +32,9 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
+from streampack.files.file_source import ShardBlock
 from streampack.files.json_records import record_of
 from streampack.files.record_files import RecordFiles
-from streampack.sources.base import Block
-from streampack.sources.broken import report_broken
-from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.reading import ReadOptions
@@ -252,10 +250,7 @@ class JSONL(RecordFiles):
     def weight_begin(self, shard: int) -> int | None:
         return None if self.codec(shard) else 0
 
-    def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
-    ) -> Iterator[tuple[Block, int, int]]:
-        """Yield blocks of one file; see `ShardedSource.read_shard`."""
+    def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
         path = self.manifest.paths[shard]
         scale = _scale(_codec_of(path))
         end = None if high == self.manifest.weights[shard] else -(-high // scale)
@@ -273,15 +268,12 @@ class JSONL(RecordFiles):
             parse = partial(self.record_of, beside=beside) if beside else self.record_of
             blocks = line_blocks(content, -(-low // scale), end, position, reading=self.reading)
             try:
-                for block in blocks:
-                    reached = block.end
-                    place = max(low, min(content.stored(reached) * scale, high))
-                    origin = make_origin(shard, block.index)
-                    made, problems = block_of(
-                        block.lines, self.fields, origin, self.field_types, parse
-                    )
-                    report_broken(self, origin, problems, skips)
-                    yield made, reached, place
+                for lines in blocks:
+                    reached = lines.end
+                    origin = make_origin(shard, lines.index)
+                    read = block_of(lines.lines, self.fields, origin, self.field_types, parse)
+                    place = content.stored(reached) * scale
+                    yield ShardBlock(read[0], origin, read[1], reached, place)
             except DamagedError as error:
                 at = reached if reached is not None else content.produced if low else 0
                 raise self.broken_shard(shard, f"after byte {at}, {error}", at) from error

@@ -237,9 +237,7 @@ class MegatronIndexed(FlatSource):
             try:
                 header = parse_header(idx.read(0, HEADER_BYTES), idx.num_bytes, shown(listed.path))
             except ConfigError as error:
-                raise self.broken_shard(
-                    shard, error.fact.rstrip("."), remedy=error.remedy.rstrip(".")
-                ) from error
+                raise self.broken_shard(shard, error.fact, remedy=error.remedy) from error
             index = Index(idx, header, file.num_bytes)
             tokens = file.num_bytes // INTEGER_DTYPES[header.kind].itemsize
             yield FlatFile(file, header.kind, 0, ByIndex(header.documents, index, tokens))

@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 
 from streampack.documents.blocks import Texts, make_origin
-from streampack.files.file_source import FileSource
-from streampack.sources.base import Block
-from streampack.sources.broken import broken_document
-from streampack.sources.error_policy import ErrorPolicy
+from streampack.files.file_source import FileSource, ShardBlock
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
 from streampack.sources.reading import too_long
@@ -51,23 +48,25 @@ class TextFiles(FileSource):
     def document_name(self, origin: np.void) -> str:
         return f"file {shown(self.manifest.paths[int(origin['shard'])])}"
 
-    def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
-    ) -> Iterator[tuple[Block, int, int]]:
+    def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
         if low > 0 or position is not None:  # the document belongs to an earlier part
             return
+        text, problem = self._text(shard)
+        origin = make_origin(shard, np.zeros(1, dtype=np.int64))
+        block = None if problem else Texts([text], origin)
+        yield ShardBlock(block, origin, {0: problem} if problem else {}, 1, high)
+
+    def _text(self, shard: int) -> tuple[str, str]:
+        """Return the text of a file and "", or the reason for a file that is no document."""
         size, most = int(self.manifest.num_bytes[shard]), self.reading.most_bytes
         if size > most:
-            return skips.handle(broken_document(self, shard, 0, too_long(size, most)))
+            return "", too_long(size, most)
         with self.open_shard(shard) as file:
             data = file.read(0, size)
         try:
             text = data.decode("utf-8-sig")
-            problem = "has a NUL character, as UTF-16 and binary files do" if 0 in data else ""
         except UnicodeDecodeError as error:
-            problem = f"is not UTF-8 at byte {error.start}"
             if codec := codec_of(data):
-                problem = f"is compressed ({codec}), and text files are read as they are"
-        if problem:
-            return skips.handle(broken_document(self, shard, 0, problem))
-        yield Texts([text], make_origin(shard, np.zeros(1, dtype=np.int64))), 1, high
+                return "", f"is compressed ({codec}), and text files are read as they are"
+            return "", f"is not UTF-8 at byte {error.start}"
+        return text, "has a NUL character, as UTF-16 and binary files do" if 0 in data else ""

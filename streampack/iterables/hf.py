@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from streampack.arguments import explained
 from streampack.errors import ConfigError, StateError
-from streampack.formats.parquet.rows import row_parser
+from streampack.formats.rows.records import row_parser
 from streampack.iterables.hf_steps import (
     keeps_first_order,
     repair_skips,

@@ -43,9 +43,9 @@ def source_of_records(
             files.fields = RecordSchema(False, "", records=reader)
         return cast(ShardedSource, files)
     if isinstance(data, ShardedSource) and storage is None:
-        from streampack.formats.parquet.source import Parquet
+        from streampack.formats.rows.source import RowFiles
 
-        if isinstance(data, Parquet):  # made by the user, such as a table
+        if isinstance(data, RowFiles):  # made by the user, such as a table
             opened = copy.copy(data)
             opened.fields, opened._manifest = RecordSchema(False, "", records=reader), None
             opened._lines = {}

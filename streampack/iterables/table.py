@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from streampack.arguments import explained
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
-from streampack.formats.parquet.columns import kinds_of, row_sizes
-from streampack.formats.parquet.source import Parquet
+from streampack.files.file_source import ShardBlock
+from streampack.formats.rows.columns import kinds_of, row_sizes
+from streampack.formats.rows.source import RowFiles
 from streampack.sources.arguments import NamedFields
-from streampack.sources.base import Block
-from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.indexed import SHARD_ITEMS, InMemory
 from streampack.sources.manifest import Manifest
 from streampack.sources.reading import ReadOptions
@@ -29,7 +28,7 @@ _BATCH_ROWS = 1024  # rows taken from the table at a time
 _BATCH_BYTES = 256 << 20  # limit of a batch, as offsets of Arrow may have 32 bits
 
 
-class Table(InMemory, Parquet):
+class Table(InMemory, RowFiles):
     """Documents in a column of a table, cut at any row among any number of lanes.
 
     Columns are read in place, without an object per row of token ids. Shuffling treats every 8,192
@@ -81,19 +80,14 @@ class Table(InMemory, Parquet):
     def _dtype_name(self, narrow: bool) -> str:
         return ("uint16" if narrow else "uint32") if self.fields.tokenized else "text"
 
-    def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
-    ) -> Iterator[tuple[Block, int, int]]:
-        """Yield blocks of rows, which weigh one each; see `ShardedSource.read_shard`."""
+    def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
+        """Yield blocks of rows, which weigh one each."""
         row, base = low if position is None else position, shard * SHARD_ITEMS
         schema, dtype = self._batch(0, 1)[0].schema, self.manifest.details["dtype"]
-        blocks = self._block_maker(shard, skips, schema, dtype)
+        make = self._block_maker(shard, schema, dtype)
         while row < high:
-            first = row
-            batch, stop = self._batch(base + first, base + high)
-            for block, consumed in blocks(batch, np.arange(first, first + batch.num_rows)):
-                row = first + consumed
-                yield block, row, row
+            batch, stop = self._batch(base + row, base + high)
+            yield from make(batch, np.arange(row, row + batch.num_rows))
             row = stop - base
 
     def _row_sizes(self, batch: pa.RecordBatch) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,9 +27,6 @@ from streampack.predicates.text import (
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Rows = tuple[pa.RecordBatch, NDArray[np.int64]]
-    RowReader = Callable[[int, int, int], Iterator[Rows]]
 
 _SYNTAX = "Write it as in 'lang == \"en\" and score >= 0.5', or pass an expression of pyarrow."
 
@@ -104,19 +101,14 @@ class Predicate:
                 setting="where",
             ) from error
 
-    def reader(self, reader: RowReader) -> RowReader:
-        """Return a reader of the rows that satisfy the condition."""
-
-        def read(*rows: int) -> Iterator[Rows]:
-            for batch, numbers in reader(*rows):
-                keep = self._mask(batch)
-                some = keep.true_count
-                if some == len(keep):
-                    yield batch, numbers
-                elif some:
-                    yield batch.filter(keep), numbers[keep.to_numpy(zero_copy_only=False)]
-
-        return read
+    def rows(
+        self, batch: pa.RecordBatch, numbers: NDArray[np.int64]
+    ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """Return the rows that satisfy the condition, of rows with indices (N,)."""
+        keep = self._mask(batch)
+        if keep.true_count == len(keep):
+            return batch, numbers
+        return batch.filter(keep), numbers[keep.to_numpy(zero_copy_only=False)]
 
     def may_match(self, bounds: Callable[[str], Bounds | None]) -> bool:
         """Return False if no row of a group with these bounds can satisfy the condition."""

@@ -313,7 +313,8 @@ GOLDEN = {
 
 
 FILES = ("extras", "files", "storage")
-PARQUET = (*FILES, "formats.parquet")
+ROWS = (*FILES, "formats.rows")
+PARQUET = (*ROWS, "formats.parquet")
 LINES = (*FILES, "formats.jsonl")
 MEASURED = ("forecasts", "limits")
 
@@ -327,7 +328,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "filter": (*PARQUET, "hooks"),
     "eos": (*PARQUET, "tokenization"),
     "loss mask, two epochs": PARQUET,
-    "arrow": (*PARQUET, "formats.arrow"),
+    "arrow": (*ROWS, "formats.arrow"),
     "mds": (*FILES, "formats.mds"),
     "tar": (*FILES, "formats.tar"),
     "tar.gz": (*FILES, "formats.tar"),

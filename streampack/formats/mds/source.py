@@ -15,6 +15,7 @@ from streampack.arguments import explained
 from streampack.documents.blocks import Documents, Texts, make_origin, part_of
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
+from streampack.files.file_source import ShardBlock
 from streampack.files.integer_arrays import (
     UngatheredDocuments,
     decoded_texts,
@@ -42,9 +43,6 @@ from streampack.formats.mds.samples import (
     scan_samples,
 )
 from streampack.sources.arguments import RecordFileOptions
-from streampack.sources.base import Block
-from streampack.sources.broken import report_broken
-from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, RecordReader, with_masks
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest, Names
@@ -186,9 +184,7 @@ class MDS(RecordFiles):
             return None
         return int(_head_bytes(int(self.manifest.details["documents"][shard])))
 
-    def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
-    ) -> Iterator[tuple[Block | UngatheredDocuments, int, int]]:
+    def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
         with self.storage.open(self._listed_shard(shard)) as stored:
             file = self._content(shard, stored)
             table = self._table(shard, file)
@@ -199,8 +195,9 @@ class MDS(RecordFiles):
             if position is not None:
                 start = max(start, position)
             while start < stop:
-                block, start = self._block(shard, file, table, start, stop, skips)
-                yield block, start, high if start == stop else max(low, int(table[start]) - head)
+                read = self._block(shard, file, table, start, stop)
+                start = read.end
+                yield read if start < stop else read._replace(reached=high)
 
     def _with_files(
         self,
@@ -392,8 +389,7 @@ class MDS(RecordFiles):
         table: NDArray[np.uint32],
         start: int,
         stop: int,
-        skips: ErrorPolicy,
-    ) -> tuple[Block | UngatheredDocuments, int]:
+    ) -> ShardBlock:
         columns = self._columns(self._layout(shard), self.manifest.paths[shard])
         data, starts, sizes, status = self._samples(shard, file, table, start, stop, columns)
         n = len(status)
@@ -436,8 +432,9 @@ class MDS(RecordFiles):
                 files = {name: (starts[i, kept], sizes[i, kept]) for name, i in images.items()}
                 block, reasons = self._with_files(self.beside, block, data, files)
                 problems |= {int(kept[i]): reason for i, reason in reasons.items()}
-        report_broken(self, origin, problems, skips)
-        return block, start + n
+        end = start + n
+        reached = int(table[end]) - _head_bytes(len(table) - 1)
+        return ShardBlock(block, origin, problems, end, reached)
 
 
 def _head_bytes(samples: Any) -> Any:

@@ -1,24 +1,21 @@
-"""Open Parquet files, and the positions of their row groups on the weight of a file."""
+"""Open Parquet files, and the positions of their row groups; the latest are kept."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
-from streampack.documents.blocks import offsets_of
 from streampack.formats.parquet.footer import row_groups
+from streampack.formats.rows.offsets import Offsets
 from streampack.keep_last import KeepLast
 from streampack.storage.files import StoredFile
 
 if TYPE_CHECKING:
-    from streampack.formats.parquet.chunks import Chunks, RowGroup
+    from streampack.formats.parquet.chunks import Chunks
 
 _BUFFER_BYTES = 1 << 20  # bytes of a column read at a time
 
@@ -70,62 +67,3 @@ def chunks_of(file: StoredFile, columns: Sequence[str]) -> Chunks:
     from streampack.formats.parquet.chunks import read_chunks
 
     return _chunks.keep((file.version, *columns), lambda: read_chunks(file, columns))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Offsets:
-    """Positions of a file's row groups and rows on its weight, as if a group's rows were equal.
-
-    Attributes:
-        rows: (G + 1,) int64, rows before each group.
-        weights: (G + 1,) int64, weight before each group.
-        sizes: (G,) int64, bytes of each group.
-    """
-
-    rows: NDArray[np.int64]
-    weights: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, groups: Sequence[pq.RowGroupMetaData | RowGroup], weight: int) -> Offsets:
-        """Divide the file's weight among its row groups, in proportion to their bytes."""
-        kept = [(group.num_rows, max(group.total_byte_size, 1)) for group in groups]
-        before, total = [0], max(sum(size for _, size in kept), 1)
-        for _, size in kept:
-            before.append(before[-1] + size)
-        weights = np.array([weight * size // total for size in before], dtype=np.int64)
-        if not kept:
-            weights[-1] = weight
-        sizes = np.array([group.total_byte_size for group in groups], dtype=np.int64)
-        return cls(offsets_of(np.array([rows for rows, _ in kept], dtype=np.int64)), weights, sizes)
-
-    def groups(self, start: int, stop: int) -> list[int]:
-        """Return the indices of the groups with rows in [start, stop)."""
-        some = (self.rows[:-1] < stop) & (self.rows[1:] > start)
-        return [int(number) for number in np.flatnonzero(some)]
-
-    def shares(self, groups: Sequence[int], stop: int) -> dict[int, float]:
-        """Return the part of each group, from its beginning, that has the rows up to `stop`."""
-        bounds = [(int(self.rows[number]), int(self.rows[number + 1])) for number in groups]
-        return {
-            number: (min(stop, end) - first) / max(end - first, 1)
-            for number, (first, end) in zip(groups, bounds, strict=True)
-        }
-
-    def row(self, at: int) -> int:
-        """Return the first row that begins at a position of the weight or after it."""
-        if at <= 0 or len(self.rows) == 1:
-            return 0
-        group = int(np.searchsorted(self.weights, at, side="right")) - 1
-        row, inside = int(self.rows[group]), at - int(self.weights[group])
-        if inside == 0 or group == len(self.rows) - 1:
-            return row
-        weight = int(self.weights[group + 1] - self.weights[group])
-        return row - -inside * (int(self.rows[group + 1]) - row) // weight
-
-    def about(self, row: int) -> int:
-        """Return the position on the weight at which a row begins."""
-        group = max(int(np.searchsorted(self.rows, row, side="left")) - 1, 0)
-        rows = max(int(self.rows[group + 1] - self.rows[group]), 1)
-        weight = int(self.weights[group + 1] - self.weights[group])
-        return int(self.weights[group]) + weight * (row - int(self.rows[group])) // rows

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from streampack.arguments import explained
 from streampack.errors import ConfigError
-from streampack.formats.parquet.columns import is_number
+from streampack.formats.rows.columns import is_number
 from streampack.formats.tables.delta_log import Action, DeltaLog, LogState
 from streampack.formats.tables.snapshot import Columns, DataFile
 from streampack.formats.tables.source import Snapshot, TableFiles

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,7 @@ from streampack.sources.records import DamagedFileError
 from streampack.storage.file_info import FileInfo
 
 if TYPE_CHECKING:
-    from streampack.formats.parquet.columns import Rows
-    from streampack.formats.parquet.source import RowReader
+    from streampack.formats.rows.columns import Rows
     from streampack.predicates.bounds import Bounds
 
 FIELD_ID = b"PARQUET:field_id"
@@ -137,21 +136,17 @@ class FileView:
         present = {n: column for n, column in of_file.items() if n not in constants}
         return cls(schema, present, constants, deleted)
 
-    def reader(self, reader: RowReader, wanted: Collection[str]) -> RowReader:
-        """Return a reader of the file's rows with the table's columns, without deleted rows."""
-
-        def read(*rows: int) -> Iterator[Rows]:
-            for batch, numbers in reader(*rows):
-                batch = self._converted(batch, wanted)
-                if self.deleted is not None:
-                    at = np.searchsorted(self.deleted, numbers)
-                    at = np.minimum(at, len(self.deleted) - 1)
-                    keep = self.deleted[at] != numbers
-                    if not keep.all():
-                        batch, numbers = batch.filter(pa.array(keep)), numbers[keep]
-                yield batch, numbers
-
-        return read
+    def rows(
+        self, batch: pa.RecordBatch, numbers: NDArray[np.int64], wanted: Collection[str]
+    ) -> Rows:
+        """Return rows of the file with the table's columns, without deleted rows."""
+        batch = self._converted(batch, wanted)
+        if self.deleted is not None:
+            at = np.minimum(np.searchsorted(self.deleted, numbers), len(self.deleted) - 1)
+            keep = self.deleted[at] != numbers
+            if not keep.all():
+                batch, numbers = batch.filter(pa.array(keep)), numbers[keep]
+        return batch, numbers
 
     def _converted(self, batch: pa.RecordBatch, wanted: Collection[str]) -> pa.RecordBatch:
         arrays, fields = [], []

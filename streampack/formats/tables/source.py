@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from streampack.arguments import whole_number
 from streampack.errors import ConfigError
 from streampack.files.tables import located
-from streampack.formats.parquet.footer import DAMAGE
-from streampack.formats.parquet.positions import Offsets
-from streampack.formats.parquet.source import Parquet, RowReader
+from streampack.formats.parquet.source import Parquet
+from streampack.formats.rows.schemas import DAMAGE
+from streampack.formats.rows.source import OpenRows
 from streampack.formats.tables.snapshot import Columns, DataFile, FileView
 from streampack.sources.manifest import Manifest
 from streampack.storage.file_info import FileInfo, shown
@@ -138,7 +138,6 @@ class TableFiles(Parquet):
                 path=shown(self.paths),
             )
         self._being_listed = _Rows.of(snapshot)
-        self._know_columns(snapshot.columns)
         self._listed_files = [file.info for file in snapshot.files]
         try:
             manifest = super().list_shards()
@@ -151,14 +150,9 @@ class TableFiles(Parquet):
             details["left_out"] += f", and {pruned:,} of {count:,} files before"
         return manifest
 
-    def _listed(self) -> Manifest:
-        manifest = super()._listed()
-        self._know_columns(manifest.details["rows"].columns)
-        return manifest
-
-    def _know_columns(self, columns: Columns) -> None:
-        if self.where is not None and columns.ids is not None:
-            self.where.ids = dict(columns.ids)
+    @property
+    def _field_ids(self) -> Mapping[str, int] | None:  # type: ignore[override]
+        return self._rows.columns.ids
 
     def _files(self) -> Sequence[FileInfo]:
         return self._listed_files
@@ -225,10 +219,12 @@ class TableFiles(Parquet):
         return [columns[name] for name in wanted if name in columns]
 
     @contextmanager
-    def open_rows(
-        self, file: StoredFile, shard: int
-    ) -> Iterator[tuple[pa.Schema, Offsets, RowReader]]:
-        with super().open_rows(file, shard) as (schema, positions, batches):
+    def open_rows(self, file: StoredFile, shard: int) -> Iterator[OpenRows]:
+        with super().open_rows(file, shard) as (schema, positions, read):
             view = self._rows.view(shard, schema)
             wanted = super()._columns(view.schema)
-            yield view.schema, positions, view.reader(batches, wanted)
+            yield OpenRows(
+                view.schema,
+                positions,
+                lambda *part: (view.rows(*rows, wanted) for rows in read(*part)),
+            )

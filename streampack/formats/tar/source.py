@@ -14,8 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from streampack.arguments import explained
 from streampack.cached import cached_property
 from streampack.documents.blocks import Documents, Texts, make_origin
-from streampack.errors import ContentError
-from streampack.files.file_source import HEAD_BYTES
+from streampack.files.file_source import HEAD_BYTES, ShardBlock
 from streampack.files.integer_arrays import (
     UngatheredDocuments,
     decoded_texts,
@@ -47,8 +46,6 @@ from streampack.formats.tar.pipes import run_pipe
 from streampack.job.listed_once import listed_once
 from streampack.sources.arguments import RecordFileOptions
 from streampack.sources.base import Block
-from streampack.sources.broken import report_broken
-from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.fields import ATTENTION_MASK, RecordReader
 from streampack.sources.formats import FORMATS
 from streampack.sources.manifest import Manifest
@@ -72,13 +69,6 @@ _PIPE_BYTES = 64 << 20  # assumed size of a shard from a command
 _SAMPLED_BYTES = 32 << 20  # bytes of content in which tokens are counted for an estimate
 _CODECS = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "zst": "zstd", "tzst": "zstd"}
 _SAMPLED = 16384  # maximum number of samples in which tokens are counted
-
-
-class _Unreported(ErrorPolicy):
-    """Policy of a sample for an estimate: broken content is reported when the shard is read."""
-
-    def handle(self, error: ContentError) -> None:
-        """Nothing."""
 
 
 class WebDataset(RecordFiles):
@@ -221,10 +211,11 @@ class WebDataset(RecordFiles):
             return 0.0
         data, stored = head_of(self._listed_shard(shard), self.storage, _SAMPLED_BYTES)
         head = MemoryFile(data)
-        document, offset, outcome, tokens, skips = 0, 0, MORE, 0, _Unreported()
+        document, offset, outcome, tokens = 0, 0, MORE, 0
         while outcome == MORE and document < _SAMPLED and offset < len(data):
-            n, offset, outcome, block = self._block(shard, head, offset, ALL, document, skips)
-            document += n
+            (block, _, _, document, offset), outcome = self._block(
+                shard, head, offset, ALL, document
+            )
             if isinstance(block, Texts):
                 tokens += sum(map(len, map(str.encode, block.texts))) // 4
             else:
@@ -238,9 +229,7 @@ class WebDataset(RecordFiles):
         padding = [ATTENTION_MASK] if self.manifest.details["padded"] else []
         return [*self.fields.loss_masks, *padding]
 
-    def read_shard(
-        self, shard: int, low: int, high: int, position: int | None, skips: ErrorPolicy
-    ) -> Iterator[tuple[Block | UngatheredDocuments, int, int]]:
+    def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
         weight = int(self.manifest.weights[shard])
         with self._opened(shard) as (file, complete):
             # A shard's weight counts stored bytes; a sample's position is that of its headers.
@@ -253,11 +242,10 @@ class WebDataset(RecordFiles):
                 if position is not None and offset >= most:
                     return
             while outcome == MORE and offset < most:
-                n, offset, outcome, block = self._block(shard, file, offset, most, document, skips)
-                document += n
-                if n:
-                    place = high if offset >= most else offset * weight // size
-                    yield block, document, max(low, min(place, high))
+                read, outcome = self._block(shard, file, offset, most, document)
+                document, offset = read.end, read.reached
+                if len(read.origin):
+                    yield read._replace(reached=high if offset >= most else offset * weight // size)
         if outcome != MORE and (outcome != ENDED or not complete):
             after = f"after document {document - 1}" if document else "before the first document"
             what = FAULTS.get(outcome, "its compressed data breaks off")
@@ -296,12 +284,11 @@ class WebDataset(RecordFiles):
         offset: int,
         most: int,
         document: int,
-        skips: ErrorPolicy,
-    ) -> tuple[int, int, int, Block | UngatheredDocuments]:
+    ) -> tuple[ShardBlock, int]:
         """Scan and read one block of samples that begin before byte `most`.
 
-        Returns the number of documents, the byte at which the next begins, the scan's outcome, and
-        the block.
+        Returns the block, which has reached the byte at which the next one begins, and the scan's
+        outcome.
         """
         reading = self.reading
         scanned = scan_file(
@@ -334,8 +321,7 @@ class WebDataset(RecordFiles):
         else:
             counts, kinds = array_headers(data, starts, sizes, status, problems, self.dtype)
             block = integer_block(data, starts, counts, kinds, origin, problems)
-        report_broken(self, origin, problems, skips)
-        return n, offset, outcome, block
+        return ShardBlock(block, origin, problems, document + n, offset), outcome
 
     def _with_files(
         self,

@@ -18,17 +18,15 @@ from numpy.typing import NDArray
 
 from streampack.documents.blocks import make_origin
 from streampack.errors import ConfigError
+from streampack.files.file_source import ShardBlock
 from streampack.files.json_records import MOST_NESTED, parse_json, too_deep
-from streampack.formats.parquet.columns import BlockMaker, cut, kinds_of
-from streampack.sources.base import Block
-from streampack.sources.broken import report_broken
-from streampack.sources.error_policy import ErrorPolicy
+from streampack.formats.rows.columns import BlockMaker, cut, ended, kinds_of
 from streampack.sources.fields import RecordSchema
 from streampack.sources.records import BrokenDocumentError, block_of
 from streampack.storage.file_info import shown
 
 if TYPE_CHECKING:
-    from streampack.formats.parquet.source import Parquet
+    from streampack.formats.rows.source import RowFiles
 
 #: Converts a value of a row to its JSON value; None where they are the same.
 _Convert = Callable[[Any], Any] | None
@@ -37,14 +35,14 @@ _JSON = "arrow.json"
 _METADATA = b"huggingface"  # key under which `datasets` stores features in a schema
 
 
-def record_blocks(source: Parquet, shard: int, skips: ErrorPolicy, schema: pa.Schema) -> BlockMaker:
+def record_blocks(source: RowFiles, shard: int, schema: pa.Schema) -> BlockMaker:
     """Return the maker of blocks from the whole rows of a file, for `RecordReader`."""
     reader, tokenized = source.fields.records, source.fields.tokenized
     assert reader is not None
     limits = (source.reading.documents_per_block, source.reading.block_bytes)
     parse = row_parser(schema)
 
-    def blocks(rows: pa.RecordBatch, numbers: NDArray[np.int64]) -> Iterator[tuple[Block, int]]:
+    def blocks(rows: pa.RecordBatch, numbers: NDArray[np.int64]) -> Iterator[ShardBlock]:
         start = 0
         records: list[Any] = []  # rows from `start` on
         sizes: list[int] = []
@@ -57,10 +55,9 @@ def record_blocks(source: Parquet, shard: int, skips: ErrorPolicy, schema: pa.Sc
             block, problems = block_of(
                 records[:count], source.fields, origin, source.field_types, parse
             )
-            report_broken(source, origin, problems, skips)
             start += count
             del records[:count], sizes[:count]
-            yield block, start
+            yield ended(block, origin, problems)
 
     return blocks
 

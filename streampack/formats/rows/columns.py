@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,18 +16,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from streampack.documents.blocks import Documents, Texts, make_origin, offsets_of
+from streampack.files.file_source import ShardBlock
+from streampack.sources.base import Block
 from streampack.sources.fields import ATTENTION_MASK, with_masks
 from streampack.sources.reading import too_long
 
-if TYPE_CHECKING:
-    from streampack.sources.base import Block
-
 #: N rows and their indices (N,) in a file, in order.
 Rows = tuple[pa.RecordBatch, NDArray[np.int64]]
-#: Rows -> blocks, each with the number of rows consumed so far.
-BlockMaker = Callable[[pa.RecordBatch, NDArray[np.int64]], "Iterator[tuple[Block, int]]"]
-#: Called with the index of a broken row and the end of the sentence "row N ...".
-Broken = Callable[[int, str], None]
+#: Rows -> blocks, which end at rows and have reached the same rows.
+BlockMaker = Callable[[pa.RecordBatch, NDArray[np.int64]], Iterator[ShardBlock]]
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -108,28 +105,19 @@ def cut(sizes: NDArray[np.integer[Any]], limits: tuple[int, int]) -> Iterator[tu
         start, before = stop, int(ends[stop - 1])
 
 
-def placed_blocks(
-    batches: Iterable[Rows],
-    make: BlockMaker,
-    part: tuple[int, int],
-    stop: int,
-    place_of: Callable[[int], int],
-) -> Iterator[tuple[Block, int, int]]:
-    """Yield blocks of rows up to `stop`, each with the row after it and that row's weight position.
+def _without(
+    block: Documents | Texts, origin: NDArray[np.void], problems: Mapping[int, str]
+) -> ShardBlock:
+    """Return a block of rows (N,) without those with problems."""
+    if problems:
+        block = block.take(np.setdiff1d(np.arange(len(block)), list(problems)))
+    return ended(block, origin, problems)
 
-    Args:
-        batches: batches of rows.
-        make: makes blocks of a batch.
-        part: [low, high) of the file's weight.
-        stop: the row at which the part ends.
-        place_of: returns the position of a row on the file's weight.
-    """
-    low, high = part
-    for batch, numbers in batches:
-        for block, consumed in make(batch, numbers):
-            row = int(numbers[consumed - 1]) + 1
-            reached = high if row == stop else place_of(row)
-            yield block, row, max(low, min(reached, high))
+
+def ended(block: Block, origin: NDArray[np.void], problems: Mapping[int, str]) -> ShardBlock:
+    """Return a block that ends after the last row of `origin`, and has reached that row."""
+    end = int(origin["index"][-1]) + 1
+    return ShardBlock(block, origin, problems, end, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +129,6 @@ class TextBlocks:
         column: name of the column.
         limits: rows and bytes per block.
         max_bytes: a larger row is no document.
-        broken: called for every row that is no document.
         fields: columns with a number or, with a conversion to keys, a text per row.
     """
 
@@ -149,12 +136,9 @@ class TextBlocks:
     column: str
     limits: tuple[int, int]
     max_bytes: int
-    broken: Broken
     fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(
-        self, rows: pa.RecordBatch, numbers: NDArray[np.int64]
-    ) -> Iterator[tuple[Block, int]]:
+    def __call__(self, rows: pa.RecordBatch, numbers: NDArray[np.int64]) -> Iterator[ShardBlock]:
         """Yield blocks of rows with these indices (N,)."""
         column = plain_text(rows.column(self.column))
         sizes = row_sizes(column)
@@ -165,20 +149,14 @@ class TextBlocks:
         fields = _row_fields(rows, self.fields, lacking)
         for start, stop in cut(sizes, self.limits):
             texts = _strings(column.slice(start, stop - start))
-            good = [isinstance(t, str) and start + i not in lacking for i, t in enumerate(texts)]
-            for i in np.flatnonzero(~np.array(good, dtype=np.bool_)).tolist():
-                reason = "is null" if texts[i] is None else "is not UTF-8"
+            problems = {row - start: lacking[row] for row in lacking if start <= row < stop}
+            for i in [i for i, text in enumerate(texts) if not isinstance(text, str)]:
+                problems[i] = "is null" if texts[i] is None else "is not UTF-8"
                 if large[start + i]:
-                    reason = too_long(sizes[start + i], self.max_bytes)
-                elif isinstance(texts[i], str):
-                    reason = lacking[start + i]
-                self.broken(int(numbers[start + i]), reason)
-            block = Texts(
-                texts,
-                make_origin(self.shard, numbers[start:stop]),
-                {name: values[start:stop] for name, values in fields.items()},
-            )
-            yield block if all(good) else block.take(np.flatnonzero(good)), stop
+                    problems[i] = too_long(sizes[start + i], self.max_bytes)
+            origin = make_origin(self.shard, numbers[start:stop])
+            block = Texts(texts, origin, {n: values[start:stop] for n, values in fields.items()})
+            yield _without(block, origin, problems)
 
 
 def plain_text(column: pa.Array) -> pa.Array:
@@ -273,7 +251,6 @@ class TokenBlocks:
         dtype: dtype of the blocks' ids, uint16 or uint32.
         limits: rows and bytes per block.
         max_bytes: a larger row is no document.
-        broken: called for every row that is no document.
         token_fields: columns with a number per token, or several in lists of this shape;
             document_fields: as `TextBlocks.fields`.
     """
@@ -284,13 +261,10 @@ class TokenBlocks:
     dtype: np.dtype[Any]
     limits: tuple[int, int]
     max_bytes: int
-    broken: Broken
     token_fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     document_fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(
-        self, rows: pa.RecordBatch, numbers: NDArray[np.int64]
-    ) -> Iterator[tuple[Block, int]]:
+    def __call__(self, rows: pa.RecordBatch, numbers: NDArray[np.int64]) -> Iterator[ShardBlock]:
         """Yield blocks of rows with these indices (N,)."""
         lists = _Lists.of(rows.column(self.tokens))
         reasons: dict[int, str] = dict.fromkeys(lists.nulls.tolist(), "is null")
@@ -315,13 +289,9 @@ class TokenBlocks:
         whole, of_masks = with_masks(plain, masks)
         reasons = {**of_masks, **reasons}
         for start, stop in cut(sizes, self.limits):
-            block = whole[start:stop]
             wrong = [row for row in range(start, stop) if row in reasons] if reasons else []
-            for row in wrong:
-                self.broken(int(numbers[row]), reasons[row])
-            if wrong:
-                block = whole.take(np.setdiff1d(np.arange(start, stop), wrong))
-            yield block, stop
+            problems = {row - start: reasons[row] for row in wrong}
+            yield _without(whole[start:stop], origin[start:stop], problems)
 
     def _ids(self, lists: _Lists, reasons: dict[int, str]) -> NDArray[np.generic]:
         """Return the flat ids as `dtype`, without a copy where their type allows it.

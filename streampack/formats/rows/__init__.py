@@ -1,0 +1,1 @@
+"""Files of rows with columns, as Arrow gives them: the part that all their formats share."""
