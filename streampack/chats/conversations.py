@@ -15,8 +15,11 @@ from streampack.errors import ConfigError
 
 #: Parts of an assistant's turn.
 PARTS = ("thinking", "content", "tool_calls")
-#: Placeholder of an image in the text of a message: private-use characters without a meaning.
-IMAGE_PART = "\ue0f3\ue0f4\ue0f3"
+#: Placeholders of images, films and sounds in the text of a message: private-use characters
+#: without a meaning.
+IMAGE_PART, VIDEO_PART, AUDIO_PART = (f"\ue0f3{kind}\ue0f3" for kind in "\ue0f4\ue0f5\ue0f6")
+#: Types of the parts in messages that they stand for.
+MEDIA_PARTS = {IMAGE_PART: "image", VIDEO_PART: "video", AUDIO_PART: "audio"}
 #: Names of the message field for thoughts in different models.
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
 TURNS = ("whole", "each", "prompt")

@@ -104,7 +104,8 @@ def _shown(batch: PackedBatch, tokenizer: Any, *, color: bool, pieces: Sequence[
     fields = (batch.input_ids, batch.document_ids, batch.labels)
     ids, documents, labels = (field.cpu().numpy() for field in fields)
     decode, between = decoder(tokenizer), " " if tokenizer is None else ""
-    image = _images(batch).reshape(ids.shape)
+    image, media = _images(batch).reshape(ids.shape), images_of(batch)
+    kinds = () if media is None else media.kinds
     origins = [f", {piece}" for piece in pieces] or [""] * batch.num_documents
 
     def lines(mark: Callable[[str, bool], str], plain: Callable[[str], str]) -> Iterator[str]:
@@ -124,7 +125,7 @@ def _shown(batch: PackedBatch, tokenizer: Any, *, color: bool, pieces: Sequence[
                     mark(
                         _visible(decode(ids[row, run]))
                         if image[row, run[0]] < 0
-                        else f"[image, {len(run)} tokens]",
+                        else f"[{kinds[image[row, run[0]]]}, {len(run)} tokens]",
                         bool(labels[row, run[0]] != -100),
                     )
                     for run in runs

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from streampack.arguments import type_in_words
 from streampack.errors import ConfigError
-from streampack.forms.attention import one_segment_per_row, static_segments
+from streampack.forms.attention import one_segment_per_row
 from streampack.forms.image_columns import images_of
 from streampack.hf.attention import (
     WAYS,
@@ -37,6 +37,7 @@ from streampack.hf.attention import (
     usual_ids,
     with_longer_ones,
 )
+from streampack.hf.flat_arguments import flat_arguments
 from streampack.hf.isolation import (
     check_isolation,
     restored_module,
@@ -97,28 +98,7 @@ def hf(
     """
     if model is not None:
         return _arguments_for(model, batch, segments)
-    counts: dict[str, Any] = {}
-    if batch._step_items is not None or not batch.num_loss_tokens:
-        counts["num_items_in_batch"] = batch.num_items_in_batch * batch.cp_size
-    if seq_idx:
-        counts["seq_idx"] = batch.seq_idx
-    cu_seqlens, longest = static_segments(batch, segments)
-    arguments = {
-        **counts,
-        "input_ids": batch.input_ids.view(1, -1),
-        "position_ids": batch.position_ids.view(1, -1),
-        "labels": batch.labels.view(1, -1),
-        "cu_seq_lens_q": cu_seqlens,
-        "cu_seq_lens_k": cu_seqlens,
-        "max_length_q": longest,
-        "max_length_k": longest,
-        "use_cache": False,
-    }
-    if images_of(batch) is None:
-        return arguments
-    from streampack.images.model_arguments import with_media
-
-    return with_media(arguments, batch)
+    return flat_arguments(batch, seq_idx=seq_idx, segments=segments)
 
 
 def _arguments_for(model: Any, batch: Any, segments: int | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from streampack.forms.attention import segment_ids
+from streampack.hf.flat_arguments import flat_arguments
 from streampack.packing.plan import PackingStats
 from streampack.window.packed_rows import PackedRows
 
@@ -49,11 +50,11 @@ def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) 
     taken = inspect.signature(unwrapped(model).forward).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in taken.values())
     if way in ("positions", "seq_idx"):
-        arguments = batch.hf(seq_idx=way == "seq_idx", segments=segments)
+        arguments = _flat(model, batch, seq_idx=way == "seq_idx", segments=segments)
         wanted = {name for name in arguments if takes_any or name in taken}
     else:
         tree = hasattr(batch, "tout")
-        arguments = batch._ids() if tree else batch.hf()
+        arguments = batch._ids() if tree else _flat(model, batch)
         rows = 1 if tree and _is_flex(model) else batch.rows  # one block mask covers all rows
         for name in _OF_SLOTS & {*arguments}:
             values = arguments[name]
@@ -75,6 +76,12 @@ def arguments_by(model: Any, batch: Any, way: str, segments: int | None = None) 
     if "num_items_in_batch" in arguments and "num_items_in_batch" not in wanted:
         wanted.discard("labels")  # the model's loss would be a mean of means, or 0 / 0
     return {name: value for name, value in arguments.items() if name in wanted}
+
+
+def _flat(model: Any, batch: Any, **settings: Any) -> dict[str, Any]:
+    if hasattr(batch, "tout"):
+        return batch.hf(**settings)  # type: ignore[no-any-return]
+    return flat_arguments(batch, model, **settings)
 
 
 def takes(model: Any, name: str) -> bool:

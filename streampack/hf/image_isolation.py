@@ -11,7 +11,12 @@ from streampack.forms.image_columns import images_of
 from streampack.hf.attention import takes
 from streampack.hf.isolation import without_loss
 from streampack.hf.slot_outputs import largest_movement, of_slots
-from streampack.images.model_arguments import of_images, with_changed_images
+from streampack.images.model_arguments import (
+    media_of,
+    of_images,
+    types_of,
+    with_changed_images,
+)
 
 
 def documents_moved(
@@ -46,16 +51,10 @@ def documents_moved(
 def _alone(model: Any, batch: Any, number: int) -> dict[str, Any]:
     """Return a model's arguments for one document alone, without positions."""
     places = images_of(batch)
-    is_own = torch.from_numpy(places.pieces == number).to(batch.device)
-    rows = is_own.repeat_interleave(torch.from_numpy(places.entries).to(batch.device))
     ids = batch.input_ids.view(-1)[batch.document_ids.view(-1) == number][None]
-    media = {
-        name: values[is_own if len(values) == len(is_own) else rows]
-        for name, values in batch.media.items()
-    }
     # Without a mask some models derive document boundaries from the positions of images.
     mask = torch.ones_like(ids)
-    extra = of_images(media, ids, places)
-    if takes(model, "mm_token_type_ids"):  # transformers 5 locates images by it
-        extra["mm_token_type_ids"] = (ids == places.image_id).int()
+    extra = of_images(media_of(batch, number), ids, places)
+    if takes(model, "mm_token_type_ids"):
+        extra |= types_of(ids, places)
     return {"input_ids": ids, "attention_mask": mask, **extra, "use_cache": False}

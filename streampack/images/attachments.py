@@ -1,4 +1,4 @@
-"""Images of a document, held by reference, and images of a batch, before and after decoding."""
+"""Media of a document, held by reference, and media of a batch, before and after decoding."""
 
 from __future__ import annotations
 
@@ -13,10 +13,35 @@ MEDIA = "media"
 #: Document field of runs with images: each document's number of patches.
 PATCHES = "patches"
 
-#: An image: the bytes, path or URL of its file; in lists also a Pillow image.
+#: An image: the bytes, path or URL of its file; in lists also a Pillow image. Films and sounds are
+#: `Medium` objects.
 Reference = Any
 #: Height and width of an image in pixels, as processors order them; a `MediaModel` defines others.
 Size = tuple[int, ...]
+#: Kinds of media, and the array of each that has a row for every patch.
+ROWS = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input_features"}
+#: The kinds in words.
+NOUNS = {"image": "image", "video": "film", "audio": "sound"}
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """A film or a sound.
+
+    Attributes:
+        kind: a key of `ROWS`.
+        reference: bytes, path or URL of its file; None for a blank one.
+        settings: settings of the source that its planner needs.
+    """
+
+    kind: str
+    reference: Reference
+    settings: Any = None
+
+
+def kind_of(reference: Reference) -> str:
+    """Return the kind of a medium."""
+    return reference.kind if isinstance(reference, Medium) else "image"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +71,8 @@ class Attachments:
     @property
     def num_bytes(self) -> int:
         """Size of the references in memory, in bytes."""
-        return sum(len(each) for each in self.references if isinstance(each, (bytes, str)))
+        held = (each.reference if isinstance(each, Medium) else each for each in self.references)
+        return sum(len(each) for each in held if isinstance(each, (bytes, str)))
 
 
 class HeldMedia(NamedTuple):
@@ -85,12 +111,14 @@ class BatchMedia(NamedTuple):
     Attributes:
         arrays: the model's image arguments by name, in the order of the images in the rows.
         spans: (A, 2) int64, first slot and end slot of each image.
-        entries: (A,) int64, number of rows of `pixel_values` for each image.
+        entries: (A,) int64, number of rows for each image in the array of its kind.
         pieces: (A,) int64, document piece of each image.
         blank: (n,) int64, slots that get the features of a small grey image if the batch has no
             image, so that every rank runs the vision tower. `arrays` then hold that image.
         form: form in which the model takes images.
         image_id: id of the tokens that get image features.
+        video_id: id of the tokens that get the features of films, or -1.
+        kinds: (A,) kind of each, keys of `ROWS`.
     """
 
     arrays: dict[str, NDArray[Any]]
@@ -100,6 +128,8 @@ class BatchMedia(NamedTuple):
     blank: NDArray[np.int64]
     form: MediaForm
     image_id: int
+    video_id: int
+    kinds: NDArray[Any]
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """See `PackedRows.attached`."""
@@ -112,7 +142,9 @@ class BatchMedia(NamedTuple):
     def emptied(self) -> BatchMedia:
         """Return a copy without images."""
         none = self.pieces[:0]
-        return self._replace(arrays={}, spans=self.spans[:0], entries=none, pieces=none, blank=none)
+        return self._replace(
+            arrays={}, spans=self.spans[:0], entries=none, pieces=none, blank=none, kinds=none
+        )
 
 
 def objects(values: list[Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Chat records with images: image parts as marks in the text of a message.
+"""Chat records with images, films and sounds: their parts as marks in the text of a message.
 
 An image part becomes `IMAGE_PART` in its message's text, and an image part once more when a
 template renders the message.
@@ -6,76 +6,114 @@ template renders the message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from streampack.chats.conversations import IMAGE_PART
 from streampack.chats.records import RECORD_FIELDS
-from streampack.images.attachments import Reference
+from streampack.images.attachments import NOUNS, Reference, kind_of
 from streampack.images.images import reference_of
 from streampack.sources.records import BrokenDocumentError
 
-#: Placeholder for an image in the texts of LLaVA's records, and of many later datasets.
-USUAL = "<image>"
-_KINDS = ("image", "image_url")
-_REFERENCES = ("image", "image_url", "url", "path", "bytes", "value")
+_HELD = ("url", "path", "bytes", "value")
+
+
+class MediumParts(NamedTuple):
+    """How messages of one kind of media are written.
+
+    Attributes:
+        mark: text that stands for a medium until the template is rendered.
+        types: types of message parts, which are also names of their references.
+        usual: placeholder in texts.
+        wrap: makes the reference of what a part or field holds.
+        alone: parts may have no settings of their own.
+    """
+
+    mark: str
+    types: tuple[str, ...]
+    usual: str
+    wrap: Callable[[Reference], Reference]
+    alone: bool = False
+
+
+#: Many later datasets use LLaVA's placeholder.
+IMAGES = MediumParts(IMAGE_PART, ("image", "image_url"), "<image>", lambda reference: reference)
+#: Placeholder texts by kind of media; "" means no text is one.
+Placeholders = Sequence[tuple[MediumParts, str]]
 
 
 def with_marks(
-    record: Mapping[str, Any], placeholder: str | None, folder: str | None
+    record: Mapping[str, Any], placeholders: Placeholders, folder: str | None
 ) -> tuple[dict[str, Any], list[Reference]]:
-    """Replace image parts by marks; return the record and the images that its parts contain.
+    """Replace parts with media by marks; return the record and the media that its parts contain.
 
     Args:
         record: a chat record.
-        placeholder: text that marks an image; "" means no text does. None means `USUAL` for records
-            without image parts.
+        placeholders: text that marks a medium in messages, for each kind that is read.
         folder: base of relative paths.
     """
-    images: list[Reference] = []
-    if placeholder is None and not _has_parts(record):
-        placeholder = USUAL
+    media: list[Reference] = []
     marked = dict(record)
     for name in RECORD_FIELDS:
         value = record.get(name)
         if isinstance(value, (list, tuple)):
-            marked[name] = [_marked(each, placeholder, folder, images) for each in value]
-        elif isinstance(value, str) and placeholder:
-            marked[name] = value.replace(placeholder, IMAGE_PART)
-    return marked, images
+            marked[name] = [_marked(each, placeholders, folder, media) for each in value]
+        elif isinstance(value, str):
+            marked[name] = marked_text(value, placeholders)
+    return marked, media
+
+
+def marked_text(text: str, placeholders: Placeholders) -> str:
+    """Replace placeholders by marks."""
+    for kind, placeholder in placeholders:
+        text = text.replace(placeholder, kind.mark) if placeholder else text
+    return text
 
 
 def _marked(
-    message: Any, placeholder: str | None, folder: str | None, images: list[Reference]
+    message: Any, placeholders: Placeholders, folder: str | None, media: list[Reference]
 ) -> Any:
     if not isinstance(message, Mapping):
         return message
     name = "value" if "value" in message and "content" not in message else "content"
     content = message.get(name)
-    if isinstance(content, str) and placeholder:
-        return {**message, name: content.replace(placeholder, IMAGE_PART)}
+    if isinstance(content, str):
+        return {**message, name: marked_text(content, placeholders)}
     if not isinstance(content, (list, tuple)):
         return message
     parts: list[Any] = []
     for part in content:
-        if not isinstance(part, Mapping) or part.get("type") not in _KINDS:
+        kind = _kind_of(part, [kind for kind, _ in placeholders])
+        if kind is None:
             parts.append(part)
             continue
-        held = (part[key] for key in _REFERENCES if part.get(key) is not None)
+        names = (*kind.types, *_HELD)
+        if kind.alone and (more := sorted({*part} - {*names, "type"})):
+            raise BrokenDocumentError(
+                f"has a message part of type {part['type']!r} with the settings {', '.join(more)}; "
+                "settings of the processor are the same for all"
+            )
+        held = (part[key] for key in names if part.get(key) is not None)
         references = (reference_of(each, "in a part of a message", folder) for each in held)
         reference = next((each for each in references if each is not None), None)
         if reference is not None:
-            images.append(reference)
-        parts.append({"type": "text", "text": IMAGE_PART})
+            media.append(kind.wrap(reference))
+        parts.append({"type": "text", "text": kind.mark})
     return {**message, name: parts}
 
 
-def _has_parts(record: Mapping[str, Any]) -> bool:
-    """Return True if a message of the record has an image part."""
+def _kind_of(part: Any, kinds: Sequence[MediumParts]) -> MediumParts | None:
+    if not isinstance(part, Mapping):
+        return None
+    return next((kind for kind in kinds if part.get("type") in kind.types), None)
+
+
+def has_parts(record: Mapping[str, Any], kinds: Sequence[MediumParts]) -> bool:
+    """Return True if a message of the record has a part of one of the kinds."""
     messages = [each for name in RECORD_FIELDS for each in _listed(record.get(name))]
     contents = (each.get("content") for each in messages if isinstance(each, Mapping))
     parts = (part for content in contents for part in _listed(content))
-    return any(isinstance(part, Mapping) and part.get("type") in _KINDS for part in parts)
+    return any(_kind_of(part, kinds) is not None for part in parts)
 
 
 def _listed(value: Any) -> Sequence[Any]:
@@ -83,11 +121,11 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def references_of(inside: list[Reference], column: tuple[Reference, ...]) -> tuple[Reference, ...]:
-    """Return the images of a record, from the parts of its messages or from its field.
+    """Return the media of a record, from the parts of its messages or from its fields.
 
     Raises:
-        BrokenDocumentError: both have images.
+        BrokenDocumentError: both have media of one kind.
     """
-    if inside and column:
-        raise BrokenDocumentError("has images both in message parts and in a field")
+    if twice := {*map(kind_of, inside)} & {*map(kind_of, column)}:
+        raise BrokenDocumentError(f"has {NOUNS[min(twice)]}s both in message parts and in a field")
     return (*inside, *column)

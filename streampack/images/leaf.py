@@ -40,7 +40,10 @@ def add(recipe: Recipe, processor: Any) -> None:
         if wrong:
             fact = f"{fact}, which conflicts with processor=: an image is never cut or moved."
             raise ConfigError(fact, f"{remedy}.", setting=setting)
-    media = MediaProcessing(processor)
+    planners: dict[str, Any] = {}
+    for part in recipe.source._parts.values():
+        planners |= part.media_planners(processor) if hasattr(part, "media_planners") else {}
+    media = MediaProcessing(processor, planners)
     recipe.fields = recipe.given["fields"] = recipe.fields.plus(PATCHES, np.int64)
     recipe.with_margins = partial(_with_margins, processor=processor)
     tokenizer = recipe.given["tokenizer"]

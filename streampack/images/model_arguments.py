@@ -1,25 +1,34 @@
-"""Arguments of models of transformers for a batch with images, and batches with other images."""
+"""Arguments of models of transformers for a batch with media, and batches with other media."""
 
 from __future__ import annotations
 
+import inspect
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from streampack.arguments import type_in_words
 from streampack.batch.tensors import OF_MEDIA
+from streampack.errors import ConfigError
 from streampack.forms.image_columns import images_of
+from streampack.images.attachments import ROWS
 from streampack.images.families import axes_of
 
 
-def with_media(arguments: dict[str, Any], batch: Any) -> dict[str, Any]:
-    """Add images, and positions as the model's family counts them, to the arguments of `hf`.
+def with_media(arguments: dict[str, Any], batch: Any, model: Any = None) -> dict[str, Any]:
+    """Add media, and positions as the model's family counts them, to the arguments of `hf`.
 
     Args:
         arguments: flat arguments with `position_ids` (1, T).
-        batch: a batch with images.
+        batch: a batch with media.
+        model: the model, which counts the positions of films.
+
+    Raises:
+        ConfigError: the batch has films, and there is no model.
     """
     places, ids = images_of(batch), arguments["input_ids"]
     if len(places.blank):
@@ -27,12 +36,15 @@ def with_media(arguments: dict[str, Any], batch: Any) -> dict[str, Any]:
         ids[0, torch.from_numpy(places.blank).to(ids.device)] = places.image_id
     result = {**arguments, "input_ids": ids, **of_images(batch.media, ids, places)}
     if places.form.axes:
-        result["position_ids"] = _with_axes(arguments["position_ids"], batch)
+        if "video" in places.kinds:
+            result["position_ids"] = _counted_axes(arguments["position_ids"], batch, model)
+        else:
+            result["position_ids"] = _with_axes(arguments["position_ids"], batch)
     return result
 
 
 def of_images(media: dict[str, Tensor], ids: Tensor, places: Any) -> dict[str, Tensor]:
-    """Return the family's arguments for images and ids (1, T)."""
+    """Return the family's arguments for media and ids (1, T)."""
     result = (
         {name: value[None] for name, value in media.items()} if places.form.batched else dict(media)
     )
@@ -55,6 +67,69 @@ def _with_axes(positions: Tensor, batch: Any) -> Tensor:
     return torch.cat([positions[None], torch.from_numpy(axes)[:, None].to(positions.device)])
 
 
+def _counted_axes(positions: Tensor, batch: Any, model: Any) -> Tensor:
+    """Return positions as `_with_axes` does, for documents with films, as the model counts them.
+
+    Versions of transformers count the seconds of films in different ways.
+    """
+    owner = model
+    while owner is not None and not hasattr(owner, "get_rope_index"):
+        owner = getattr(owner, "module", None) or getattr(owner, "model", None)
+    if owner is None:
+        raise ConfigError(
+            "A batch with films needs the model, which counts their positions, got "
+            f"{type_in_words(model)}.",
+            "Call batch.hf(model=model) with a model of the processor's family.",
+            setting="model",
+        )
+    _, boundaries, _ = batch._runs
+    spans, places = images_of(batch).spans, images_of(batch)
+    ids, axes = batch.input_ids.view(1, -1).cpu(), positions.cpu().repeat(3, 1)
+    first = np.searchsorted(spans[:, 0], boundaries)
+    for run, (start, stop) in enumerate(pairwise(boundaries.tolist())):
+        numbers = np.arange(first[run], first[run + 1])
+        if len(numbers):
+            media = {name: each.cpu() for name, each in _part(batch.media, places, numbers).items()}
+            held = {**media, **types_of(ids[:, start:stop], places)}
+            held = {"input_ids": ids[:, start:stop], **held}
+            taken = inspect.signature(owner.get_rope_index).parameters
+            counted, _ = owner.get_rope_index(**{k: v for k, v in held.items() if k in taken})
+            axes[:, start:stop] = counted[:, 0]
+    return torch.cat([positions[None], axes[:, None].to(positions.device)])
+
+
+def types_of(ids: Tensor, places: Any) -> dict[str, Tensor]:
+    """Return `mm_token_type_ids`, by which transformers 5 locates images (1) and films (2)."""
+    films = 2 * (ids == places.video_id).int()
+    return {"mm_token_type_ids": (ids == places.image_id).int() + films}
+
+
+def media_of(batch: Any, document: int) -> dict[str, Tensor]:
+    """Return the media arguments of a batch for a document piece alone."""
+    places = images_of(batch)
+    return _part(batch.media, places, np.flatnonzero(places.pieces == document))
+
+
+def _part(media: dict[str, Tensor], places: Any, numbers: NDArray[np.int64]) -> dict[str, Tensor]:
+    """Return the arrays of some of the media, by their indices in the batch."""
+    result = {}
+    for kind in ROWS:
+        of_kind = np.flatnonzero(places.kinds == kind)
+        if not (is_own := np.isin(of_kind, numbers)).any():
+            continue
+        in_rows = np.repeat(is_own, places.entries[of_kind])
+        for name, values in media.items():
+            if kind_of_array(name) == kind:
+                chosen = torch.from_numpy(in_rows if len(values) == len(in_rows) else is_own)
+                result[name] = values[chosen.to(values.device)]
+    return result
+
+
+def kind_of_array(name: str) -> str:
+    """Return the kind of media that an argument belongs to, a key of `ROWS`."""
+    return "video" if "video" in name or name == "second_per_grid_ts" else "image"
+
+
 def in_images(batch: Any) -> Tensor:
     """Return a (T,) bool mask, True on image slots."""
     where = np.zeros(batch.rows * batch.seq_len, dtype=np.bool_)
@@ -64,13 +139,18 @@ def in_images(batch: Any) -> Tensor:
 
 
 def with_changed_images(batch: Any, where: Tensor) -> Any:
-    """Return the batch with negated pixels in the images that begin at a slot of `where`, (T,)."""
+    """Return the batch with negated pixels in the media that begin at a slot of `where`, (T,)."""
     places = images_of(batch)
     if not len(places.spans):
         return batch
     changed = where[torch.from_numpy(places.spans[:, 0]).to(where.device)]
-    entries = torch.from_numpy(places.entries).to(where.device)
-    sign = 1 - 2 * changed.repeat_interleave(entries).long()
-    pixels = batch.media["pixel_values"]
-    pixels = pixels * sign.view(-1, *[1] * (pixels.dim() - 1)).to(pixels.dtype)
-    return batch._with(_compact={**batch._tensors, f"{OF_MEDIA}pixel_values": pixels})
+    tensors = {}
+    for kind, name in ROWS.items():
+        of_kind = torch.from_numpy(places.kinds == kind).to(where.device)
+        if of_kind.any():
+            entries = torch.from_numpy(places.entries).to(where.device)[of_kind]
+            sign = 1 - 2 * changed[of_kind].repeat_interleave(entries).long()
+            pixels = batch.media[name]
+            pixels = pixels * sign.view(-1, *[1] * (pixels.dim() - 1)).to(pixels.dtype)
+            tensors[f"{OF_MEDIA}{name}"] = pixels
+    return batch._with(_compact={**batch._tensors, **tensors})

@@ -1,4 +1,4 @@
-"""Image tokens before the plan, and pixels after it.
+"""Tokens of media before the plan, and pixels after it.
 
 Before the window each placeholder is expanded to the number of tokens that the processor will
 produce, which depends on the image's size alone. After the plan the process that makes the batch
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -17,17 +17,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.chats.conversations import IMAGE_PART
+from streampack.chats.conversations import MEDIA_PARTS
 from streampack.cores import usable_cores
 from streampack.documents.blocks import Documents, Texts, offsets_of
 from streampack.errors import ContentError, StorageError
 from streampack.images.attachments import (
     MEDIA,
+    NOUNS,
     PATCHES,
+    ROWS,
     Attachments,
     BatchMedia,
     HeldMedia,
+    Medium,
     Size,
+    kind_of,
     objects,
 )
 from streampack.images.families import joined, with_margins
@@ -53,17 +57,26 @@ class MediaProcessing:
 
     Args:
         processor: a processor of transformers, an `ImageModel` or a `MediaModel`.
+        more: planners of films and sounds by kind, with the methods of `ImagePlanner`.
 
     Attributes:
+        planners: planners by kind of media.
         fingerprint: 64-bit hash, in hexadecimal, of all settings that tokens and pixels depend on.
 
     Raises:
         ConfigError: the processor's family is not supported.
     """
 
-    def __init__(self, processor: Any) -> None:
+    def __init__(self, processor: Any, more: Mapping[str, Any] | None = None) -> None:
         self.planner = planner_of(processor)
-        described = json.dumps(self.planner.describe(), sort_keys=True)
+        self.planners: dict[str, Any] = {"image": self.planner, **(more or {})}
+        described = json.dumps(
+            {
+                **self.planner.describe(),
+                **{kind: planner.describe() for kind, planner in (more or {}).items()},
+            },
+            sort_keys=True,
+        )
         self._odd: dict[Size, str] = {}
         self.fingerprint = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
@@ -72,38 +85,42 @@ class MediaProcessing:
     def texts(self, block: Texts) -> Texts:
         """Write the processor's marker, with its margins, for every image of the texts."""
         media = block.document_fields.get(MEDIA)
-        counts = [0] * len(block) if media is None else [len(each.references) for each in media]
+        kinds = (
+            [()] * len(block) if media is None else [[*map(kind_of, m.references)] for m in media]
+        )
         written = [
-            self._written(text, count) if isinstance(text, str) else text
-            for text, count in zip(block.texts, counts, strict=True)
+            self._written(text, held) if isinstance(text, str) else text
+            for text, held in zip(block.texts, kinds, strict=True)
         ]
         return replace(block, texts=written)
 
-    def _written(self, text: str, images: int) -> str:
-        token = self.planner.token
-        if images and IMAGE_PART not in text and token not in text:
-            text = IMAGE_PART * images + text
-        if IMAGE_PART in text:
-            text = text.replace(IMAGE_PART, self.planner.family.written.format(token))
+    def _written(self, text: str, kinds: Sequence[str]) -> str:
+        marks = {kind: mark for mark, kind in MEDIA_PARTS.items()}
+        tokens = (planner.token for planner in self.planners.values())
+        if kinds and not any(each in text for each in (*MEDIA_PARTS, *tokens)):
+            text = "".join(marks[kind] for kind in kinds) + text
+        for kind, planner in self.planners.items():
+            text = text.replace(marks[kind], planner.family.written.format(planner.token))
         return with_margins(text, self.planner.processor)
 
     def expanded(self, documents: Documents, source: Source, skips: ErrorPolicy) -> Documents:
-        """Expand placeholders to image tokens, and add the field of patches.
+        """Expand placeholders to the tokens of media, and add the field of patches.
 
         Args:
-            documents: N documents with one placeholder per image.
+            documents: N documents with one placeholder per medium.
             source: the documents' source, which names them in errors.
-            skips: gets a `ContentError` for each document with an image of unknown size, or with
-                different numbers of images and placeholders.
+            skips: gets a `ContentError` for each document with a medium of unknown size, or with
+                different numbers of media and placeholders.
         """
         media = documents.document_fields.get(MEDIA)
         if media is None:
             media = objects([Attachments(())] * len(documents))
         offsets = documents.offsets
-        taken = [self.planner.video_id, *{self.planner.image_id} - {self.planner.token_id}]
-        strange = np.flatnonzero(np.isin(documents.tokens, taken))
+        marks = [planner.token_id for planner in self.planners.values()]
+        taken = [self.planner.video_id, *(each.image_id for each in self.planners.values())]
+        strange = np.flatnonzero(np.isin(documents.tokens, [*{*taken} - {*marks}]))
         is_strange = np.diff(np.searchsorted(strange, offsets)) > 0
-        places = np.flatnonzero(documents.tokens == self.planner.token_id)
+        places = np.flatnonzero(np.isin(documents.tokens, marks))
         first = np.searchsorted(places, offsets)
         repeats = np.ones(len(documents.tokens), dtype=np.int64)
         planned: list[Attachments] = []
@@ -116,7 +133,7 @@ class MediaProcessing:
             try:
                 if is_strange[i]:
                     raise ValueError("has a video token or an image feature token in its text")
-                made, ids = self._planned(attached, slots - offsets[i], heads)
+                made, ids = self._planned(attached, documents.tokens[slots], heads)
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))
                 skips.handle(broken_document(source, shard, index, str(reason)))
@@ -124,6 +141,10 @@ class MediaProcessing:
             if made.tokens is not None:
                 repeats[slots], is_place[slots] = made.tokens, True
                 written += ids
+                for planner in self.planners.values():
+                    repeats[planner.replaced(documents.tokens, slots)] = 0
+                begin, end = offsets[i : i + 2]
+                made = replace(made, starts=offsets_of(repeats[begin:end])[slots - begin])
             planned.append(made)
             good.append(i)
         patches = [0 if each.patches is None else int(each.patches.sum()) for each in planned]
@@ -134,31 +155,60 @@ class MediaProcessing:
         return replace(documents, document_fields={**documents.document_fields, **fields})
 
     def _planned(
-        self, attached: Attachments, places: NDArray[np.int64], heads: Heads
+        self, attached: Attachments, placeholders: NDArray[Any], heads: Heads
     ) -> tuple[Attachments, list[NDArray[np.int64]]]:
-        """Return a document's attachments with their positions, and the token ids of its images.
+        """Return a document's attachments in the order of their tokens, and the ids of these.
+
+        Args:
+            placeholders: token ids of the document's placeholders.
 
         Raises:
-            ValueError: images and placeholders differ in number, or an image cannot be used.
+            ValueError: media and placeholders differ in number, or a medium cannot be used.
         """
-        count = len(attached.references)
-        if count != len(places):
-            raise ValueError(_miscounted(count, len(places), self.planner.token))
-        if not count:
+        references, storage = attached.references, attached.storage
+        kinds_given = [kind_of(each) for each in references]
+        kinds = {planner.token_id: kind for kind, planner in self.planners.items()}
+        places = [kinds[int(each)] for each in placeholders]
+        for kind, planner in self.planners.items():
+            if (count := kinds_given.count(kind)) != places.count(kind):
+                raise ValueError(_miscounted(kind, count, places.count(kind), planner.token))
+        if not references:
             return attached, []
+        taken: list[Any] = [None] * len(references)  # reference, size, ids and patches by place
+        for kind in self.planners:
+            if kind not in kinds_given:
+                continue
+            of_kind = attached
+            if len({*kinds_given}) > 1:
+                references = tuple(each for each in attached.references if kind_of(each) == kind)
+                of_kind = replace(attached, references=references)
+            made = zip(references, *self._counted(kind, of_kind, heads), strict=True)
+            for place, at in enumerate(places):
+                taken[place] = next(made) if at == kind else taken[place]
+        references, sizes, ids, counts = zip(*taken, strict=True)
+        tokens = np.array([len(each) for each in ids], dtype=np.int64)
+        patches = np.array(counts, dtype=np.int64)
+        return Attachments(references, sizes, None, tokens, patches, storage), [*ids]
+
+    def _counted(
+        self, kind: str, attached: Attachments, heads: Heads
+    ) -> tuple[tuple[Size, ...], list[NDArray[np.int64]], list[int]]:
+        """Return sizes, token ids and numbers of patches of a document's media of one kind."""
+        noun, planner = NOUNS[kind], self.planners[kind]
+        article = "an" if noun == "image" else "a"
         try:
-            sizes = self.planner.sizes(attached, heads)
-            ids, patches = self.planner.plan(sizes)
-            for size, of_image in zip(sizes, patches.tolist(), strict=True):
-                self._require_possible(size, of_image)
+            sizes = planner.sizes(attached, heads)
+            ids, counted = planner.plan(sizes)
+            patches = counted.tolist()
+            for size, count in zip(sizes, patches, strict=True):
+                self._require_possible(size, count)
         except BrokenImageError as error:
-            raise ValueError(f"has an image that cannot be read ({error})") from error
+            raise ValueError(f"has {article} {noun} that cannot be read ({error})") from error
         except ValueError as error:
-            raise ValueError(f"has an image that the processor refuses ({error})") from error
-        tokens = np.array([len(image_ids) for image_ids in ids], dtype=np.int64)
-        starts = places if count == 1 else places + offsets_of(tokens - 1)[:-1]
-        storage = attached.storage
-        return Attachments(attached.references, sizes, starts, tokens, patches, storage), ids
+            raise ValueError(
+                f"has {article} {noun} that the processor refuses ({error})"
+            ) from error
+        return sizes, ids, patches
 
     def _require_possible(self, size: Size, patches: int) -> None:
         """Raise `ValueError` if the processor makes another number of patches than it announces.
@@ -179,17 +229,17 @@ class MediaProcessing:
     def processed(
         self, rows: PackedRows, name: Callable[[Any], str], skips: ErrorPolicy
     ) -> PackedRows:
-        """Decode and process the images of a batch.
+        """Decode and process the media of a batch.
 
         Args:
             rows: rows with a `HeldBatch` as `media`, or None.
             name: function from a document's origin to its name.
-            skips: gets a `ContentError` for each broken image. If the error is skipped, the
+            skips: gets a `ContentError` for each broken medium. If the error is skipped, the
                 document carries no loss, and a grey image of the same size replaces the image.
 
         Raises:
-            ContentError: an image cannot be decoded, or differs from its plan.
-            StorageError: an image could not be read; a retry may succeed.
+            ContentError: a medium cannot be decoded, or differs from its plan.
+            StorageError: a medium could not be read; a retry may succeed.
         """
         batch: HeldBatch = rows.attached.get(MEDIA) or HeldBatch(())
         held = batch.media
@@ -215,52 +265,56 @@ class MediaProcessing:
         owners = np.repeat(
             np.arange(len(held)), [len(each.attachments.references) for each in held]
         )
+        kinds = [kind_of(each) for held_piece in held for each in held_piece.attachments.references]
         broken = [at for at, each in enumerate(made) if isinstance(each, BrokenImageError)]
         for at in broken:
             owner = held[int(owners[at])]
-            skips.handle(_error(name(owner.origin), owner, made[at]))
-            grey = self._arrays((None, *jobs[at][1:]))
+            kind = kinds[at]
+            skips.handle(_error(name(owner.origin), owner, kind, made[at]))
+            grey = self._arrays((None if kind == "image" else Medium(kind, None), *jobs[at][1:]))
             if isinstance(grey, BrokenImageError):
-                raise _error(name(owner.origin), owner, made[at], _NO_GREY)
+                raise _error(name(owner.origin), owner, kind, made[at], _NO_GREY)
             made[at] = grey
         if broken:
             rows = _without_loss(rows, {held[int(owners[at])].piece for at in broken})
         spans = np.concatenate([np.zeros((0, 2), np.int64), *map(_spans, held)])
         pieces = np.array([each.piece for each in held], dtype=np.int64)[owners]
-        arrays = {key: joined([each[key] for each in made]) for key in made[0]} if made else {}
+        names = dict.fromkeys(key for each in made for key in each)
+        arrays = {key: joined([each[key] for each in made if key in each]) for key in names}
         slots = np.zeros(0, dtype=np.int64)
         if not made:
             arrays, slots = self._blank(rows)
         media = BatchMedia(
             arrays,
             spans,
-            np.array([len(each["pixel_values"]) for each in made], dtype=np.int64),
+            np.array([len(a[ROWS[kind]]) for a, kind in zip(made, kinds, strict=True)], np.int64),
             pieces,
             slots,
             self.planner.family.form,
             self.planner.image_id,
+            self.planner.video_id,
+            np.array(kinds, dtype="U5"),
         )
         return rows._replace(attached={**rows.attached, MEDIA: media})
 
     def _arrays(self, job: tuple[Any, Size, int, Any]) -> Any:
-        """Return the model's arrays for an image, or a `BrokenImageError`."""
+        """Return the model's arrays for a medium, or a `BrokenImageError`."""
         reference, size, patches, storage = job
+        planner = self.planners[kind_of(reference)]
+        reference = reference.reference if isinstance(reference, Medium) else reference
         try:
             if isinstance(reference, Pending):
                 with named_failures(reference):
                     reference = reference.result()
-            arrays = self.planner.arrays(
-                self.planner.blank(size)
-                if reference is None
-                else self.planner.opened(reference, size, storage)
-            )
+            opened = planner.opened(reference, size, storage) if reference is not None else None
+            arrays = planner.arrays(planner.blank(size) if opened is None else opened)
         except BrokenImageError as error:
             return error
         except StorageError:
             raise
         except Exception as error:  # processors raise errors of any class at odd images
             return BrokenImageError(f"{type(error).__name__}: {error}"[:200])
-        if (count := self.planner.count(arrays)) != patches:
+        if (count := planner.count(arrays)) != patches:
             return BrokenImageError(f"{count} patches, planned {patches}")
         return arrays
 
@@ -333,24 +387,28 @@ def _without_loss(rows: PackedRows, pieces: set[int]) -> PackedRows:
     )
 
 
-def _miscounted(images: int, places: int, token: str) -> str:
-    """Return the problem of a document with different numbers of images and placeholders."""
-    if not images:
+def _miscounted(kind: str, media: int, places: int, token: str) -> str:
+    """Return the problem of a document with different numbers of media and placeholders."""
+    noun = NOUNS[kind]
+    if not media:
         return (
-            f"has {places} places for images ({token} or the placeholder) and no image, so images= "
-            'names another field or placeholder="" is meant'
+            f"has {places} places for {noun}s ({token} or the placeholder) and no {noun}, so "
+            f'{kind}s= names another field or placeholder="" is meant'
         )
     if not places:
         return (
-            f"has {images} images and no place for them in its messages: neither a part "
-            '{"type": "image"} nor the placeholder, by default "<image>"'
+            f"has {media} {noun}s and no place for them in its messages: neither a part "
+            f'{{"type": "{kind}"}} nor the placeholder, by default "<{kind}>"'
         )
-    return f"has {images} images and {places} places for them ({token} or the placeholder)"
+    return f"has {media} {noun}s and {places} places for them ({token} or the placeholder)"
 
 
-def _error(name: str, held: HeldMedia, reason: Exception, remedy: str = _REMEDY) -> ContentError:
+def _error(
+    name: str, held: HeldMedia, kind: str, reason: Exception, remedy: str = _REMEDY
+) -> ContentError:
+    noun = "an image" if kind == "image" else f"a {NOUNS[kind]}"
     return ContentError(
-        f"{name[0].upper()}{name[1:]} has an image that cannot be decoded ({reason}).",
+        f"{name[0].upper()}{name[1:]} has {noun} that cannot be decoded ({reason}).",
         remedy,
         shard=int(held.origin["shard"]),
         index=int(held.origin["index"]),

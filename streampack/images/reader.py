@@ -12,14 +12,21 @@ from numpy.typing import NDArray
 
 from streampack.arguments import type_in_words
 from streampack.chats.checked import CheckedRecords
-from streampack.chats.conversations import IMAGE_PART, Conversations
+from streampack.chats.conversations import Conversations
 from streampack.chats.reader import plain_record
 from streampack.chats.records import RECORD_FIELDS, shape_of
 from streampack.documents.blocks import Documents, Texts
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.images.attachments import MEDIA, Attachments, Reference, Size, objects
-from streampack.images.chats import USUAL, references_of, with_marks
+from streampack.images.chats import (
+    IMAGES,
+    Placeholders,
+    has_parts,
+    marked_text,
+    references_of,
+    with_marks,
+)
 from streampack.images.images import references_in
 from streampack.sources.base import Block
 from streampack.sources.records import (
@@ -70,6 +77,11 @@ class ImageReader:
         fields = RECORD_FIELDS if self.text is None else (self.text,)
         return (*fields, *self.images, *(self.sizes or ()))
 
+    @property
+    def media(self) -> tuple[str, ...]:
+        """Names of the fields of media."""
+        return self.images
+
     def hold_ids(self, names: Collection[str], where: str) -> bool:
         """Return False, since records with images never hold token ids.
 
@@ -91,7 +103,7 @@ class ImageReader:
                 setting="text",
                 document=where,
             )
-        unnamed = self.images == USUAL_FIELDS and not {*self.images} & {*names}
+        unnamed = self.images == USUAL_FIELDS and not {*self.media} & {*names}
         if self.text is not None and unnamed and FILE_NAME in names:
             raise ConfigError(
                 f"{where} has the fields {fields}, and images= is not given.",
@@ -100,7 +112,7 @@ class ImageReader:
                 setting="images",
                 document=where,
             )
-        if self.text is not None and {*names} - {self.text} and not {*self.images} & {*names}:
+        if self.text is not None and {*names} - {self.text} and not {*self.media} & {*names}:
             logger.warning(
                 "%s has the fields %s, and no image is read from it: images= names the field that "
                 "holds them, by default %s.",
@@ -114,8 +126,8 @@ class ImageReader:
         """Estimate a record's size as four bytes per token, to measure a corpus."""
         if not isinstance(record, Mapping):
             return 0
-        images = {*self.images}
-        return sum(_bytes_in(record.get(name), is_image=name in images) for name in self.columns)
+        media = {*self.media}
+        return sum(_bytes_in(record.get(name), is_image=name in media) for name in self.columns)
 
     def block(
         self,
@@ -132,10 +144,13 @@ class ImageReader:
             number, value = item
             record = value if parse is None else parse(value)
             references: list[Reference] = []
+            content: Read
             if self.text is not None:
-                content = self._marked(*document_in(record, self.text, False))
+                _, text = document_in(record, self.text, False)
+                content = record, marked_text(text, self.placeholders(record))
             else:
-                plain, references = with_marks(plain_record(record), self.placeholder, self.folder)
+                plain = plain_record(record)
+                plain, references = with_marks(plain, self.placeholders(plain), self.folder)
                 conversation = self.checked.conversation_in(plain, self.shape, types.document)
                 content = plain, conversation
             attachments[number] = self._attachments(record, references)
@@ -149,10 +164,10 @@ class ImageReader:
         )
         return replace(block, document_fields={**block.document_fields, MEDIA: media}), problems
 
-    def _marked(self, record: Any, text: str) -> Read:
-        """Replace each placeholder of a record's text by `IMAGE_PART`."""
-        placeholder = USUAL if self.placeholder is None else self.placeholder
-        return record, text.replace(placeholder, IMAGE_PART) if placeholder else text
+    def placeholders(self, record: Mapping[str, Any]) -> Placeholders:
+        """Return the placeholders that stand for media in a record's texts, by kind."""
+        usual = "" if self.text is None and has_parts(record, [IMAGES]) else IMAGES.usual
+        return [(IMAGES, usual if self.placeholder is None else self.placeholder)]
 
     def _attachments(self, record: Mapping[str, Any], of_parts: list[Reference]) -> Attachments:
         fields = [

@@ -83,17 +83,34 @@ class Images(Chat):
         reading: ReadOptions | None = None,
         storage: Storage | None = None,
     ) -> None:
-        self._set(template, template_kwargs, TurnRules(), shape)
+        reader = ImageReader(
+            text,
+            names_in(images, USUAL_FIELDS),
+            sizes,
+            None if folder is None else os.fspath(folder),
+            placeholder,
+            shape,
+            Storage() if storage is None else storage,
+        )
+        self._read(data, reader, template, template_kwargs, reading, storage)
+
+    def _read(
+        self,
+        data: Any,
+        reader: ImageReader,
+        template: str | Path | None,
+        template_kwargs: Mapping[str, Any] | None,
+        reading: ReadOptions | None,
+        storage: Storage | None,
+    ) -> None:
+        """Open the data for a reader."""
+        self._set(template, template_kwargs, TurnRules(), reader.shape)
+        text, fields, self.reader = reader.text, reader.media, reader
         self.renders = text is None
-        fields = (images,) if isinstance(images, str) else tuple(images or USUAL_FIELDS)
-        below = None if folder is None else os.fspath(folder)
-        opened = Storage() if storage is None else storage
-        reader = ImageReader(text, fields, sizes, below, placeholder, shape, opened)
-        self.reader = reader
         reading = ReadOptions(block_documents=_BLOCK_DOCUMENTS) if reading is None else reading
         formats = RECORD_FORMATS if text is None else ("MDS", "WebDataset", *RECORD_FORMATS)
         self._records = source_of_records(data, reader, reading, storage, formats, text)
-        if fields == (FILE_NAME,) and folder is None and isinstance(self._records, RecordFiles):
+        if FILE_NAME in fields and reader.folder is None and isinstance(self._records, RecordFiles):
             below = _one_folder(self._records.manifest.paths)
             self._records.fields = replace(
                 self._records.fields, records=replace(reader, folder=below)
@@ -113,6 +130,11 @@ class Images(Chat):
             reader = replace(reader, images=USUAL_FIELDS[:1])
         fields = [name for name in reader.columns if name not in ADDED_FIELDS]
         return {**super().describe(), "fields": fields, "images": reader.placeholder}
+
+
+def names_in(given: str | Sequence[str] | None, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Return names of fields that a user gives, or the usual ones."""
+    return (given,) if isinstance(given, str) else tuple(given or usual)
 
 
 def _one_folder(paths: Sequence[str]) -> str:

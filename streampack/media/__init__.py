@@ -1,5 +1,5 @@
-"""The public names of `streampack.images`."""
+"""The public names of `streampack.images` and `streampack.films`."""
 
-from streampack.images import ImageModel, Images, MediaModel
+from streampack._lazy import public_names
 
-__all__ = ["ImageModel", "Images", "MediaModel"]
+__getattr__, __dir__, __all__ = public_names(__name__, __file__)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from streampack.chats.conversations import IMAGE_PART, THOUGHT_FIELDS, thoughts_in_fields
+from streampack.chats.conversations import MEDIA_PARTS, THOUGHT_FIELDS, thoughts_in_fields
 from streampack.files.json_records import parse_json
 
 Message = Mapping[str, Any]
@@ -20,6 +20,7 @@ Message = Mapping[str, Any]
 #: A text that occurs in no other text: characters of the private use area.
 PROBE = "\ue0f0\ue0f1\ue0f0"
 _OPEN, _CLOSE = "<think>", "</think>"
+_MARK = re.compile(f"({'|'.join(MEDIA_PARTS)})")
 
 
 def parts_of(message: Message) -> set[str]:
@@ -118,22 +119,22 @@ def _quoted(text: str) -> list[str]:
 
 
 def with_parts(messages: Sequence[Message]) -> list[Message]:
-    """Turn every content into a list of text and image parts, for templates with images."""
+    """Turn every content into a list of parts: texts, images, films and sounds."""
     return [{**message, "content": _parts(message.get("content") or "")} for message in messages]
 
 
 def has_images(messages: Sequence[Message]) -> bool:
-    """Return True if a message has an image part."""
-    return any(IMAGE_PART in (message.get("content") or "") for message in messages)
+    """Return True if a message has the mark of an image, a film or a sound."""
+    return any(_MARK.search(message.get("content") or "") for message in messages)
 
 
 def _parts(content: str) -> list[dict[str, str]]:
-    texts = content.split(IMAGE_PART)
-    parts: list[dict[str, str]] = []
-    for number, text in enumerate(texts):
-        parts += [{"type": "image"}] if number else []
-        parts += [{"type": "text", "text": text}] if text or not texts[1:] else []
-    return parts
+    pieces = _MARK.split(content)
+    return [
+        {"type": MEDIA_PARTS[piece]} if piece in MEDIA_PARTS else {"type": "text", "text": piece}
+        for piece in pieces
+        if piece or not pieces[1:]
+    ]
 
 
 def _in_form(message: Message, form: Any) -> Message:

@@ -1,0 +1,104 @@
+"""Source of texts and conversations with films; sampled frames are decoded after the plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from streampack.arguments import explained, one_of
+from streampack.errors import ConfigError
+from streampack.films.planner import FilmPlanner
+from streampack.films.reader import USUAL_FILMS, FilmReader
+from streampack.images.reader import USUAL_FIELDS
+from streampack.images.source import Images, names_in
+from streampack.sources.reading import ReadOptions
+from streampack.storage.storage import Storage
+
+
+class Films(Images):
+    """Conversations or texts with films, and images: as `Images`, with films.
+
+    A film is the bytes of its file, a path, a URL, or an object ``{"bytes": ..., "path": ...}`` as
+    in Hugging Face's video feature. Messages may have parts ``{"type": "video"}``, or the text
+    "<video>" for each film; in records with films alone also "<image>", as in LLaVA-Video's.
+
+    A film is planned by its frames, height, width and rate. These are read from the heads of mp4
+    and mov files, by one or two ranges; the heads of webm, mkv, avi and fragmented mp4 files do not
+    count the frames. After the plan PyAV decodes the frames that the processor samples.
+
+    Args:
+        data: as for `Images`.
+        text: as for `Images`.
+        videos: field with the films, or several fields in order. None means "videos" or "video".
+        images: field with the images, or several; None means "images" or "image".
+        sizes: fields with the number of frames, the height, the width (after rotation), and the
+            frames per second of the films; numbers or lists. None reads heads. A film of another
+            size is an error when it is decoded.
+        count: "head" refuses films if their heads do not count the frames; "packets" reads these
+            whole, once more than for decoding.
+        folder: as for `Images`; base of relative paths.
+        placeholder: text that marks a film; None means "<video>", "" no text.
+        template: chat template, as for `Images`.
+        template_kwargs: arguments of the template.
+        shape: shape of the conversations, as for `Images`.
+        reading: read options of a lane.
+        storage: access to files and URLs.
+
+    Raises:
+        ConfigError: arguments conflict, or the data lacks such fields.
+    """
+
+    @explained
+    def __init__(
+        self,
+        data: Any,
+        *,
+        text: str | None = None,
+        videos: str | Sequence[str] | None = None,
+        images: str | Sequence[str] | None = None,
+        sizes: tuple[str, str, str, str] | None = None,
+        count: str = "head",
+        folder: str | os.PathLike[str] | None = None,
+        placeholder: str | None = None,
+        template: str | Path | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+        shape: str | None = None,
+        reading: ReadOptions | None = None,
+        storage: Storage | None = None,
+    ) -> None:
+        one_of("count", count, ("head", "packets"))
+        if sizes is not None and (isinstance(sizes, str) or len(sizes) != 4):
+            raise ConfigError(
+                f"sizes must be four names of fields, got {sizes!r}.",
+                "Name the fields of frames, height, width and frames per second, in this order.",
+                setting="sizes",
+            )
+        reader = FilmReader(
+            text,
+            names_in(images, USUAL_FIELDS),
+            None,
+            None if folder is None else os.fspath(folder),
+            None,
+            shape,
+            Storage() if storage is None else storage,
+            videos=names_in(videos, USUAL_FILMS),
+            film_sizes=sizes,
+            count_packets=count == "packets",
+            film_placeholder=placeholder,
+        )
+        self._read(data, reader, template, template_kwargs, reading, storage)
+
+    def __repr__(self) -> str:
+        return f"Films({self._records!r})"
+
+    def media_planners(self, processor: Any) -> dict[str, Any]:
+        """Return the planner of films for a processor."""
+        return {"video": FilmPlanner(processor)}
+
+    def describe(self) -> dict[str, Any]:
+        """Add the placeholder of films."""
+        reader = self.reader
+        assert isinstance(reader, FilmReader)
+        return {**super().describe(), "films": reader.film_placeholder}

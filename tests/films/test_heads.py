@@ -1,0 +1,179 @@
+"""Frames, rates and sizes of films from their heads, against PyAV, which decodes them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("av", reason="PyAV, the extra [video]")
+
+from streampack.films.boxes import film_size
+from streampack.films.files import frames_of, size_of
+from streampack.films.size import FilmSize, UncountedError
+from streampack.images.images import BrokenImageError
+from streampack.sources import Storage
+from tests.support.clips import box_at, counted, film, patched, turned
+
+CLIPS: dict[str, Callable[[], bytes]] = {
+    "H.264": lambda: film(13),
+    "H.264, moov first": lambda: film(13, options={"movflags": "faststart"}),
+    "H.265": lambda: film(13, codec="libx265"),
+    "VP9": lambda: film(13, codec="libvpx-vp9"),
+    "AV1": lambda: film(13, size=(96, 64), codec="libsvtav1"),
+    "MPEG-4": lambda: film(13, codec="mpeg4"),
+    "3GP": lambda: film(13, form="3gp", codec="mpeg4"),
+    "mov, ProRes": lambda: film(13, form="mov", codec="prores_ks"),
+    "mov, JPEG": lambda: film(13, form="mov", codec="mjpeg"),
+    "rate 30000/1001": lambda: film(31, rate=Fraction(30000, 1001)),
+    "rate 12.5": lambda: film(31, rate=Fraction(25, 2)),
+    "uneven times": lambda: film(12, times=[0, 1, 2, 5, 9, 10, 14, 20, 21, 22, 23, 40]),
+    "late begin": lambda: film(12, times=range(9, 21)),
+    "one frame": lambda: film(1),
+    "with sound": lambda: film(13, sound=True),
+    "many frames": lambda: film(3000, size=(16, 16)),
+    **{f"turned by {each}": lambda each=each: turned(film(13), each) for each in (90, 180, 270)},
+}
+
+
+def head(data: bytes) -> tuple[FilmSize, int]:
+    """Return the size, and the number of reads."""
+    reads = []
+
+    def read(start: int, stop: int) -> bytes:
+        assert 0 <= start < stop <= len(data)
+        reads.append(stop - start)
+        return data[start:stop]
+
+    return film_size(read, len(data)), len(reads)
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+def test_head_tells_the_numbers_that_pyav_counts_by_two_reads(kind: str, tmp_path: Path) -> None:
+    data = CLIPS[kind]()
+    size, reads = head(data)
+    assert (*size[:3], pytest.approx(size.fps)) == counted(data)
+    assert reads <= 2
+    (tmp_path / "a.film").write_bytes(data)
+    assert size_of(str(tmp_path / "a.film"), Storage()) == size_of(data, Storage()) == size
+
+
+@pytest.mark.parametrize("length", [40, 399, 400, 401, 1000])
+def test_films_that_are_cut_by_a_list_of_edits_have_the_frames_that_are_shown(length: int) -> None:
+    data = film(40, rate=25)  # of 512 ticks; the length counts in thousandths
+    at, times = box_at(data, b"elst") + 8, box_at(data, b"tkhd") + 20
+    for start in (0, 1, 1023, 1024, 1025, 1536, 3000, 8000):
+        cut = patched(data, at, struct.pack(">Ii", length, start))
+        cut = patched(cut, times, length.to_bytes(4, "big"))
+        if start + length * 12.8 > 1024:  # when the first frame is shown
+            assert head(cut)[0].frames == counted(cut).frames, start
+
+
+def test_two_edits_and_edits_that_show_nothing_are_refused() -> None:
+    data = film(40, rate=25)
+    at = box_at(data, b"elst")
+    for change in (
+        patched(data, at + 4, (2).to_bytes(4, "big")),
+        patched(data, at + 8, struct.pack(">Ii", 400, -1)),
+        patched(data, at + 8, struct.pack(">Ii", 0, 1024)),
+        patched(data, at + 8, struct.pack(">Ii", 9000, 1024)),
+        patched(data, at + 16, (2 << 16).to_bytes(4, "big")),
+    ):
+        with pytest.raises(UncountedError):
+            head(change)
+
+
+UNCOUNTED: dict[str, Callable[[], bytes]] = {
+    "webm": lambda: film(7, form="webm", codec="libvpx"),
+    "mkv": lambda: film(7, form="matroska"),
+    "avi": lambda: film(7, form="avi", codec="mpeg4"),
+    "fragmented": lambda: film(7, options={"movflags": "frag_keyframe+empty_moov"}),
+}
+
+
+@pytest.mark.parametrize("kind", UNCOUNTED)
+def test_heads_without_a_count_are_refused_and_packets_are_counted_where_asked(kind: str) -> None:
+    data = UNCOUNTED[kind]()
+    with pytest.raises(BrokenImageError, match="sizes="):
+        size_of(data, Storage())
+    size = size_of(data, Storage(), count_packets=True)
+    assert (*size[:3], pytest.approx(size.fps)) == counted(data)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"text", b"#EXTM3U\nfile:///etc/passwd", b"\0\0\0\1mdat", film(3)[:900]]
+)
+def test_files_that_are_no_films_are_named(data: bytes, tmp_path: Path) -> None:
+    for count_packets in (False, True):
+        with pytest.raises(BrokenImageError):
+            size_of(data, Storage(), count_packets=count_packets)
+    with pytest.raises(BrokenImageError):
+        size_of(str(tmp_path / "missing.mp4"), Storage())
+    with pytest.raises(BrokenImageError):
+        frames_of(data, FilmSize(3, 48, 64, 24, 1), [0, 2], None)
+
+
+def test_heads_of_2_gb_films_are_two_small_ranges(tmp_path: Path) -> None:
+    data = film(13)
+    at = data.index(b"mdat") - 4
+    size = int.from_bytes(data[at : at + 4], "big")
+    moved = len(data) - at - size
+    path = tmp_path / "large.mp4"
+    with path.open("wb") as file:
+        file.write(data[:at] + struct.pack(">I4sQ", 1, b"mdat", 2 << 30))
+        file.seek(at + (2 << 30))
+        file.write(data[-moved:])
+    reads = []
+
+    def read(start: int, stop: int) -> bytes:
+        reads.append(stop - start)
+        return Storage().read_range(str(path), start, stop)
+
+    assert film_size(read, path.stat().st_size).frames == 13
+    assert len(reads) == 2
+    assert sum(reads) < 1 << 17
+
+
+def test_heads_that_do_not_fit_the_film_are_errors_when_it_is_decoded() -> None:
+    data = film(24)
+    size = size_of(data, Storage())
+    assert frames_of(data, size, [0, 7, 23], None).shape == (3, 48, 64, 3)
+    for wrong in (
+        size._replace(frames=25), size._replace(frames=23), size._replace(height=50),
+        size._replace(width=48, height=64), size._replace(rate=25),
+    ):  # fmt: skip
+        with pytest.raises(BrokenImageError):
+            frames_of(data, wrong, [0, wrong.frames - 1], None)
+
+
+def test_film_of_an_unknown_codec_is_an_error_not_the_end_of_the_process() -> None:
+    data = film(3)
+    unknown = patched(data, data.index(b"avc1"), b"zzzz")  # the brand of the file, then the codec
+    unknown = unknown.replace(b"avc1", b"zzzz")
+    with pytest.raises(BrokenImageError):
+        frames_of(unknown, size_of(unknown, Storage()), [0], None)
+
+
+@pytest.mark.parametrize("kind", ["H.264", "mov, JPEG", "turned by 90"])
+def test_flipped_bits_of_heads_are_errors_or_what_is_decoded(kind: str) -> None:
+    data = CLIPS[kind]()
+    begin, original = data.index(b"moov") - 4, size_of(data, Storage())
+    rng, errors, same = np.random.default_rng(0), 0, 0
+    for _ in range(334):
+        at = int(rng.integers(begin, len(data)))
+        flipped = patched(data, at, bytes([data[at] ^ 1 << int(rng.integers(8))]))
+        try:
+            size = size_of(flipped, Storage())
+            frames = frames_of(flipped, size, [0, size.frames - 1], None)
+        except BrokenImageError:
+            errors += 1
+            continue
+        assert frames.shape == (2, size.height, size.width, 3), at
+        assert size.frames == counted(flipped).frames, at
+        same += size[:3] == original[:3] and abs(size.fps / original.fps - 1) < 2 / 13
+    assert errors > 20
+    assert errors + same >= 330  # the others are other films: turned or cut elsewhere

@@ -1,0 +1,59 @@
+"""Processors and tiny models that take films, and the results that they have by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from tests.support.vision import PATCH, fast_tokenizer, qwen_processor
+from tests.support.vision import SPECIAL as TOKENS
+from tests.support.whole_processors import FIVE
+
+FAMILIES = {"Qwen2-VL": "Qwen2VL", "Qwen2.5-VL": "Qwen2_5_VL", "Qwen3-VL": "Qwen3VL"}
+PLACE = "<|vision_start|><|video_pad|><|vision_end|>"
+
+
+def film_processor(family: str = "Qwen2-VL", **videos: Any) -> Any:
+    """A processor that samples two frames a second, of patches of 4 pixels."""
+    name = FAMILIES[family]
+    kind = getattr(transformers, f"{name}Processor")
+    own = type(kind.__name__, (kind,), {"tokenizer_class": "PreTrainedTokenizerFast"})
+    part = "Qwen3VL" if family == "Qwen3-VL" else "Qwen2VL"
+    settings = {
+        "patch_size": PATCH, "merge_size": 2, "temporal_patch_size": 2, "do_sample_frames": True,
+        "fps": 2, "size": {"shortest_edge": 16 * 16, "longest_edge": 40 * 40 * 6}, **videos,
+    }  # fmt: skip
+    if FIVE:
+        settings.setdefault("cap_pixels_per_frame", False)
+    return own(
+        image_processor=qwen_processor().image_processor,
+        tokenizer=fast_tokenizer(TOKENS),
+        video_processor=getattr(transformers, f"{part}VideoProcessor")(**settings),
+    )
+
+
+def as_processed(
+    processor: Any, text: str, films: list[np.ndarray], rates: list[float], **more: Any
+) -> Any:
+    """Return the processor's own result for a text and films that are decoded whole."""
+    metadata = [
+        {
+            "total_num_frames": len(film), "fps": rate, "height": film.shape[1],
+            "width": film.shape[2], "duration": len(film) / rate,
+        }
+        for film, rate in zip(films, rates, strict=True)
+    ]  # fmt: skip
+    videos = [torch.from_numpy(np.ascontiguousarray(film)).permute(0, 3, 1, 2) for film in films]
+    return processor(
+        text=[text], videos=videos, video_metadata=metadata, return_tensors="pt",
+        **more,
+    )  # fmt: skip
+
+
+def film_model(family: str) -> Any:
+    from tests.support.vision_families import FAMILIES as IMAGES
+
+    return IMAGES[family].model(IMAGES[family].processor())
