@@ -112,6 +112,7 @@ def test_a_document_counts_as_cut_if_its_last_piece_is_dropped_later() -> None:
     assert composition_of(batches).documents_cut == cut
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rows", [1, 4, 9])
 @pytest.mark.parametrize("lengths", [[1, 1, 2, 1, 3], [1, 5, 2, 9, 3, 1, 1]], ids=["short", "long"])
 def test_a_row_of_seamless_drops_no_more_than_its_extra_capacity_however_often_it_stays(

@@ -66,6 +66,7 @@ def test_every_loss_token_is_in_a_row_or_counted(packer: Packer, masked: bool) -
     assert found.as_dict()["loss_tokens_dropped"] == lost
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("packer", PACKERS[:4], ids=repr)
 def test_a_resumed_run_counts_the_same_losses(packer: Packer) -> None:
     whole = loader(True, packer)

@@ -29,6 +29,7 @@ def some(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return corpus(PROFILE, texts, 20_000, tokenizer(folder, SIZE.vocabulary, texts))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ARMS)
 def test_steps_have_one_shape_and_segments_that_end_with_the_batch(name: str, some: Corpus) -> None:
     if "TRL" in name:

@@ -112,6 +112,7 @@ def learnt_texts(batches: Any) -> list[str]:
     )
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHARED)
 def test_records_in_memory_give_the_batches_of_a_file(
@@ -125,7 +126,7 @@ def test_records_in_memory_give_the_batches_of_a_file(
     assert records == before
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_over_records_in_memory_goes_on_where_it_was(kind: str) -> None:
     data = KINDS[kind](CHATS)
@@ -149,6 +150,7 @@ def test_contract_of_records_by_number(kind: str) -> None:
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_pairs_in_memory_stay_together_with_their_fields(kind: str) -> None:
     fields = {"chosen": "bool", "margin": "float32"}

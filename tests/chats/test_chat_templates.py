@@ -72,6 +72,7 @@ def ids_and_masks(documents: Documents) -> list[tuple[list[int], list[bool]]]:
     return [(documents.tokens[a:b].tolist(), mask[a:b].tolist()) for a, b in cuts]
 
 
+@pytest.mark.sampled(26)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_one_document_of_a_conversation(name: str, kind: str) -> None:
@@ -85,6 +86,7 @@ def test_one_document_of_a_conversation(name: str, kind: str) -> None:
         ]
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_one_document_of_every_turn_begins_with_the_models_prompt(name: str, kind: str) -> None:
@@ -324,6 +326,7 @@ def test_arguments_may_be_text_or_objects(name: str, form: Any) -> None:
     assert text in learnt(encode(chat_tokenizer(name), chat))[0]
 
 
+@pytest.mark.sampled(4)
 @given(
     contents=st.lists(st.text("ab <>/think\n{}|", min_size=1, max_size=14), min_size=2, max_size=6)
 )

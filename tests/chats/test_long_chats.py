@@ -39,6 +39,7 @@ WITH_TOOLS = ("stripped", "opened", "channels", "open-ended", "call-or-content",
 STRICT = ("alternating", "moving-system", "merged-system")
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("turns", ["whole", "each"])
 @pytest.mark.parametrize("name", EVERY)
 @given(data=st.data(), row=st.integers(60, 700))

@@ -47,6 +47,7 @@ def told(data: Any = TALKS, way: str = "truncate", **chat: Any) -> LongChatLosse
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("chosen", ["truncate", "drop", "split", "turns"])
 def test_each_share_is_the_one_that_a_run_with_the_overflow_loses(chosen: str) -> None:
     found = told(way=chosen)

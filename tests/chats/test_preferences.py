@@ -93,6 +93,7 @@ def test_resumed_anywhere_no_side_is_lost_or_repeated(tmp_path: Path) -> None:
         assert [sides_of(batch) for batch in again] == whole[step:]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "broken",
     [

@@ -56,7 +56,7 @@ def rendered_text(template: str) -> str:
     return "".join(compile_template(template)[0].pieces({}))
 
 
-SLOW = ("long ranges in filters", "lists of themselves", "calls of a macro")
+SLOW = ("long ranges in filters", "lists of themselves", "calls of a macro", "nested ranges")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,7 @@ EXPLODING: dict[str, list[str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("before", EXPLODING, ids=["long", "short", *"abcde"])
 def test_a_value_without_end_is_refused_before_it_is_made(before: str) -> None:
     for expression in EXPLODING[before]:

@@ -65,6 +65,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("state", ["begun", "whole"])
 def test_a_damaged_file_costs_its_part_or_is_an_error(

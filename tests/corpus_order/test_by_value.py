@@ -95,6 +95,7 @@ def test_a_signal_of_the_text_needs_no_field(tmp_path: Path) -> None:
     assert documents_of(tmp_path / "out") == sorted(texts, key=compression_ratio)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("stage", ["copy", "path", "write"])
 def test_stopped_in_any_stage_it_continues_to_the_same_shards(
     corpus: Path, tmp_path: Path, stage: str

@@ -104,6 +104,7 @@ def test_of_a_hundred_copies_one_stays_beside_its_like_though_the_search_finds_c
     assert beside.count(topic[7]) > 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("limit", [1.0, 0.25])
 @pytest.mark.parametrize("embedder", [HashedNgrams(), BM25()])
 def test_the_path_matches_the_reference(tmp_path: Path, embedder: Any, limit: float) -> None:
@@ -156,6 +157,7 @@ class StopError(Exception):
     pass
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "settings",
     [

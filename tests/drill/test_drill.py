@@ -113,6 +113,7 @@ def test_every_planted_fault_is_named(
     assert_named(script, fault, only, kind, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_right_script_has_no_fault_and_does_only_the_lost_steps_twice(tmp_path: Path) -> None:
     report = drill("nanogpt", "", tmp_path, "commit")
     assert report["faults"] == {}

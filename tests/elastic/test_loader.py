@@ -58,6 +58,7 @@ SOME = ("parquet", "trees", "mixture", "order by similarity", "loss mask, two ep
 REFUSED = ("buckets, context parallelism",)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -93,6 +94,7 @@ def disturbed(seed: int, *, deaths: int, joins: int) -> Job:
     ).run()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_disturbed_run_has_the_steps_of_one_left_alone(seed: int, undisturbed: str) -> None:
     job = disturbed(seed, deaths=6, joins=6)

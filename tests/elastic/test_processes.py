@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+from datetime import timedelta
 
 import numpy as np
 import pytest
 
+from examples import elastic_gloo
 from examples.elastic_gloo import Report, Supervisor, make_loader
 
 MORE = 24  # of the groups of the last exchanges, and descriptors that a fork inherits
@@ -25,7 +27,10 @@ def checked(report: Report, expected: Report) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_killed_and_joining_processes_lose_and_repeat_no_batch() -> None:
+def test_killed_and_joining_processes_lose_and_repeat_no_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(elastic_gloo, "LIMIT", timedelta(seconds=4))  # a death holds the others
     make = functools.partial(make_loader, 150)
     warm = make()  # loads the kernels, which the forks inherit
     warm.set_ranks(0, 1)

@@ -97,6 +97,7 @@ def _stopped(make: Any, every: int) -> Iterator[PackedBatch]:
         loader.load_state_dict(state)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("packer", PACKERS, ids=lambda packer: repr(packer)[:40])
 def test_values_stay_with_their_tokens_through_every_packer_and_stop(packer: Any) -> None:
     seen = 0

@@ -222,6 +222,7 @@ def pieces(batch: PackedBatch) -> list[tuple[int, int, np.ndarray]]:
     return [(n, start, np.flatnonzero(numbers == n)) for n, start in enumerate(starts)]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("kind", IDS)
 def test_fields_of_ids_come_with_their_tokens(kind: str) -> None:
     seen: dict[int, int] = {}
@@ -425,6 +426,7 @@ def test_a_column_of_another_shape_is_refused(kind: pa.DataType) -> None:
     assert caught.value.setting == "token_fields"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["Parquet", "MDS"])
 def test_a_column_that_is_not_there_or_of_another_kind_is_refused(kind: str) -> None:
     for name, fields in (
@@ -440,6 +442,7 @@ def test_a_column_that_is_not_there_or_of_another_kind_is_refused(kind: str) -> 
             break
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["npz", "raw"])
 def test_fields_in_tars_follow_over_lanes_and_a_resume(kind: str) -> None:
     source = IDS[kind]()

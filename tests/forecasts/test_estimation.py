@@ -68,6 +68,7 @@ def no_long(documents: Any, seeds: Any) -> Any:
     return documents.lengths < 40
 
 
+@pytest.mark.sampled("each")
 @pytest.mark.parametrize("count", [50, 700, 8000])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_number_lies_within_its_error(count: int, ranks: int) -> None:
@@ -75,6 +76,7 @@ def test_the_number_lies_within_its_error(count: int, ranks: int) -> None:
     assert_estimated(lambda topology: dataset(source, topology), ranks)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -91,6 +93,7 @@ def test_packers_hooks_and_epochs_count(options: dict[str, Any]) -> None:
     assert_estimated(lambda topology: dataset(source, topology, **options))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -106,6 +109,7 @@ def test_mixtures_are_followed_to_their_end(options: dict[str, Any]) -> None:
     assert_estimated(lambda topology: dataset(mixture, topology))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["mds-text", "tar", "jsonl-gz", "parquet-text"])
 def test_files_of_every_kind(kind: str, tmp_path: Path) -> None:
     source = SOURCES[kind](tmp_path)
@@ -185,6 +189,7 @@ KINDS: dict[str, Callable[[list[list[int]]], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "count"), [("lists of ids", 3000), *((kind, 9000) for kind in KINDS)]
 )
@@ -249,6 +254,7 @@ COMPRESSED: dict[str, Callable[[Path], Any]] = {
 MANY_LANES = ("two halves", "files")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "lanes"),
     [

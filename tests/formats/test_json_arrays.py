@@ -42,6 +42,7 @@ def array(layout: str, records: Any = RECORDS) -> bytes:
     return json.dumps(records, **LAYOUTS[layout]).encode()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("ending", ["json", "json.gz", "json.zst"])
 def test_an_array_is_read_like_lines_in_any_number_of_lanes(

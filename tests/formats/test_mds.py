@@ -134,6 +134,7 @@ def test_a_loss_mask_stays_with_its_tokens(tmp_path: Path, encoding: str) -> Non
     assert seen == 40
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("codec", CODECS)
 def test_compressed_shards_are_read_like_plain_ones(tmp_path: Path, codec: str) -> None:
     expected = corpus(tmp_path / "c", compression=codec, hashes=["sha1", "xxh64"])

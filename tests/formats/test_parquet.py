@@ -109,6 +109,7 @@ def test_a_file_with_an_unread_footer_is_checked_when_it_is_opened(
     assert read_all(Parquet(tmp_path, tokens="ids")) == [(1, 2), (3,)] * 3
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("nested", LIST_TYPES)
 @pytest.mark.parametrize(
     ("kind", "dtype"),

@@ -113,6 +113,7 @@ def short_samples(count: int) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ending", PACK)
 def test_a_shard_of_short_documents_gets_as_many_lanes_as_its_tokens_need(ending: str) -> None:
     samples = short_samples(5000)

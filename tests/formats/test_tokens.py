@@ -28,6 +28,7 @@ def flat(documents: list[list[int]], dtype: str) -> np.ndarray:
     return np.array([token for document in documents for token in document], dtype=dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_integer_dtype_is_read_raw_and_with_a_header(dtype: str, tmp_path: Path) -> None:
     documents = ended()

@@ -54,6 +54,7 @@ CONDITIONS: list[tuple[Any, float]] = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
 @pytest.mark.parametrize(("condition", "share"), CONDITIONS)
 def test_the_rows_that_satisfy_a_condition_are_the_documents(

@@ -71,6 +71,7 @@ def ends_without(batch: PackedBatch, attention: str) -> list[int]:
     return ends
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("attention", ["document", "row"])
 @pytest.mark.parametrize(
     "packer",

@@ -26,6 +26,7 @@ from tests.support.grouped_runs import (
 from tests.support.runs import gone_on
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("lanes", [1, 5, 16])
 def test_every_group_is_in_one_row_with_all_its_documents(shuffle: bool, lanes: int) -> None:
@@ -65,6 +66,7 @@ def test_a_mixture_parts_no_group() -> None:
     assert sorted(groups_of(dataset(mixed))) == sorted(2 * WHOLE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["list", "arrays", "function", "lines", "named"])
 def test_records_of_iterables_and_files_are_groups_alike(form: str, tmp_path: Path) -> None:
     of: Any = records()

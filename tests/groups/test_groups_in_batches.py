@@ -41,6 +41,7 @@ def fitting(rows: int) -> list[list[int]]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("lanes", [1, 5, 16])
 def test_every_group_is_in_one_batch_with_all_its_documents(shuffle: bool, lanes: int) -> None:
@@ -49,6 +50,7 @@ def test_every_group_is_in_one_batch_with_all_its_documents(shuffle: bool, lanes
     assert sorted(groups_of(wide(lanes=lanes, shuffle=shuffle), "batch")) == WHOLE
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "then",
     [

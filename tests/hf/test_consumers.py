@@ -84,6 +84,7 @@ def test_the_block_mask_matches_every_pair(lengths: list[int], block_size: int, 
             assert everything[rows, j * block_size : (j + 1) * block_size].all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("attention", ["document", "row"])
 def test_flex_attention_equals_attention_with_a_block_diagonal_mask(attention: str) -> None:
     for batch in batches(attention=attention):

@@ -166,6 +166,7 @@ def test_axes_match_the_models_count() -> None:
         assert torch.equal(torch.from_numpy(found), wanted[:, 0])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "legs",
     [
@@ -259,6 +260,7 @@ def test_settings_that_do_not_go_with_images_are_refused(
     assert caught.value.setting == setting
 
 
+@pytest.mark.slow
 def test_plain_text_imports_neither_pillow_nor_this_room() -> None:
     program = """
 import sys

@@ -43,6 +43,7 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_and_gradients_of_vision_tower_and_text_match_single_documents(
     family: str,
@@ -93,6 +94,7 @@ def example_of(family: str) -> tuple[Any, Any]:
     return example.model(processor), batch
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in REFUSED])
 def test_documents_with_images_are_isolated(family: str) -> None:
     model, batch = example_of(family)
@@ -135,6 +137,7 @@ def test_model_that_takes_images_otherwise_than_alone_is_refused() -> None:
     assert caught.value.setting == "model"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batch_of_text_alone_runs_the_vision_tower_where_it_has_room(family: str) -> None:
     example = FAMILIES[family]

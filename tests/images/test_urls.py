@@ -66,6 +66,7 @@ def test_images_by_url_are_as_their_bytes(
     assert documents_of(dataset(remote, Means())) == documents_of(dataset(own, Means()))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize(("sizes", "requests"), [(None, 2), (("height", "width"), 1)])
 def test_an_image_takes_one_request_where_its_size_is_known_and_two_else(

@@ -30,6 +30,7 @@ def narrow(kind: pa.DataType) -> pa.Table:
     return pa.table({"text": pa.chunked_array(chunks)})
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.string_view()])
 def test_a_table_of_chunks_with_too_many_values_together_is_read(kind: pa.DataType) -> None:
     assert_source_contract(Table(narrow(kind), reading=SMALL), TEXTS, restarts=3)

@@ -64,6 +64,7 @@ def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     )
 
 
+@pytest.mark.sampled(1)
 def test_lanes_give_each_document_once_and_every_cursor_leads_on(stream: Any) -> None:
     for fields, expected in (
         ({"text": "text"}, TEXTS),
@@ -94,6 +95,7 @@ def test_resuming_uses_the_datasets_state(stream: Any, caplog: pytest.LogCapture
     assert blocks[2][1]["state"] is not None
 
 
+@pytest.mark.sampled(1)
 def test_mapped_and_filtered_datasets_resume_exactly(stream: Any) -> None:
     short = stream.filter(lambda row: row["n"] % 3 > 0).map(lambda row: {"text": row["text"] + "!"})
     expected = [text + "!" for i, text in enumerate(TEXTS) if i % 3]

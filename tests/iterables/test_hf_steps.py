@@ -154,6 +154,7 @@ def packed(dataset: PackedDataset) -> Counter[tuple[int, ...]]:
     return Counter(d for batch in PackedLoader(dataset) for d in batch_documents(batch))
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("step", ALL)
 def test_a_run_has_the_documents_that_the_stream_itself_gives(stream: Any, step: str) -> None:
     made = ALL[step](stream)
@@ -165,12 +166,14 @@ def test_a_run_has_the_documents_that_the_stream_itself_gives(stream: Any, step:
     assert refused.value.setting == "lanes"
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("step", SELECTIONS)
 def test_every_epoch_selects_the_same_documents(stream: Any, step: str) -> None:
     make, once = SELECTIONS[step]
     assert packed(dataset_of(make(stream), epochs=3)) == counted(once * 3)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("step", ALL)
 def test_every_cursor_leads_to_the_rest(stream: Any, step: str) -> None:
     source = HFStream(ALL[step](stream), tokens="ids", reading=ReadOptions(block_documents=9))
@@ -180,6 +183,7 @@ def test_every_cursor_leads_to_the_rest(stream: Any, step: str) -> None:
     assert_restarts(source, expected)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("step", DIVIDED)
 def test_steps_that_treat_rows_alone_keep_their_lanes(stream: Any, step: str) -> None:
     made = DIVIDED[step](stream)
@@ -201,6 +205,7 @@ def test_training_and_validation_share_no_document_and_lose_none(stream: Any) ->
     assert train | valid == set(map(tuple, IDS))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("made", "named"),
     [

@@ -63,6 +63,7 @@ class Stateful:
         self.start = state["at"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("data", "fields", "expected"),
     [

@@ -323,6 +323,7 @@ def test_skipped_batches_are_consumed_recorded_and_counted() -> None:
     assert loader.skip(10**6) == len(expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_that_was_left_can_be_skipped_ahead(workers: int) -> None:
     expected = [identity(batch) for batch in PackedLoader(make_dataset())]

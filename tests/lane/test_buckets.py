@@ -96,6 +96,7 @@ def test_all_lanes_have_the_same_bucket_at_the_same_step_to_their_ends() -> None
             assert batch.rows.composition.rows * batch.rows.seq_len == config.batch_tokens
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shares", [(0.3, 0.3, 0.4), (1, 0, 0), (0.8, 0.2, 0), (0, 0, 1)], ids=str)
 def test_no_document_waits_beyond_the_age_limit_under_any_shares(shares: Any) -> None:
     window = WindowConfig(rows=20, documents=60, max_carries=3)
@@ -117,6 +118,7 @@ def test_documents_stay_whole_where_the_shares_are_the_corpuss_own() -> None:
     assert total.utilisation > 0.98
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("lanes", "count"), [(4, 1500), pytest.param(8, 6000, marks=pytest.mark.slow)]
 )
@@ -139,6 +141,7 @@ def test_with_balance_the_lanes_attend_about_equally_in_a_step(
     assert slowest("attention") - 1 < 0.6 * (slowest(None) - 1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("balance", [None, "attention"])
 def test_emitted_documents_have_the_inputs_length_distribution_throughout(balance: Any) -> None:
     lengths = heavy_tailed(12_000, seed=7, longest=SEQ_LEN)

@@ -31,6 +31,7 @@ from tests.support.memory_source import heavy_tailed
 by_name = {"ids": lambda value: type(value).__name__}
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("packer", PACKERS, **by_name)
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_every_token_is_delivered_exactly_once(packer: Packer, lanes: int) -> None:
@@ -46,6 +47,7 @@ def test_every_token_is_delivered_exactly_once(packer: Packer, lanes: int) -> No
     assert total.slots == sum(len(batch.rows.tokens) for batch in batches)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("packer", PACKERS, **by_name)
 def test_restoring_after_every_batch_gives_the_same_rest(packer: Packer) -> None:
     config = lane_config(heavy_tailed(160, seed=2), packer)
@@ -89,6 +91,7 @@ def test_any_window_delivers_once_and_resumes_anywhere(
     assert_lane_restores(config, batches, every=3)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("packer", PACKERS, **by_name)
 def test_a_document_longer_than_the_window_streams_through_it(packer: Packer) -> None:
     lengths = [5, 7, 40 * SEQ_LEN + 3, 9, 30, 11 * SEQ_LEN, 2]

@@ -38,6 +38,7 @@ def rows_of(dataset: PackedDataset, batches: Any, lanes: int) -> Rows:
     return rows
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("kind", [kind for kind in golden.KINDS if kind != "list, provenance"])
 def test_the_ledger_has_every_batch_of_every_document(kind: str, corpus: golden.Corpus) -> None:
     traced = golden.KINDS[kind](corpus).with_provenance()

@@ -93,6 +93,7 @@ def test_the_extra_work_of_the_slowest_of_16_ranks_shrinks_to_a_fifth(
         assert after <= 0.05
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rows", [1, 8])
 def test_every_tenth_of_a_balanced_run_has_the_inputs_length_distribution(rows: int) -> None:
     packer = BestFitDecreasing(seq_len=SEQ_LEN)

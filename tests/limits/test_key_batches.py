@@ -141,6 +141,7 @@ def test_a_run_that_goes_on_with_batches_of_one_key_loses_no_token() -> None:
 WIDE = {"batch_size": 8, "window": WindowConfig(rows=64)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("keys", [1, 16])
 @pytest.mark.parametrize("lanes", [1, 4])
 def test_steps_are_estimated_with_batches_that_are_not_full(keys: int, lanes: int) -> None:

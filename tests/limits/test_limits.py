@@ -174,6 +174,7 @@ def test_any_integer_field_limits_rows_and_larger_documents_are_dropped_and_name
     assert f"dropped: item {number} of the list has 39 frames, a row has 38" in caplog.text
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("legs", [[(1, 0, 3), (2, 0, 2), (3, 0, 99)], [(2, 0, 4), (1, 2, 99)]])
 def test_a_run_with_limits_goes_on_with_other_ranks_and_workers(
     legs: list[tuple[int, int, int]],

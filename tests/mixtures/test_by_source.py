@@ -77,6 +77,7 @@ def test_counts_by_source_add_up_to_the_counts_of_the_batches(
             assert loss_tokens[number] == int((batch.labels[mine] != -100).sum())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_report_holds_shares_beside_weights_and_goes_on_after_a_resume(workers: int) -> None:
     def loader() -> PackedLoader:

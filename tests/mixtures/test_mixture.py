@@ -244,6 +244,7 @@ def test_a_source_with_fewer_documents_than_lanes_is_read_whole() -> None:
     assert tokens_by_source(PackedLoader(dataset(mixture, lanes=8)), 2) == [60, 4000]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("at", "shuffle"), [(0, True), (9, False)])
 def test_an_endless_source_with_fewer_documents_than_lanes_repeats_in_every_lane(
     at: int, shuffle: bool
@@ -528,6 +529,7 @@ def test_a_source_that_changed_or_went_is_no_added_source() -> None:
         lane_stream(before, position=position)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("batches", [2, 30])
 def test_a_source_is_added_to_a_run_and_every_document_comes_once(batches: int) -> None:
     def loader(mixture: Mixture) -> PackedLoader:

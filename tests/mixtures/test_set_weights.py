@@ -110,6 +110,7 @@ def test_changes_kills_and_ranks_give_the_batches_of_an_uninterrupted_run(
     assert with_changes(endless, changes, [*legs, (2, 0, 105)], total=210) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_and_stops_do_not_move_a_change(workers: int) -> None:
     changes: Changes = {
@@ -127,6 +128,7 @@ def test_workers_and_stops_do_not_move_a_change(workers: int) -> None:
     assert with_changes(endless, {}, [(1, 0, 240)], total=240) != expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["by weights", "several epochs of one", "with an endless one"])
 def test_a_finite_run_gives_every_document_once_under_any_weights(name: str) -> None:
     changes: Changes = {
@@ -168,6 +170,7 @@ def test_shares_of_an_interval_are_those_asked_for_within_half_a_percent() -> No
         assert np.abs(shares - list(weights.values())).max() < 0.005
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "workers"), [("random", 2), ("in cycles", 0)])
 def test_shares_are_those_asked_for_on_average_if_weights_change_at_every_step(
     kind: str, workers: int
@@ -228,6 +231,7 @@ def test_a_lane_follows_changes_between_its_rounds_on_average(
     assert found.batch == change_at(changes, batch).batch  # type: ignore[union-attr]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_weights_of_every_step_drop_no_batch(workers: int) -> None:
     """The state stays as small as after four hundred calls, and resumes to the bit."""
@@ -350,6 +354,7 @@ def test_other_settings_keep_a_change_and_another_mixture_ends_it() -> None:
     assert found + [identity(batch) for batch in islice(resumed, 570)] == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_ranks_that_share_batches_change_at_the_same_one(ranks: int) -> None:
     packer = Buckets(seq_lens=(8, 16, 32), cp=(1, 2, 4), shares=(0.3, 0.3, 0.4))
@@ -447,6 +452,7 @@ class Backwards:
         return {"kind": "Backwards"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("order", [Backwards(), SimilarityOrder(order_window_documents=64)])
 def test_ordering_windows_are_drawn_by_the_weights_of_the_round_that_reads_them(order: Any) -> None:
     rng = np.random.default_rng(5)
@@ -464,6 +470,7 @@ def test_ordering_windows_are_drawn_by_the_weights_of_the_round_that_reads_them(
     assert with_changes(make, changes, legs, total=480) == expected
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["by weights", "several epochs of one"])
 def test_a_finite_run_with_an_order_gives_every_document_once(name: str) -> None:
     changes: Changes = {

@@ -108,7 +108,7 @@ def make(path: Path, **settings: Any) -> PackedDataset:
     )  # fmt: skip
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pace", ["ascending", "interleaved", "quantiles"])
 def test_a_run_in_the_order_of_a_field_is_restored_everywhere(tmp_path: Path, pace: Any) -> None:
     path = corpus(tmp_path)

@@ -91,7 +91,7 @@ def make_dataset(order: Any, *, count: int = 60, copies: int = 6, **options: Any
     return PackedDataset(source, **{**values, **options})
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ORDERS)
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_restoring_after_every_batch_gives_the_same_rest(kind: str, epochs: int) -> None:

@@ -43,6 +43,7 @@ def prompts_of(records: list[dict[str, Any]], template: str, **settings: Any) ->
     return rollouts.Prompts(source_of(records, template), **settings)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("field", ["prompt", "messages"])
 @pytest.mark.parametrize("name", ["CHATML", "LLAMA3", "MISTRAL", *TEMPLATES])
 def test_ids_are_those_of_apply_chat_template(name: str, field: str) -> None:

@@ -59,6 +59,7 @@ def test_every_token_is_evaluated_once_and_the_tail_is_masked(world_size: int) -
         assert (batch.labels[batch.document_ids < 0] == -100).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["mds-tokens", "tar", "jsonl-gz", "mixture", "list", "chat"])
 def test_every_kind_of_source_is_evaluated_alike(kind: str, tmp_path: Path) -> None:
     from tests.support.chats import CHATML, with_template

@@ -134,7 +134,8 @@ def test_a_distributed_checkpoint_of_a_bare_loader_is_refused(tmp_path: Path) ->
         assert caught.value.setting == "loader"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("workers", [2, 0])
 def test_the_state_after_a_batch_that_is_not_the_last_one_taken_goes_on_after_it(
     workers: int,
 ) -> None:

@@ -38,6 +38,7 @@ def _tar(folder: Path, **options: Any) -> WebDataset:
     return WebDataset(folder, tokens="npy", **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [_lines, _tar])
 @pytest.mark.parametrize("open_shards", [1, 2, 8])
 def test_any_window_holds_documents_of_every_open_shard_and_no_more_are_open(

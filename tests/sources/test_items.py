@@ -47,6 +47,7 @@ KINDS = {"list": list, "tuple": tuple, "map-style": MapStyle, "Series": series,
          "array": object_array}  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("items", [IDS, TEXTS], ids=["ids", "texts"])
 def test_contract_of_items_by_number(kind: str, items: list[Any]) -> None:

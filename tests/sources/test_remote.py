@@ -30,6 +30,7 @@ REMOTE: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "kind", ["mds-zstd", "tar", "parquet-tokens", "jsonl-gz", "megatron", "npy", "chat"]
 )
@@ -49,6 +50,7 @@ def test_a_bucket_gives_the_documents_of_the_folder(
         assert_source_contract(source, expected, lane_counts=(1, 3), restarts=2)  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", REMOTE)
 def test_a_web_server_gives_the_documents_of_the_folder_although_connections_break(
     kind: str, http: HTTPServer, storage: Storage

@@ -38,6 +38,7 @@ def _parquet(path: Path, value: int) -> Callable[[str, Storage], ShardedSource]:
     return lambda url, storage: Parquet(url, tokens="ids", storage=storage)
 
 
+@pytest.mark.sampled("each")
 @pytest.mark.parametrize(
     ("write", "how"),
     [

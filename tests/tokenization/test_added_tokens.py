@@ -68,6 +68,7 @@ def ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     return [made.document(i).tolist() for i in range(len(made))]
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("split", ["encode", "split"])
 @pytest.mark.parametrize("added", ADDED)
 @pytest.mark.parametrize("kind", ["gpt2", "llama3", "nfc"])
@@ -133,7 +134,8 @@ def test_the_proof_meets_tokens_that_no_text_of_its_sample_holds(added: list[Any
     assert FastEngine(engine, json.loads(engine.to_str())).encode(["plain"]) is None
 
 
-@pytest.mark.parametrize("vocabulary", [deepseek, lambda: gpt2()._tokenizer])
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("vocabulary", [lambda: gpt2()._tokenizer, deepseek])
 def test_real_vocabularies_stay_fast_with_tokens_added(vocabulary: Callable[[], Engine]) -> None:
     engine = vocabulary()
     added = ["COVID", "token", "model", "'s", "<tool>", "    ", " the"]

@@ -49,6 +49,7 @@ def encoded(
     return [made.document(i).tolist() for i in range(len(made))]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "special"), [*((name, "encode") for name in ENGINES), ("qwen2", "split")]
 )
@@ -104,6 +105,7 @@ def test_tokens_of_characters_that_encode_no_byte_stand_for_no_text(all_match: b
     assert tokenizer._fast is not None
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ENGINES)
 def test_masks_follow_from_lengths_of_tokens(name: str) -> None:
     engine = ENGINES[name]()

@@ -84,6 +84,7 @@ TEXTS = (
 )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_arguments_of_calls_that_are_text_are_written_as_they_are(way: str) -> None:
     assert len(WAYS[way]) > 3
@@ -96,6 +97,7 @@ def test_arguments_of_calls_that_are_text_are_written_as_they_are(way: str) -> N
             assert ours(calling(text), BPE, template) == want
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_arguments_of_calls_that_are_objects_are_written_as_they_are(way: str) -> None:
     for template in WAYS[way].values():

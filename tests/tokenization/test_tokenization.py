@@ -176,6 +176,7 @@ def test_tokens_after_a_text_that_the_rule_of_ends_leaves_out_are_logged_once(
 CLASSES = ("PreTrainedTokenizerFast", "LlamaTokenizer", "GPTNeoXTokenizerFast", "GPT2Tokenizer")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("declared", [None, True, False])
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_folder_has_the_ids_that_transformers_gives_it(
@@ -481,6 +482,7 @@ assert "transformers" not in sys.modules
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("switch", ["true", "false", None])
 def test_a_fork_after_use_neither_hangs_nor_warns_and_the_users_switch_stays(
     switch: str | None,

@@ -61,6 +61,7 @@ def test_every_sequence_is_learnt_once_with_the_gradients_that_it_has_alone(
         assert sum(map(len, of_rank)) == len(found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3", "mixtral"])
 def test_models_learn_a_divided_group_as_its_sequences_one_by_one(
     family: str, monkeypatch: pytest.MonkeyPatch

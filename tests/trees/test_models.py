@@ -55,6 +55,7 @@ def in_double(model: Any) -> Any:
     return model.double()
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_losses_and_gradients_match_sequences_one_by_one(
     family: str, monkeypatch: pytest.MonkeyPatch

@@ -200,6 +200,7 @@ def test_wrong_logits_and_weights_are_refused() -> None:
     assert error.value.setting == "weights"
 
 
+@pytest.mark.slow
 def test_who_packs_plain_documents_never_imports_trees() -> None:
     program = (
         "import sys, streampack\n"

@@ -54,6 +54,7 @@ def slow(documents: Any, seeds: Any) -> Any:
     return documents
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_scrape_has_the_loop_s_waits_counts_and_occupancy(
     num_workers: int, served: tuple[Any, int]

@@ -117,6 +117,7 @@ def slowly(busy: bool) -> Iterator[list[int]]:
         yield [1] * 30
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("source", "options", "limit"),
     [
@@ -176,6 +177,7 @@ def test_pickling_and_receiving_are_times_of_loaders_with_workers() -> None:
         assert (times.send_s > 0) == (times.receive_s > 0) == bool(num_workers)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_use_the_clock_of_the_loop(context: str) -> None:
     waits = Waits(loader_of(num_workers=1, context=context, map=Hook("ask", asks_for_the_clock)))
@@ -206,9 +208,9 @@ def test_the_slowest_of_connected_ranks_is_named_with_its_stage() -> None:
         )
         waits = Waits(PackedLoader(dataset, ranks=member))
         reports = []
-        for step, _ in enumerate(islice(waits, 400)):
+        for step, _ in enumerate(islice(waits, 160)):
             time.sleep(0.001)
-            if step % 200 == 199:
+            if step % 80 == 79:
                 reports.append(waits.over_ranks())
         return reports
 
@@ -219,7 +221,7 @@ def test_the_slowest_of_connected_ranks_is_named_with_its_stage() -> None:
         assert [rank.rank for rank in job.ranks] == [0, 1, 2, 3]
         assert (job.slowest.rank, job.limit) == (2, "hooks")
         assert job.ranks[2].ranks_s < job.ranks[0].ranks_s  # others wait for it
-    assert [job.ranks[0].steps for job in reports[0]] == [199, 200]
+    assert [job.ranks[0].steps for job in reports[0]] == [79, 80]
 
 
 def test_ranks_without_a_connection_are_refused_instead_of_left_out() -> None:
