@@ -168,8 +168,8 @@ def test_the_committed_results_are_of_the_committed_protocol() -> None:
 def test_the_docs_have_rows_of_the_committed_results(capsys: pytest.CaptureFixture[str]) -> None:
     report(Results.read(RESULTS, digest(PRESET)))
     printed = {line for line in capsys.readouterr().out.splitlines() if line.startswith("|")}
-    page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text()
-    section = page.split("\n## Recall\n")[1]
+    page = (Path(__file__).parents[2] / "docs" / "benchmarks" / "records.md").read_text()
+    section = page.split("\n## Recall\n")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if "±" in line]
     assert len(rows) == len(COMPARISONS)
     assert set(rows) <= printed

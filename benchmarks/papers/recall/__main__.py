@@ -5,7 +5,7 @@
 
 Trains every run that the file of results lacks, on one thread, all arms of a seed before the next
 seed, and adds a line for each; then prints the tables. It may be stopped and restarted at any
-time. `--report` only prints. See docs/papers.md for the results.
+time. `--report` only prints. The page of records has them.
 """
 
 from __future__ import annotations

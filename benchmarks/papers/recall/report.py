@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 from benchmarks.papers.recall.measures import DISTANCES
 from benchmarks.papers.recall.protocol import ARMS, COMPARISONS, planned
 from benchmarks.papers.results import Results
 from benchmarks.papers.statistics import holm, mean_and_error, paired
-from benchmarks.report import print_table
+from benchmarks.report import markdown_table, print_table
 
-__all__ = ["report"]
+__all__ = ["report", "table"]
 
+_HEAD = ["question", "arms", "measure", "difference", "p", "Holm", "seeds"]
 _FACTS = [arm.name for arm in ARMS if arm.corpus == "facts"]
 _GROUPS = [arm.name for arm in ARMS if arm.corpus == "groups"]
 
@@ -23,7 +26,11 @@ def report(results: Results) -> None:
         f"{len(results.runs)} of {len(planned())} runs, {seconds / 60:.0f} minutes of one core. "
         "Shares in per cent; mean ± standard error over the seeds."
     )
-    _primary(results)
+    print_table(
+        "Primary comparisons: difference in points with its 95 % interval",
+        _HEAD,
+        _primary(results),
+    )
     low = [1, *(high + 1 for high in DISTANCES)]
     by_distance = [f"{first} to {last}" for first, last in zip(low, DISTANCES, strict=False)]
     _measures(
@@ -84,7 +91,12 @@ def _measures(results: Results, title: str, arms: list[str], columns: dict[str, 
     print_table(title, ["", *columns], rows)
 
 
-def _primary(results: Results) -> None:
+def table(runs: list[dict[str, Any]]) -> str:
+    """Return the primary comparisons of runs in Markdown."""
+    return markdown_table(_HEAD, _primary(Results(Path(), "", runs)))
+
+
+def _primary(results: Results) -> list[list[str]]:
     """Differences seed by seed, over the seeds that both arms have."""
     found = []
     for comparison in COMPARISONS:
@@ -106,11 +118,7 @@ def _primary(results: Results) -> None:
             f"{100 * each.mean:+.2f} ± {100 * each.half_width:.2f}",
             _p(each.p), _p(p), str(seeds),
         ])  # fmt: skip
-    print_table(
-        "Primary comparisons: difference in points with its 95 % interval",
-        ["question", "arms", "measure", "difference", "p", "Holm", "seeds"],
-        rows,
-    )
+    return rows
 
 
 def _p(p: float) -> str:
