@@ -48,6 +48,7 @@ def counts(metrics: Metrics) -> tuple[Any, ...]:
     return metrics.batches, metrics.composition, metrics.empty_documents, metrics.skipped
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_that_breaks_after_every_batch_counts_everything_once(workers: int) -> None:
     lengths = [5, 0, 30, 100, 0, 0, 31, 32, 9, 0, 40, 3, 0, 8, 100, 100, 0] * (1 if workers else 3)

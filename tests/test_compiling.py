@@ -211,6 +211,7 @@ print(numba.njit(lambda number: number)(1), "extension" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_packages_that_extend_numba_are_imported_for_users_kernels_alone(folder: Path) -> None:
     """As awkward does, which gigatoken requires: a second and 50 MB of each process."""
     (folder / "extension.py").write_text("def begin(): pass\n")

@@ -77,7 +77,7 @@ def test_every_answer_is_learnt_and_no_question(engine: Any, template: str, tmp_
     fast = with_template(engine, template, eos=end, bos="<｜begin▁of▁sentence｜>")
     corpus = conversations()
     assert len(corpus) > 2000
-    corpus = corpus[::25]
+    corpus = corpus[::60]
     source = sources.Chat(write_lines(tmp_path / "bfcl.jsonl", corpus))
     tokenizer = load_tokenizer(fast)
     loader = PackedLoader(

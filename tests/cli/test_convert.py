@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from streampack.tokenization import Tokenizer, load_tokenizer
 from tests.support.drawn import sampled
 from tests.support.forked import Host
 from tests.support.program import output_of
-from tests.support.servers import s3_server
+from tests.support.servers import S3Server
 from tests.support.vocabularies import package_folder
 
 
@@ -243,15 +242,8 @@ def test_killed_between_any_two_files_it_goes_on_to_the_same_bytes(
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
-    pytest.importorskip("moto")
-    with s3_server() as running:
-        yield running
-
-
 def test_shards_go_to_an_object_store_and_a_stopped_run_goes_on(
-    lines: Path, tmp_path: Path, server: Any
+    lines: Path, tmp_path: Path, s3: S3Server
 ) -> None:
     def conversion(url: str) -> Conversion:
         return Conversion(
@@ -265,7 +257,7 @@ def test_shards_go_to_an_object_store_and_a_stopped_run_goes_on(
         if progress.parts == 3:
             raise StopError
 
-    url = f"s3://{server.bucket}/deep/er"
+    url = f"s3://{s3.bucket}/deep/er"
     with pytest.raises(StopError):
         convert_source(conversion(url), workers=1, report=stop)
     with pytest.raises(ConfigError) as caught:
@@ -273,10 +265,10 @@ def test_shards_go_to_an_object_store_and_a_stopped_run_goes_on(
     assert caught.value.path == url
     convert_source(conversion(url), workers=2)
     convert_source(conversion(str(tmp_path / "local")), workers=1)
-    listed = server.client.list_objects_v2(Bucket=server.bucket, Prefix="deep/er/")["Contents"]
+    listed = s3.client.list_objects_v2(Bucket=s3.bucket, Prefix="deep/er/")["Contents"]
     found = {
-        item["Key"].removeprefix("deep/er/"): server.client.get_object(
-            Bucket=server.bucket, Key=item["Key"]
+        item["Key"].removeprefix("deep/er/"): s3.client.get_object(
+            Bucket=s3.bucket, Key=item["Key"]
         )["Body"].read()
         for item in listed
     }

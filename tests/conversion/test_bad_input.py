@@ -21,7 +21,7 @@ from tests.support.conversions import (
     documents_in,
     documents_of,
 )  # fmt: skip
-from tests.support.servers import s3_server
+from tests.support.servers import S3Server
 
 
 def test_a_broken_file_is_named_with_its_part_and_skipping_costs_its_documents_alone(
@@ -114,13 +114,12 @@ def test_a_finished_conversion_is_not_written_over(lines: Path, tmp_path: Path) 
 
 
 def test_a_store_that_refuses_is_a_named_error_and_the_same_call_goes_on(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: Path, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("moto")
-    with s3_server() as server, busy_store(server.endpoint) as busy:
+    with busy_store(s3.endpoint) as busy:
         for name in ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL"):
             monkeypatch.setenv(name, busy.url)
-        url = f"s3://{server.bucket}/out"
+        url = f"s3://{s3.bucket}/out"
         busy.refused["part-00003-00000.parquet"] = 1000
         with pytest.raises(StorageError) as caught:
             convert_source(conversion(lines, Destination(url, retries=0)), workers=1)

@@ -18,7 +18,7 @@ from streampack.corpus_order.work import Work
 from streampack.errors import ConfigError
 from tests.support.conversions import content, conversion, documents_in, documents_of
 from tests.support.program import output_of
-from tests.support.servers import s3_server
+from tests.support.servers import S3Server
 
 SIZES: Any = {"part_bytes": 25_000, "shard_bytes": 9_000}
 
@@ -145,22 +145,17 @@ def test_a_repeated_command_reports_that_it_has_ended(lines: Path, tmp_path: Pat
     assert content(tmp_path / "out") == before
 
 
-def test_shards_in_a_store_are_checked_too(
-    lines: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("moto")
-    with s3_server() as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-        url = f"s3://{server.bucket}/power/out"
-        stopped(lines, Destination(url), 3)
-        names = [name for name in Destination(url).names() if name.startswith("part-")]
-        for name, damage in zip(names, DAMAGES.values(), strict=False):
-            key = {"Bucket": server.bucket, "Key": f"power/out/{name}"}
-            data = server.client.get_object(**key)["Body"].read()
-            server.client.put_object(**key, Body=damage(data))
-        destination = Destination(url)
-        convert_source(conversion(lines, destination, **SIZES), workers=1)
-        assert {name: destination.read(name) for name in destination.names()} == content(whole)
+def test_shards_in_a_store_are_checked_too(lines: Path, whole: Path, s3: S3Server) -> None:
+    url = f"s3://{s3.bucket}/power/out"
+    stopped(lines, Destination(url), 3)
+    names = [name for name in Destination(url).names() if name.startswith("part-")]
+    for name, damage in zip(names, DAMAGES.values(), strict=False):
+        key = {"Bucket": s3.bucket, "Key": f"power/out/{name}"}
+        data = s3.client.get_object(**key)["Body"].read()
+        s3.client.put_object(**key, Body=damage(data))
+    destination = Destination(url)
+    convert_source(conversion(lines, destination, **SIZES), workers=1)
+    assert {name: destination.read(name) for name in destination.names()} == content(whole)
 
 
 def test_a_cut_note_of_an_order_counts_as_missing(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_the_start_of_a_file_and_all_of_it_are_read_without_its_size(
     for name, content in (("a", data), ("b", data[:9]), ("c", b"")):
         store.write(f"starts/{name}.bin", content)
         url = f"{store.root}/starts/{name}.bin"
-        for most in (1, 65_536, None, 400_000):
+        for most in (65_536, None, 400_000) if name == "a" else (1, None):
             storage = Storage(cache_dir=tmp_path, storage_options=store.options)
             assert storage.remote.read_start(url, most) == content[:most]
             assert storage.remote.read_start(url) == content
