@@ -282,14 +282,6 @@ class BlockCache:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def rename(self, key: str, new_key: str, number: int) -> None:
-        """Give the file that begins with a block another key, if it exists."""
-        old, new = self.path(key, number), self.path(new_key, number)
-        self._opened.pop(str(old), None)
-        with suppress(FileNotFoundError):
-            new.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(old, new)
-
     def forget(self, key: str, blocks: int) -> bool:
         """Remove the `blocks` blocks of a file; return True if any existed."""
         existed = False

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import logging
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import IO, TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from streampack.errors import StorageError
 from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockCache
 from streampack.storage.file_info import FileInfo, shown
-from streampack.storage.growing import MOST_TRIES, PATIENCE_S, BlockWriter
+from streampack.storage.growing import GrowingFile, Growings, NotMadeError
 from streampack.storage.plans import MOST_BLOCKS, Plans
 
 if TYPE_CHECKING:
@@ -21,10 +22,12 @@ logger = logging.getLogger(__name__)
 
 #: Called with a file and a range of its bytes; returns None if the server sends whole files only.
 GetRange = Callable[[FileInfo, int, int], "memoryview | None"]
-#: Called with a file and the beginning of a writer; writes the whole file, checked at its end.
-GetWhole = Callable[[FileInfo, Callable[[], BlockWriter]], BlockWriter]
+#: Called with a file and a stream; writes the whole file as it comes, after all retries.
+GetWhole = Callable[[FileInfo, IO[bytes]], bool]
 #: Called with a file, an attempt and the number of retries (None is the default).
-Attempts = Callable[[FileInfo, Callable[[], memoryview], "int | None"], memoryview]
+Attempts = Callable[
+    [FileInfo, Callable[[], "memoryview | None"], "int | None"], "memoryview | None"
+]
 
 _PATIENCE_S = 5.0  # longest wait for a block that another process fetches
 
@@ -34,8 +37,9 @@ class Fetcher:
 
     Args:
         cache: cache of blocks.
+        growings: returns the growing contents of the process.
         get: fetches a range of a file's bytes, in one attempt.
-        get_whole: fetches a file from a server without ranges, in one attempt.
+        get_whole: writes a file from a server without ranges.
         attempts: makes attempts.
         ahead_bytes: bytes that may be fetched ahead of all readers together; 0 turns that off.
 
@@ -46,12 +50,13 @@ class Fetcher:
     def __init__(
         self,
         cache: BlockCache,
+        growings: Callable[[], Growings],
         get: GetRange,
         get_whole: GetWhole,
         attempts: Attempts,
         ahead_bytes: int,
     ) -> None:
-        self.cache = cache
+        self.cache, self._growings = cache, growings
         self.plans = Plans(self._fetch_ahead, ahead_bytes)
         self._get, self._get_whole, self._attempts = get, get_whole, attempts
         self._others: set[str] = set()  # files with a log line on the locks of other processes
@@ -83,12 +88,16 @@ class Fetcher:
                 view = self._fetched(file, number, stop)
             finally:
                 self.plans.release(file.key, number, stop)
+        if view is None:
+            view = self._of_whole(file, number)
         if not self.plans.is_ahead:  # blocks that a plan itself reads are still ahead
             self.plans.used(file.key, number)
         return view
 
-    def _fetched(self, file: RangedFile, number: int, end: int) -> memoryview:
+    def _fetched(self, file: RangedFile, number: int, end: int) -> memoryview | None:
         """Fetch a block now, with missing blocks up to `end`; return it.
+
+        Return None if its server sends whole files only.
 
         The blocks are locked during each attempt, and not between them. Without the lock after
         `_PATIENCE_S`, as while its process is stopped, the block is fetched here too; at once if
@@ -98,7 +107,7 @@ class Fetcher:
         extent_end = number - number % EXTENT_BLOCKS + EXTENT_BLOCKS
         end = min(end, extent_end, -(-file.num_bytes // BLOCK_BYTES))
 
-        def attempt() -> memoryview:
+        def attempt() -> memoryview | None:
             with self.cache.fetching(file.key, number, end, wait_s=wait_s) as stop:
                 block = self.kept(file, number)
                 if block is not None:
@@ -108,8 +117,9 @@ class Fetcher:
                 missing = self._missing(file, number + 1, stop)
                 for first, last in _runs([number, *missing]):
                     view = self._put(file, first, last)
+                    if view is None:
+                        break
                     block = view if block is None else block
-                assert block is not None
                 return block
 
         retries = 0 if self.plans.is_ahead else None
@@ -133,61 +143,51 @@ class Fetcher:
             # A thread or process may be fetching other blocks with the same lock.
             with self.cache.fetching(file.key, first, last, wait_s=_PATIENCE_S) as stop:
                 for run in _runs(self._missing(file, first, stop)):
-                    self._put(file, *run)
+                    if self._put(file, *run) is None:
+                        self._whole(file).begin(first)
+                        return
             first = max(stop, first + 1)
 
     def _missing(self, file: RangedFile, first: int, end: int) -> list[int]:
         return self.cache.missing(file.key, first, end)
 
-    def _put(self, file: RangedFile, first: int, end: int) -> memoryview:
-        """Fetch and store consecutive blocks; return the first one."""
+    def _put(self, file: RangedFile, first: int, end: int) -> memoryview | None:
+        """Fetch and store consecutive blocks; return the first one, None if there are no ranges."""
         stop = min(end * BLOCK_BYTES, file.num_bytes)
         data = self._get(file.listed, first * BLOCK_BYTES, stop)
         if data is None:
-            return self._put_whole(file, first)
+            return None
         self.cache.put(file.key, first, data)
         size = file.block_bytes(first)
         # A mapped block uses the page cache; the block may be evicted by now.
         mapped = self.cache.get(file.key, first, size, verify=False)
         return data[:size] if mapped is None else mapped
 
-    def _put_whole(self, file: RangedFile, number: int) -> memoryview:
-        """Fetch and store a whole file; return one of its blocks.
+    def _whole(self, file: RangedFile) -> GrowingFile:
+        """Return a file of a server without ranges, which one process of the host fetches."""
+        if file.num_bytes > self.cache.limit_bytes // 2:
+            raise StorageError(
+                f"{shown(file.listed.path)} cannot be kept in the cache: it has {file.num_bytes} "
+                "bytes, its server sends whole files only, and cache_limit_bytes is "
+                f"{self.cache.limit_bytes}.",
+                "Raise cache_limit_bytes to twice the size of files at least.",
+                setting="cache_limit_bytes",
+                path=shown(file.listed.path),
+            )
+        return GrowingFile(self._growings(), file.key, "", partial(self._get_whole, file.listed))
 
-        Blocks get their names once all are there and the version was checked.
-        """
-        cache, key, listed = self.cache, file.key, file.listed
-        new = hashlib.blake2b(f"{key} whole".encode(), digest_size=12).hexdigest()
-        lock, grown, before = None, 0, -1
-        while lock is None and grown > before:  # until another process does not go on with it
-            lock = cache.making(key, wait_s=_PATIENCE_S if before < 0 else PATIENCE_S)
-            before = grown
-            while lock is None and cache.has(new, grown):
-                grown += 1
-        if lock is None:
+    def _of_whole(self, file: RangedFile, number: int) -> memoryview:
+        """Return a block of a file of a server without ranges, once it has come."""
+        while True:
+            whole, failed = self._whole(file), self._growings().failed
+            try:
+                return whole.block(number)
+            except NotMadeError as error:
+                cause = failed.pop(file.key, error)
+                if getattr(cause, "errno", None) != errno.EAGAIN:  # nobody goes on with it
+                    raise cause  # noqa: B904  # it has a cause of its own
             self._without_lock(file)
-        try:
-            for _ in range(MOST_TRIES):
-                if (view := self.kept(file, number)) is not None:
-                    return view
-                if listed.num_bytes > cache.limit_bytes // 2:
-                    break
-                writer = self._get_whole(listed, lambda: BlockWriter(cache, new, listed.num_bytes))
-                for n in range(writer.num_blocks):
-                    cache.rename(new, key, n)
-            if (view := self.kept(file, number)) is not None:
-                return view
-        finally:
-            if lock is not None:
-                lock.remove()
-        raise StorageError(
-            f"{shown(listed.path)} cannot be kept in the cache: it has {listed.num_bytes} bytes, "
-            f"its server sends whole files only, and cache_limit_bytes is {cache.limit_bytes}.",
-            "Raise cache_limit_bytes to twice the size of files at least, and leave cache_dir "
-            "alone while it is in use.",
-            setting="cache_limit_bytes",
-            path=shown(listed.path),
-        )
+            self._growings().make(file.key, "", None, partial(self._get_whole, file.listed))
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:

@@ -65,7 +65,7 @@ class NotMadeError(Exception):
     """Raised if this process cannot make the content."""
 
 
-class _StoppedError(Exception):
+class _StoppedError(BaseException):
     """Raised to stop making content that is no longer needed."""
 
 
@@ -76,7 +76,7 @@ class BlockWriter(io.RawIOBase):
         cache, key: cache, and key of the blocks.
         most_bytes: limit of the content.
         lock: lock of the maker, which stops once the lock is lost or the main thread has ended;
-            None if the caller holds it until the end.
+            None makes the content without it.
     """
 
     def __init__(
@@ -134,19 +134,22 @@ class Growings:
         self.views: KeepLast[tuple[str, int], memoryview] = KeepLast(_KEPT_BLOCKS)
 
     def refuse(self, key: str, name: str, error: Exception) -> None:
-        """Stop making a content; log the cost, unless the content itself is the reason."""
+        """Stop making a content; log the cost, unless the content itself is the reason.
+
+        A content without a name has no cost: it cannot be read in another way.
+        """
         if key in self.failed:
             return
         self.failed[key] = error
-        if is_of_system(error) or isinstance(error, StorageError):
+        if name and (is_of_system(error) or isinstance(error, StorageError)):
             logger.warning(
                 "%s is decoded again for every part of it that a lane reads, which may take many "
                 "times as long: its content cannot be kept in the cache (%s). Raise "
                 "cache_limit_bytes, or let cache_dir name a folder on a larger disk.", name, error,
             )  # fmt: skip
 
-    def make(self, key: str, name: str, lock: Lock, write: Write) -> None:
-        """Make a content under its lock, and release the lock."""
+    def make(self, key: str, name: str, lock: Lock | None, write: Write) -> None:
+        """Make a content under its lock, and release the lock; None makes it without one."""
         writer = None
         try:
             room = shutil.disk_usage(self.cache.folder).free * 9 // 10
@@ -154,7 +157,8 @@ class Growings:
             is_whole = write(writer)  # type: ignore[arg-type]
             size = writer.finish()
             self.cache.put(key, _SIZE, _END.pack(size, is_whole))
-            logger.info("%s was decoded into the cache: %d bytes", name, size)
+            if name:
+                logger.info("%s was decoded into the cache: %d bytes", name, size)
         except (_StoppedError, FileNotFoundError):
             pass  # the cache was removed
         except Exception as error:
@@ -162,7 +166,8 @@ class Growings:
             if writer is not None:
                 self.cache.forget(key, writer.num_blocks)
         finally:
-            lock.remove()
+            if lock is not None:
+                lock.remove()
 
 
 class GrowingFile(StoredFile):
@@ -171,7 +176,7 @@ class GrowingFile(StoredFile):
     Args:
         growings: contents of this process.
         key: key of its blocks.
-        name: name of its origin, for messages.
+        name: name of its origin, for messages; "" for a content that is no derived one.
         write: writes the content. After an error of it this process does not try once more, until
             `complete` was asked for the error.
     """
@@ -192,18 +197,18 @@ class GrowingFile(StoredFile):
             NotMadeError: the content cannot be made; `view` raises it too.
         """
         number = max(end - 1, 0) // BLOCK_BYTES
-        return end <= number * BLOCK_BYTES + len(self._block(number))
+        return end <= number * BLOCK_BYTES + len(self.block(number))
 
     def view(self, at: int, size: int) -> memoryview:
         """Return `size` bytes from `at` on; `has` must have returned True for them."""
         number, inside = divmod(at, BLOCK_BYTES)
-        block = self._block(number)[inside : inside + size]
+        block = self.block(number)[inside : inside + size]
         if len(block) == size:
             return block
         parts = [block]
         while (left := size - sum(map(len, parts))) > 0 and len(parts[-1]):
             number += 1
-            parts.append(self._block(number)[:left])
+            parts.append(self.block(number)[:left])
         return memoryview(b"".join(parts))
 
     def complete(self) -> bool:
@@ -216,7 +221,7 @@ class GrowingFile(StoredFile):
             StorageError: there is no room for the content, or the origin cannot be read.
         """
         try:
-            self.num_bytes, is_whole = _END.unpack(self._block(_SIZE))
+            self.num_bytes, is_whole = _END.unpack(self.block(_SIZE))
         except NotMadeError as error:
             cause = self._growings.failed.pop(self._key, error)
             if isinstance(cause, StreampackError | DamagedError):
@@ -243,8 +248,12 @@ class GrowingFile(StoredFile):
     def _stream(self) -> IO[bytes]:
         return io.BytesIO(self.array(0, self.num_bytes).tobytes())
 
-    def _block(self, number: int) -> memoryview:
-        """Return a block, empty after the end; wait for it, or begin to make it."""
+    def block(self, number: int) -> memoryview:
+        """Return a block, empty after the end; wait for it, or begin to make it.
+
+        Raises:
+            NotMadeError: the content cannot be made.
+        """
         cache, key = self._growings.cache, self._key
         view = self._growings.views.get((key, number))
         if view is not None:
@@ -260,7 +269,7 @@ class GrowingFile(StoredFile):
                 view = memoryview(b"")
             if view is not None:
                 return self._growings.views.keep((key, number), view.toreadonly)
-            if not self._begin(number):
+            if not self.begin(number):
                 pause(pause_s)
                 pause_s = min(2 * pause_s, most_s)
                 if time.monotonic() - looked_s > PATIENCE_S:
@@ -272,8 +281,11 @@ class GrowingFile(StoredFile):
                         self._growings.refuse(key, self._name, stopped)
         raise NotMadeError
 
-    def _begin(self, number: int) -> bool:
-        """Begin to make the content; return False if another process or thread does."""
+    def begin(self, number: int) -> bool:
+        """Begin to make the content if this block is missing.
+
+        Return False if a thread or another process makes it.
+        """
         growings, key = self._growings, self._key
         try:
             lock = growings.cache.making(key)

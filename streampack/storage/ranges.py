@@ -148,6 +148,7 @@ class OverFsspec:
 
     def parts(self, listed: FileInfo) -> Generator[bytes, None, None]:
         first_fetch().begin(listed.path)
+        self._check(listed)
         yield from _exactly(listed, self._chunks(listed.path))
         self._check(listed)
 

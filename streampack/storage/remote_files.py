@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from streampack.errors import StorageError
@@ -23,7 +23,6 @@ from streampack.storage.catalogs import Catalog, FsspecCatalog, S3Catalog, WebCa
 from streampack.storage.clients import S3Client, WebClient, client_of
 from streampack.storage.fetching import Fetcher
 from streampack.storage.file_info import FileInfo, Range, replaced, split_url
-from streampack.storage.growing import BlockWriter
 from streampack.storage.ranged_file import RangedFile
 from streampack.storage.ranges import OverFsspec, OverHttp, Reader
 from streampack.storage.remote import Pace, info_from, is_another_version
@@ -68,7 +67,9 @@ class RemoteFiles:
         self._asked: dict[str, threading.Lock] = {}  # by URL that is looked up now
         self.pace = Pace(storage.timeout_s, storage.min_bytes_per_s)
         ahead = min(storage.read_ahead_bytes, storage.cache_limit_bytes // 2)
-        self.fetcher = Fetcher(cache, self._get, self._get_whole, self._attempts, ahead)
+        self.fetcher = Fetcher(
+            cache, storage._growings, self._get, self._get_whole, self._attempts, ahead
+        )
 
     def list(
         self, protocol: str, names: Sequence[str], endings: Sequence[str]
@@ -182,15 +183,25 @@ class RemoteFiles:
         self._whole[server] = time.monotonic() + _WHOLE_S
         return None
 
-    def _get_whole(self, listed: FileInfo, begin: Callable[[], BlockWriter]) -> BlockWriter:
-        """Write a whole file, and check its size and version, in one attempt."""
-        writer = begin()
-        with closing(self._reader(listed.path).parts(listed)) as parts:
-            for data in parts:
-                writer.write(data)
-        writer.finish()
+    def _get_whole(self, listed: FileInfo, out: IO[bytes]) -> bool:
+        """Write a whole file as it comes; check its size and version, again at its end."""
+        done = 0
+
+        def attempt() -> bool:
+            nonlocal done
+            at = 0
+            with closing(self._reader(listed.path).parts(listed)) as parts:
+                for data in parts:
+                    new = data[max(done - at, 0) :]  # of a second attempt
+                    at += len(data)
+                    if new:
+                        done = at
+                        out.write(new)
+            return True
+
+        is_whole = self._attempts(listed, attempt)
         fetched.append(listed.num_bytes)
-        return writer
+        return is_whole
 
     def _check_unchanged(self, listed: FileInfo, error: StorageError) -> None:
         """Raise `StateError` from an error if a file changed since it was listed."""

@@ -1,7 +1,7 @@
 """One small interface to local and remote files.
 
 Local files are used in place. Remote files are read by range, through a cache directory that any
-number of processes share. If a server sends no ranges, whole files are downloaded into it. A
+number of processes share. If a server sends no ranges, whole files are read as they come. A
 `Storage` may be pickled or forked at any time: each process makes its own
 connections, threads and locks.
 """

@@ -8,6 +8,9 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +20,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from streampack.errors import StateError, StorageError
+from streampack.storage import fetching, growing
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.storage import Storage
 from tests.support.servers import HTTPServer
@@ -35,8 +39,10 @@ def url(http: HTTPServer) -> str:
 
 
 def blocks(storage: Storage) -> list[Path]:
+    """The blocks in the cache, without the size of a whole file, which has the number -1."""
     assert storage.cache_dir is not None
-    return sorted(storage.cache_dir.glob("blocks/*/[!.]*"))
+    files = storage.cache_dir.glob("blocks/*/[!.]*")
+    return sorted(file for file in files if not file.name.endswith("--1"))
 
 
 def read(storage: Storage, url: str) -> None:
@@ -70,7 +76,107 @@ def test_a_file_that_is_asked_for_whole_takes_one_request_and_no_room(
     assert http.count("GET") == 2
     assert blocks(storage) == []
     assert storage.read_range(url, 5, 9) == DATA[5:9]
+    read(storage, url)
     assert len(blocks(storage)) == 10
+
+
+class Halves(SimpleHTTPRequestHandler):
+    """Python's own server, which has no ranges; it holds up the second half of each body."""
+
+    released: ClassVar[threading.Event]
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        data = source.read()
+        outputfile.write(data[: SIZE // 2])
+        outputfile.flush()
+        self.released.wait(WAIT_S)
+        outputfile.write(data[SIZE // 2 :])
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def halves(tmp_path: Path) -> Iterator[str]:
+    Halves.released = threading.Event()
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "a.bin").write_bytes(DATA)
+    handler = partial(Halves, directory=str(tmp_path / "served"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/a.bin"
+        finally:
+            Halves.released.set()
+            server.shutdown()
+            thread.join(WAIT_S)
+
+
+def read_first(storage: Storage, url: str) -> None:
+    with storage.open(url) as file:
+        assert file.read(5, 4 * BLOCK_BYTES - 9) == DATA[5 : 4 * BLOCK_BYTES - 9]
+
+
+def test_the_first_half_of_a_file_is_read_before_the_second_has_come(
+    storage: Storage, halves: str
+) -> None:
+    read_first(storage, halves)
+    other = FORK.Process(target=read_first, args=(storage, halves))
+    other.start()
+    other.join(WAIT_S)
+    assert other.exitcode == 0
+    assert not Halves.released.is_set()
+    Halves.released.set()
+    read(storage, halves)
+
+
+def test_a_process_that_is_stopped_while_it_fetches_a_file_holds_up_nobody(
+    storage: Storage, halves: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(growing, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(fetching, "_PATIENCE_S", 0.5)
+    child = FORK.Process(target=read, args=(storage, halves))
+    child.start()
+    while not blocks(storage):
+        assert child.is_alive()
+        child.join(0.01)
+    os.kill(child.pid or 0, signal.SIGSTOP)
+    Halves.released.set()
+    try:
+        with caplog.at_level(logging.WARNING):
+            read(storage, halves)
+        assert any("is fetched here too" in message for message in caplog.messages)
+    finally:
+        os.kill(child.pid or 0, signal.SIGKILL)
+        child.join(WAIT_S)
+
+
+def test_a_server_may_send_ranges_and_whole_files_in_turns(
+    http: HTTPServer, storage: Storage, url: str
+) -> None:
+    fresh = Storage(cache_dir=storage.cache_dir)
+    http.ranges = True
+    for at, ranges in enumerate((True, False, True, False)):
+        http.ranges = ranges
+        with fresh.open(url) as file:
+            low = 2 * at * BLOCK_BYTES
+            assert file.read(low, low + 9) == DATA[low : low + 9]
+    read(fresh, url)
+    assert len(blocks(fresh)) == 10
+
+
+def test_a_read_after_an_outage_fetches_the_file(
+    http: HTTPServer, tmp_path: Path, url: str
+) -> None:
+    storage = Storage(cache_dir=tmp_path / "c", retries=0, read_ahead_bytes=0)
+    storage.read_range(url, 0, 1)
+    shutil.rmtree(tmp_path / "c")
+    http.fail_next = 1
+    with pytest.raises(StorageError) as caught:
+        read(storage, url)
+    assert caught.value.failure == "transient"
+    read(storage, url)
 
 
 def test_who_is_killed_while_downloading_stops_nobody(
