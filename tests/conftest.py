@@ -20,6 +20,10 @@ SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 # a process has used several of its threads, its forks wait for them for ever.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A shell's background jobs ignore it, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # transformers and others import torchvision where it is installed, and mosaicml-streaming installs
 # a build for CUDA, which cannot be imported beside a CPU build of torch.
 try:

@@ -77,6 +77,9 @@ def test_the_rows_that_satisfy_a_condition_are_the_documents(
         assert len(groups) >= share * count
 
 
+OPERATORS = ("==", "!=", "<", "<=", ">", ">=")
+
+
 @st.composite
 def corpora(draw: st.DrawFn) -> tuple[pa.Table, int, str]:
     rows = draw(st.integers(1, 40))
@@ -100,7 +103,7 @@ def corpora(draw: st.DrawFn) -> tuple[pa.Table, int, str]:
         if name != "c" and draw(st.booleans()):
             value = float(value) if name == "a" and abs(value) < 9 else int(value)
         literal = '"' + value + '"' if isinstance(value, str) else repr(value)
-        return f"{name} {draw(st.sampled_from(['==', '!=', '<', '<=', '>', '>=']))} {literal}"
+        return f"{name} {draw(st.sampled_from(OPERATORS))} {literal}"
 
     parts = [compared() for _ in range(draw(st.integers(1, 3)))]
     joined = draw(st.sampled_from([" and ", " or "])).join(parts)
@@ -118,6 +121,15 @@ def test_statistics_leave_out_no_row_that_satisfies_a_condition(
     pq.write_table(table, path, row_group_size=size)
     expected = table.filter(Predicate(condition)._expression)["text"].to_pylist()
     assert read_all(sources.Parquet(str(path), text="text", where=condition)) == expected
+
+
+def test_row_groups_that_begin_or_end_with_the_value_are_read(tmp_path: Path) -> None:
+    table = pa.table({"text": list("abcdef"), "n": [0, 1, 1, 2, 2, 3]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    for condition in (f"n {operator} {n}" for operator in OPERATORS for n in range(4)):
+        expected = table.filter(Predicate(condition)._expression)["text"].to_pylist()
+        source = sources.Parquet(str(tmp_path), text="text", where=condition)
+        assert (read_all(source) if expected else []) == expected, condition
 
 
 def test_row_groups_that_do_not_match_are_not_fetched(http: HTTPServer, storage: Storage) -> None:

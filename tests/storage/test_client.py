@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -304,8 +305,15 @@ def test_a_proxy_is_asked(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
 # S3: addresses and regions as botocore makes them
 
 
-def sent_by_botocore(bucket: str, options: dict[str, Any]) -> str:
+@cache
+def botocore_session() -> Any:
+    """Of all tests, as it reads its descriptions of services anew."""
     import botocore.session
+
+    return botocore.session.Session()
+
+
+def sent_by_botocore(bucket: str, options: dict[str, Any]) -> str:
     from botocore.config import Config
 
     sent: list[str] = []
@@ -314,7 +322,7 @@ def sent_by_botocore(bucket: str, options: dict[str, Any]) -> str:
         sent.append(request.url)
         raise InterruptedError
 
-    client = botocore.session.Session().create_client(
+    client = botocore_session().create_client(
         "s3",
         config=Config(**(options.get("config_kwargs") or {})),
         endpoint_url=options.get("endpoint_url"),
@@ -333,7 +341,6 @@ def style(addressing: str) -> dict[str, Any]:
 REGIONS = ("eu-west-1", "cn-north-1", "us-gov-west-1")
 
 
-@pytest.mark.sampled("each")
 @pytest.mark.parametrize("bucket", ["bucket", "my.bucket", "My_Bucket"])
 @pytest.mark.parametrize(
     "options",

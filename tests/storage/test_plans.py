@@ -20,7 +20,7 @@ from tests.support.read_ahead import WAIT_S, fetched_blocks, settle
 from tests.support.servers import HTTPServer
 
 BLOCKS = 150
-DATA = np.random.default_rng(1).bytes(BLOCKS * BLOCK_BYTES + 99)
+DATA = np.arange((BLOCKS * BLOCK_BYTES + 100) // 4, dtype=np.uint32).tobytes()
 
 
 @pytest.fixture
