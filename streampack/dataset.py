@@ -375,7 +375,8 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
                 ranks.
             allow: settings that may differ from the saved ones: "attention", "batch_size",
                 "packer" (with its rows, window, balance and the tokens of a batch) and "source" (a
-                mixture with other weights or more sources). Delivered tokens stay delivered, and
+                mixture with other weights or more sources, a table at a later version). Delivered
+                tokens stay delivered, and
                 the rest is replanned with the new settings; if only attention differs, rows are
                 unchanged.
 

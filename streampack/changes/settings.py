@@ -27,7 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.changes.rebuilding import rebuild_packer
+from streampack.changes.growth import after_growth, grown_tables
+from streampack.changes.rebuilding import plain, rebuild_packer
 from streampack.deals.dealer import Dealer
 from streampack.deals.report_exchange import ENDED
 from streampack.deals.rule import DealRule, Report
@@ -70,18 +71,23 @@ def previous_config(
     """
     source = config.source
     if "source" in changed:
-        if not isinstance(source, Mixture):
-            raise StateError(
-                f"Only a sources.Mixture can change on resume, got {source._kind}.",
-                "Restore the files of the saved run, or start a new run with a sources.Mixture.",
-                setting="source",
-            )
         if config.order is not None:
             raise StateError(
-                "The mixture of a run with an order cannot change on resume, but it did.",
-                "Restore the mixture of the saved run, or start a new run.",
+                "The source of a run with an order cannot change on resume, but it did.",
+                "Restore the source of the saved run, or start a new run.",
+                setting="source",
             )
-        source = earlier_mixture(source, saved["source"], current["source"])
+        if isinstance(source, Mixture):
+            source = earlier_mixture(source, saved["source"], current["source"])
+        else:
+            source = source._as_saved(saved["source"], "before")
+            if plain(source.describe()) != saved["source"]:
+                raise StateError(
+                    "Only a sources.Mixture, and a table with versions, can change on resume, got "
+                    f"{source._kind}.",
+                    "Restore the files of the saved run, or start a new run with a Mixture.",
+                    setting="source",
+                )
     packer: Any = rebuild_packer(saved["packer"]) if "packer" in changed else config.packer
     batch_tokens, balance = saved["batch_tokens"], saved["balance"]
     preparation, kind = config.preparation, balance["kind"] if balance else None
@@ -136,17 +142,20 @@ def carry_over(
         masked = _counts(entries.pick(hits), bool(in_part and hits[-1]))
         in_part = bool(in_part and not hits[-1])
         entries = entries.pick(~hits)
-    if isinstance(config.source, Mixture) and before.source is not config.source:
-        assert isinstance(before.source, Mixture)
-        added = [name for name in config.source.sources if name not in before.source.sources]
+    if before.source is not config.source:
+        added = [name for name in config.source._parts if name not in before.source._parts]
+        added += [name or "the table" for name, _ in grown_tables(before, config)]
         if added and place.final and not len(entries):
             raise StateError(
-                f'Lane {lane} has ended, and the source "{added[0]}" was added.',
-                "Add sources before the first lane ends, or start a new run.",
+                f'Lane {lane} has ended, and documents of "{added[0]}" were added.',
+                "Go on with more data before the first lane ends, or start a new run.",
                 setting="source",
             )
         until = position.serial + place.admitted
-        position = replace(position, cursor=changed_cursor(position.cursor, before.source, until))
+        cursor = after_growth(before, config, fill.stream, position.cursor)
+        if isinstance(before.source, Mixture):
+            cursor = changed_cursor(cursor, before.source, until)
+        position = replace(position, cursor=cursor)
     # Tokens that the next row would have repeated are delivered already.
     start = entries.start + entries.repeated
     packer = config.packer

@@ -216,8 +216,8 @@ class Chat(Source):
         }
         return described | {name: value for name, value in chosen.items() if value}
 
-    def _as_saved(self, described: Mapping[str, Any]) -> Chat:
-        records = self._records._as_saved(described)
+    def _as_saved(self, described: Mapping[str, Any], how: str = "saved") -> Chat:
+        records = self._records._as_saved(described, how)
         before = self.renders and "records" not in described
         if records is self._records and not before:
             return self

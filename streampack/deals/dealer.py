@@ -105,6 +105,11 @@ class Dealer:
             number = self.made
             self._deal(number, self.exchange.row(number) if number else None)
             self.made = number + 1
+            lines = self.rule.of_deal(self.made).lines
+            for name, line in self.rule.of_deal(number).lines.items():
+                epoch, at = self.dealt[name].position
+                if lines[name].weight != line.weight and epoch and not at:  # shards were added
+                    self.dealt[name].position = LinePosition(epoch - 1, line.weight)
 
     def _deal(self, number: int, row: list[NDArray[np.int64] | None] | None) -> None:
         rule = self.rule.of_deal(number)

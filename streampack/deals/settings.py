@@ -122,24 +122,17 @@ class DealSettings:
         )
 
     def saved_rule(self, saved: Mapping[str, Any] | None) -> DealRule | None:
-        """Rebuild a rule from the output of `DealRule.describe`, with the sources' new weights."""
+        """Rebuild a rule from the output of `DealRule.describe`."""
         if saved is None or not self._may_be_dealt:
             return None
-        sources, before = self._sources(), saved["before"]
-        weights = {
-            name: each.source.manifest.weight
-            for name, each in sources.items()
-            if isinstance(each.source, ShardedSource)
-        }
         return DealRule(
             lanes=self.lanes,
             **{name: saved[name] for name in SETTINGS},
             lines={
-                # A source that had ended, and is missing now, keeps its earlier weight.
-                name: Line(weight=weights.get(name, weight), epochs=epochs, rate=rate, share=share)
+                name: Line(weight=weight, epochs=epochs, rate=rate, share=share)
                 for name, (weight, epochs, rate, share) in saved["lines"].items()
             },
-            before=self.saved_rule(before),
+            before=self.saved_rule(saved["before"]),
         )
 
     @property

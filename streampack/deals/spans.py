@@ -38,6 +38,18 @@ class Parts(ABC):
     def part(self, number: int) -> LanePart | None:
         """Return the part with index `number`, or None if it does not exist, or not yet."""
 
+    def entries(self, number: int) -> dict[str, Any]:
+        """Return entries for the cursor at the beginning of part `number`."""
+        return {}
+
+    def read_another(self, number: int, empty: int) -> bool:
+        """Continue after part `number` and `empty` parts in a row without documents.
+
+        Returns:
+            False if the lane has no documents, and neither have the others.
+        """
+        return True
+
     @property
     def ended(self) -> bool:
         """True if no part will follow the known ones."""
@@ -70,6 +82,15 @@ class EqualParts(Parts):
             return None
         readers = self.source.lanes(self.lanes, seed=self.seed, epoch=number, shuffle=self.shuffle)
         return LanePart(number, readers[(self.lane + self.shift) % self.lanes])
+
+    def entries(self, number: int) -> dict[str, Any]:
+        """See `Parts`."""
+        return {"epoch": number, **({"shift": self.shift} if self.shift else {})}
+
+    def read_another(self, number: int, empty: int) -> bool:
+        """See `Parts`; the next part is the share of the next lane."""
+        self.shift = (self.shift + 1) % self.lanes
+        return empty < self.lanes
 
 
 class DealtSpans(Parts):

@@ -16,6 +16,7 @@ from streampack.exclusion.lookup import Lookup
 from streampack.exclusion.mask import Mask, Places, deleted_rows, mask_of, merged
 from streampack.exclusion.sets import PLACES, ExcludedSet, excluded_sets, places_in, saved_sets
 from streampack.lane.config import LaneConfig
+from streampack.sources.base import Source
 from streampack.stages.base import ASKED, Place
 
 if TYPE_CHECKING:
@@ -187,6 +188,30 @@ def restored(config: LaneConfig, before: LaneConfig, state: Mapping[str, Any]) -
         before,
         preparation=replace(before.preparation, stages=stages),
         wrappers=tuple(old if isinstance(each, Mask) else each for each in before.wrappers),
+    )
+
+
+def with_source(config: LaneConfig, source: Source) -> LaneConfig:
+    """Return a configuration with another listing of its source, whose shards are others."""
+    mask = mask_of(config)
+    if isinstance(mask, KeyMask):
+        sets = mask.exclusion.sets
+        new: Mask = KeyMask(merged(deleted_rows(source), places_in(sets, source)), mask.exclusion)
+    else:
+        new = Mask(deleted_rows(source))
+
+    def of_new(stage: Any) -> Any:
+        if not isinstance(stage, FindKeys):
+            return stage
+        targets = tuple((new if each is mask else each, keys) for each, keys in stage.targets)
+        return replace(stage, targets=targets)
+
+    stages = tuple(tuple(map(of_new, each)) for each in config.preparation.stages)
+    return replace(
+        config,
+        source=source,
+        preparation=replace(config.preparation, stages=stages),
+        wrappers=tuple(new if each is mask else each for each in config.wrappers),
     )
 
 

@@ -150,14 +150,20 @@ class Lookup:
         return ordinals
 
 
+def positions_in(known: NDArray[np.int64], values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the position of each value (N,) in sorted `known` (K,), -1 for values not in it."""
+    if not len(known):
+        return np.full(len(values), -1, dtype=np.int64)
+    at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return np.where(known[at] == values, at, -1)
+
+
 def _ordinals_in(
     known: NDArray[np.int64], ordinals: NDArray[np.int64], values: NDArray[Any]
 ) -> NDArray[np.int64]:
     """Return the ordinal of each value (N,) among sorted `known` (K,); 0 for others."""
-    if not len(known):
-        return np.zeros(len(values), dtype=np.int64)
-    at = np.minimum(np.searchsorted(known, values), len(known) - 1)
-    return np.where(known[at] == values, ordinals[at], 0)
+    ordinals = np.append(ordinals, 0)
+    return ordinals[positions_in(known, values)]
 
 
 @kernel_of(lambda data, offsets, *_: int(offsets[-1] - offsets[0]) + 8 * offsets.size)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.exclusion.around import AroundStream
+from streampack.exclusion.lookup import positions_in
 from streampack.lane.config import LaneConfig
 from streampack.sources.base import Source
 from streampack.streams.base import LaneStream
@@ -88,8 +89,7 @@ class Mask:
             here = slice(None) if alike else np.flatnonzero(places == place)
             index = origin["index"][here]
             if known is not None:
-                at = np.minimum(np.searchsorted(known, index), len(known) - 1)
-                hits[here] |= known[at] == index if len(known) else False
+                hits[here] |= positions_in(known, index) >= 0
             if met is not None:
                 hits[here] |= np.fromiter(map(met.__contains__, index.tolist()), bool, len(index))
         return hits

@@ -261,7 +261,7 @@ class FileSource(ShardedSource):
         """Return the files that the listing opens, at equal distances, the first one included."""
         return infos[:: -(-len(infos) // SAMPLED_FILES)]
 
-    def _as_saved(self, described: Mapping[str, Any]) -> FileSource:
+    def _as_saved(self, described: Mapping[str, Any], how: str = "saved") -> FileSource:
         if not self.listing or "listing" in described:
             return self
         from streampack.formats.opened_all import opened_all

@@ -125,7 +125,7 @@ class HFStream(ItemSource):
             **({"undivided": self._undivided} if self._undivided else {}),
         }
 
-    def _as_saved(self, described: Mapping[str, Any]) -> HFStream:
+    def _as_saved(self, described: Mapping[str, Any], how: str = "saved") -> HFStream:
         """Refuse a state of a run that divided a step among lanes."""
         if self._undivided and "num_shards" in described and "undivided" not in described:
             raise StateError(

@@ -196,9 +196,11 @@ class Mixture(Source):
     def _live(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         return WeightChannel(values)
 
-    def _as_saved(self, described: Mapping[str, Any]) -> Mixture:
+    def _as_saved(self, described: Mapping[str, Any], how: str = "saved") -> Mixture:
         saved: Mapping[str, Any] = described.get("sources", {})
-        sources = {n: s._as_saved(saved[n]) if n in saved else s for n, s in self.sources.items()}
+        sources = {
+            n: s._as_saved(saved[n], how) if n in saved else s for n, s in self.sources.items()
+        }
         if all(sources[name] is source for name, source in self.sources.items()):
             return self
         copied = copy.copy(self)
@@ -309,11 +311,17 @@ def earlier_mixture(
     earlier = copy.copy(mixture)
     earlier.at_end, earlier.quantum_documents = saved["at_end"], saved["quantum_documents"]
     kept = [i for i, name in enumerate(then) if name in now]
-    fields = {name: sorted(map(str, {**then[name], **now[name]})) for name in names}
     knots = [(at, tuple(shares[i] for i in kept)) for at, shares in saved["shares"]]
+    earlier.sources = {
+        name: mixture.sources[name]._as_saved(then[name], "before") for name in names
+    }
     for name in names:
-        for field in fields[name]:
-            before, value = then[name].get(field), now[name].get(field)
+        described = now[name]
+        if earlier.sources[name] is not mixture.sources[name]:  # a later version of a table
+            of_run = {field: described[field] for field in ("number", "epochs", "tokenizer")}
+            described = {**of_run, **earlier.sources[name].describe()}
+        for field in sorted(map(str, {**then[name], **described})):
+            before, value = then[name].get(field), described.get(field)
             if before != value:
                 raise StateError(
                     f"`source.sources.{name}.{field}` was {before!r:.200} when the state was saved "
@@ -321,7 +329,6 @@ def earlier_mixture(
                     "Leave the sources of the state as they were, in their order, and add new ones "
                     "after them.",
                 )
-    earlier.sources = {name: mixture.sources[name] for name in names}
     earlier._shares = TokenShares(tuple(knots))
     return earlier
 

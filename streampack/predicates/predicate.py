@@ -108,7 +108,7 @@ class Predicate:
         keep = self._mask(batch)
         if keep.true_count == len(keep):
             return batch, numbers
-        return batch.filter(keep), numbers[keep.to_numpy(zero_copy_only=False)]
+        return rows_where(batch, keep), numbers[keep.to_numpy(zero_copy_only=False)]
 
     def may_match(self, bounds: Callable[[str], Bounds | None]) -> bool:
         """Return False if no row of a group with these bounds can satisfy the condition."""
@@ -153,3 +153,12 @@ def _expression(tree: Tree) -> pc.Expression:
         ">=": column.__ge__,
     }
     return compare[tree.operator](pc.scalar(tree.value))
+
+
+def rows_where(batch: pa.RecordBatch, keep: pa.BooleanArray) -> pa.RecordBatch:
+    """Return the rows of a batch where `keep` (N,) is True, of columns of any type."""
+    views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    if any(each.type in views for each in batch.schema):  # Arrow does not filter them
+        fields = [each.with_type(views.get(each.type, each.type)) for each in batch.schema]
+        batch = batch.cast(pa.schema(fields, metadata=batch.schema.metadata))
+    return batch.filter(keep)

@@ -186,7 +186,11 @@ def resume_run(
     check_state(state)
     state = copy.deepcopy(state)
     saved = state["fingerprint"]
-    config = replace(config, source=config.source._as_saved(saved["source"]))
+    source = config.source._as_saved(saved["source"], "later" if "source" in allow else "saved")
+    if source is not config.source:
+        from streampack.exclusion.leaf import with_source
+
+        config = with_source(config, source)
     if not config.lanes:
         config = replace(config, lanes=saved["lanes"])
     if config.needs_sample:

@@ -156,9 +156,17 @@ class Source(ABC):
         """Return a run's values of leaves for lanes that are opened, which may change later."""
         return values
 
-    def _as_saved(self, described: Mapping[str, Any]) -> Source:
-        """Return the source under the rules of the run that saved this output of `describe`."""
+    def _as_saved(self, described: Mapping[str, Any], how: str = "saved") -> Source:
+        """Return the source under the rules of the run that saved this output of `describe`.
+
+        `how` is "later" for a run that goes on with a later version of its data, and "before" for
+        the source as that run had it so far.
+        """
         return self
+
+    def _parts_after(self, parts: Any, cursor: Mapping[str, Any]) -> Any:
+        """Return the `Parts` that a lane reads from a cursor on, where parts are not dealt."""
+        return parts
 
     def _check_lanes(self, n: int, *, seed: int, shuffle: bool) -> None:
         """Raise `ConfigError` if the source cannot be split into n lanes."""

@@ -77,9 +77,8 @@ class DocumentStream(LaneStream):
         first = position.cursor["part"] if position else 0
         start = position.cursor["at"] if position else None
         self._stages = config.preparation.of(number)
-        self._parts = _parts_of(config, self._lane, opening.dealer, line)
-        if position is not None and isinstance(self._parts, EqualParts):
-            self._parts.shift = position.cursor.get("shift", 0)
+        cursor = position.cursor if position else BEGINNING
+        self._parts: Parts = _parts_of(config, self._lane, opening.dealer, line, cursor)
         self._empty_parts = 0  # consecutive parts without documents
         # Positions after and before the current block, and the fraction of its documents that is
         # not prepared yet.
@@ -124,16 +123,13 @@ class DocumentStream(LaneStream):
         # position without documents after it (a filter may refuse a whole corpus) is not needed.
         if self._positions and self._positions[-1].serial == self.serial:
             self._positions.pop()
-        if part is not None:
-            epoch = part.epoch
-        else:  # the position is between two parts
-            epoch = number if isinstance(self._parts, EqualParts) else self.epoch
-        cursor = {"part": number, "epoch": epoch, "at": at}
+        cursor = {"part": number, "epoch": self.epoch, "at": at}
         cursor |= {"tokens": self._tokens, "before": self._tokens_before}
-        if part is not None and part.span is not None:
-            cursor["span"] = [part.span.low, part.span.high]
-        if isinstance(self._parts, EqualParts) and self._parts.shift:
-            cursor["shift"] = self._parts.shift
+        cursor |= self._parts.entries(number)
+        if part is not None:  # otherwise the position is between two parts
+            cursor["epoch"] = part.epoch
+            if part.span is not None:
+                cursor["span"] = [part.span.low, part.span.high]
         self._positions.append(StreamPosition(self.serial, cursor))
 
     def _read(self, number: int, start: Any) -> Iterator[Documents | None]:
@@ -171,22 +167,20 @@ class DocumentStream(LaneStream):
                 self._remember(number, part, start)
             self._empty_parts = 0 if has_documents else self._empty_parts + 1
             if not has_documents and config.epochs is None:
-                self._read_another_share(part.epoch)
+                self._read_another_share(number, part.epoch)
             number, start = number + 1, None
             self._before = self._after = (number, None)
             self._tokens_before = self._tokens
             self._remember(number, None, None)
 
-    def _read_another_share(self, epoch: int) -> None:
-        """Continue with the parts of the next lane after an empty part of an endless source.
+    def _read_another_share(self, number: int, epoch: int) -> None:
+        """Continue after an empty part of an endless source.
 
         Raises:
             ConfigError: the parts of all lanes were empty.
         """
-        assert isinstance(self._parts, EqualParts)
         config = self._config
-        if self._empty_parts < config.lanes:
-            self._parts.shift = (self._parts.shift + 1) % config.lanes
+        if self._parts.read_another(number, self._empty_parts):
             return
         titles = config.preparation.titles()
         named = ", ".join(f'"{name}"' for _, name in titles)
@@ -199,10 +193,14 @@ class DocumentStream(LaneStream):
         )
 
 
-def _parts_of(config: StreamConfig, lane: int, dealer: Dealer | None, line: str) -> Parts:
-    source = config.source
+def _parts_of(
+    config: StreamConfig, lane: int, dealer: Dealer | None, line: str, cursor: Mapping[str, Any]
+) -> Any:
+    source, shift = config.source, cursor.get("shift", 0)
     if dealer is None or line not in dealer.rule.lines:
-        return EqualParts(source, lane, config.lanes, config.seed, config.shuffle, config.epochs)
+        rules = config.seed, config.shuffle, config.epochs, shift
+        equal = EqualParts(source, lane, config.lanes, *rules)
+        return source._inner._parts_after(equal, cursor)
     assert isinstance(source._inner, ShardedSource)
     return DealtSpans(source._inner, lane, config.seed, config.shuffle, dealer, line)
 

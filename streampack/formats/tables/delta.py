@@ -12,9 +12,10 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from streampack.arguments import explained
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, StateError
 from streampack.formats.rows.columns import is_number
-from streampack.formats.tables.delta_log import Action, DeltaLog, LogState
+from streampack.formats.tables.delta_log import Action, DeltaLog, LogState, changes_of
+from streampack.formats.tables.growth import Commit, History
 from streampack.formats.tables.snapshot import Columns, DataFile
 from streampack.formats.tables.source import Snapshot, TableFiles
 from streampack.predicates.bounds import Bounds
@@ -56,6 +57,9 @@ class Delta(TableFiles):
         table: path or URL of the table.
         version: the version to read. Name it in runs that shall be repeated; None reads the newest
             one, and after a resume the one of the state.
+        key: a column with another value in each row, texts or integers. A run that goes on with a
+            later version recognises documents in rewritten files by it; tables with row tracking
+            need none (docs/sources.md).
         text: the column that holds the text.
         tokens: the column that holds lists of token ids.
         loss_mask: with `tokens`, a column of masks or labels; see `Parquet`.
@@ -75,45 +79,58 @@ class Delta(TableFiles):
         table: str,
         *,
         version: int | None = None,
+        key: str | None = None,
         where: Any = None,
         **options: Unpack[RecordFileOptions],
     ) -> None:
-        super().__init__(table, version, where=where, **options)
+        super().__init__(table, version, key, where=where, **options)
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self, version: int | None) -> Snapshot:
         log = DeltaLog(self.storage, self.paths)
-        version = log.newest if self.version is None else self.version
+        version = log.newest if version is None else version
         return self._of_state(log.state(version), version)
 
-    def _of_state(self, state: LogState, version: int) -> Snapshot:
-        columns = Columns(_schema(state.metadata))
-        partitions = [
-            columns.schema.field(name) for name in state.metadata.get("partitionColumns") or ()
+    def _history(self, first: int, previous: int, later: Snapshot) -> History:
+        if later.version < previous:
+            raise StateError(
+                f"The run is at version {previous} of {shown(self.paths)}, and version "
+                f"{later.version} is an earlier one.",
+                "Pass a later version, or start a new run.",
+                setting="version",
+                path=shown(self.paths),
+            )
+        log = DeltaLog(self.storage, self.paths)
+        versions = range(first + 1, later.version + 1)
+        began = log.state(first)
+        changes = changes_of(began, zip(versions, in_threads(log.commit, versions), strict=True))
+        commits = [
+            Commit(
+                {*map(self._path, each.removed)},
+                {*map(self._path, each.added)},
+                {*map(self._path, each.changed)},
+                each.same,
+            )
+            for each in changes.commits
         ]
+        live = {file.info.path: file for file in later.files}
+        last = {self._path(path): action for path, action in changes.last.items()}
+
+        def before(path: str) -> DataFile:
+            return self._data_file(last[path], later.columns)
+
+        return History(commits, live, before)
+
+    def _located(self, path: str) -> str:
+        return self._path(path)
+
+    def _of_state(self, state: LogState, version: int) -> Snapshot:
+        settings = dict(state.metadata.get("configuration") or {})
+        row_ids = None
+        if settings.get("delta.enableRowTracking") == "true":
+            row_ids = settings.get("delta.rowTracking.materializedRowIdColumnName", "")
+        columns = Columns(_schema(state.metadata), row_ids=row_ids)
         actions = sorted(state.files.values(), key=lambda action: str(action["path"]))
-
-        def data_file(action: Action) -> DataFile:
-            path = self._path(unquote(action["path"]))
-            values = dict(action.get("partitionValues") or {})
-            try:
-                deleted = None
-                if vector := action.get("deletionVector"):
-                    from streampack.formats.tables.deletion_vectors import delta_rows
-
-                    deleted = delta_rows(self.storage, self.paths, vector)
-                constants = {
-                    each.name: _value(values.get(each.name), each.type) for each in partitions
-                }
-                size = int(action["size"])
-            except (DamagedFileError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"The log of {shown(self.paths)} is damaged at {shown(path)}: {error}.",
-                    "Restore the log, or pass another version.",
-                    path=shown(path),
-                ) from error
-            bounds = partial(_bounds, columns.schema, constants, action.get("stats"))
-            return DataFile(FileInfo(path, size), constants, deleted, bounds)
-
+        data_file = partial(self._data_file, columns=columns)
         with_vectors = [action for action in actions if action.get("deletionVector")]
         if len(with_vectors) > 1:  # their vectors are requests of their own
             files = in_threads(data_file, actions)
@@ -121,6 +138,29 @@ class Delta(TableFiles):
             files = [data_file(action) for action in actions]
         files.sort(key=lambda file: file.info.path)
         return Snapshot(str(state.metadata["id"]), version, columns, files)
+
+    def _data_file(self, action: Action, columns: Columns) -> DataFile:
+        path = self._path(unquote(action["path"]))
+        try:
+            deleted = None
+            if vector := action.get("deletionVector"):
+                from streampack.formats.tables.deletion_vectors import delta_rows
+
+                deleted = delta_rows(self.storage, self.paths, vector)
+            constants = {
+                name: _value(value, columns.schema.field(name).type)
+                for name, value in dict(action.get("partitionValues") or {}).items()
+                if name in columns.schema.names
+            }
+            size = int(action["size"])
+        except (DamagedFileError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"The log of {shown(self.paths)} is damaged at {shown(path)}: {error}.",
+                "Restore the log, or pass another version.",
+                path=shown(path),
+            ) from error
+        bounds = partial(_bounds, columns.schema, constants, action.get("stats"))
+        return DataFile(FileInfo(path, size), constants, deleted, bounds, action.get("baseRowId"))
 
     def _path(self, path: str) -> str:
         protocol, local = split_url(path)

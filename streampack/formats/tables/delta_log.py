@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streampack.errors import ConfigError
+from streampack.formats.tables.growth import Commit
 from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.storage import Storage
 from streampack.storage.threads import in_threads
@@ -68,6 +69,41 @@ class LogState:
         if self.files.pop((path, vector), None) is None and not vector:
             for key in [key for key in self.files if key[0] == path]:
                 del self.files[key]
+
+
+@dataclass(slots=True)
+class LogChanges:
+    """The changes of consecutive commits, as paths in the log.
+
+    Attributes:
+        commits: the changes, in order.
+        last: the action `add` of each file that was removed, as it was before.
+    """
+
+    commits: list[Commit]
+    last: dict[str, Action]
+
+
+def changes_of(began: LogState, commits: Iterable[tuple[int, list[Action]]]) -> LogChanges:
+    """Return the changes of the commits after a state."""
+    files = {path: action for (path, _), action in began.files.items()}
+    changes = LogChanges([], {})
+    for _, actions in commits:
+        added = {unquote(a["add"]["path"]): a["add"] for a in actions if a.get("add")}
+        removed = {unquote(a["remove"]["path"]) for a in actions if a.get("remove")} - added.keys()
+        removed &= files.keys()
+        changed = {
+            path
+            for path in added.keys() & files.keys()
+            if file_key(added[path]) != file_key(files[path])
+        }
+        same = not any(
+            each.get("dataChange", True) for each in filter(None, map(_file_action, actions))
+        )
+        changes.commits.append(Commit(removed, added.keys() - files.keys(), changed, same))
+        changes.last.update({path: files.pop(path) for path in removed})
+        files.update(added)
+    return changes
 
 
 def file_key(action: Action) -> tuple[str, str]:

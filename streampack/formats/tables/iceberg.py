@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, timedelta
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +18,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from streampack.arguments import explained
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, StateError
 from streampack.extras import missing_package
 from streampack.formats.tables.deletion_vectors import iceberg_rows
+from streampack.formats.tables.growth import Commit, History, deleted_of
 from streampack.formats.tables.snapshot import Columns, DataFile
 from streampack.formats.tables.source import Snapshot, TableFiles
 from streampack.predicates.bounds import Bounds
@@ -50,6 +52,8 @@ class Iceberg(TableFiles):
             of a folder with a `metadata/version-hint.text`.
         snapshot_id: the snapshot to read. Name it in runs that shall be repeated; None reads the
             current one, and after a resume the one of the state.
+        key: a column with another value in each row, texts or integers. A run that goes on with a
+            later snapshot recognises documents in rewritten files by it (docs/sources.md).
         text: the column that holds the text.
         tokens: the column that holds lists of token ids.
         loss_mask: with `tokens`, a column of masks or labels; see `Parquet`.
@@ -72,19 +76,19 @@ class Iceberg(TableFiles):
         table: Any,
         *,
         snapshot_id: int | None = None,
+        key: str | None = None,
         where: Any = None,
         **options: Unpack[RecordFileOptions],
     ) -> None:
         location = getattr(table, "metadata_location", table)
-        super().__init__(location, snapshot_id, where=where, **options)
+        super().__init__(location, snapshot_id, key, where=where, **options)
         self._table = None if location is table else table
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_table": None}  # it may have a connection
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self, wanted: int | None) -> Snapshot:
         table = self._table or self._opened()
-        wanted = self.version
         current = table.current_snapshot() if wanted is None else table.snapshot_by_id(wanted)
         if current is None:
             known = [each.snapshot_id for each in table.metadata.snapshots]
@@ -115,6 +119,47 @@ class Iceberg(TableFiles):
         files.sort(key=lambda file: file.info.path)
         columns = self._columns_of(table, schema)
         return Snapshot(str(table.metadata.table_uuid), current.snapshot_id, columns, files)
+
+    def _history(self, first: int, previous: int, later: Snapshot) -> History:
+        table = self._table or self._opened()
+        chain = [table.snapshot_by_id(later.version)]
+        while chain[-1] is not None and chain[-1].snapshot_id != first:
+            parent = chain[-1].parent_snapshot_id
+            chain.append(None if parent is None else table.snapshot_by_id(parent))
+        if chain[-1] is None or previous not in [each.snapshot_id for each in chain]:
+            raise StateError(
+                f"The run is at snapshot {previous} of {shown(self.paths)}, and snapshot "
+                f"{later.version} did not follow from it, or snapshots between have expired.",
+                "Pass a snapshot_id that followed, or start a new run.",
+                setting="snapshot_id",
+                path=shown(self.paths),
+            )
+        known: dict[int, dict[str, DataFile]] = {}
+        removals: dict[str, int] = {}  # the last snapshot that had a file
+
+        def files_at(snapshot: int) -> dict[str, DataFile]:
+            if snapshot not in known:
+                known[snapshot] = {f.info.path: f for f in self._snapshot(snapshot).files}
+            return known[snapshot]
+
+        def commit(before: int, snapshot: Any) -> Commit:
+            removed, added, deletes = _changed_files(table, snapshot)
+            removals.update(dict.fromkeys(removed, before))
+            changed: set[str] = set()
+            if deletes:
+                then, now = files_at(before), files_at(snapshot.snapshot_id)
+                changed = {
+                    path
+                    for path in then.keys() & now.keys()
+                    if not np.array_equal(deleted_of(then[path]), deleted_of(now[path]))
+                }
+            same = snapshot.summary is not None and snapshot.summary.operation.value == "replace"
+            return Commit(removed, added, changed, same)
+
+        pairs = pairwise(reversed(chain))
+        commits = [commit(before.snapshot_id, snapshot) for before, snapshot in pairs]
+        live = {file.info.path: file for file in later.files}
+        return History(commits, live, lambda path: files_at(removals[path])[path])
 
     def _opened(self) -> Any:
         try:
@@ -209,6 +254,24 @@ class Iceberg(TableFiles):
             "Rewrite its data files with an engine such as Spark, and read the new snapshot.",
             path=shown(self.paths),
         )
+
+
+def _changed_files(table: Any, snapshot: Any) -> tuple[set[str], set[str], bool]:
+    """Return the data files that a snapshot removed and added, and whether it has new deletes."""
+    removed, added, deletes = set(), set(), False
+    for manifest in snapshot.manifests(table.io):
+        if manifest.added_snapshot_id != snapshot.snapshot_id:
+            continue
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+            if entry.snapshot_id != snapshot.snapshot_id or entry.status.name == "EXISTING":
+                continue
+            if entry.data_file.content.name != "DATA":
+                deletes = True
+            elif entry.status.name == "ADDED":
+                added.add(local_path(entry.data_file.file_path))
+            else:
+                removed.add(local_path(entry.data_file.file_path))
+    return removed, added, deletes
 
 
 def local_path(location: str) -> str:

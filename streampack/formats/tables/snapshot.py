@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from streampack.exclusion.lookup import positions_in
+from streampack.predicates.predicate import rows_where
 from streampack.sources.records import DamagedFileError
 from streampack.storage.file_info import FileInfo
 
@@ -30,12 +32,14 @@ class DataFile:
             Python objects of the columns' types.
         deleted: (K,) int64, ascending: indices of rows that are deleted.
         bounds: returns the bounds of a column's values; see `streampack.predicates.bounds`.
+        first_row_id: id of the first row, in tables whose rows have ids.
     """
 
     info: FileInfo
     constants: Mapping[str, Any] = field(default_factory=dict)
     deleted: NDArray[np.int64] | None = None
     bounds: Callable[[str], Bounds | None] = lambda name: None
+    first_row_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,9 @@ class Columns:
             name.
         nested: names of fields inside of columns, by their ids.
         names: all names that a column has had, for fetching ahead.
+        mapped: ids of columns by name, for files without ids.
+        row_ids: column of files with the ids of rows that are not numbered from `first_row_id` on;
+            None in tables without ids of rows.
     """
 
     schema: pa.Schema
@@ -55,6 +62,7 @@ class Columns:
     nested: Mapping[int, str] = field(default_factory=dict)
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
     mapped: Mapping[str, int] = field(default_factory=dict)
+    row_ids: str | None = None
 
     def of_file(self, physical: pa.Schema) -> dict[str, str]:
         """Return the column of a file, if it has it, for each column of the table.
@@ -142,10 +150,9 @@ class FileView:
         """Return rows of the file with the table's columns, without deleted rows."""
         batch = self._converted(batch, wanted)
         if self.deleted is not None:
-            at = np.minimum(np.searchsorted(self.deleted, numbers), len(self.deleted) - 1)
-            keep = self.deleted[at] != numbers
+            keep = positions_in(self.deleted, numbers) < 0
             if not keep.all():
-                batch, numbers = batch.filter(pa.array(keep)), numbers[keep]
+                batch, numbers = rows_where(batch, pa.array(keep)), numbers[keep]
         return batch, numbers
 
     def _converted(self, batch: pa.RecordBatch, wanted: Collection[str]) -> pa.RecordBatch:

@@ -20,8 +20,10 @@ from streampack.files.tables import located
 from streampack.formats.parquet.source import Parquet
 from streampack.formats.rows.schemas import DAMAGE
 from streampack.formats.rows.source import OpenRows
+from streampack.formats.tables.growth import History, Line
 from streampack.formats.tables.snapshot import Columns, DataFile, FileView
-from streampack.sources.manifest import Manifest
+from streampack.sources.base import LinePart
+from streampack.sources.manifest import Manifest, ShardOrder
 from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.files import StoredFile
 
@@ -94,11 +96,16 @@ class TableFiles(Parquet):
     """
 
     listing = ""
-    listing_fields = ("paths", "fields", "version", "where")
+    listing_fields = ("paths", "fields", "version", "earlier", "key", "where")
     #: The argument that names the version, and the one that None names.
     version_name, usual_version = "version", "the newest"
 
-    def __init__(self, table: Any, version: int | None, **options: Any) -> None:
+    #: Earlier versions that the run began with and went on to, in order; see `growth`.
+    earlier: tuple[int, ...] = ()
+
+    def __init__(
+        self, table: Any, version: int | None, key: str | None = None, **options: Any
+    ) -> None:
         tables = [table] if isinstance(table, str) or not isinstance(table, Sequence) else table
         if len(tables) != 1:
             raise ConfigError(
@@ -110,12 +117,20 @@ class TableFiles(Parquet):
             usual = f"or None ({self.usual_version})"
             version = whole_number(self.version_name, version, least=0, otherwise=usual)
         super().__init__(located(str(tables[0])), **options)
-        self.version = version
+        self.version, self.key = version, key
         self._being_listed: _Rows | None = None
 
     @abstractmethod
-    def _snapshot(self) -> Snapshot:
-        """Read the snapshot that is asked for."""
+    def _snapshot(self, version: int | None) -> Snapshot:
+        """Read a snapshot; None is the usual one."""
+
+    @abstractmethod
+    def _history(self, first: int, previous: int, later: Snapshot) -> History:
+        """Return the changes of a run from its first version to a later one.
+
+        Raises:
+            StateError: `later` did not follow on its previous version.
+        """
 
     @property
     def _rows(self) -> _Rows:
@@ -124,11 +139,16 @@ class TableFiles(Parquet):
 
     def list_shards(self) -> Manifest:
         """Read the log of the table, and the footers of a sample of the files."""
-        snapshot = self._snapshot()
-        count = len(snapshot.files)
+        snapshot = self._snapshot(self.version)
+        line = Line.of(snapshot.files)
+        if self.earlier:
+            from streampack.formats.tables.grown import grown_line
+
+            snapshot, line = grown_line(self, snapshot)
+        count = len(line.files)
         if self.where is not None:
-            files = [file for file in snapshot.files if self.where.may_match(file.bounds)]
-            snapshot = replace(snapshot, files=files)
+            line = line.only([self.where.may_match(file.bounds) for file in line.files])
+        snapshot = replace(snapshot, files=line.files)
         if not snapshot.files:
             fact = f"where leaves out all {count:,} files" if count else "the table has no rows"
             raise ConfigError(
@@ -146,6 +166,7 @@ class TableFiles(Parquet):
             del self._listed_files
         details = manifest.details
         details.update(rows=rows, table=snapshot.table, version=snapshot.version)
+        details.update(masked=line.masked, bounds=line.bounds)
         if pruned := count - len(snapshot.files):
             details["left_out"] += f", and {pruned:,} of {count:,} files before"
         return manifest
@@ -173,9 +194,11 @@ class TableFiles(Parquet):
         return super()._read_schemas(schemas)
 
     def describe(self) -> dict[str, Any]:
-        """Add the table and its version."""
+        """Add the table and its version, and the earlier ones of a run that went on."""
         details = self.manifest.details
-        return {**super().describe(), "table": details["table"], "version": details["version"]}
+        grown = {"earlier": list(self.earlier), "key": self.key} if self.earlier else {}
+        described = {**super().describe(), **grown}
+        return {**described, "table": details["table"], "version": details["version"]}
 
     def __repr__(self) -> str:
         known = self._manifest
@@ -183,21 +206,62 @@ class TableFiles(Parquet):
         shards = "" if known is None else f", shards={len(known)}"
         return f"{self._kind}({shown(self.paths)!r}, {self.version_name}={version}{shards})"
 
-    def _as_saved(self, described: Mapping[str, Any]) -> TableFiles:
-        """Return the source at the version of a state, if no version is asked for."""
-        saved = described.get("version")
-        if self.version is not None or described.get("kind") != self._kind:
+    def _as_saved(self, described: Mapping[str, Any], how: str = "saved") -> TableFiles:
+        """Return the source at the version of a state, or for a run that goes on from there."""
+        saved, earlier = described.get("version"), tuple(described.get("earlier", ()))
+        details = self.manifest.details
+        version, newest = self.version, details["version"]
+        if saved is None or described.get("table") != details["table"]:
             return self
-        newest = self.manifest.details["version"]
-        if saved is None or saved == newest:
+        later = how == "later" and saved != newest
+        if later:
+            version, earlier = newest, (*earlier, saved)
+        elif how == "before" or version is None:
+            version = saved
+        if (version, earlier) == (newest, self.earlier):
             return self
-        logger.warning(
-            "%s has the version %s now; the run continues with its version %s.",
-            shown(self.paths), newest, saved,
-        )  # fmt: skip
+        if version != saved and not later:
+            return self  # another version was named
+        if how == "saved" and newest != saved:
+            logger.warning(
+                "%s has the version %s now; the run continues with its version %s "
+                '(load_state_dict(allow={"source"}) goes on with the later one).',
+                shown(self.paths), newest, saved,
+            )  # fmt: skip
         copied = copy.copy(self)
-        copied.version, copied._manifest, copied._lines = saved, None, {}
+        copied.version, copied.earlier, copied._manifest, copied._lines = version, earlier, None, {}
+        copied.key = self.key or described.get("key")
         return copied
+
+    def _leaves(self) -> list[str]:
+        return [*super()._leaves(), "exclude"]
+
+    def _deleted_rows(self) -> Mapping[int, NDArray[np.int64]]:
+        """See `streampack.exclusion.mask.DeletedRows`."""
+        masked: Mapping[int, NDArray[np.int64]] = self.manifest.details["masked"]
+        return masked
+
+    def _line(self, seed: int | None) -> ShardOrder:
+        bounds = self.manifest.details["bounds"]
+        if seed not in self._lines and len(bounds) > 2:
+            from streampack.formats.tables.grown import order_of
+
+            self._lines = {**dict([*self._lines.items()][-1:]), seed: order_of(self, seed)}
+        return super()._line(seed)
+
+    def lanes(self, n: int, *, seed: int, epoch: int, shuffle: bool) -> Sequence[LinePart]:
+        shares = getattr(epoch, "shares", None)  # see `streampack.formats.tables.grown`
+        if shares is None:
+            return super().lanes(n, seed=seed, epoch=epoch, shuffle=shuffle)
+        parts = shares(self, n)
+        return [self._span(*part, seed=seed, epoch=epoch, shuffle=shuffle) for part in parts]
+
+    def _parts_after(self, parts: Any, cursor: Mapping[str, Any]) -> Any:
+        if not self.earlier:
+            return parts
+        from streampack.formats.tables.grown import GrownParts
+
+        return GrownParts(parts, len(self.earlier), cursor)
 
     # ------------------------------------------------------------------ rows of a file
 
