@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,9 @@ def corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     (tmp_path / "texts").mkdir()
     pq.write_table(pa.table({"text": prose(20, 4)}), "texts/0.parquet")
+    with zipfile.ZipFile(Path(__file__).with_name("tables") / "delta.zip") as archive:
+        archive.extractall(tmp_path / "unpacked")
+    (tmp_path / "unpacked" / "table").rename(tmp_path / "pages")
     (tmp_path / "growing").mkdir()
     for name in ("00", "01", "10"):
         (tmp_path / "growing" / f"{name}.jsonl").write_text(lines)

@@ -192,7 +192,7 @@ def restored(config: LaneConfig, before: LaneConfig, state: Mapping[str, Any]) -
 
 
 def with_source(config: LaneConfig, source: Source) -> LaneConfig:
-    """Return a configuration with another listing of its source, whose shards are others."""
+    """Return a configuration with another listing of its source."""
     mask = mask_of(config)
     if isinstance(mask, KeyMask):
         sets = mask.exclusion.sets

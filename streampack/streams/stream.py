@@ -74,19 +74,18 @@ class DocumentStream(LaneStream):
         self._number = number
         self._times, position = opening.times, opening.position
         self.epoch = 0  # epoch of the next documents
-        first = position.cursor["part"] if position else 0
-        start = position.cursor["at"] if position else None
-        self._stages = config.preparation.of(number)
         cursor = position.cursor if position else BEGINNING
+        first, start = cursor["part"], cursor["at"]
+        self._stages = config.preparation.of(number)
         self._parts: Parts = _parts_of(config, self._lane, opening.dealer, line, cursor)
         self._empty_parts = 0  # consecutive parts without documents
         # Positions after and before the current block, and the fraction of its documents that is
         # not prepared yet.
         self._after = self._before = (first, start)
         self._unprepared = 0.0
-        self._tokens = position.cursor["tokens"] if position else 0  # tokens prepared so far
+        self._tokens = cursor["tokens"]  # tokens prepared so far
         # Tokens before this part.
-        self._tokens_before = position.cursor["before"] if position else 0
+        self._tokens_before = cursor["before"]
         self._positions: deque[StreamPosition] = deque([position or StreamPosition(0, BEGINNING)])
         self._blocks = self._read(first, start)
 

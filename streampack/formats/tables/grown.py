@@ -58,7 +58,7 @@ def grown_line(source: TableFiles, snapshot: Snapshot) -> tuple[Snapshot, Line]:
 
 
 def _check_files(source: TableFiles, files: list[DataFile]) -> None:
-    """Raise `StateError` if one of these files is gone."""
+    """Raise `StateError` if any of these files is gone."""
 
     def size(file: DataFile) -> int | None:
         try:
@@ -68,11 +68,11 @@ def _check_files(source: TableFiles, files: list[DataFile]) -> None:
                 raise
             return None
 
-    for file, found in zip(files, in_threads(size, files), strict=True):
-        if found != file.info.num_bytes:
+    for file, size_now in zip(files, in_threads(size, files), strict=True):
+        if size_now != file.info.num_bytes:
             raise StateError(
                 f"The run began before {shown(file.info.path)} was replaced in the table, and the "
-                f"file {'has expired' if found is None else 'is another one now'}.",
+                f"file {'has expired' if size_now is None else 'is another one now'}.",
                 "Keep files of old versions for as long as a run needs them (VACUUM and the expiry "
                 "of snapshots remove them); start a new run.",
                 setting="source",
@@ -96,10 +96,10 @@ def _file_rows(source: TableFiles, columns: Columns) -> FileRows:
         path = file.info.path
         try:
             with source.storage.open(file.info) as stored, open_file(stored) as opened:
-                found = _keys(source.key, columns, file, opened)
+                values = _keys(source.key, columns, file, opened)
         except DAMAGE as error:
             raise _unreadable(path, str(error)[:200]) from error
-        if found is None:
+        if values is None:
             raise StateError(
                 f"{shown(path)} replaced or was replaced by other files of the table, and "
                 + ("its rows have no ids." if source.key is None else f'has no "{source.key}".'),
@@ -108,7 +108,7 @@ def _file_rows(source: TableFiles, columns: Columns) -> FileRows:
                 setting="key",
                 path=shown(path),
             )
-        taken = found.take(pa.array(rows))
+        taken = values.take(pa.array(rows))
         if taken.null_count:
             raise _not_unique(file, "is null")
         return taken
@@ -234,7 +234,7 @@ class GrownParts(Parts):
         return {**self.parts.entries(self.place(number)[0]), GROWN: list(self.first)}
 
     def read_another(self, number: int, empty: int) -> bool:
-        """See `Parts`; the shares of another lane are read once those of an epoch were empty."""
+        """See `Parts`; another lane's shares are read after an epoch without documents."""
         epoch, _ = self.place(number)
         in_epoch = sum(first <= epoch for first in self.first) + 1
         if self.place(number + 1)[0] == epoch or empty < in_epoch:

@@ -8,7 +8,7 @@ The run keeps the files of its first version. Every commit since then is one of 
   - A rewrite (an update, a merge, a delete without deletion vectors) replaces files, and a commit
     does not tell which rows of the new ones are new. Their keys do. A row with the key of a row
     that was replaced is the same document, and is read as it was. New rows are read from the new
-    file, and rows whose key is gone are masked.
+    file, and rows are masked if their key is gone.
 
 Files that one commit replaced by others form a component, with the files that replaced these later.
 Keys are read of components with a rewrite, of no other files.

@@ -32,7 +32,7 @@ class DataFile:
             Python objects of the columns' types.
         deleted: (K,) int64, ascending: indices of rows that are deleted.
         bounds: returns the bounds of a column's values; see `streampack.predicates.bounds`.
-        first_row_id: id of the first row, in tables whose rows have ids.
+        first_row_id: id of the first row, in a table with ids of rows.
     """
 
     info: FileInfo
