@@ -122,9 +122,8 @@ class DocumentStream(LaneStream):
         # position without documents after it (a filter may refuse a whole corpus) is not needed.
         if self._positions and self._positions[-1].serial == self.serial:
             self._positions.pop()
-        cursor = {"part": number, "epoch": self.epoch, "at": at}
+        cursor = {"part": number, "epoch": self.epoch, "at": at, **self._parts.entries(number)}
         cursor |= {"tokens": self._tokens, "before": self._tokens_before}
-        cursor |= self._parts.entries(number)
         if part is not None:  # otherwise the position is between two parts
             cursor["epoch"] = part.epoch
             if part.span is not None:
