@@ -99,8 +99,7 @@ class Cut(NamedTuple):
     bounds: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """Properties of a dealt source.
 
     Attributes:
@@ -183,10 +182,7 @@ class DealRule:
 
     def describe(self) -> dict[str, Any]:
         """Return the JSON-compatible settings that a continued run keeps."""
-        lines = {
-            name: [line.weight, line.epochs, line.rate, line.share]
-            for name, line in self.lines.items()
-        }
+        lines = {name: [*line] for name, line in self.lines.items()}
         settings = {name: getattr(self, name) for name in SETTINGS}
         before = None if self.before is None else self.before.describe()
         return {"revision": REVISION, **settings, "lines": lines, "before": before}

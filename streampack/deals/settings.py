@@ -128,10 +128,7 @@ class DealSettings:
         return DealRule(
             lanes=self.lanes,
             **{name: saved[name] for name in SETTINGS},
-            lines={
-                name: Line(weight=weight, epochs=epochs, rate=rate, share=share)
-                for name, (weight, epochs, rate, share) in saved["lines"].items()
-            },
+            lines={name: Line(*values) for name, values in saved["lines"].items()},
             before=self.saved_rule(saved["before"]),
         )
 

@@ -17,7 +17,6 @@ from streampack.deals.spans import DealtSpans, EqualParts, LanePart, Parts
 from streampack.documents.blocks import Documents
 from streampack.errors import ConfigError
 from streampack.sources.base import Block, Source
-from streampack.sources.sharded import ShardedSource
 from streampack.stages.base import Place, passed_through
 from streampack.stages.preparation import Preparation
 from streampack.streams.base import BEGINNING, LaneStream, Opening, Remaining, StreamPosition
@@ -194,13 +193,11 @@ class DocumentStream(LaneStream):
 def _parts_of(
     config: StreamConfig, lane: int, dealer: Dealer | None, line: str, cursor: Mapping[str, Any]
 ) -> Any:
-    source, shift = config.source, cursor.get("shift", 0)
+    inner: Any = config.source._inner
     if dealer is None or line not in dealer.rule.lines:
-        rules = config.seed, config.shuffle, config.epochs, shift
-        equal = EqualParts(source, lane, config.lanes, *rules)
-        return source._inner._parts_after(equal, cursor)
-    assert isinstance(source._inner, ShardedSource)
-    return DealtSpans(source._inner, lane, config.seed, config.shuffle, dealer, line)
+        rules = config.seed, config.shuffle, config.epochs, cursor.get("shift", 0)
+        return inner._parts_after(EqualParts(config.source, lane, config.lanes, *rules), cursor)
+    return DealtSpans(inner, lane, config.seed, config.shuffle, dealer, line)
 
 
 def _chunks(block: Block) -> Iterator[Block]:
