@@ -13,10 +13,9 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.films.size import FilmSize, UncountedError
+from streampack.films.size import FilmSize
+from streampack.images.media_file import FIRST_BYTES, UncountedError
 
-#: Bytes of the first read; `moov` of clips that were made for the web fits.
-FIRST_BYTES = 64 << 10
 #: Bytes of a read behind the film data, where `moov` and little else is expected.
 _LAST_BYTES = 4 << 20
 _MOST_MOOV_BYTES, _MOST_FRAMES, _MOST_BOXES = 64 << 20, 1 << 22, 1000

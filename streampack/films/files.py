@@ -1,70 +1,27 @@
 """Films by reference: their heads, and their sampled frames.
 
-PyAV decodes. It is given open files of few formats, because FFmpeg would follow playlists.
+PyAV decodes.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.extras import missing_package
-from streampack.films.boxes import FIRST_BYTES, film_size
-from streampack.films.size import FilmSize, UncountedError
-from streampack.images.images import BrokenImageError, is_remote, named_failures
+from streampack.films.boxes import film_size
+from streampack.films.size import FilmSize
+from streampack.images.images import BrokenImageError, named_failures
+from streampack.images.media_file import MediaFile, UncountedError, opened
 from streampack.storage.storage import Storage
 
 #: Names of FFmpeg for formats, by a kind of their first bytes.
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
-_READ_BYTES = 1 << 20
-
-
-def require_av() -> Any:
-    """Return PyAV; raise `MissingPackageError` without it."""
-    try:
-        import av
-    except ImportError as error:
-        raise missing_package("av", "video") from error
-    return av
-
-
-class _File(io.RawIOBase):
-    """A film as a seekable file."""
-
-    def __init__(self, reference: bytes | str, storage: Storage) -> None:
-        self._reference, self._storage, self._at, self._first = reference, storage, 0, b""
-        if is_remote(reference):  # the first answer tells the size, too
-            self._first = storage.remote.read_start(str(reference), FIRST_BYTES)
-        self.num_bytes = len(reference) if isinstance(reference, bytes) else storage.size(reference)
-
-    def part(self, start: int, stop: int) -> bytes:
-        """Return bytes [start, stop)."""
-        if isinstance(self._reference, bytes):
-            return self._reference[start:stop]
-        if stop <= len(self._first):
-            return self._first[start:stop]
-        return self._storage.read_range(self._reference, start, min(stop, self.num_bytes))
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = max(offset + (0, self._at, self.num_bytes)[whence], 0)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        data = self.part(self._at, min(self._at + len(buffer), self.num_bytes))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+#: Share by which the frames per second may differ.
+_TOLERANCE = 0.02
 
 
 def _format(start: bytes) -> str:
@@ -93,9 +50,9 @@ def size_of(reference: bytes | str, storage: Storage, *, count_packets: bool = F
         StorageError: the file could not be read; a retry may succeed.
     """
     with named_failures(reference):
-        file = _File(reference, storage)
+        file = MediaFile(reference, storage)
         try:
-            kind = _format(file.part(0, min(12, file.num_bytes)))
+            kind = _format(file.start)
             if kind != "mov":
                 raise UncountedError(f"is {kind}, and its head does not count the frames")
             return film_size(file.part, file.num_bytes)
@@ -106,9 +63,9 @@ def size_of(reference: bytes | str, storage: Storage, *, count_packets: bool = F
         return _counted(file)
 
 
-def _counted(file: _File) -> FilmSize:
+def _counted(file: MediaFile) -> FilmSize:
     """Return the size of a film by the number of its packets; one frame is decoded."""
-    with _opened(file) as (container, stream):
+    with opened(file, _format(file.start), "video") as (container, stream):
         frame = next(container.decode(stream))
         height, width = frame.height, frame.width
         if frame.rotation % 180:
@@ -121,22 +78,6 @@ def _counted(file: _File) -> FilmSize:
     if not rate:
         raise BrokenImageError("it tells no frames per second; name its sizes by sizes=")
     return FilmSize.of(frames, height, width, rate)
-
-
-@contextmanager
-def _opened(file: _File) -> Iterator[tuple[Any, Any]]:
-    """Open a film and its first video stream; errors of FFmpeg become `BrokenImageError`."""
-    av = require_av()
-    try:
-        kind = _format(file.part(0, min(12, file.num_bytes)))
-        buffered = io.BufferedReader(file, _READ_BYTES)
-        with av.open(buffered, format=kind) as container:
-            stream = next(iter(container.streams.video), None)
-            if stream is None or stream.codec_context is None:  # PyAV would end the process
-                raise BrokenImageError("it has no video track of a known codec")
-            yield container, stream
-    except av.FFmpegError as error:
-        raise BrokenImageError(f"{type(error).__name__}: {error}"[:200]) from error
 
 
 def frames_of(
@@ -157,21 +98,34 @@ def frames_of(
     """
     wanted, last = {*indices}, max(indices)
     kept: dict[int, NDArray[np.uint8]] = {}
-    with named_failures(reference), _opened(_File(reference, storage or Storage())) as opened:
-        container, stream = opened
-        rate = stream.average_rate
-        if rate and abs(float(rate) / size.fps - 1) > 0.02:
+    file = MediaFile(reference, storage or Storage())
+    with (
+        named_failures(reference),
+        opened(file, _format(file.start), "video") as (container, stream),
+    ):
+        rate, declared = stream.average_rate, _declared(file)
+        if rate and abs(float(rate) / size.fps - 1) > _TOLERANCE:
             raise BrokenImageError(f"{float(rate):.6g} frames per second, not {size.fps:.6g}")
-        number = -1
-        with suppress(StopIteration):
-            for number, frame in enumerate(container.decode(stream)):
-                if number > last:
-                    break
+        number = packets = 0  # frames that are decoded, packets that are read
+        for packet in container.demux(stream):
+            packets += bool(packet.size) and not packet.is_discard
+            for frame in packet.decode() if number <= last else ():
                 if number in wanted:
                     kept[number] = _upright(frame, size)
-        if number < last or number >= size.frames:
-            raise BrokenImageError(f"{number + 1} frames or more, not {size.frames}")
+                number += 1
+            if number > last and declared is not None:
+                break
+        if number <= last or number > size.frames or (declared or packets) != size.frames:
+            counted = max(number, declared or packets) if number > last else number
+            raise BrokenImageError(f"{counted} frames, not {size.frames}")
     return np.stack([kept[index] for index in indices])
+
+
+def _declared(file: MediaFile) -> int | None:
+    """Return the number of frames by the head of the file, or None."""
+    with suppress(UncountedError):
+        return film_size(file.part, file.num_bytes).frames
+    return None
 
 
 def _upright(frame: Any, size: FilmSize) -> NDArray[np.uint8]:

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streampack.errors import ConfigError
-from streampack.films.files import frames_of, require_av, size_of
+from streampack.films.files import frames_of, size_of
 from streampack.films.size import FilmSize
 from streampack.images.attachments import Attachments, Reference, Size
 from streampack.images.families import FAMILIES, family_of
 from streampack.images.fetching import Heads
+from streampack.images.media_file import require_av
 from streampack.storage.storage import Storage
 
 
@@ -39,18 +40,8 @@ FILM_FAMILIES = {
     "Qwen3VLProcessor": FilmFamily(timed=True),
 }
 _KEPT_SIZES = 1 << 12
-
-
-class FilmSettings(NamedTuple):
-    """Settings of a source of films.
-
-    Attributes:
-        size: size of the film by the record, or None.
-        count_packets: read films whole if their heads do not count the frames.
-    """
-
-    size: FilmSize | None = None
-    count_packets: bool = False
+#: Pixels of a frame: twice as many as in 8K. Small files may declare billions.
+_MOST_PIXELS = 1 << 26
 
 
 class _Planned(NamedTuple):
@@ -62,10 +53,14 @@ class _Planned(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """Sampled frames (N, height, width, 3), and the size of the film."""
+    """Sampled frames (N, height, width, 3), the size of the film, and True for grey ones.
+
+    Grey frames have the size to which the processor would bring them.
+    """
 
     frames: NDArray[np.uint8]
     size: FilmSize
+    grey: bool = False
 
 
 class FilmPlanner:
@@ -126,7 +121,7 @@ class FilmPlanner:
         Raises:
             ValueError: a head does not tell it, or a film cannot be read.
         """
-        return tuple(
+        sizes = tuple(
             each.settings.size
             or size_of(
                 each.reference,
@@ -135,6 +130,10 @@ class FilmPlanner:
             )
             for each in attached.references
         )
+        for size in sizes:
+            if size.height * size.width > _MOST_PIXELS:
+                raise ValueError(f"has frames of {size.width} x {size.height} pixels")
+        return sizes
 
     def plan(self, sizes: Sequence[Size]) -> tuple[list[NDArray[np.int64]], NDArray[np.int64]]:
         """Return the token ids of A films, and their numbers of patches, (A,).
@@ -209,8 +208,9 @@ class FilmPlanner:
     def blank(self, size: Size) -> _Opened:
         """Return grey frames as replacement for a broken film."""
         film = FilmSize(*size)
-        shape = (len(self._plan(film).indices), film.height, film.width, 3)
-        return _Opened(np.full(shape, 127, dtype=np.uint8), film)
+        planned, side = self._plan(film), self._videos.patch_size
+        shape = (len(planned.indices), planned.grid[1] * side, planned.grid[2] * side, 3)
+        return _Opened(np.full(shape, 127, dtype=np.uint8), film, grey=True)
 
     def arrays(self, opened: _Opened) -> dict[str, NDArray[Any]]:
         """Return the model's arrays for a film."""
@@ -218,7 +218,8 @@ class FilmPlanner:
 
         frames = torch.from_numpy(np.ascontiguousarray(opened.frames)).permute(0, 3, 1, 2)
         indices = self._plan(opened.size).indices
-        made = self._processed(frames, opened.size, indices)
+        resized = {"do_resize": False} if opened.grey else {}
+        made = self._processed(frames, opened.size, indices, **resized)
         arrays = {
             name: np.asarray(made[name]) for name in ("pixel_values_videos", "video_grid_thw")
         }

@@ -29,17 +29,14 @@ class FilmSize(NamedTuple):
         return self.rate / self.per
 
     @classmethod
-    def of(cls, frames: int, height: int, width: int, fps: float | Fraction) -> FilmSize:
+    def of(cls, frames: float, height: float, width: float, fps: float | Fraction) -> FilmSize:
         """Return the size of a film with `fps` frames per second.
 
         Raises:
             ValueError: a number is not positive.
         """
         rate = Fraction(fps).limit_denominator(1 << 20)
+        frames, height, width = int(frames), int(height), int(width)
         if min(frames, height, width) <= 0 or rate <= 0:
             raise ValueError(f"has {frames} frames of {width} x {height} pixels at {fps} a second")
         return cls(frames, height, width, rate.numerator, rate.denominator)
-
-
-class UncountedError(ValueError):
-    """The head of a file does not tell its frames or samples; the message has the reason."""

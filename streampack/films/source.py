@@ -10,11 +10,15 @@ from typing import Any
 from streampack.arguments import explained, one_of
 from streampack.errors import ConfigError
 from streampack.films.planner import FilmPlanner
-from streampack.films.reader import USUAL_FILMS, FilmReader
+from streampack.films.size import FilmSize
+from streampack.images.media_reader import MediaColumns, MediaReader
 from streampack.images.reader import USUAL_FIELDS
 from streampack.images.source import Images, names_in
 from streampack.sources.reading import ReadOptions
 from streampack.storage.storage import Storage
+
+#: Default fields of films; a record has at most one of them.
+USUAL_FILMS = ("videos", "video")
 
 
 class Films(Images):
@@ -75,18 +79,22 @@ class Films(Images):
                 "Name the fields of frames, height, width and frames per second, in this order.",
                 setting="sizes",
             )
-        reader = FilmReader(
+        columns = MediaColumns(
+            "video",
+            names_in(videos, USUAL_FILMS),
+            videos is None,
+            sizes,
+            FilmSize.of,
+            count == "packets",
+            placeholder,
+        )
+        reader = MediaReader(
             text,
             names_in(images, USUAL_FIELDS),
-            None,
-            None if folder is None else os.fspath(folder),
-            None,
-            shape,
-            Storage() if storage is None else storage,
-            videos=names_in(videos, USUAL_FILMS),
-            film_sizes=sizes,
-            count_packets=count == "packets",
-            film_placeholder=placeholder,
+            folder=None if folder is None else os.fspath(folder),
+            shape=shape,
+            storage=Storage() if storage is None else storage,
+            others=columns,
         )
         self._read(data, reader, template, template_kwargs, reading, storage)
 
@@ -100,5 +108,6 @@ class Films(Images):
     def describe(self) -> dict[str, Any]:
         """Add the placeholder of films."""
         reader = self.reader
-        assert isinstance(reader, FilmReader)
-        return {**super().describe(), "films": reader.film_placeholder}
+        assert isinstance(reader, MediaReader)
+        assert reader.others is not None
+        return {**super().describe(), "films": reader.others.placeholder}

@@ -24,6 +24,21 @@ ROWS = {"image": "pixel_values", "video": "pixel_values_videos", "audio": "input
 NOUNS = {"image": "image", "video": "film", "audio": "sound"}
 
 
+class MediaSettings(NamedTuple):
+    """Settings of a source of films or sounds.
+
+    Attributes:
+        size: size by the record, or None to read the head of the file.
+        count_packets: read the file whole if its head does not tell the size.
+    """
+
+    size: Size | None = None
+    count_packets: bool = False
+
+
+_UNSET = MediaSettings()
+
+
 @dataclass(frozen=True, slots=True)
 class Medium:
     """A film or a sound.
@@ -31,12 +46,12 @@ class Medium:
     Attributes:
         kind: a key of `ROWS`.
         reference: bytes, path or URL of its file; None for a blank one.
-        settings: settings of the source that its planner needs.
+        settings: settings of its source.
     """
 
     kind: str
     reference: Reference
-    settings: Any = None
+    settings: MediaSettings = _UNSET
 
 
 def kind_of(reference: Reference) -> str:

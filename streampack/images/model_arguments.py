@@ -127,6 +127,8 @@ def _part(media: dict[str, Tensor], places: Any, numbers: NDArray[np.int64]) -> 
 
 def kind_of_array(name: str) -> str:
     """Return the kind of media that an argument belongs to, a key of `ROWS`."""
+    if "feature" in name:
+        return "audio"
     return "video" if "video" in name or name == "second_per_grid_ts" else "image"
 
 

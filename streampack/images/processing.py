@@ -68,8 +68,12 @@ class MediaProcessing:
     """
 
     def __init__(self, processor: Any, more: Mapping[str, Any] | None = None) -> None:
-        self.planner = planner_of(processor)
-        self.planners: dict[str, Any] = {"image": self.planner, **(more or {})}
+        self.planners: dict[str, Any] = dict(more or {})
+        if "audio" in self.planners:  # the processors of sounds that are read take no images
+            self.planner = self.planners["audio"]
+        else:
+            self.planner = planner_of(processor)
+            self.planners = {"image": self.planner, **self.planners}
         described = json.dumps(
             {
                 **self.planner.describe(),
@@ -134,6 +138,8 @@ class MediaProcessing:
                 if is_strange[i]:
                     raise ValueError("has a video token or an image feature token in its text")
                 made, ids = self._planned(attached, documents.tokens[slots], heads)
+                planners = self.planners.values()
+                beside = [each.replaced(documents.tokens, slots) for each in planners]
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))
                 skips.handle(broken_document(source, shard, index, str(reason)))
@@ -141,8 +147,7 @@ class MediaProcessing:
             if made.tokens is not None:
                 repeats[slots], is_place[slots] = made.tokens, True
                 written += ids
-                for planner in self.planners.values():
-                    repeats[planner.replaced(documents.tokens, slots)] = 0
+                repeats[np.concatenate(beside)] = 0
                 begin, end = offsets[i : i + 2]
                 made = replace(made, starts=offsets_of(repeats[begin:end])[slots - begin])
             planned.append(made)
@@ -330,7 +335,9 @@ class MediaProcessing:
         ]
         last = rows.boundaries[1:][rows.piece >= 0] - 1
         slots = np.concatenate([*padding, last]).astype(np.int64)
-        return (arrays, np.sort(slots[:tokens])) if len(slots) >= tokens else ({}, slots[:0])
+        chosen = np.sort(slots[:tokens])
+        apart = getattr(self.planner, "adjacent", False) and bool((np.diff(chosen) != 1).any())
+        return ({}, slots[:0]) if len(chosen) < tokens or apart else (arrays, chosen)
 
 
 _pool = PerProcess(lambda: ThreadPoolExecutor(min(_THREADS, usable_cores()), "streampack-image"))

@@ -1,4 +1,4 @@
-"""The public names of `streampack.images` and `streampack.films`."""
+"""The public names of `streampack.images`, `streampack.films` and `streampack.sounds`."""
 
 from streampack._lazy import public_names
 

@@ -14,8 +14,9 @@ pytest.importorskip("av", reason="PyAV, the extra [video]")
 
 from streampack.films.boxes import film_size
 from streampack.films.files import frames_of, size_of
-from streampack.films.size import FilmSize, UncountedError
+from streampack.films.size import FilmSize
 from streampack.images.images import BrokenImageError
+from streampack.images.media_file import UncountedError
 from streampack.sources import Storage
 from tests.support.clips import box_at, counted, film, patched, turned
 

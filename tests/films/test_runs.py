@@ -1,0 +1,161 @@
+"""Films in runs: damaged and lying files, sizes from fields, files by path and URL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("av", reason="PyAV, the extra [video]")
+pytest.importorskip("torchvision", reason="Processors of videos need torchvision")
+
+from streampack import BestFitDecreasing, PackedLoader
+from streampack.errors import ConfigError, ContentError
+from streampack.media import Films
+from streampack.packing import Capacity
+from streampack.sources import Storage
+from tests.support.clips import film, patched
+from tests.support.films import PLACE, film_processor
+from tests.support.vision_runs import dataset
+
+GOOD = {"text": f"good:{PLACE}z", "videos": [film(24)]}
+
+
+def bad(clip: Any) -> dict[str, Any]:
+    return {"text": f"bad:{PLACE}zzz", "videos": [clip]}
+
+
+def run(documents: Any, **settings: Any) -> Any:
+    settings = {"seq_len": 400, **settings}
+    made = {name: settings.pop(name) for name in ("sizes", "count", "folder") if name in settings}
+    return dataset(Films(documents, text="text", **made), film_processor(), **settings)
+
+
+def learnt_by_name(batches: Any) -> dict[str, bool]:
+    """Return by the first word of each document if it has a token with loss."""
+    tokenizer, learnt = film_processor().tokenizer, {}
+    for batch in batches:
+        for number in range(batch.num_documents):
+            at = batch.document_ids == number
+            name = tokenizer.decode(batch.input_ids[at].tolist()).partition(":")[0]
+            learnt[name] = bool((batch.labels[at] != -100).any())
+    return learnt
+
+
+def lying(data: bytes, pixels: int, side: str = "height") -> bytes:
+    """A film with another height or width in its head than in its frames."""
+    at = data.index(b"avc1", data.index(b"stsd")) + 4 + (26 if side == "height" else 24)
+    return patched(data, at, pixels.to_bytes(2, "big"))
+
+
+#: Before the plan: heads that cannot be counted.
+UNPLANNED = {
+    "empty": b"",
+    "text": b"<html>404</html>",
+    "cut": film(24)[:3000],
+    "webm": film(7, form="webm", codec="libvpx"),
+    "fragmented": film(7, options={"movflags": "frag_keyframe+empty_moov"}),
+    "billions of pixels": lying(lying(film(24), 65000), 65000, side="width"),
+    "longer than 200 times its width": film(4, size=(1200, 4), codec="mpeg4"),
+}
+
+
+@pytest.mark.parametrize("kind", UNPLANNED)
+def test_films_that_cannot_be_planned_are_named_or_their_documents_left_out(kind: str) -> None:
+    documents = [GOOD, bad(UNPLANNED[kind])]
+    with pytest.raises(ContentError) as caught:
+        list(run(documents))
+    assert caught.value.document == "item 1 of the list"
+    loader = PackedLoader(run(documents, on_error="skip"))
+    assert learnt_by_name(loader) == {"good": True}
+    assert loader.metrics().skipped == 1
+
+
+#: After the plan: heads that the frames contradict.
+CONTRADICTED = {
+    "another height": lying(film(24), 96),
+    "8,000 lines more": lying(film(48), 8000),
+    "no frames": patched(film(24, codec="mpeg4"), 48, b"\0" * 3000),
+}
+
+
+@pytest.mark.parametrize("kind", CONTRADICTED)
+def test_films_unlike_their_heads_are_named_or_stay_without_loss(kind: str) -> None:
+    documents = [GOOD, bad(CONTRADICTED[kind])]
+    with pytest.raises(ContentError) as caught:
+        list(run(documents))
+    assert caught.value.document == "item 1 of the list"
+    loader = PackedLoader(run(documents, on_error="skip"), num_workers=1)
+    assert learnt_by_name(loader) == {"good": True, "bad": False}
+    assert loader.metrics().skipped == 1
+
+
+def test_sizes_from_fields_stand_for_heads_and_wrong_ones_are_errors() -> None:
+    webm = film(48, form="webm", codec="libvpx")
+    right = {"frames": 48, "height": 48, "width": 64, "fps": 24.0}
+    names = ("frames", "height", "width", "fps")
+    (batch,) = run([{**bad(webm), **right}], sizes=names)
+    (counted,) = run([bad(webm)], count="packets")
+    assert batch.media["pixel_values_videos"].equal(counted.media["pixel_values_videos"])
+    for wrong in ({"frames": 60}, {"frames": 40}, {"height": 52}, {"fps": 12}):
+        with pytest.raises(ContentError):
+            list(run([{**bad(webm), **right, **wrong}], sizes=names))
+    for broken in ({"fps": 0}, {"frames": None}, {"width": "64"}, {"fps": float("nan")}):
+        with pytest.raises(ContentError):
+            list(run([{**bad(webm), **right, **broken}], sizes=names))
+    with pytest.raises(ConfigError) as caught:
+        Films([], sizes=("frames", "height"))
+    assert caught.value.setting == "sizes"
+
+
+def test_lines_of_json_name_films_by_path_and_url(tmp_path: Path) -> None:
+    import fsspec
+
+    clips = [film(24 + i, seed=i) for i in range(3)]
+    for i, clip in enumerate(clips):
+        (tmp_path / f"{i}.mp4").write_bytes(clip)
+        fsspec.filesystem("memory").pipe(f"memory://films/{i}.mp4", clip)
+    batches = []
+    for folder in (str(tmp_path), "memory://films", None):
+        lines = [
+            {"text": f"{i}:{PLACE}", "video": clip if folder is None else f"{i}.mp4"}
+            for i, clip in enumerate(clips)
+        ]
+        source: Any = lines
+        if folder is not None:
+            source = tmp_path / "a.jsonl"
+            source.write_text("".join(json.dumps(each) + "\n" for each in lines))
+            source = str(source)
+        storage = {} if folder is None else {"storage": Storage(cache_dir=tmp_path / "cache")}
+        given = Films(source, text="text", folder=folder, **storage)
+        (batch,) = dataset(given, film_processor(), seq_len=160)
+        batches.append((batch.input_ids, batch.media["pixel_values_videos"]))
+    for ids, pixels in batches[1:]:
+        assert ids.equal(batches[0][0])
+        assert pixels.equal(batches[0][1])
+
+
+def test_rows_have_at_most_their_capacity_of_patches_of_films() -> None:
+    documents = [{"text": f"{i}:{PLACE}", "videos": [film(24, seed=i)]} for i in range(5)]
+    (one,) = run(documents[:1])
+    patches = int(one.document_fields["patches"][0])
+    assert patches == len(one.media["pixel_values_videos"])
+    packer = BestFitDecreasing(
+        seq_len=800, overflow="drop", limits=[Capacity({"patches": 2 * patches})]
+    )
+    made = dataset(Films(documents, text="text"), film_processor(), packer=packer, seq_len=None)
+    for batch in made:
+        assert max(len({*row.tolist()} - {-1}) for row in batch.document_ids) <= 2
+
+
+def test_settings_of_a_single_film_are_refused() -> None:
+    part = {"type": "video", "video": film(4), "fps": 1.0}
+    record = {"messages": [
+        {"role": "user", "content": [part]}, {"role": "assistant", "content": "no"}
+    ]}  # fmt: skip
+    processor = film_processor()
+    processor.chat_template = "{{ messages }}"
+    with pytest.raises(ContentError, match="fps"):
+        list(dataset(Films([record]), processor))

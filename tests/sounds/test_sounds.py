@@ -1,0 +1,278 @@
+"""Sounds in documents: sizes from heads, ids and features of the processor, losses alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("av", reason="PyAV, the extra [video]")
+
+from streampack import PackedDataset, PackedLoader, Topology, check_isolation
+from streampack.errors import ConfigError, ContentError
+from streampack.hf.isolation import without_loss
+from streampack.images.images import BrokenImageError
+from streampack.images.model_arguments import media_of
+from streampack.media import Sounds
+from streampack.sounds.files import SoundSize, samples_of, size_of
+from streampack.sources import Storage
+from tests.images.test_losses import gradients
+from tests.support.clips import patched
+from tests.support.runs import identity
+from tests.support.simulated_ranks import over_legs
+from tests.support.sounds import PLACE, counted, sound, sound_model, sound_processor
+from tests.support.vision_runs import dataset
+
+HEADS: dict[str, Callable[[], bytes]] = {
+    "wav": lambda: sound(4000),
+    "wav, two channels": lambda: sound(12345, 44100, channels=2),
+    "wav, one sample": lambda: sound(1, 8000),
+    "wav with a list": lambda: with_chunk(sound(500), 300),
+    "wav with much before the samples": lambda: with_chunk(sound(500), 100_000),
+    "flac": lambda: sound(9001, 48000, form="flac", codec="flac"),
+    "flac, two channels": lambda: sound(9001, 22050, channels=2, form="flac", codec="flac"),
+}
+
+
+def with_chunk(data: bytes, size: int) -> bytes:
+    at = data.index(b"data")
+    return data[:at] + b"junk" + size.to_bytes(4, "little") + bytes(size) + data[at:]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_head_tells_the_samples_that_pyav_decodes(kind: str, tmp_path: Path) -> None:
+    data = HEADS[kind]()
+    size = size_of(data, Storage())
+    assert size == counted(data)
+    (tmp_path / "a").write_bytes(data)
+    assert size_of(str(tmp_path / "a"), Storage()) == size
+
+
+UNCOUNTED: dict[str, Callable[[], bytes]] = {
+    "mp3": lambda: sound(9000, form="mp3", codec="libmp3lame"),
+    "ogg": lambda: sound(9600, 48000, form="ogg", codec="libopus"),
+    "m4a": lambda: sound(9000, form="mp4", codec="aac"),
+    "wav without a size": lambda: streamed(sound(4000)),
+}
+
+
+def streamed(data: bytes) -> bytes:
+    return patched(data, data.index(b"data") + 4, b"\xff" * 4)
+
+
+@pytest.mark.parametrize("kind", UNCOUNTED)
+def test_heads_without_a_count_are_refused_and_decoded_where_asked(kind: str) -> None:
+    data = UNCOUNTED[kind]()
+    with pytest.raises(BrokenImageError, match="sizes="):
+        size_of(data, Storage())
+    size = size_of(data, Storage(), count_packets=True)
+    assert size == counted(data)
+    assert len(samples_of(data, size, 16000, None)) == size.at(16000)
+
+
+@pytest.mark.parametrize("data", [b"", b"text", b"RIFF", b"fLaC", sound(400)[:60], b"#EXTM3U\nx"])
+def test_files_that_are_no_sounds_are_named(data: bytes) -> None:
+    with pytest.raises(BrokenImageError):
+        size_of(data, Storage())
+    with pytest.raises(BrokenImageError):
+        samples_of(data, SoundSize(400, 16000), 16000, None)
+
+
+@pytest.mark.parametrize("kind", ["wav", "wav, two channels", "flac"])
+def test_flipped_bits_of_heads_are_errors_or_what_is_decoded(kind: str) -> None:
+    data = HEADS[kind]()
+    rng, errors, original = np.random.default_rng(0), 0, size_of(data, Storage())
+    for _ in range(334):
+        at = int(rng.integers(0, 44))
+        flipped = patched(data, at, bytes([data[at] ^ 1 << int(rng.integers(8))]))
+        try:
+            size = size_of(flipped, Storage())
+            if size.rate > 1 << 17 or size.at(16000) > 1 << 22:
+                continue
+            values = samples_of(flipped, size, 16000, None)
+        except BrokenImageError:
+            errors += 1
+            continue
+        assert size == counted(flipped)
+        assert len(values) == size.at(16000)
+        assert size.samples in (original.samples, 2 * original.samples, original.samples // 2) or (
+            size.samples < original.samples
+        )
+    assert errors > 50
+
+
+def decoded(data: bytes) -> np.ndarray:
+    return samples_of(data, size_of(data, Storage()), 16000, None)
+
+
+def documents() -> list[dict[str, Any]]:
+    sounds = [
+        sound(16000, seed=1), sound(3200, 8000, seed=2), sound(44100, 44100, channels=2, seed=3),
+        sound(20000, 22050, seed=4, form="flac", codec="flac"),
+    ]  # fmt: skip
+    made = [{"text": f"{i}:ab{PLACE}zz", "audios": [each]} for i, each in enumerate(sounds)]
+    return [*made, {"text": f"4:{PLACE}and{PLACE}so", "audios": sounds[1:3]}, {"text": "5: none"}]
+
+
+def processed(processor: Any, document: dict[str, Any]) -> Any:
+    sounds = [decoded(each) for each in document.get("audios", [])]
+    given = {"audio": sounds, "sampling_rate": 16000} if sounds else {}
+    return processor(text=[document["text"]], return_tensors="pt", **given)
+
+
+def test_ids_and_features_match_the_processor_in_workers() -> None:
+    processor, given = sound_processor(), documents()
+    loader = PackedLoader(dataset(Sounds(given, text="text"), processor, lanes=2), num_workers=1)
+    names = set()
+    for batch in loader:
+        for number in range(batch.num_documents):
+            ids = batch.input_ids[batch.document_ids == number].tolist()
+            name = int(processor.tokenizer.decode(ids).partition(":")[0])
+            wanted, media = processed(processor, given[name]), media_of(batch, number)
+            assert ids == wanted["input_ids"][0].tolist()
+            for key in media:
+                assert torch.equal(media[key].to(wanted[key].dtype), wanted[key]), key
+            assert len(media) == (0 if name == 5 else 2)
+            names.add(name)
+    assert names == {*range(6)}
+
+
+def test_losses_and_gradients_match_single_documents() -> None:
+    processor, given = sound_processor(), documents()[:5]
+    model = sound_model(processor)
+    (batch,) = dataset(Sounds(given, text="text"), processor, seq_len=160, batch_size=3)
+
+    def loss_of(arguments: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
+        drop = ("labels", "use_cache", "token_type_ids")
+        kept = {name: value for name, value in arguments.items() if name not in drop}
+        logits = model(**kept, use_cache=False).logits
+        return torch.nn.functional.cross_entropy(
+            logits.view(-1, logits.shape[-1])[:-1], labels.view(-1)[1:], ignore_index=-100,
+            reduction="sum",
+        )  # fmt: skip
+
+    packed = loss_of(batch.hf(model=model), batch.labels)
+    packed.backward()
+    of_packed, alone = gradients(model), torch.zeros((), dtype=torch.float64)
+    places = [batch.document_ids == number for number in range(batch.num_documents)]
+    learnt = {tuple(batch.input_ids[at].tolist()): batch.labels[at] for at in places}
+    assert len(learnt) == 5
+    for document in given:
+        made = processed(processor, document)
+        loss = loss_of(made, learnt[tuple(made["input_ids"][0].tolist())])
+        loss.backward()
+        alone += loss.detach()
+    torch.testing.assert_close(packed.detach(), alone, rtol=1e-12, atol=0)
+    of_alone = gradients(model)
+    assert of_packed.keys() == of_alone.keys()
+    assert any("audio_tower" in name and bool(each.any()) for name, each in of_alone.items())
+    for name, gradient in of_alone.items():
+        atol = 1e-12 * max(float(gradient.abs().max()), 1)
+        torch.testing.assert_close(of_packed[name], gradient, rtol=0, atol=atol)
+    call = lambda one: model(**without_loss(one.hf(model=model)))  # noqa: E731
+    assert check_isolation(model, batch, call=call)
+
+
+def test_batch_without_sounds_runs_the_tower() -> None:
+    processor = sound_processor()
+    model = sound_model(processor)
+    source = Sounds([{"text": f"{i}: words", "audios": []} for i in range(6)], text="text")
+    (batch,) = dataset(source, processor)
+    model(**without_loss(batch.hf(model=model))).logits.sum().backward()
+    towers = [each.grad for name, each in model.named_parameters() if "audio_tower" in name]
+    assert any(each is not None for each in towers)
+
+
+def test_sequence_over_other_ranks_is_the_same_with_sounds() -> None:
+    given = [
+        {"text": f"{i}:{PLACE}{'z' * (i % 7)}", "audios": [sound(4000 + 500 * i, seed=i)]}
+        for i in range(24)
+    ]
+
+    def make(topology: Topology) -> PackedDataset:
+        settings = {"topology": topology, "lanes": 4, "seq_len": 64, "batch_size": 1}
+        return dataset(Sounds(given, text="text"), sound_processor(), **settings)
+
+    def of(batch: Any) -> Any:
+        media = batch.media.get("input_features")
+        return *identity(batch), None if media is None else media.numpy().tobytes()
+
+    whole = over_legs(make, [(1, 0, 999)], of)
+    assert len(whole) > 6
+    assert over_legs(make, [(1, 0, 2), (2, 0, 1), (3, 0, 99)], of) == whole
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "audio"}, {"type": "text", "text": "what"}],
+        "<audio>what",
+    ],
+)
+def test_conversations_have_the_ids_of_the_processors_template(content: Any) -> None:
+    processor, clip = sound_processor(), sound(8000)
+    messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "noise"}]
+    (batch,) = dataset(Sounds([{"messages": messages, "audios": [clip]}]), processor, seq_len=256)
+    parts = [{"type": "audio"}, {"type": "text", "text": "what"}]
+    asked = [{"role": "user", "content": parts}, messages[1]]
+    text = processor.apply_chat_template(asked, tokenize=False)
+    wanted = processed(processor, {"text": text, "audios": [clip]})
+    ids = batch.input_ids[batch.document_ids == 0].tolist()
+    assert ids == wanted["input_ids"][0].tolist()
+    assert (batch.labels != -100).any()
+
+
+#: Before the plan.
+WRONG = {
+    "longer than the window": {"text": f"bad:{PLACE}", "audios": [sound(32001)]},
+    "too short": {"text": f"bad:{PLACE}", "audios": [sound(100)]},
+    "no sound": {"text": f"bad:{PLACE}", "audios": []},
+    "two sounds": {"text": f"bad:{PLACE}", "audios": [sound(4000)] * 2},
+    "without its marks": {"text": "bad:<|AUDIO|>", "audios": [sound(4000)]},
+    "cut": {"text": f"bad:{PLACE}", "audios": [sound(4000)[:400]]},
+    "mp3": {"text": f"bad:{PLACE}", "audios": [sound(9000, form="mp3", codec="libmp3lame")]},
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_sounds_that_cannot_be_planned_are_named_or_left_out(kind: str) -> None:
+    given = [{"text": f"good:{PLACE}z", "audios": [sound(4000)]}, WRONG[kind]]
+    with pytest.raises(ContentError) as caught:
+        list(dataset(Sounds(given, text="text"), sound_processor()))
+    assert caught.value.document == "item 1 of the list"
+    loader = PackedLoader(dataset(Sounds(given, text="text"), sound_processor(), on_error="skip"))
+    assert sum(batch.num_documents for batch in loader) == 1
+    assert loader.metrics().skipped == 1
+
+
+def test_sizes_from_fields_stand_for_heads_and_wrong_ones_take_the_loss() -> None:
+    clip = sound(9000, form="mp3", codec="libmp3lame")
+    samples, rate = counted(clip)
+    right = {"text": f"good:{PLACE}z", "audios": [clip], "samples": samples, "rate": rate}
+    names = ("samples", "rate")
+    (batch,) = dataset(Sounds([right], text="text", sizes=names), sound_processor())
+    (whole,) = dataset(Sounds([right], text="text", count="packets"), sound_processor())
+    assert batch.media["input_features"].equal(whole.media["input_features"])
+    for wrong in ({"samples": samples + 400}, {"samples": samples - 400}, {"rate": 22050}):
+        given = [{**right, **wrong}]
+        with pytest.raises(ContentError):
+            list(dataset(Sounds(given, text="text", sizes=names), sound_processor()))
+        (batch,) = dataset(
+            Sounds(given, text="text", sizes=names), sound_processor(), on_error="skip"
+        )
+        assert not (batch.labels != -100).any()
+    with pytest.raises(ConfigError) as caught:
+        Sounds([right], text="text", sizes=("samples",))
+    assert caught.value.setting == "sizes"
+
+
+def test_processor_without_sounds_is_refused() -> None:
+    from tests.support.vision import qwen_processor
+
+    with pytest.raises(ConfigError) as caught:
+        dataset(Sounds(documents(), text="text"), qwen_processor())
+    assert caught.value.setting == "processor"
