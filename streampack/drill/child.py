@@ -11,6 +11,7 @@ is killed or released. ``{"where": "step", "count": 7, "rank": 1}`` is in the st
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import importlib.machinery
 import json
@@ -27,6 +28,13 @@ MOST_ROWS = 256
 #: Audit events of paths that a program changes or removes.
 REMOVING = ("os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+#: Module, class and method that send requests: of urllib, requests and boto; of fsspec; of the Hub.
+REQUESTS = (
+    ("http.client", "HTTPConnection", "putrequest"),
+    ("aiohttp.client", "ClientSession", "_request"),
+    ("httpx._client", "BaseClient", "build_request"),
+)
+OUTAGE_S = 2.0  # seconds of refused requests, from the first one on
 
 
 def digest(*parts: bytes) -> str:
@@ -102,7 +110,7 @@ class Watch:
         self.drawn: list[str] = []  # generators used since the last step, as by a loader
         self.last_states: dict[str, str] = {}
         self.scaler: Any = None
-        self.file = -1
+        self.file = self.requested = -1
         spawned = any("spawn_main" in argument for argument in sys.orig_argv)
         self.write("worker" if spawned else "started", parent=os.getppid())
         os.register_at_fork(after_in_child=self.forked)
@@ -206,6 +214,21 @@ class Watch:
             self.last_states, self.in_step, self.writes, self.renames = states, False, 0, 0
             self.count += 1
         self.write("optimizer", rank=self.rank(), **self.optimizer)
+
+    # ------------------------------------------------------------------------------ requests
+
+    def before_request(self) -> None:
+        """Note that a request is sent; refuse it in the drill of a store that fails."""
+        if self.requested != self.count:
+            self.requested = self.count
+            self.write("request", rank=self.rank())
+        if os.path.exists(f"{self.events}/outage"):
+            began = f"{self.events}/refused"
+            with open(began, "a"):
+                pass
+            if time.time() - os.stat(began).st_ctime < OUTAGE_S:
+                self.write("refused")
+                raise ConnectionResetError(errno.ECONNRESET, "streampack drill refuses requests")
 
     # --------------------------------------------------------------------------------- saves
 
@@ -368,6 +391,18 @@ def watch_safetensors(watch: Watch) -> None:
     module.save_file = watch.saver(module.save_file, "filename")  # type: ignore[attr-defined]
 
 
+def watch_requests(watch: Watch, module: str, sender: str, method: str) -> None:
+    """See requests of a library before they are sent."""
+    owner = getattr(sys.modules[module], sender)
+    original = getattr(owner, method)
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        watch.before_request()
+        return original(*arguments, **named)
+
+    setattr(owner, method, watched)
+
+
 class Finder:
     """Finds modules as usual, and calls a function after the import of some."""
 
@@ -398,5 +433,7 @@ def start() -> None:
         "torch": lambda: watch_torch(watch),
         "safetensors.torch": lambda: watch_safetensors(watch),
     }
+    for requests in REQUESTS:
+        after[requests[0]] = functools.partial(watch_requests, watch, *requests)
     sys.meta_path.insert(0, Finder(after))  # type: ignore[arg-type]
     sys.addaudithook(watch.audit)

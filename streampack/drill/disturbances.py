@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streampack.drill.child import OUTAGE_S
 from streampack.drill.observed import Life
 from streampack.drill.processes import Event, Start, send
 
@@ -23,7 +24,8 @@ class Disturbance:
         name: short name.
         description: moment and action in words.
         moment: moment as in `streampack.drill.child`; empty if it cannot be tried.
-        action: "kill" all, "terminate" all, kill one "rank" or a "worker", "pause" all, or "none".
+        action: "kill" all, "terminate" all, kill one "rank" or a "worker", "pause" all, an "outage"
+            of the store, or "none".
         tears: True if the newest file is cut in half before the restart.
         ranks: ranks of the restart; None for as many as before.
         missing: the reason why it cannot be tried.
@@ -54,6 +56,8 @@ class Disturbance:
             living = set(start.members())
             for worker in [pid for pid in workers_of(start.events, waiting) if pid in living][:1]:
                 send(worker, signal.SIGKILL)
+        elif self.action == "outage":
+            (start.folder / "outage").touch()
         elif self.action == "pause":
             try:
                 start.signal(signal.SIGSTOP)
@@ -121,6 +125,7 @@ class Draws:
         yield Disturbance(
             "pause", f"paused for {PAUSE_S:g} s (SIGSTOP)", self._step(first), "pause"
         )
+        yield self._store(first)
         if self.ranks is not None and self.ranks > 1:
             for name, ranks in (("fewer ranks", self.ranks // 2), ("more ranks", 2 * self.ranks)):
                 described = f"killed, and continued on {ranks} ranks"
@@ -183,6 +188,13 @@ class Draws:
         if not after:
             return Disturbance(name, described, {}, missing="the loader is no DataLoader of torch")
         return Disturbance(name, described, {"where": "loader", "count": after[0]})
+
+    def _store(self, count: int) -> Disturbance:
+        name, described = "store", f"the store refuses requests for {OUTAGE_S:g} s"
+        counts = [event["count"] for event in self.events if event["event"] == "request"]
+        # Workers, which began with the run, count no steps.
+        missing = "" if any(n > count or not n for n in counts) else "no data come by HTTP requests"
+        return Disturbance(name, described, self._step(count), "outage", missing=missing)
 
 
 def _moment(where: str, count: int, place: tuple[int, int]) -> dict[str, Any]:

@@ -175,12 +175,16 @@ class Drill:
         trial.stopped_at = len(lives[0])
         if first.hung:
             trial.faults.append(Fault("hangs", f"no step in {self.patience_s:.0f} s"))
+        refused = sum(event["event"] == "refused" for event in first.events)
+        if disturbance.action == "outage" and not refused:
+            trial.note = "no request was sent after the moment"
         if not same_batches(self.life, lives[0]):
-            trial.faults.append(Fault("not-reproducible"))
+            kind = "data-left-out" if refused else "not-reproducible"
+            trial.faults.append(Fault(kind, f"{refused} requests were refused" * bool(refused)))
             return trial
         saved = _last_save(first, whole=not disturbance.is_in_save)
         if first.is_stopped or (first.code == 0 and len(lives[-1]) >= len(self.life)):
-            trial.note = "went on by itself"
+            trial.note = trial.note or "went on by itself"
             trial.continued_from = trial.stopped_at
             trial.is_same = same_batches(self.life, lives[-1])
             trial.faults += [Fault("batches-differ")] * (not trial.is_same)

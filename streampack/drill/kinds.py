@@ -124,6 +124,11 @@ KINDS = {
         "Count steps from the checkpoint on, not from the start of the process.",
         "read",
     ),
+    "data-left-out": Kind(
+        "Batches are others after requests for data failed: the loader went on without the data.",
+        "Repeat requests that fail, and stop with an error in the end. Handlers that skip a shard, "
+        "such as warn_and_continue, hide it.",
+    ),
     "fails-later": Kind(
         "The restarted command trains and then ends with an error.",
         "Read its last lines below, and the whole output in the log.",

@@ -157,7 +157,7 @@ class ElasticRun(RankRun):
         deals = None if dealer is None else RankExchange(dealer, self.ranks)
         share = LaneShare(config, plan.topology, first, mine)
         feed = source.open(share, channel, exchange, self) if mine else iter(())
-        step = _Steps(self, membership, iter(feed), set(mine), states)
+        step = _Steps(self, membership, iter(feed), set(mine), states, deals)
         self._opened_for = (rank, membership.world_size)
         self._gave = False
         start = first
@@ -168,8 +168,6 @@ class ElasticRun(RankRun):
                     if self._agree(self._membership):
                         return True
                     step.membership = self._membership
-                if deals is not None:
-                    deals.before_step(first)
                 coming = step.next(first)
                 if coming is None:
                     break
@@ -281,6 +279,7 @@ class _Steps:
         items: items of this rank's lanes, in the order of batches.
         running: lanes of this rank that have not ended.
         states: states of all lanes.
+        deals: exchange of reports, which a step of more batches than lanes needs inside, too.
     """
 
     def __init__(
@@ -290,8 +289,10 @@ class _Steps:
         items: Iterator[PackedBatch | LaneEnd],
         running: set[int],
         states: dict[int, LaneState],
+        deals: RankExchange | None,
     ) -> None:
         self.membership = membership
+        self._deals = deals
         self._run = run
         self._items = items
         self._running = running
@@ -335,6 +336,8 @@ class _Steps:
         states: dict[int, LaneState] = {}
         for number in range(first, first + plan.step_batches):
             lane = number % lanes
+            if self._deals is not None:
+                self._deals.before_step(number)
             if lane not in self._running:
                 continue
             item = next(self._items)

@@ -26,6 +26,7 @@ COMMANDS = {
     "nanochat": (TORCHRUN, "", ""),
     "trainer": (PYTHON, "--output_dir=", ""),
     "lightning": (PYTHON, "--folder=", ""),
+    "store": (PYTHON, "--out_dir=", ""),
 }
 #: Faults of the scripts: the disturbance that shows each, and the name that the drill gives it.
 PLANTED = [
@@ -42,6 +43,7 @@ PLANTED = [
     ("nanochat", "prefetcher", "kill", "batches-skipped"),
     ("trainer", "no skip", "kill", "loader-forgotten"),
     ("lightning", "plain loader", "kill", "loader-forgotten"),
+    ("store", "skips", "store", "data-left-out"),
 ]
 GATE = PLANTED[:1]
 
@@ -92,10 +94,8 @@ def assert_named(script: str, fault: str, only: str, kind: str, folder: Path) ->
     # A Trainer that does not skip batches does not restore random states either.
     others = {"random-states-forgotten"} if script == "trainer" else set()
     assert set(report["faults"]) <= {kind} | others
-    assert f"{script}_like.py:" in report["faults"][kind]["line"] or script in (
-        "trainer",
-        "lightning",
-    )
+    hidden = script in ("trainer", "lightning") or not KINDS[kind].place
+    assert hidden or f"{script}_like.py:" in report["faults"][kind]["line"]
 
 
 @pytest.mark.parametrize(("script", "fault", "only", "kind"), GATE)
@@ -132,6 +132,18 @@ def test_no_disturbance_of_a_right_script_is_a_fault(script: str, tmp_path: Path
     assert report["faults"] == {}
     assert len(report["trials"]) >= 5
     assert not [reason for reason in report["not_tried"].values() if "minutes" in reason]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["", "no retry"])
+def test_an_error_or_the_same_batches_while_the_store_fails_are_no_fault(
+    fault: str, tmp_path: Path
+) -> None:
+    report = drill("store", fault, tmp_path, "store")
+    (trial,) = report["trials"]
+    assert report["faults"] == {}
+    assert trial["is_same"]
+    assert (trial["stopped_at"] == 14) == (fault == "")
 
 
 def test_the_page_lists_every_kind_of_fault() -> None:

@@ -6,17 +6,19 @@ import itertools
 import json
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from streampack import PackedDataset, PackedLoader, Topology
+from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.elastic import ElasticLoader, StoreMembers
 from streampack.elastic.members import Members
 from streampack.errors import ConfigError, RankError
 from tests.run.test_golden_batches import GOLDEN, KINDS, Corpus, hashed
 from tests.support.elastic_job import Job
+from tests.support.rollout_runs import make_queue
 
 dist = pytest.importorskip("torch.distributed")
 
@@ -140,8 +142,6 @@ def test_a_broken_step_may_be_skipped_and_is_recorded(undisturbed: str) -> None:
 
 def in_threads(count: int, rank: Callable[[int, Members], Any]) -> list[Any]:
     """Run a function on each of some members, and return the results; errors are results."""
-    from concurrent.futures import ThreadPoolExecutor
-
     store = dist.HashStore()
 
     def run(index: int) -> Any:
@@ -172,6 +172,20 @@ def test_all_ranks_run_as_many_forwards_and_no_lane_is_shared(ranks: int) -> Non
         whole = sum(batch.num_loss_tokens for step in together for batch in step)
         assert together[0].num_loss_tokens == whole
         assert together[0].batches[0].num_items_in_batch == whole / ranks
+
+
+@pytest.mark.parametrize("step_batches", [16, 30])
+def test_steps_of_more_batches_than_lanes_deal_within_a_step(
+    step_batches: int, undisturbed: str
+) -> None:
+    def rank(index: int, members: Members) -> dict[int, Any]:
+        loader = make_loader(step_batches)
+        loader.set_ranks(index, 3, members)
+        given = (batch for step in loader for batch in step)
+        return {b.step * LANES + b.lane: b for b in given if b.num_documents}
+
+    batches = {n: batch for part in in_threads(3, rank) for n, batch in part.items()}
+    assert hashed(batches[number] for number in sorted(batches)) == undisturbed
 
 
 def test_a_state_of_any_rank_is_the_state_of_the_run() -> None:
@@ -240,6 +254,7 @@ def test_no_exchange_waits_longer_than_its_limit_and_the_run_goes_on(undisturbed
         ("lanes", lambda: make_loader(lanes=None)),
         ("end", lambda: ElasticLoader(make_dataset(), step_batches=2, end="stop")),
         ("dataset", lambda: ElasticLoader(DOCUMENTS, step_batches=2)),  # type: ignore[arg-type]
+        ("dataset", lambda: ElasticLoader(make_queue(), step_batches=2)),  # type: ignore[arg-type]
         ("step_batches", lambda: make_loader(0)),
     ],
 )
@@ -254,6 +269,53 @@ def test_ranks_that_share_batches_are_refused(corpus: Corpus) -> None:
         with pytest.raises(ConfigError) as caught:
             ElasticLoader(KINDS[kind](corpus), step_batches=2)
         assert caught.value.setting == "dataset"
+
+
+@pytest.mark.parametrize("from_step", [None, 24])
+def test_weights_set_by_all_ranks_hold_for_who_comes_later(from_step: int | None) -> None:
+    """Three ranks: one leaves before step 12, another joins before step 20."""
+
+    def make() -> ElasticLoader[Any]:
+        mixture = sources.Mixture(
+            {"a": DOCUMENTS[:300], "b": DOCUMENTS[300:]}, weights={"a": 1, "b": 1}
+        )
+        dataset = PackedDataset(
+            mixture, seq_len=32, batch_size=2, lanes=LANES, topology=Topology(), epochs=None
+        )
+        return ElasticLoader(dataset, step_batches=STEP_BATCHES)
+
+    def taken(index: int, ranks: dict[int, tuple[int, Any]]) -> dict[int, Any]:
+        """The batches of a rank, which has ranks of memberships by their first step."""
+        loader, batches, step, begun = make(), {}, min(ranks), False
+        while step < 60:
+            count, store = ranks[max(first for first in ranks if first <= step)]
+            if index >= count:
+                break
+            members = StoreMembers(store, f"{count} {step}", index, count)
+            loader.set_ranks(index, count, members, at_step=step)
+            for group in loader:
+                begun = True
+                batches |= {b.step * LANES + b.lane: b for b in group if b.num_documents}
+                step += 1
+                if step == 6:
+                    loader.set_weights({"a": 1, "b": 9}, from_step=from_step)
+                if step in ranks or step == 60:
+                    break
+            assert begun
+        return batches
+
+    def together(*memberships: tuple[int, int]) -> str:
+        store = dist.HashStore()
+        after = {first: (count, store) for first, count in memberships}
+        late = {first: each for first, each in after.items() if first >= 20}
+        calls = [(index, after) for index in range(memberships[0][1])]
+        calls += [(2, late)] * bool(late)
+        with ThreadPoolExecutor(len(calls)) as pool:
+            parts = pool.map(lambda call: taken(*call), calls)
+            batches = {n: batch for part in parts for n, batch in part.items()}
+        return hashed(batches[number] for number in sorted(batches))
+
+    assert together((0, 3), (12, 2), (20, 3)) == together((0, 1))
 
 
 def test_workers_give_the_same_batches_before_and_after_a_death() -> None:
