@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,6 +226,33 @@ def test_conversations_have_the_ids_of_the_processors_template(content: Any) -> 
     ids = batch.input_ids[batch.document_ids == 0].tolist()
     assert ids == wanted["input_ids"][0].tolist()
     assert (batch.labels != -100).any()
+
+
+def test_sounds_of_tar_shards_and_of_the_audio_feature_of_datasets(tmp_path: Path) -> None:
+    import datasets
+
+    sounds = [sound(4000 + 500 * i, seed=i) for i in range(3)]
+    with tarfile.open(tmp_path / "a.tar", "w") as shard:
+        for i, data in enumerate(sounds):
+            for name, content in ((f"{i}.txt", f"{i}: a noise".encode()), (f"{i}.wav", data)):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                shard.addfile(member, io.BytesIO(content))
+    rows = [
+        {"text": f"{i}: a noise", "audio": {"bytes": data, "path": "a.wav"}}
+        for i, data in enumerate(sounds)
+    ]
+    table = datasets.Dataset.from_list(rows).cast_column("audio", datasets.Audio())
+    sources = [
+        Sounds(str(tmp_path / "a.tar"), text="txt", audios="wav"),
+        Sounds(table, text="text"),
+        Sounds(rows, text="text"),
+    ]
+    batches = [next(iter(dataset(source, sound_processor()))) for source in sources]
+    for batch in batches:
+        assert batch.num_documents == 3
+        assert batch.input_ids.equal(batches[-1].input_ids)
+        assert batch.media["input_features"].equal(batches[-1].media["input_features"])
 
 
 #: Before the plan.
