@@ -26,6 +26,7 @@ from streampack.sources.reading import ReadOptions
 from streampack.sources.records import DamagedFileError
 from streampack.sources.sharded import ShardedSource
 from streampack.storage.default import default_storage
+from streampack.storage.failures import DamagedError
 from streampack.storage.file_info import FileInfo, Range, shown
 from streampack.storage.files import StoredFile
 from streampack.storage.storage import Storage
@@ -119,7 +120,7 @@ class FileSource(ShardedSource):
         Args: as for `ShardedSource.read_shard`.
 
         Raises:
-            DamagedFileError: the rest of the shard cannot be read.
+            DamagedFileError, DamagedError: the rest of the shard cannot be read.
         """
 
     def read_shard(
@@ -134,7 +135,7 @@ class FileSource(ShardedSource):
                     report_broken(self, origin, problems, skips)
                 if block is not None:
                     yield block, end, max(low, min(reached, high))
-        except DamagedFileError as error:
+        except (DamagedFileError, DamagedError) as error:
             raise self.broken_shard(shard, str(error), end) from error
 
     def _plan(self, key: Hashable, pieces: Iterable[Piece]) -> None:

@@ -282,10 +282,10 @@ class BlockCache:
         except OSError as error:
             raise self._unusable(error) from error
 
-    def forget(self, key: str, blocks: int) -> bool:
-        """Remove the `blocks` blocks of a file; return True if any existed."""
+    def forget(self, key: str, blocks: int, *, first: int = 0) -> bool:
+        """Remove the blocks [first, blocks) of a file; return True if any existed."""
         existed = False
-        for number in range(blocks):
+        for number in range(first, blocks):
             path = self.path(key, number)
             self._opened.pop(str(path), None)
             with suppress(OSError):

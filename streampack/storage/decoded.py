@@ -144,31 +144,38 @@ class _Pieces:
 
 
 def shared_bytes(
-    storage: Storage, file: StoredFile, codec: str, *, exact_bytes: int | None = None
-) -> tuple[StoredFile, bool]:
-    """Return the whole content of a file, and whether its compression ended properly.
+    storage: Storage, file: StoredFile, codec: str, *, exact_bytes: int = -1
+) -> tuple[StoredFile, Callable[[], str]]:
+    """Return the content of a file, which may still grow, and a function that waits for its end.
 
-    For a file that is cut short, everything before the cut is returned. Content before corrupt data
-    is not, since it may be wrong before the decoder notices.
+    That returns the fault at which the content ends, or "". Before the fault of a large file, some
+    bytes may be wrong, as in any stream that is read as it comes; small files raise it here.
 
     Args:
         storage, file, codec: as for `shared_content`.
-        exact_bytes: required size of the content; at most this much is written.
+        exact_bytes: required size of the content, at most as much is written; -1 if it is unknown.
 
     Raises:
         DamagedError: the data is corrupt, or its content has another size.
-        StorageError: there is no room for the content.
     """
+    exact = None if exact_bytes < 0 else exact_bytes
+
+    def decode(file: StoredFile, out: IO[bytes]) -> str:
+        is_whole = unpack(file, codec, out, exact_bytes=exact)
+        return "" if is_whole else "its compressed data breaks off"
+
+    def make(file: StoredFile, out: IO[bytes]) -> str:
+        try:
+            return decode(file, out)
+        except DamagedError as error:
+            return str(error)
+
     if file.num_bytes < LEAST_BYTES:
         out = io.BytesIO()
-        is_whole = unpack(file, codec, out, exact_bytes=exact_bytes)
-        return MemoryFile(np.frombuffer(out.getvalue(), dtype=np.uint8)), is_whole
-
-    def make(file: StoredFile, out: IO[bytes]) -> bool:
-        return unpack(file, codec, out, exact_bytes=exact_bytes)
-
-    content = storage.decoded(file, f"{codec} content", make)
-    return content, content.complete()
+        fault = decode(file, out)
+        return MemoryFile(np.frombuffer(out.getvalue(), dtype=np.uint8)), lambda: fault
+    content = storage.decoded(file, f"{codec} content", make, exact_bytes)
+    return content, content.fault
 
 
 def shared_batches(

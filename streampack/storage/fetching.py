@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 #: Called with a file and a range of its bytes; returns None if the server sends whole files only.
 GetRange = Callable[[FileInfo, int, int], "memoryview | None"]
 #: Called with a file and a stream; writes the whole file as it comes, after all retries.
-GetWhole = Callable[[FileInfo, IO[bytes]], bool]
+GetWhole = Callable[[FileInfo, IO[bytes]], str]
 #: Called with a file, an attempt and the number of retries (None is the default).
 Attempts = Callable[
     [FileInfo, Callable[[], "memoryview | None"], "int | None"], "memoryview | None"

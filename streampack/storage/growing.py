@@ -39,7 +39,7 @@ MOST_TRIES = 3  # attempts to make content while its blocks are evicted
 _PAUSES_S = (0.0005, 0.02)  # between looks for a missing block: first, and longest
 _KEPT_BLOCKS = 64
 _SIZE = -1  # number of the block that complete content has behind the others
-_END = struct.Struct("<q?")  # size of the content, and True if its origin is not cut short
+_END = struct.Struct("<q?")  # size of the content, and True without a fault, which follows
 _MOST_KNOWN = 64  # number of contents with kept notes
 
 
@@ -57,8 +57,8 @@ def _end_makers() -> None:
 at_exit("decoding", _end_makers)
 
 
-#: Writes a content; returns False if its origin is cut short.
-Write = Callable[[IO[bytes]], bool]
+#: Writes a content; returns the fault at which it ends, or "".
+Write = Callable[[IO[bytes]], str]
 
 
 class NotMadeError(Exception):
@@ -154,9 +154,9 @@ class Growings:
         try:
             room = shutil.disk_usage(self.cache.folder).free * 9 // 10
             writer = BlockWriter(self.cache, key, min(self.cache.limit_bytes // 2, room), lock)
-            is_whole = write(writer)  # type: ignore[arg-type]
+            fault = write(writer)  # type: ignore[arg-type]
             size = writer.finish()
-            self.cache.put(key, _SIZE, _END.pack(size, is_whole))
+            self.cache.put(key, _SIZE, _END.pack(size, not fault) + fault.encode())
             if name:
                 logger.info("%s was decoded into the cache: %d bytes", name, size)
         except (_StoppedError, FileNotFoundError):
@@ -178,15 +178,19 @@ class GrowingFile(StoredFile):
         key: key of its blocks.
         name: name of its origin, for messages; "" for a content that is no derived one.
         write: writes the content. After an error of it this process does not try once more, until
-            `complete` was asked for the error.
+            it was raised.
+        num_bytes: size of the content if it is known.
     """
 
     mapped = False
 
-    def __init__(self, growings: Growings, key: str, name: str, write: Write) -> None:
+    def __init__(
+        self, growings: Growings, key: str, name: str, write: Write, num_bytes: int = -1
+    ) -> None:
         self._growings, self._key, self._name, self._write = growings, key, name, write
         self.version = (key,)
-        self.num_bytes = -1  # unknown until it is complete
+        self.num_bytes = num_bytes  # unknown until it is complete
+        self._end = -1  # its size, once it is complete
         self.known = growings.known.keep(key, dict)
         self._tries = 0
 
@@ -211,39 +215,51 @@ class GrowingFile(StoredFile):
             parts.append(self.block(number)[:left])
         return memoryview(b"".join(parts))
 
-    def complete(self) -> bool:
-        """Wait until the content is complete, so that `num_bytes` is known.
+    def fault(self) -> str:
+        """Wait until the content is complete; return the fault at which it ends, or "".
 
-        Return False if its origin is cut short.
+        Sets `num_bytes`. A content with a fault is made anew where it is opened next.
 
         Raises:
-            DamagedError: the origin is damaged.
             StorageError: there is no room for the content, or the origin cannot be read.
         """
         try:
-            self.num_bytes, is_whole = _END.unpack(self.block(_SIZE))
+            end = self.block(_SIZE)
         except NotMadeError as error:
-            cause = self._growings.failed.pop(self._key, error)
-            if isinstance(cause, StreampackError | DamagedError):
-                raise cause from error
-            raise StorageError(
-                f"The content of {self._name} cannot be kept in the cache ({cause}).",
-                "Raise cache_limit_bytes, or let cache_dir name a folder on a larger disk.",
-                path=self._name,
-            ) from error
-        return bool(is_whole)
+            raise self._not_made(error) from error
+        self.num_bytes, is_whole = _END.unpack_from(end)
+        if is_whole:
+            return ""
+        blocks = -(-self.num_bytes // BLOCK_BYTES)
+        for number in range(_SIZE, blocks):
+            self._growings.views.pop((self._key, number), None)
+        self._growings.cache.forget(self._key, blocks, first=_SIZE)
+        return bytes(end[_END.size :]).decode() or "its compressed data breaks off"
 
     def array(self, start: int, stop: int) -> NDArray[np.uint8]:
-        stop = min(stop, self.num_bytes)
+        """Wait for a range; see `StoredFile.array`.
+
+        Raises:
+            DamagedError: the content ends before its known size.
+        """
+        stop = min(stop, self.num_bytes) if self.num_bytes >= 0 else stop
         try:
-            return np.frombuffer(self.view(start, max(stop - start, 0)), dtype=np.uint8)
+            data = np.frombuffer(self.view(start, max(stop - start, 0)), dtype=np.uint8)
         except NotMadeError as error:
-            raise StorageError(
-                f"The content of {self._name} was removed from the cache while it was read, and "
-                "cannot be made again.",
-                "Raise cache_limit_bytes, and continue from the last checkpoint.",
-                path=self._name,
-            ) from error
+            raise self._not_made(error) from error
+        if self.num_bytes >= 0 and len(data) < stop - start:
+            raise DamagedError(self.fault() or f"it ends before byte {self.num_bytes}")
+        return data
+
+    def _not_made(self, error: NotMadeError) -> Exception:
+        cause = self._growings.failed.pop(self._key, error)
+        if isinstance(cause, StreampackError):
+            return cause
+        return StorageError(
+            f"The content of {self._name} cannot be kept in the cache ({cause}).",
+            "Raise cache_limit_bytes, or let cache_dir name a folder on a larger disk.",
+            path=self._name,
+        )
 
     def _stream(self) -> IO[bytes]:
         return io.BytesIO(self.array(0, self.num_bytes).tobytes())
@@ -262,10 +278,10 @@ class GrowingFile(StoredFile):
         looked_s, grown = time.monotonic(), 0
         while key not in self._growings.failed:
             view = cache.get(key, number)
-            if view is None and self.num_bytes < 0:
+            if view is None and self._end < 0:
                 end = cache.get(key, _SIZE)
-                self.num_bytes = -1 if end is None else _END.unpack(end)[0]
-            if view is None and 0 <= self.num_bytes <= number * BLOCK_BYTES:
+                self._end = -1 if end is None else _END.unpack_from(end)[0]
+            if view is None and 0 <= self._end <= number * BLOCK_BYTES:
                 view = memoryview(b"")
             if view is not None:
                 return self._growings.views.keep((key, number), view.toreadonly)

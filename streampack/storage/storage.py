@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from streampack.storage.remote_files import RemoteFiles
 
 R = TypeVar("R")
+#: Writes a content derived from a file; see `Storage.decoded`.
+Make = Callable[[StoredFile, IO[bytes]], "str | None"]
 
 
 @explained
@@ -178,27 +180,26 @@ class Storage:
         finally:
             ranged.close()
 
-    def decoded(
-        self, file: StoredFile, what: str, make: Callable[[StoredFile, IO[bytes]], bool | None]
-    ) -> GrowingFile:
+    def decoded(self, file: StoredFile, what: str, make: Make, num_bytes: int = -1) -> GrowingFile:
         """Return a content derived from a file, made once for all processes of a host.
 
         Args:
             file: the original, opened with `open`.
             what: name of the derived content.
             make: reads the original and writes the content, in a thread; it must write the same
-                bytes on every call. It returns False if the original is cut short.
+                bytes on every call. It returns the fault of the original at which the content ends.
+            num_bytes: size of the content if it is known.
         """
         name, *version = map(str, file.version)
         identity = FileInfo(name, 0, "\0".join([*version, what]))
 
-        def write(out: IO[bytes]) -> bool:
+        def write(out: IO[bytes]) -> str:
             with self.open(file.listed or name) as opened:
-                return make(opened, out) is not False
+                return make(opened, out) or ""
 
         from streampack.storage.growing import GrowingFile
 
-        return GrowingFile(self._growings(), identity.key, shown(name), write)
+        return GrowingFile(self._growings(), identity.key, shown(name), write, num_bytes)
 
     def forget(self, file: str | FileInfo) -> bool:
         """Remove a remote file from the cache, so that the next use fetches it.

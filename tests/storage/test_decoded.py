@@ -148,7 +148,7 @@ Make = Callable[[StoredFile, IO[bytes]], None]
 def read(storage: Storage, path: Path, make: Make) -> bytes | None:
     copy = storage.decoded(LocalFile(path), "twice", make)
     try:
-        copy.complete()
+        assert not copy.fault()
         found = copy.read(0, copy.num_bytes)
     except StorageError:
         found = None

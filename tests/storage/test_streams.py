@@ -33,14 +33,13 @@ def file(
         with storage.open(f"{http.url}/a.bin") as opened:
             return opened
 
-    def copy(file: StoredFile, out: IO[bytes]) -> bool:
+    def copy(file: StoredFile, out: IO[bytes]) -> None:
         with open_content(file, None) as content:
             out.write(content.file.read())
-        return True
 
     decoded = storage.decoded(LocalFile(path), "copied", copy)
     assert isinstance(decoded, GrowingFile)
-    assert decoded.complete()
+    assert not decoded.fault()
     return decoded
 
 

@@ -114,6 +114,7 @@ class HTTPServer:
         ranges: whether Range requests are honoured; otherwise the whole file is sent.
         one_by_one: bodies are sent one byte at a time.
         gate: if set, called with the path before the body of a GET is sent (to hold it up).
+        hold: if set, called with the range of bytes before the answer to a GET is sent.
     """
 
     url: str
@@ -126,6 +127,7 @@ class HTTPServer:
     ranges: bool = True
     one_by_one: bool = False
     gate: Callable[[str], None] | None = None
+    hold: Callable[[int, int], None] | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, method: str, name: str = "") -> int:
@@ -182,6 +184,8 @@ def _handler(state: HTTPServer) -> type[BaseHTTPRequestHandler]:
                 if start >= stop:
                     self.refuse(416)
                     return
+                if state.hold is not None:
+                    state.hold(start, stop)
                 self.send_response(206)
                 self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
             else:

@@ -75,5 +75,10 @@ LAYOUTS: dict[str, tuple[Callable[..., None], Any, str]] = {
 
 def small_files_count(set_attribute: Callable[[str, int], None]) -> None:
     """Have small files be decoded into the cache as large ones are."""
-    for module in ("storage.decoded", "formats.parquet.source", "formats.arrow"):
+    for module in (
+        "storage.decoded",
+        "formats.parquet.source",
+        "formats.arrow",
+        "formats.tar.source",
+    ):
         set_attribute(f"streampack.{module}.LEAST_BYTES", SMALL_BYTES)

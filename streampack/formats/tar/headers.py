@@ -188,19 +188,19 @@ def scan_file(
     A file that is not mapped is read in a window, which grows until it holds all of these samples,
     or at least one if `few` may be returned.
     """
-    size = file.num_bytes if file.mapped else _WINDOW_BYTES
+    size = file.num_bytes + 1 if file.mapped else _WINDOW_BYTES
     base = 0 if file.mapped else offset
     while True:
-        last = min(base + size, file.num_bytes)
-        data = file.array(base, last)
+        data = file.array(base, base + size)
+        is_end = len(data) < size
         starts, sizes, ends = np.zeros((3, most), dtype=np.int64)
         status = np.zeros(most, dtype=np.uint8)
         n, end, outcome = scan_tar(
             data, offset - base, extension, max_bytes, starts, sizes, status, ends
         )
-        if few and outcome == _CUT and n > 1 and last < file.num_bytes:
+        if few and outcome == _CUT and n > 1 and not is_end:
             n, end, outcome = n - 1, int(ends[n - 2]), MORE  # the last sample may be longer
-        if outcome in (MORE, _BAD, _SPARSE) or last == file.num_bytes:
+        if outcome in (MORE, _BAD, _SPARSE) or is_end:
             columns = (starts[:n], sizes[:n], status[:n], ends[:n] + base)
             return Scanned(data, base, *columns, end + base, outcome)
         size *= 2

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,6 @@ from streampack.formats.tar.contents import (
 from streampack.formats.tar.headers import (
     ALL,
     DUPLICATE,
-    ENDED,
     FAULTS,
     MISSING,
     MORE,
@@ -57,9 +57,9 @@ from streampack.sources.records import (
     record_block,
 )
 from streampack.storage.decoded import shared_bytes
-from streampack.storage.decompression import DamagedError, codec_of
+from streampack.storage.decompression import codec_of
 from streampack.storage.file_info import FileInfo, Range, shown
-from streampack.storage.files import LocalFile, MemoryFile, StoredFile
+from streampack.storage.files import LEAST_BYTES, LocalFile, MemoryFile, StoredFile
 from streampack.storage.listing import expand_braces, is_pipe, named_paths, refuse_pipes
 
 if TYPE_CHECKING:
@@ -87,7 +87,8 @@ class WebDataset(RecordFiles):
 
     A shard is cut by its bytes among any number of lanes. A process that begins inside it, as
     after a restart, first reads the headers before that place, once. A compressed shard of 1 MiB
-    or more is decompressed into the cache, once per host; a smaller one into memory.
+    or more is decompressed into the cache, once per host, and a `.tar.gz` is read as it comes; a
+    smaller one into memory.
 
     Args:
         paths: paths or URLs of shards, with braces or wildcards, or directories of them.
@@ -114,6 +115,8 @@ class WebDataset(RecordFiles):
 
     endings = FORMATS["WebDataset"].endings
     weighs_content = True
+    #: True if parts of compressed archives wait for their exact size.
+    _waits = False
     #: Reads texts together with the other files of a sample.
     beside: RecordReader | None = None
 
@@ -175,7 +178,8 @@ class WebDataset(RecordFiles):
             )
             padded = ATTENTION_MASK in fields
         weights = [_PIPE_BYTES if is_pipe(file.path) else file.num_bytes for file in files]
-        details = {"fields": self.fields, "padded": padded}
+        declares = any(_is_declared(file) for file in files)
+        details = {"fields": self.fields, "padded": padded, "declares": declares}
         return Manifest.of_files(files, np.array(weights, dtype=np.int64), details)
 
     def describe(self) -> dict[str, Any]:
@@ -187,12 +191,13 @@ class WebDataset(RecordFiles):
             "tokenized": self.tokenized,
             "dtype": self.dtype,
             **field,
+            **({"sizes": "declared"} if self._declares and not self._waits else {}),
         }
 
     def codec(self, shard: int) -> str | None:
         """Return the compression of a shard; see `run.contents.Compressed`."""
         path = self.manifest.paths[shard]
-        return None if is_pipe(path) else _CODECS.get(path.lower().rpartition(".")[2])
+        return None if is_pipe(path) else _named_codec(path)
 
     def estimate_tokens(self) -> int | None:
         """Estimate the number of tokens by the first samples: headers may be most of an archive."""
@@ -224,6 +229,10 @@ class WebDataset(RecordFiles):
         return tokens * len(data) / (stored * max(offset, 1))
 
     @property
+    def _declares(self) -> bool:
+        return bool(self.manifest.details.get("declares"))
+
+    @property
     def _masks(self) -> list[str]:
         """Names of the arrays that mark learnt ids and padding."""
         padding = [ATTENTION_MASK] if self.manifest.details["padded"] else []
@@ -231,9 +240,8 @@ class WebDataset(RecordFiles):
 
     def blocks(self, shard: int, low: int, high: int, position: int | None) -> Iterator[ShardBlock]:
         weight = int(self.manifest.weights[shard])
-        with self._opened(shard) as (file, complete):
+        with self._opened(shard) as (file, size, fault):
             # A shard's weight counts stored bytes; a sample's position is that of its headers.
-            size = max(file.num_bytes, 1)
             least = -(-low * size // weight)
             most = ALL if high == weight else -(-high * size // weight)
             document, offset, outcome = 0, 0, MORE
@@ -246,14 +254,14 @@ class WebDataset(RecordFiles):
                 document, offset = read.end, read.reached
                 if len(read.origin):
                     yield read._replace(reached=high if offset >= most else offset * weight // size)
-        if outcome != MORE and (outcome != ENDED or not complete):
+        what = "" if outcome == MORE else fault() or FAULTS.get(outcome, "")
+        if what:
             after = f"after document {document - 1}" if document else "before the first document"
-            what = FAULTS.get(outcome, "its compressed data breaks off")
             raise self.broken_shard(shard, f"{after} (byte {offset}) {what}", document)
 
     @contextmanager
-    def _opened(self, shard: int) -> Iterator[tuple[StoredFile, bool]]:
-        """Open an archive, decompressed; also return False if its compression ends too early."""
+    def _opened(self, shard: int) -> Iterator[tuple[StoredFile, int, Callable[[], str]]]:
+        """Open an archive, decompressed; also return its size, at least 1, and `shared_bytes`."""
         path = self.manifest.paths[shard]
         if is_pipe(path):
             folder = self.storage.cache_dir
@@ -267,15 +275,27 @@ class WebDataset(RecordFiles):
             with self.open_shard(shard) as file:
                 yield self._content(shard, file)
 
-    def _content(self, shard: int, file: StoredFile) -> tuple[StoredFile, bool]:
+    def _content(self, shard: int, file: StoredFile) -> tuple[StoredFile, int, Callable[[], str]]:
         head = file.array(0, 512)
         codec = codec_of(head[:8].tobytes())
         if codec is None or is_header(head):  # a name may begin like compressed data
-            return file, True
-        try:
-            return shared_bytes(self.storage, file, codec)
-        except DamagedError as error:
-            raise self.broken_shard(shard, str(error)) from error
+            return file, max(file.num_bytes, 1), lambda: ""
+        content, fault = shared_bytes(self.storage, file, codec)
+        size = content.num_bytes
+        if size < 0 and not self._waits and self.codec(shard) == codec == "gz":
+            size = _declared_size(file)
+        if size < 0:
+            fault()  # until the size is known
+            size = content.num_bytes
+        return content, max(size, 1), fault
+
+    def _as_saved(self, described: Mapping[str, Any], how: str = "saved") -> WebDataset:
+        """Return the source of a state from before parts were cut by declared sizes."""
+        if described.get("kind") != self._kind or "sizes" in described:
+            return self
+        copied = copy.copy(self)
+        copied._waits = True
+        return copied
 
     def _block(
         self,
@@ -399,3 +419,22 @@ class WebDataset(RecordFiles):
         block, wrong = record_block(items, read, kind, origin, types, masks, unread)
         problems |= wrong
         return block
+
+
+def _named_codec(path: str) -> str | None:
+    return _CODECS.get(path.lower().rpartition(".")[2])
+
+
+def _is_declared(file: FileInfo) -> bool:
+    """Return True for an archive that may be cut by the size that its last bytes declare."""
+    return file.num_bytes >= LEAST_BYTES and _named_codec(file.path) == "gz"
+
+
+def _declared_size(file: StoredFile) -> int:
+    """Return the size of the content of a gz file, as declared at its end; -1 if it cannot be.
+
+    Of several members only the last is counted, and sizes are modulo 2**32. Any size gives parts
+    that have each sample once; a wrong one makes them unequal.
+    """
+    size = int.from_bytes(file.read(file.num_bytes - 4, file.num_bytes), "little")
+    return size if size >= file.num_bytes - file.num_bytes // 64 else -1
