@@ -93,8 +93,9 @@ def test_a_command_that_is_run_again_replaces_its_tables_and_no_others(
     assert [row[0] for row in table["rows"]] == [row[0] for row in before["alignment"][0]["rows"]]
     assert all(row[1] in capsys.readouterr().out for row in table["rows"][:1])
     assert after == {name: tables for name, tables in before.items() if name != "alignment"}
-    with pytest.raises(SystemExit):
-        rerun("gpu", [], tmp_path)
+    for name in ("gpu", "exclude", "nothing"):  # with figures of its own, without a command
+        with pytest.raises(SystemExit):
+            rerun(name, [], tmp_path)
 
 
 SPEED = {  # of the README: rows of the records
