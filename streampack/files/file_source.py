@@ -138,11 +138,11 @@ class FileSource(ShardedSource):
         except (DamagedFileError, DamagedError) as error:
             raise self.broken_shard(shard, str(error), end) from error
 
-    def _plan(self, key: Hashable, pieces: Iterable[Piece]) -> None:
+    def _plan(self, key: Hashable, pieces: Iterable[Piece], *, later: bool = False) -> None:
         if self._hints:
             paths = self.manifest.paths
             ranges = (self.ranges(*piece) for piece in pieces if "://" in paths[piece[0]])
-            self.storage.plan(key, ranges, self.reading.open_shards)
+            self.storage.plan(key, ranges, self.reading.open_shards, later=later)
 
     def _drop(self, key: Hashable) -> None:
         if self._hints:

@@ -35,7 +35,7 @@ from streampack.storage.listing import has_ending
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_LOOKED_AT = 1 << 16  # tokens searched at a time
+_LOOKED_AT, _NEAR = 1 << 16, 1 << 12  # tokens searched at a time, and at first for one end
 
 
 class ByEndToken:
@@ -64,8 +64,10 @@ class ByEndToken:
         self, start: int, stop: int, most: int, most_tokens: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         places, at, count, last = [np.array([start], dtype=np.int64)], start, 0, start
+        step = _LOOKED_AT if most > 1 else _NEAR  # another block may not be there
         while at < stop and not (count and (count >= most or at - start >= most_tokens)):
-            part = self._tokens.part(at, min(at + _LOOKED_AT, stop))
+            part = self._tokens.part(at, min(at + step, stop))
+            step = _LOOKED_AT
             ends = np.flatnonzero(part == self._eos_id) + (at + 1)
             places.append(ends)
             count += len(ends)

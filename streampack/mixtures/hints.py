@@ -2,23 +2,23 @@
 
 A part is planned when it is dealt, a few batches before its lane needs it. Its beginning is planned
 before that: the next deal is computed from the reports that are known, as if lanes went on at their
-rates. A part that is dealt otherwise costs its first megabyte.
+rates. A part that is dealt otherwise costs its first two megabytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from streampack.deals.dealer import Dealer, remaining
-from streampack.deals.rule import FRACTION, ONE, Cut, LinePosition, deal
-from streampack.files.file_source import HEAD_BYTES, FileSource
+from streampack.deals.rule import ONE, Cut, LinePosition, deal
+from streampack.files.file_source import FileSource
 from streampack.mixtures.source import source_seed
 from streampack.sources.base import Source
 from streampack.sources.span_reader import SpanReader
 
-_FIRST_LANES = 4  # with first bytes fetched along with the first batch
-_SOON = 1 << 20  # of the weight of a part that is expected, about as many bytes
+_SOON = 2 << 20  # of the weight of a part that is expected, about as many bytes
 
 
 class Hints:
@@ -44,15 +44,8 @@ class Hints:
         self._deals = -1 if any(states.values()) else 0
         # By line: the position from which a deal was foretold, and keys of the expected parts.
         self._foretold: dict[str, tuple[LinePosition, list[Hashable]]] = {}
-        # Until the first batch is there, little of the next lanes is fetched, not to delay it.
-        self._first: list[tuple[FileSource, Hashable]] = []
         if not self._deals:
-            for name, inner, inner_seed in self._lines:
-                for number, lane in enumerate([*states][:_FIRST_LANES]):
-                    for epoch, low, high in dealer.spans(name, lane, 1)[:1]:
-                        end = low + 1 if number else min(high, low + HEAD_BYTES)
-                        reader = self._reader(inner, inner_seed, epoch, low, end)
-                        self._first.append((inner, reader.plan()))
+            self._tell(1)
 
     def __call__(self, step: int) -> None:
         """Make the deals with reports up to batch `step` of the lanes, and plan new parts."""
@@ -64,21 +57,25 @@ class Hints:
         if made == before:
             return
         self._deals = made
-        while self._first:
-            first, key = self._first.pop()
-            first._drop(key)
+        self._tell(made, plan=before >= 0)
         for name, source, seed in self._lines:
-            for lane, told in self._told[name].items():
-                spans = self._dealer.spans(name, lane, made)
-                if before >= 0:
-                    for epoch, low, high in spans[told:]:
-                        self._reader(source, seed, epoch, low, high).plan()
-                self._told[name][lane] = len(spans)
             if len(self._told[name]) == dealer.rule.lanes:
                 self._foretell(name, source, seed)
 
+    def _tell(self, deals: int, *, plan: bool = True) -> None:
+        """Plan the parts of the first deals that are not planned yet, lane by lane in turns."""
+        for name, source, seed in self._lines:
+            told, new = self._told[name], []
+            for lane, count in told.items():
+                spans = self._dealer.spans(name, lane, deals)
+                new.append(spans[count:])
+                told[lane] = len(spans)
+            for turn in zip_longest(*new) if plan else ():
+                for span in filter(None, turn):
+                    self._reader(source, seed, *span).plan(later=True)
+
     def _foretell(self, name: str, source: FileSource, seed: int) -> None:
-        """Plan the beginnings of the parts of the next deal, once it is near."""
+        """Plan the beginnings of the parts of the next deal."""
         position, keys = self._dealer.dealt[name].position, list[Hashable]()
         before, expected = self._foretold.get(name, (position, keys))
         if before != position:
@@ -91,7 +88,9 @@ class Hints:
                     low, high = int(cut.bounds[lane]), int(cut.bounds[lane + 1])
                     if low < high:
                         end = min(high, low + _SOON)
-                        keys.append(self._reader(source, seed, cut.epoch, low, end).plan())
+                        keys.append(
+                            self._reader(source, seed, cut.epoch, low, end).plan(later=True)
+                        )
             self._foretold[name] = position, keys
 
     def _reader(self, source: FileSource, seed: int, epoch: int, low: int, high: int) -> SpanReader:
@@ -99,7 +98,7 @@ class Hints:
 
 
 def _next_cuts(dealer: Dealer, name: str) -> list[Cut]:
-    """Return the cuts of the next deal of a line, as known now; none if it is not near."""
+    """Return the cuts of the next deal of a line, as known now; none without reports."""
     number = dealer.made
     rule = dealer.rule.of_deal(number)
     line, dealt = rule.lines[name], dealer.dealt[name]
@@ -111,8 +110,6 @@ def _next_cuts(dealer: Dealer, name: str) -> list[Cut]:
         return []
     left, rate, alike = remaining(dealt.weight, *reports)
     beyond = int(left.min()) - max(rule.reserve * line.share // ONE, 1)
-    if beyond > _SOON * rate >> FRACTION:
-        return []
     left = left - max(beyond + 1, 0)
     alike = alike and (dealt.alike or not position.epoch)
     return deal(rule, line, number, position, left, rate, alike=alike)[0]

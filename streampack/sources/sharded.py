@@ -88,7 +88,7 @@ class ShardedSource(Source):
         ``rest_of_shard=True``.
         """
 
-    def _plan(self, key: Hashable, pieces: Iterable[Piece]) -> None:
+    def _plan(self, key: Hashable, pieces: Iterable[Piece], *, later: bool = False) -> None:
         """Declare the parts of shards that a reader will come to, so that they may be fetched."""
 
     def _drop(self, key: Hashable) -> None:

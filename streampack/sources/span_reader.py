@@ -36,13 +36,14 @@ class SpanReader(LinePart):
     block_seed: int | None
     open_shards: int
 
-    def plan(self, cursor: Cursor | None = None) -> Hashable:
+    def plan(self, cursor: Cursor | None = None, *, later: bool = False) -> Hashable:
         """Let the source fetch the pieces ahead from a cursor on; return the key of this part."""
         opened, pieces = self.opened(cursor), self.pieces
         following = len(opened) if cursor is None else cursor["next"]
         begun = [(pieces[n][0], reached, pieces[n][2]) for n, _, reached in opened]
         key = (id(self.source), pieces.low, pieces.high, *(pieces[n] for n, *_ in opened))
-        self.source._plan(key, chain(begun, map(pieces.__getitem__, range(following, len(pieces)))))
+        ahead = chain(begun, map(pieces.__getitem__, range(following, len(pieces))))
+        self.source._plan(key, ahead, later=later)
         return key
 
     def read(self, cursor: Cursor | None, skips: ErrorPolicy) -> Iterator[tuple[Block, Cursor]]:

@@ -133,8 +133,12 @@ class Fetcher:
                 "is fetched here too.", shown(file.listed.path), _PATIENCE_S,
             )  # fmt: skip
 
-    def _fetch_ahead(self, file: RangedFile, first: int, end: int) -> None:
-        """Fetch the missing blocks of [first, end) that nobody else fetches; without retries."""
+    def _fetch_ahead(self, file: RangedFile, first: int, end: int) -> bool:
+        """Fetch the missing blocks of [first, end) that nobody else fetches; without retries.
+
+        Return False if none are missing.
+        """
+        asked = False
         while first < end:
             last = min(first - first % EXTENT_BLOCKS + EXTENT_BLOCKS, end)
             if not self._missing(file, first, last):
@@ -143,10 +147,12 @@ class Fetcher:
             # A thread or process may be fetching other blocks with the same lock.
             with self.cache.fetching(file.key, first, last, wait_s=_PATIENCE_S) as stop:
                 for run in _runs(self._missing(file, first, stop)):
+                    asked = True
                     if self._put(file, *run) is None:
                         self._whole(file).begin(first)
-                        return
+                        return asked
             first = max(stop, first + 1)
+        return asked
 
     def _missing(self, file: RangedFile, first: int, end: int) -> list[int]:
         return self.cache.missing(file.key, first, end)

@@ -1,10 +1,10 @@
 """Bytes that a process fetches before its readers ask for them.
 
 A reader declares the ranges that it will come to once, in its order: a plan. Threads fetch along
-all plans, next from the plan with the fewest blocks ahead of its reader. A plan may be ahead by
-`FIRST_BLOCKS`, or by twice as much as its reader has read, all plans together by a limit. So the
-order of requests depends on no clock. A wrong plan costs its bytes once: blocks that its reader has
-passed no longer count.
+all plans, next from the plan with the fewest blocks ahead of its reader; if no reader needs more,
+from the first plan with a reader still to come. A plan may be ahead by `FIRST_BLOCKS`, or by twice
+as much as its reader has read, all plans together by a limit. So the order of requests depends on
+no clock. A wrong plan costs its bytes once: blocks that its reader has passed no longer count.
 
 Only the number of bytes under way is measured. It doubles as long as that brings more bytes per
 second, and stays small otherwise, so that a reader that waits for a block is not behind a queue.
@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING
 
 from streampack.keep_last import KeepLast
@@ -33,13 +34,16 @@ logger = logging.getLogger(__name__)
 
 #: Blocks ahead of a reader that has read nothing, and blocks of a first request at least.
 FIRST_BLOCKS = 4
+_LATER_BLOCKS = 8  # ahead of a reader that has not begun
 #: Maximum of blocks in a request.
 MOST_BLOCKS = 16
 
 _THREADS = 16
 _IDLE_S = 0.5  # starting a thread takes as long as reading a block that is there
-_LEAST_WINDOW, _MOST_WINDOW = 16, 256  # blocks under way
+_FIRST_WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 8, 16, 256  # blocks under way
 _GAIN = 1.2  # more bytes per second by which a larger window pays
+_LONGEST_DELAY_S = 10.0
+_OLDER = 1.05  # by which the shortest time of a request grows with each window, as it may be over
 _TRIED_AGAIN = 32  # windows of blocks after which a larger window is tried once more
 _SLACK = 32  # blocks by which a reader may leave the order of its plan
 _MOST_PLANS = 4096
@@ -58,12 +62,15 @@ class Plan:
         ahead: blocks that are there or under way and not read yet, with their place in the order.
         passed: number of blocks so far in the order; read: number of them that were read.
         is_busy: True while a thread takes the next range; is_over: True after the last one.
+        number: 0 for a reader that has begun; otherwise plans are fetched by this order.
     """
 
-    __slots__ = ("ahead", "end", "file", "first", "is_busy", "is_over", "passed", "ranges", "read")
+    __slots__ = (
+        "ahead", "end", "file", "first", "is_busy", "is_over", "number", "passed", "ranges", "read",
+    )  # fmt: skip
 
-    def __init__(self, ranges: Iterator[tuple[RangedFile, int, int]]) -> None:
-        self.ranges = ranges
+    def __init__(self, ranges: Iterator[tuple[RangedFile, int, int]], number: int) -> None:
+        self.ranges, self.number = ranges, number
         self.file: RangedFile | None = None
         self.first = self.end = self.passed = self.read = 0
         self.ahead: dict[Block, int] = {}
@@ -73,7 +80,7 @@ class Plan:
         """Return the number of blocks to fetch next; 0 waits for the reader to move on."""
         if self.is_busy or self.is_over:
             return 0
-        most = max(FIRST_BLOCKS, 2 * self.read)
+        most = max(_LATER_BLOCKS if self.number else FIRST_BLOCKS, 2 * self.read)
         room = most - len(self.ahead)
         return room if 2 * room >= min(most, MOST_BLOCKS) else 0
 
@@ -82,16 +89,19 @@ class Plans:
     """Fetch blocks along the plans of all readers of a process.
 
     Args:
-        fetch: fetches those of the blocks [first, end) of a file that are missing.
+        fetch: fetches those of the blocks [first, end) of a file that are missing; returns False
+            if none are.
         most_bytes: bytes that all plans together may be ahead; 0 turns reading ahead off.
     """
 
-    def __init__(self, fetch: Callable[[RangedFile, int, int], object], most_bytes: int) -> None:
+    def __init__(self, fetch: Callable[[RangedFile, int, int], bool], most_bytes: int) -> None:
         self._fetch, self._most = fetch, most_bytes // BLOCK_BYTES
         self._lock = threading.Lock()
         self._wake, self._done = threading.Condition(self._lock), threading.Condition(self._lock)
         self._plans: dict[Hashable, Plan] = {}
         self._hungry: dict[Plan, None] = {}  # with room
+        self._later: dict[Plan, None] = {}  # with room, of readers that have not begun
+        self._numbers = count(1)
         self._ahead: dict[Block, Plan] = {}  # of all plans
         self._read: KeepLast[Block, bool] = KeepLast(_MOST_READ)
         self._busy: set[Block] = set()  # on their way to this process
@@ -103,18 +113,32 @@ class Plans:
         self._threads = self._idle = 0
         self._thread = threading.local()
 
-    def plan(self, key: Hashable, ranges: Iterable[tuple[RangedFile, int, int]]) -> None:
+    def plan(
+        self, key: Hashable, ranges: Iterable[tuple[RangedFile, int, int]], *, later: bool = False
+    ) -> None:
         """Fetch the ranges of a reader, a file and its bytes [start, stop) each, in this order.
 
-        Nothing happens if the key has a plan. `ranges` is run in threads, and must not call
-        pyarrow, which would end the process if it were in there at its end.
+        A key has one plan. `ranges` is run in threads, and must not call pyarrow, which would end
+        the process if it were in there at its end.
+
+        Args:
+            key: key of the reader.
+            ranges: its ranges; left unused if the key has a plan.
+            later: True if the reader begins later, with this key. Such plans are fetched in their
+                order, after those of all readers.
         """
         with self._lock:
             self._forget()
-            if self._most and key not in self._plans:
-                self._plans[key] = plan = Plan(iter(ranges))
+            plan = self._plans.get(key)
+            if plan is None and self._most:
+                plan = Plan(iter(ranges), next(self._numbers))
+                self._plans[key] = plan
                 if len(self._plans) > _MOST_PLANS:
                     self._dropped.append(next(iter(self._plans)))
+            if plan is not None:
+                if not later:
+                    plan.number = 0
+                    self._later.pop(plan, None)
                 self._look(plan)
 
     def drop(self, key: Hashable) -> None:
@@ -200,6 +224,7 @@ class Plans:
                 for block in [*plan.ahead]:
                     self._uncount(block)
                 self._hungry.pop(plan, None)
+                self._later.pop(plan, None)
 
     def _uncount(self, block: Block) -> Plan:
         plan = self._ahead.pop(block)
@@ -208,11 +233,12 @@ class Plans:
 
     def _look(self, plan: Plan) -> None:
         """Note whether a plan has room."""
+        hungry = self._later if plan.number else self._hungry
         if plan.room():
-            self._hungry[plan] = None
+            hungry[plan] = None
             self._start()
         else:
-            self._hungry.pop(plan, None)
+            hungry.pop(plan, None)
 
     def _start(self) -> None:
         if not self._has_work():
@@ -225,7 +251,7 @@ class Plans:
     def _has_work(self) -> bool:
         if self._tasks:
             return True
-        if not self._hungry or len(self._ahead) >= self._most:
+        if not (self._hungry or self._later) or len(self._ahead) >= self._most:
             return False
         return self._window.has_room()
 
@@ -234,7 +260,7 @@ class Plans:
         if self._tasks:
             return self._tasks.popleft()
         while self._has_work():
-            plan = self._furthest_behind()
+            plan = self._furthest_behind() if self._hungry else self._first_to_come()
             if plan.first == plan.end:
                 plan.is_busy = True
                 self._look(plan)
@@ -243,8 +269,11 @@ class Plans:
             self._look(plan)
             if first < stop:
                 self._window.begin(stop - first)
-                return partial(self._fetched, file, first, stop)
+                return partial(self._fetched, file, first, stop, time.monotonic())
         return None
+
+    def _first_to_come(self) -> Plan:
+        return min(self._later, key=lambda plan: plan.number)
 
     def _furthest_behind(self) -> Plan:
         least: Plan | None = None
@@ -283,13 +312,14 @@ class Plans:
     def _is_free(self, block: Block) -> bool:
         return not (block in self._ahead or block in self._busy or block in self._read)
 
-    def _fetched(self, file: RangedFile, first: int, stop: int) -> None:
+    def _fetched(self, file: RangedFile, first: int, stop: int, began_s: float) -> None:
+        asked = True
         try:
-            self._fetch(file, first, stop)
+            asked = self._fetch(file, first, stop)
         finally:
             self.release(file.key, first, stop)
             with self._lock:
-                self._window.end(stop - first)
+                self._window.end(stop - first, time.monotonic() - began_s if asked else None)
                 self._start()
 
     def _advance(self, plan: Plan) -> None:
@@ -334,13 +364,17 @@ class Plans:
 
 
 class Window:
-    """The blocks under way, and the number that there may be."""
+    """The blocks under way, and the number that there may be.
+
+    It doubles while that brings more bytes per second, up to twice the blocks that come in the time
+    of a request that waits for no other.
+    """
 
     def __init__(self) -> None:
-        self._blocks, self._under_way = _LEAST_WINDOW, 0
+        self._blocks, self._under_way = _FIRST_WINDOW, 0
         self._since, self._arrived = 0.0, 0
         self._was_full = False
-        self._rate, self._rests = 0.0, 0
+        self._rate, self._rests, self._delay_s = 0.0, 0, _LONGEST_DELAY_S
 
     def has_room(self) -> bool:
         """Return True if more blocks may be asked for."""
@@ -358,11 +392,13 @@ class Window:
             self._since, self._arrived = time.monotonic(), 0
         self._under_way += blocks
 
-    def end(self, blocks: int) -> None:
-        """Count blocks that have come, or failed."""
+    def end(self, blocks: int, took_s: float | None) -> None:
+        """Count blocks that have come, or failed, after some seconds; None if all were there."""
         self._under_way -= blocks
         self._arrived += blocks
-        if self._arrived >= 2 * self._blocks:
+        if took_s is not None:
+            self._delay_s = min(self._delay_s, took_s)
+        if self._arrived >= (2 if self._rate else 1) * self._blocks:
             now = time.monotonic()
             if self._was_full:
                 self._adapt(self._arrived / max(now - self._since, 1e-9))
@@ -370,7 +406,8 @@ class Window:
 
     def _adapt(self, rate: float) -> None:
         self._rests -= self._rests > 0
-        if self._rests > 1:
+        enough, self._delay_s = 2 * rate * self._delay_s, _OLDER * self._delay_s
+        if self._rests > 1 or (self._rate and self._blocks >= max(enough, _LEAST_WINDOW)):
             return
         if self._rests or rate > _GAIN * self._rate:
             self._rate, self._rests = rate, 0

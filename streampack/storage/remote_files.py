@@ -99,11 +99,10 @@ class RemoteFiles:
         blocks = -(-listed.num_bytes // BLOCK_BYTES)
         return self.fetcher.forget(listed.key, blocks)
 
-    def plan(self, key: Hashable, ranges: Iterable[Range]) -> None:
+    def plan(self, key: Hashable, ranges: Iterable[Range], *, later: bool) -> None:
         """See `Storage.plan`."""
-        self.fetcher.plans.plan(
-            key, ((self.open(part.file), part.start, part.stop) for part in ranges)
-        )
+        opened = ((self.open(part.file), part.start, part.stop) for part in ranges)
+        self.fetcher.plans.plan(key, opened, later=later)
 
     def read_range(self, file: str | FileInfo, start: int, stop: int) -> bytes:
         """See `Storage.read_range`."""

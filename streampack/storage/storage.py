@@ -209,19 +209,22 @@ class Storage:
         path = file if isinstance(file, str) else file.path
         return split_url(path)[0] is not None and self.remote.forget(file)
 
-    def plan(self, key: Hashable, pieces: Iterable[Iterable[Range]], width: int) -> None:
+    def plan(
+        self, key: Hashable, pieces: Iterable[Iterable[Range]], width: int, *, later: bool = False
+    ) -> None:
         """Let threads fetch the bytes that a reader will come to, in its order, until `drop`.
 
         Args:
-            key: key of the reader; nothing happens if it has a plan.
+            key: key of the reader, which has one plan.
             pieces: the ranges of each piece of remote files that it opens; they are iterated over
                 in threads, and must not call pyarrow.
             width: number of pieces that it reads in turns.
+            later: True before the reader begins, with the same key; others are fetched first.
         """
         if self.read_ahead_bytes:
             from streampack.storage.turns import in_turns
 
-            self.remote.plan(key, in_turns(pieces, width))
+            self.remote.plan(key, in_turns(pieces, width), later=later)
 
     def drop(self, key: Hashable) -> None:
         """Fetch nothing more by a plan."""
