@@ -20,8 +20,7 @@ from streampack.sources.records import DamagedFileError
 from streampack.storage.file_info import FileInfo, Range
 from streampack.storage.files import StoredFile
 
-_INDEX_BYTES = 1 << 20  # beginning of an index that is fetched ahead
-_BORDER_BYTES = 16 << 10  # searched for the end of a document, which is near
+_INDEX_BYTES, _BORDER_BYTES = 1 << 20, 16 << 10  # of an index, and searched for an end, at first
 
 
 class Integers:
@@ -156,13 +155,11 @@ class FlatSource(FileSource):
         return 0
 
     def ranges(self, shard: int, low: int, high: int) -> Iterator[Range]:
-        listed = self._listed_shard(shard)
-        if index := self.index_of(shard):
+        listed, index = self._listed_shard(shard), self.index_of(shard)
+        if index:
             yield Range(index, 0, _INDEX_BYTES)
-        yield Range(listed, 0, 1)  # the block with its header
-        if index is None:  # the ends of documents at both borders are looked up first
-            for at in (low, high):
-                yield Range(listed, max(at - 1, 0), at + _BORDER_BYTES)
+        for at in (0,) if index else (0, low, high):  # ends of documents at borders come first
+            yield Range(listed, max(at - 1, 0), at + _BORDER_BYTES)
         yield from super().ranges(shard, low, high)
 
     def _forget(self, shard: int) -> bool:

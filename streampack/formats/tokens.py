@@ -64,12 +64,10 @@ class ByEndToken:
         self, start: int, stop: int, most: int, most_tokens: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         places, at, count, last = [np.array([start], dtype=np.int64)], start, 0, start
-        step = _LOOKED_AT if most > 1 else _NEAR  # another block may not be there
         while at < stop and not (count and (count >= most or at - start >= most_tokens)):
-            part = self._tokens.part(at, min(at + step, stop))
-            step = _LOOKED_AT
-            ends = np.flatnonzero(part == self._eos_id) + (at + 1)
-            places.append(ends)
+            size = _NEAR if most == 1 and at == start else _LOOKED_AT
+            part = self._tokens.part(at, min(at + size, stop))
+            places.append(ends := np.flatnonzero(part == self._eos_id) + (at + 1))
             count += len(ends)
             last = int(ends[-1]) if len(ends) else last
             at += len(part)

@@ -39,11 +39,10 @@ class SpanReader(LinePart):
     def plan(self, cursor: Cursor | None = None, *, later: bool = False) -> Hashable:
         """Let the source fetch the pieces ahead from a cursor on; return the key of this part."""
         opened, pieces = self.opened(cursor), self.pieces
-        following = len(opened) if cursor is None else cursor["next"]
         begun = [(pieces[n][0], reached, pieces[n][2]) for n, _, reached in opened]
         key = (id(self.source), pieces.low, pieces.high, *(pieces[n] for n, *_ in opened))
-        ahead = chain(begun, map(pieces.__getitem__, range(following, len(pieces))))
-        self.source._plan(key, ahead, later=later)
+        new = (pieces[n] for n in range(cursor["next"] if cursor else len(opened), len(pieces)))
+        self.source._plan(key, chain(begun, new), later=later)
         return key
 
     def read(self, cursor: Cursor | None, skips: ErrorPolicy) -> Iterator[tuple[Block, Cursor]]:

@@ -125,7 +125,7 @@ class Plans:
             key: key of the reader.
             ranges: its ranges; left unused if the key has a plan.
             later: True if the reader begins later, with this key. Such plans are fetched in their
-                order, after those of all readers.
+                order, when no reader that has begun needs more.
         """
         with self._lock:
             self._forget()

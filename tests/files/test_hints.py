@@ -123,9 +123,9 @@ def test_parts_are_planned_before_their_lanes_read_them_and_many_before_they_are
     planned, read_lows = Counter[int](), dict[int, int]()
     plan, read = SpanReader.plan, SpanReader.read
 
-    def counted(self: SpanReader, cursor: Any = None) -> Any:
+    def counted(self: SpanReader, cursor: Any = None, **named: Any) -> Any:
         planned[self.pieces.low] += 1
-        return plan(self, cursor)
+        return plan(self, cursor, **named)
 
     def noted(self: SpanReader, *args: Any) -> Any:
         read_lows.setdefault(self.pieces.low, planned[self.pieces.low])
