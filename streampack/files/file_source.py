@@ -146,7 +146,7 @@ class FileSource(ShardedSource):
 
     def _drop(self, key: Hashable) -> None:
         if self._hints:
-            self.storage.drop(key)
+            self.storage.remote.fetcher.plans.drop(key)
 
     def ranges(self, shard: int, low: int, high: int) -> Iterator[Range]:
         """Yield the bytes that reading the part [low, high) of a shard's weight takes, in order.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Blocks ahead of a reader that has read nothing, and blocks of a first request at least.
+#: Blocks ahead of a reader that has read nothing.
 FIRST_BLOCKS = 4
 _LATER_BLOCKS = 8  # ahead of a reader that has not begun
 #: Maximum of blocks in a request.
@@ -384,7 +384,7 @@ class Window:
 
     def request(self) -> int:
         """Return the number of blocks to ask for at a time."""
-        return min(max(self._blocks // 4, FIRST_BLOCKS), MOST_BLOCKS)
+        return min(max(self._blocks // 4, FIRST_BLOCKS - 1), MOST_BLOCKS)
 
     def begin(self, blocks: int) -> None:
         """Count blocks that are asked for."""

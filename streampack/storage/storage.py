@@ -212,7 +212,7 @@ class Storage:
     def plan(
         self, key: Hashable, pieces: Iterable[Iterable[Range]], width: int, *, later: bool = False
     ) -> None:
-        """Let threads fetch the bytes that a reader will come to, in its order, until `drop`.
+        """Let threads fetch the bytes that a reader will come to, in its order.
 
         Args:
             key: key of the reader, which has one plan.
@@ -225,10 +225,6 @@ class Storage:
             from streampack.storage.turns import in_turns
 
             self.remote.plan(key, in_turns(pieces, width), later=later)
-
-    def drop(self, key: Hashable) -> None:
-        """Fetch nothing more by a plan."""
-        self.remote.fetcher.plans.drop(key)
 
     def size(self, path: str) -> int:
         """Return the size of a file in bytes."""
