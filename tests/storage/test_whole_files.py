@@ -23,6 +23,7 @@ from streampack.errors import StateError, StorageError
 from streampack.storage import fetching, growing
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.storage import Storage
+from tests.support.read_ahead import settle
 from tests.support.servers import HTTPServer
 
 FORK = multiprocessing.get_context("fork")
@@ -171,6 +172,7 @@ def test_a_read_after_an_outage_fetches_the_file(
 ) -> None:
     storage = Storage(cache_dir=tmp_path / "c", retries=0, read_ahead_bytes=0)
     storage.read_range(url, 0, 1)
+    settle()  # the rest of the file is still written
     shutil.rmtree(tmp_path / "c")
     http.fail_next = 1
     with pytest.raises(StorageError) as caught:
