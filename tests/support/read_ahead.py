@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from streampack.storage.blocks import BLOCK_BYTES
+from streampack.storage.growing import THREAD_NAME
 from tests.support.servers import HTTPServer
 
 WAIT_S = 60.0
@@ -21,6 +22,7 @@ def fetched_blocks(http: HTTPServer) -> list[int]:
 
 
 def settle() -> None:
-    """Wait until nothing is fetched ahead."""
-    while ahead := [t for t in threading.enumerate() if t.name == "streampack-read-ahead"]:
+    """Wait until nothing is fetched ahead, and no content is made."""
+    names = ("streampack-read-ahead", THREAD_NAME)
+    while ahead := [t for t in threading.enumerate() if t.name in names]:
         ahead[0].join(WAIT_S)
