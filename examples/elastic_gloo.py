@@ -221,7 +221,7 @@ class Supervisor:
     def _add(self) -> None:
         ours, theirs = self._context.Pipe()
         arguments = (self._make, self._store.port, theirs)
-        process = self._context.Process(target=train, args=arguments, daemon=True)
+        process = self._context.Process(target=train, args=arguments)  # may have workers
         process.start()
         theirs.close()
         self._ranks.append(_Rank(process, ours))

@@ -28,6 +28,7 @@ PRINTS = {
     "distillation": r"by \d\.\de-1[4-9] at most\ndivergence .*: [23]\.\d\d, after .* 0\.[2-6]\d",
     "dpo_tree": r"1\.7 times fewer tokens, losses differ by (0\.0e\+00|\d\.\de-1[2-9]) at most",
     "elastic_gloo": r"3 ranks killed.*\nthe same \d+ batches: True\n.* (0\.0e\+00|\d\.\de-1\d)",
+    "elastic_torchft": r"47 steps of 3 replicas.*\n269 batches; .* one rank: True",
     "elastic_torchrun": r"60  .* on 8 ranks\nlargest difference: (0\.0e\+00|\d\.\de-1\d)",
     "fill_in_the_middle": r"1\d\d of 120 documents were long .*\n[3-8]\d of them were rearranged",
     "grpo_tree": r"reward (0\.[5-9]\d|1\.00)\n[3-9]\.\d times .*by (0\.0e\+00|\d\.\de-1[2-9]) at",
@@ -50,7 +51,14 @@ PRINTS = {
 
 
 #: Examples that take half a minute each; other tests cover their subject.
-LONG = ("elastic_gloo", "elastic_torchrun", "lightning_datamodule", "ray_train", "rollouts_on_ray")
+LONG = (
+    "elastic_gloo",
+    "elastic_torchft",
+    "elastic_torchrun",
+    "lightning_datamodule",
+    "ray_train",
+    "rollouts_on_ray",
+)
 EXAMPLES = [
     pytest.param(path.stem, marks=pytest.mark.slow if path.stem in LONG else ())
     for path in sorted(FOLDER.glob("[!_]*.py"))
@@ -64,6 +72,8 @@ def test_the_example_runs_and_prints_its_claim(host: Host, name: str, tmp_path: 
         pytest.importorskip(
             "lightning.pytorch", reason="Lightning, or a torchvision it finds, fails"
         )
+    if name == "elastic_torchft":
+        pytest.importorskip("torchft")
     if "ray" in name.split("_"):
         pytest.importorskip("ray.train")
     (status,), output = host.run(FOLDER / f"{name}.py", folder=tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
@@ -13,6 +14,11 @@ from examples import elastic_gloo
 from examples.elastic_gloo import Report, Supervisor, make_loader
 
 MORE = 24  # of the groups of the last exchanges, and descriptors that a fork inherits
+
+
+@pytest.fixture(autouse=True)
+def _short_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic_gloo, "LIMIT", timedelta(seconds=4))  # a death holds the others
 
 
 def checked(report: Report, expected: Report) -> None:
@@ -27,29 +33,33 @@ def checked(report: Report, expected: Report) -> None:
     assert not multiprocessing.active_children()
 
 
-def test_killed_and_joining_processes_lose_and_repeat_no_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(elastic_gloo, "LIMIT", timedelta(seconds=4))  # a death holds the others
-    make = functools.partial(make_loader, 150)
-    warm = make()  # loads the kernels, which the forks inherit
+def jobs(num_documents: int, num_workers: int = 0) -> Callable[..., Supervisor]:
+    """Return a maker of jobs with ranks that inherit the kernels of this process."""
+    make = functools.partial(make_loader, num_documents, num_workers)
+    warm = make_loader(num_documents)
     warm.set_ranks(0, 1)
     next(iter(warm))
-    fork = functools.partial(Supervisor, make, start_method="fork")
-    expected = fork(ranks=1).run()
-    report = fork(ranks=2, most=3, deaths=1, joins=1, every=1).run()
+    return functools.partial(Supervisor, make, start_method="fork")
+
+
+def test_killed_and_joining_processes_lose_and_repeat_no_batch() -> None:
+    job = jobs(150)
+    expected = job(ranks=1).run()
+    report = job(ranks=2, most=3, deaths=1, joins=1, every=1).run()
     checked(report, expected)
     assert report.memberships > 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_500_processes_that_join_and_die_lose_and_repeat_no_batch(num_workers: int) -> None:
-    make = functools.partial(make_loader, 4000, num_workers)
-    expected = Supervisor(make, ranks=1).run()
-    changes, pauses, seed = 0, [], 0
-    while changes < (500 if num_workers == 0 else 50):
-        report = Supervisor(make, ranks=3, most=8, deaths=60, joins=60, every=3, seed=seed).run()
+@pytest.mark.parametrize(("part", "num_workers"), [*((part, 0) for part in range(10)), (10, 2)])
+def test_500_processes_that_join_and_die_lose_and_repeat_no_batch(
+    part: int, num_workers: int
+) -> None:
+    job = jobs(4000, num_workers)
+    expected = jobs(4000)(ranks=1).run()
+    changes, pauses, seed = 0, [], 100 * part
+    while changes < 50:
+        report = job(ranks=3, most=8, deaths=30, joins=30, every=3, seed=seed).run()
         checked(report, expected)
         changes, seed = changes + report.memberships, seed + 1
         pauses += report.pauses
