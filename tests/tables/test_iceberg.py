@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import struct
 import zlib
+from collections import Counter
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from streampack import PackedDataset, sources
+from streampack import PackedDataset, PackedLoader, WindowConfig, sources
 from streampack.errors import ConfigError
 from streampack.formats.tables.deletion_vectors import iceberg_rows
 from streampack.sources.error_policy import ErrorPolicy
@@ -163,3 +167,29 @@ def test_rows_of_delete_files_are_left_out_and_equality_deletes_refused(
     by_value = {delete_file(DataFileContent.EQUALITY_DELETES, "a")}
     with pytest.raises(ConfigError):
         source._deleted([FileScanTask(tasks[0].file, by_value)])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_over_snapshots_repeats_no_document_and_loses_none(table: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    snapshots = [each.snapshot_id for each in table.metadata.snapshots]
+    chosen = [snapshots[n] for n in sorted(rng.sample(range(len(snapshots)), 4))]
+    live, parts, state = [], [], None
+    for n, snapshot in enumerate(chosen):
+        live.append({*table.scan(snapshot_id=snapshot).to_arrow()["key"].to_pylist()})
+        source = sources.Iceberg(table, snapshot_id=snapshot, text="text", key="key")
+        dataset = PackedDataset(
+            source, seq_len=64, batch_size=2, tokenizer=byte_tokenizer(), lanes=3,
+            document_fields={"key": np.int64}, window=WindowConfig(rows=6),
+        )  # fmt: skip
+        loader = PackedLoader(dataset)
+        if state is not None:
+            loader.load_state_dict(state, allow={"source"})
+        batches = islice(loader, rng.randint(1, 4) if n < 3 else None)
+        keys = Counter(key for b in batches for key in b.document_fields["key"].tolist())
+        assert not keys.keys() - live[-1]
+        parts.append(keys)
+        state = json.loads(json.dumps(loader.state_dict()))
+    total = sum(parts, Counter[int]())
+    assert set(total.values()) == {1}
+    assert live[-1] - total.keys() <= {k for a, b in pairwise(live) for k in a - b}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,8 @@ def _file_rows(source: TableFiles, columns: Columns) -> FileRows:
             path=shown(file.info.path),
         )
 
-    return FileRows(count, keys, lambda file: _not_unique(file, "is equal"))
+    differ = partial(_not_unique, how="is equal")
+    return FileRows(count, keys, differ, source.key is not None)
 
 
 def _unreadable(path: str, problem: str) -> StateError:

@@ -11,9 +11,10 @@ The run keeps the files of its first version. Every commit since then is one of 
     file, and rows are masked if their key is gone.
 
 Files that one commit replaced by others form a component, with the files that replaced these later.
-Keys are read of components with a rewrite, of no other files.
+Keys are read of components with a rewrite; if they are of a column, and rows were deleted, also of
+added files, since an update may be a commit that deletes rows and another one that adds them.
 
-Cost: the log of the commits; of rewritten files the column of keys.
+Cost: the log of the commits; of these files the column of keys.
 """
 
 from __future__ import annotations
@@ -72,11 +73,14 @@ class FileRows:
         keys: returns the keys of rows (K,) of a file, as an Arrow array without nulls; raises
             `StateError` if they have none.
         differ: returns the error for two rows with one key.
+        by_key: True if keys are of a column, so that an inserted row may have the key of a deleted
+            one; ids of rows do not return.
     """
 
     count: Callable[[DataFile], int]
     keys: Callable[[DataFile, Rows], pa.Array]
     differ: Callable[[DataFile], Exception]
+    by_key: bool
 
 
 @dataclass(slots=True)
@@ -113,11 +117,22 @@ class Line:
         self.masked = {}
         for shard, file in enumerate(self.files):
             by_path.setdefault(file.info.path, []).append(shard)
+        grown = [
+            _Grown(self.files, history, rows, by_path, component)
+            for component in _components(history, by_path)
+        ]
+        for each in grown:
+            each.collect()
+        if rows.by_key and grown:
+            everything = grown[0]
+            for each in grown[1:]:
+                everything.moved += each.moved
+                everything.others += each.others
+            grown[1:] = []
         added: list[DataFile] = []
-        for component in _components(history, by_path):
-            masked, files = _Grown(self.files, history, rows, by_path, component).result()
-            added += files
-            self.masked.update(masked)
+        for each in grown:
+            added += each.compare()
+            self.masked |= {shard: masked for shard, masked in each.masks.items() if len(masked)}
         self.files += sorted(added, key=lambda file: file.info.path)
         self.bounds.append(len(self.files))
 
@@ -168,68 +183,64 @@ def _components(history: History, known: Collection[str]) -> list[_Component]:
 
 @dataclass(slots=True)
 class _Grown:
-    """The growth of the files of one component."""
+    """The growth of the files of one component.
+
+    Attributes:
+        moved: rows of shards that were deleted, unless a file of `others` has them.
+        others: files with rows to read, where `moved` has them not; None is all rows.
+        masks: rows to mask, by shard.
+    """
 
     files: Sequence[DataFile]
     history: History
     rows: FileRows
     known: Mapping[str, Sequence[int]]
     component: _Component
+    moved: list[tuple[int, Rows]] = field(default_factory=list)
+    others: list[tuple[DataFile, Rows | None]] = field(default_factory=list)
     masks: dict[int, Rows] = field(default_factory=dict)
-    added: list[DataFile] = field(default_factory=list)
 
-    def result(self) -> tuple[dict[int, Rows], list[DataFile]]:
-        """Return the rows to mask by shard, and the files to read in addition."""
-        live, component = self.history.live, self.component
+    def collect(self) -> None:
+        """Collect the rows that were deleted, and the ones that may be new."""
+        live, component, last = self.history.live, self.component, self.history.last
         derived = [live[path] for path in sorted(component.derived) if path in live]
         kept = component.kept and bool(component.derived)
         kept = kept and not any(len(deleted_of(file)) for file in derived)
-        moved: list[tuple[int, Rows]] = []  # rows of shards that may be in a derived file now
         for path in sorted(component.paths):
             if path in self.known:
-                moved += self._of_known(path, kept)
+                self._of_known(path, kept)
             elif path not in component.derived and (path in live or kept):
-                self._add(live[path] if path in live else self.history.last(path))
+                self.others.append((live[path] if path in live else last(path), None))
         if not kept:
-            self._compare(moved, derived)
-        return {shard: rows for shard, rows in self.masks.items() if len(rows)}, self.added
+            self.others += [(file, self._unread(file)) for file in derived]
 
-    def _of_known(self, path: str, kept: bool) -> list[tuple[int, Rows]]:
-        """Mask the deleted rows of a file; return rows that derived files may have."""
+    def _of_known(self, path: str, kept: bool) -> None:
         shards, live = self.known[path], self.history.live
         lacks = {shard: deleted_of(self.files[shard]) for shard in shards}
         if path not in live and not kept:
             count = self.rows.count(self.files[shards[0]])
-            return [(shard, _but(count, lacks[shard])) for shard in shards]
-        file = live[path] if path in live else self.history.last(path)
-        newly = [(shard, np.setdiff1d(deleted_of(file), lacks[shard])) for shard in shards]
-        if path in live and path not in self.component.derived:  # rows that were restored
-            self._add(file, np.setdiff1d(self._lacks(path), deleted_of(file)))
-        if kept:
-            self.masks.update(newly)
-            return []
-        return newly
-
-    def _add(self, file: DataFile, rows: Rows | None = None) -> None:
-        """Read these rows of a file, or all that are not deleted."""
-        if rows is None:
-            self.added.append(file)
-        elif len(rows):
-            self.added.append(replace(file, deleted=_but(self.rows.count(file), rows)))
-
-    def _compare(self, moved: list[tuple[int, Rows]], derived: list[DataFile]) -> None:
-        """Mask the moved rows that no derived file has, and read the rows that are new in these."""
-        moved = [(shard, rows) for shard, rows in moved if len(rows)]
-        others = [(file, self._unread(file)) for file in derived]
-        others = [(file, rows) for file, rows in others if len(rows)]
-        if not moved or not others:
-            self.masks.update(moved)
-            for file, rows in others:
-                self._add(file, rows)
+            self.moved += [(shard, _but(count, lacks[shard])) for shard in shards]
             return
+        file = live[path] if path in live else self.history.last(path)
+        self.moved += [(shard, np.setdiff1d(deleted_of(file), lacks[shard])) for shard in shards]
+        if path in live and path not in self.component.derived:  # rows that were restored
+            restored = np.setdiff1d(self._lacks(path), deleted_of(file))
+            self.others.append((file, restored))
+
+    def compare(self) -> list[DataFile]:
+        """Mask the moved rows that no other file has; return the files with the new rows."""
+        moved = [(shard, rows) for shard, rows in self.moved if len(rows)]
+        others = [(file, rows) for file, rows in self.others if rows is None or len(rows)]
+        compared = self.rows.by_key or any(
+            file.info.path in self.component.derived for file, _ in others
+        )
+        if not (moved and others and compared):
+            self.masks.update(moved)
+            return [self._part(file, rows) for file, rows in others]
         before = [self.rows.keys(self.files[shard], rows) for shard, rows in moved]
-        after = [self.rows.keys(file, rows) for file, rows in others]
-        for keys, file in ((before, self.files[moved[0][0]]), (after, others[0][0])):
+        new = [(file, self._unread(file) if rows is None else rows) for file, rows in others]
+        after = [self.rows.keys(file, rows) for file, rows in new]
+        for keys, file in ((before, self.files[moved[0][0]]), (after, new[0][0])):
             everything = pa.chunked_array(keys)
             if len(pc.unique(everything)) != len(everything):
                 raise self.rows.differ(file)
@@ -237,9 +248,16 @@ class _Grown:
         for (shard, rows), keys in zip(moved, before, strict=True):
             stays = pc.is_in(keys, value_set=now).to_numpy(zero_copy_only=False)
             self.masks[shard] = rows[~stays]
-        for (file, rows), keys in zip(others, after, strict=True):
+        added = []
+        for (file, rows), keys in zip(new, after, strict=True):
             is_known = pc.is_in(keys, value_set=then).to_numpy(zero_copy_only=False)
-            self._add(file, rows[~is_known])
+            if not is_known.all():
+                added.append(self._part(file, rows[~is_known]))
+        return added
+
+    def _part(self, file: DataFile, rows: Rows | None) -> DataFile:
+        """Return a file of which only these rows are read; None is all that are not deleted."""
+        return file if rows is None else replace(file, deleted=_but(self.rows.count(file), rows))
 
     def _unread(self, file: DataFile) -> Rows:
         """Return the rows of a file that are there now and that no shard of the run reads."""
