@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,22 @@ _FRAGMENTED = "is a fragmented mp4, and its head does not count the frames"
 Read = Callable[[int, int], bytes]
 
 
-def film_size(read: Read, num_bytes: int) -> FilmSize:
-    """Return the frames, height, width and rate of the first video track.
+class FilmTable(NamedTuple):
+    """Frames of a film in the order in which they are shown.
+
+    Attributes:
+        size: size of the film.
+        shown: (frames,) int64, time of each frame in ticks.
+        is_key: (frames,) bool, True for frames at which decoding can begin.
+    """
+
+    size: FilmSize
+    shown: NDArray[np.int64]
+    is_key: NDArray[np.bool_]
+
+
+def film_table(read: Read, num_bytes: int) -> FilmTable:
+    """Return the size and frames of the first video track.
 
     Args:
         read: returns bytes [start, stop) of the file.
@@ -95,7 +110,7 @@ def _child(data: memoryview, *path: bytes) -> memoryview:
     return data
 
 
-def _in_moov(moov: memoryview) -> FilmSize:
+def _in_moov(moov: memoryview) -> FilmTable:
     kinds = [kind for kind, _ in _inside(moov)]
     if b"mvex" in kinds:
         raise UncountedError(_FRAGMENTED)
@@ -105,7 +120,7 @@ def _in_moov(moov: memoryview) -> FilmSize:
     raise UncountedError("has no video track")
 
 
-def _in_track(track: memoryview, movie: memoryview) -> FilmSize:
+def _in_track(track: memoryview, movie: memoryview) -> FilmTable:
     table, head = _child(track, b"mdia", b"minf", b"stbl"), _child(track, b"tkhd")
     times = _runs(_child(table, b"stts"))
     frames, counted = int(times[:, 0].sum()), _count_of_sizes(table)
@@ -116,7 +131,7 @@ def _in_track(track: memoryview, movie: memoryview) -> FilmSize:
     movie_scale, _ = _clock(movie)
     if not ticks or times[:, 1].max() >= 1 << 31 or not scale or not movie_scale:
         raise UncountedError("has frames without a duration")
-    shown = _shown(table, times)
+    shown, is_key = _shown(table, times), _keys(table, frames)
     _require_near(duration / scale, ticks / scale, frames, shown, scale)
     edits, lasts = _edits(track), _of_track(head) / movie_scale
     if edits is None:
@@ -130,14 +145,29 @@ def _in_track(track: memoryview, movie: memoryview) -> FilmSize:
             or stop > (int(shown.max()) + ticks // frames * 3) * 1.02
         ):
             raise UncountedError("has a list of edits that shows more than the film")
-        frames = int(((shown >= start) & (shown < stop)).sum())
-        if not frames:
+        is_in = (shown >= start) & (shown < stop)
+        shown, is_key = shown[is_in], is_key[is_in]
+        if not len(shown):
             raise UncountedError("has a list of edits that shows no frame")
     height, width = _shape(_child(table, b"stsd"))
     if _is_on_its_side(head, movie):
         height, width = width, height
     rate = Fraction(counted * scale, ticks)  # as FFmpeg counts, also of films that are cut
-    return FilmSize(frames, height, width, rate.numerator, rate.denominator)
+    size = FilmSize(len(shown), height, width, rate.numerator, rate.denominator)
+    order = np.argsort(shown, kind="stable")
+    return FilmTable(size, shown[order], is_key[order])
+
+
+def _keys(table: memoryview, frames: int) -> NDArray[np.bool_]:
+    """Return which frames are keyframes by `stss`, without which all are."""
+    for kind, box in _inside(table):
+        if kind == b"stss":
+            (count,) = struct.unpack_from(">I", box, 4)
+            if 8 + 4 * count > len(box):
+                raise UncountedError("has a table of keyframes that is cut")
+            numbers = np.frombuffer(box, ">u4", count, 8)
+            return np.isin(np.arange(1, frames + 1), numbers)
+    return np.ones(frames, dtype=np.bool_)
 
 
 def _clock(box: memoryview) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.films.boxes import film_size
+from streampack.films.boxes import FilmTable, film_table
 from streampack.films.size import FilmSize
 from streampack.images.images import BrokenImageError, named_failures
 from streampack.images.media_file import MediaFile, UncountedError, opened
@@ -22,6 +22,8 @@ from streampack.storage.storage import Storage
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
 #: Share by which the frames per second may differ.
 _TOLERANCE = 0.02
+#: Frames that are left out, at least, to seek.
+_LEAST_SKIPPED = 64
 
 
 def _format(start: bytes) -> str:
@@ -55,7 +57,7 @@ def size_of(reference: bytes | str, storage: Storage, *, count_packets: bool = F
             kind = _format(file.start)
             if kind != "mov":
                 raise UncountedError(f"is {kind}, and its head does not count the frames")
-            return film_size(file.part, file.num_bytes)
+            return film_table(file.part, file.num_bytes).size
         except UncountedError as error:
             if not count_packets:
                 advice = "name its sizes by sizes=, or pass count='packets' to read it whole"
@@ -96,35 +98,82 @@ def frames_of(
         BrokenImageError: the film cannot be decoded, or is not of the planned size.
         StorageError: the file could not be read; a retry may succeed.
     """
-    wanted, last = {*indices}, max(indices)
-    kept: dict[int, NDArray[np.uint8]] = {}
     file = MediaFile(reference, storage or Storage())
     with (
         named_failures(reference),
         opened(file, _format(file.start), "video") as (container, stream),
     ):
-        rate, declared = stream.average_rate, _declared(file)
+        rate, table = stream.average_rate, _table(file)
         if rate and abs(float(rate) / size.fps - 1) > _TOLERANCE:
             raise BrokenImageError(f"{float(rate):.6g} frames per second, not {size.fps:.6g}")
-        number = packets = 0  # frames that are decoded, packets that are read
-        for packet in container.demux(stream):
-            packets += bool(packet.size) and not packet.is_discard
-            for frame in packet.decode() if number <= last else ():
-                if number in wanted:
-                    kept[number] = _upright(frame, size)
-                number += 1
-            if number > last and declared is not None:
-                break
-        if number <= last or number > size.frames or (declared or packets) != size.frames:
-            counted = max(number, declared or packets) if number > last else number
-            raise BrokenImageError(f"{counted} frames, not {size.frames}")
+        if table is not None and table.size.frames != size.frames:
+            raise BrokenImageError(f"{table.size.frames} frames, not {size.frames}")
+        wanted = sorted({*indices})
+        kept = {} if table is None else _sought(container, stream, table, wanted, size)
+        if len(kept) < len(wanted):
+            container.seek(0)
+            kept = _read(container, stream, wanted, size, whole=table is None)
     return np.stack([kept[index] for index in indices])
 
 
-def _declared(file: MediaFile) -> int | None:
-    """Return the number of frames by the head of the file, or None."""
+def _read(
+    container: Any, stream: Any, wanted: Sequence[int], size: FilmSize, *, whole: bool
+) -> dict[int, NDArray[np.uint8]]:
+    """Decode all frames up to the last of the wanted ones.
+
+    Args:
+        wanted: indices in rising order.
+        whole: count the packets behind, too, because the head does not.
+    """
+    last, kept = wanted[-1], dict.fromkeys(wanted)
+    number = packets = 0  # frames that are decoded, packets that are read
+    for packet in container.demux(stream):
+        packets += bool(packet.size) and not packet.is_discard
+        for frame in packet.decode() if number <= last else ():
+            if number in kept:
+                kept[number] = _upright(frame, size)
+            number += 1
+        if number > last and not whole:
+            break
+    if number <= last or number > size.frames or (whole and packets != size.frames):
+        counted = max(number, packets) if number > last else number
+        raise BrokenImageError(f"{counted} frames, not {size.frames}")
+    return kept  # type: ignore[return-value]
+
+
+def _sought(
+    container: Any, stream: Any, table: FilmTable, wanted: Sequence[int], size: FilmSize
+) -> dict[int, NDArray[np.uint8]]:
+    """Decode frames from the keyframe before each, where that leaves out many.
+
+    Frames are known by their times in the table. The result lacks frames, and all are to be read,
+    if there is little to leave out, times repeat, or the decoder gives other times.
+    """
+    keys, shown = np.flatnonzero(table.is_key), table.shown - table.shown[0]
+    starts = keys[np.searchsorted(keys, wanted, side="right") - 1] if len(keys) else keys
+    skipped = np.maximum(starts - np.append(0, np.add(wanted[:-1], 1)), 0) if len(keys) else keys
+    if not len(keys) or keys[0] or skipped.sum() < _LEAST_SKIPPED or not np.diff(shown).all():
+        return {}
+    kept: dict[int, NDArray[np.uint8]] = {}
+    frames, first = iter(container.decode(stream)), None
+    for index, start, left_out in zip(wanted, starts.tolist(), skipped.tolist(), strict=True):
+        if first is not None and left_out:
+            container.seek(first + int(shown[start]), stream=stream)
+            frames = iter(container.decode(stream))
+        for frame in frames:
+            first = frame.pts if first is None else first
+            if frame.pts is None or first is None or frame.pts > first + int(shown[index]):
+                return {}
+            if frame.pts == first + int(shown[index]):
+                kept[index] = _upright(frame, size)
+                break
+    return kept
+
+
+def _table(file: MediaFile) -> FilmTable | None:
+    """Return the frames by the head of the file, or None."""
     with suppress(UncountedError):
-        return film_size(file.part, file.num_bytes).frames
+        return film_table(file.part, file.num_bytes)
     return None
 
 

@@ -6,13 +6,15 @@ import struct
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 pytest.importorskip("av", reason="PyAV, the extra [video]")
 
-from streampack.films.boxes import film_size
+from streampack.films import files
+from streampack.films.boxes import film_table
 from streampack.films.files import frames_of, size_of
 from streampack.films.size import FilmSize
 from streampack.images.images import BrokenImageError
@@ -50,7 +52,7 @@ def head(data: bytes) -> tuple[FilmSize, int]:
         reads.append(stop - start)
         return data[start:stop]
 
-    return film_size(read, len(data)), len(reads)
+    return film_table(read, len(data)).size, len(reads)
 
 
 @pytest.mark.parametrize("kind", CLIPS)
@@ -134,9 +136,57 @@ def test_heads_of_2_gb_films_are_two_small_ranges(tmp_path: Path) -> None:
         reads.append(stop - start)
         return Storage().read_range(str(path), start, stop)
 
-    assert film_size(read, path.stat().st_size).frames == 13
+    assert film_table(read, path.stat().st_size).size.frames == 13
     assert len(reads) == 2
     assert sum(reads) < 1 << 17
+
+
+LONG: dict[str, Callable[[], bytes]] = {
+    "H.264": lambda: film(400, g="24"),
+    "H.264, open groups": lambda: film(400, g="24", **{"x264-params": "open-gop=1:log-level=none"}),
+    "H.265": lambda: film(400, codec="libx265", g="24"),
+    "VP9": lambda: film(400, codec="libvpx-vp9", g="24"),
+    "MPEG-4": lambda: film(400, codec="mpeg4", g="24"),
+    "mov, JPEG": lambda: film(400, form="mov", codec="mjpeg"),
+    "uneven": lambda: film(300, g="24", times=np.cumsum(np.arange(300) % 5 + 1).tolist()),
+    "cut": lambda: cut_to(film(400, rate=25, g="24"), 10_000, 9_000),
+    "one group": lambda: film(400, g="999"),
+}
+
+
+def cut_to(data: bytes, length: int, start: int) -> bytes:
+    cut = patched(data, box_at(data, b"elst") + 8, struct.pack(">Ii", length, start))
+    return patched(cut, box_at(data, b"tkhd") + 20, length.to_bytes(4, "big"))
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_frames_that_are_sought_are_the_frames_of_the_film_read_whole(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = LONG[kind]()
+    size = size_of(data, Storage())
+    rng = np.random.default_rng(1)
+    wanted = [[0, size.frames - 1], [5, 100, 101, 230], [size.frames - 2], [120, 120, 121]]
+    wanted += [sorted(rng.integers(0, size.frames, 5).tolist()) for _ in range(4)]
+    sought = [frames_of(data, size, each, None) for each in wanted]
+    monkeypatch.setattr(files, "_LEAST_SKIPPED", 1 << 30)
+    for each, frames in zip(wanted, sought, strict=True):
+        assert np.array_equal(frames, frames_of(data, size, each, None)), each
+
+
+def test_few_bytes_of_a_long_film_are_read_for_few_frames(tmp_path: Path) -> None:
+    path = tmp_path / "long.mp4"
+    path.write_bytes(film(900, size=(320, 240), g="30", options={"movflags": "faststart"}, crf="5"))
+    reads = []
+
+    class Counting(Storage):
+        def read_range(self, file: Any, start: int, stop: int) -> bytes:
+            reads.append(stop - start)
+            return super().read_range(file, start, stop)
+
+    size = size_of(str(path), Storage())
+    frames_of(str(path), size, [3, 500], Counting())
+    assert sum(reads) < path.stat().st_size / 2
 
 
 def test_heads_that_do_not_fit_the_film_are_errors_when_it_is_decoded() -> None:
