@@ -207,7 +207,7 @@ class S3Client(_Client):
             entry = self._resolver.construct_endpoint("s3", region, **self._variant)
             endpoint = f"{self._scheme}://{entry['hostname']}"
         endpoint = endpoint.rstrip("/")
-        if self._in_path or not check_dns_name(bucket) or "." in bucket:
+        if self._in_path or not check_dns_name(bucket):  # also with a dot
             return f"{endpoint}/{bucket}"
         parts = urlsplit(endpoint)
         return urlunsplit(parts._replace(netloc=f"{bucket}.{parts.netloc}"))

@@ -165,7 +165,6 @@ BESIDE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.sampled(9)
 @pytest.mark.parametrize("beside", BESIDE, ids=str)
 @pytest.mark.parametrize("kind", ["lines", "parquet", "list"])
 def test_a_record_that_is_not_to_be_learnt_is_refused_unless_its_field_is_declared(

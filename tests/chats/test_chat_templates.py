@@ -72,7 +72,6 @@ def ids_and_masks(documents: Documents) -> list[tuple[list[int], list[bool]]]:
     return [(documents.tokens[a:b].tolist(), mask[a:b].tolist()) for a, b in cuts]
 
 
-@pytest.mark.sampled(26)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_one_document_of_a_conversation(name: str, kind: str) -> None:
@@ -86,7 +85,6 @@ def test_one_document_of_a_conversation(name: str, kind: str) -> None:
         ]
 
 
-@pytest.mark.sampled(25)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_one_document_of_every_turn_begins_with_the_models_prompt(name: str, kind: str) -> None:

@@ -20,6 +20,7 @@ from streampack import (
     Topology,
     sources,
 )
+from streampack.chats.templates.turn_starts import Starts
 from streampack.errors import ConfigError, ContentError, StateError
 from streampack.tokenization import load_tokenizer
 from tests.support.chat_templates import SPECIAL, TEMPLATES
@@ -194,3 +195,15 @@ def test_eos_after_an_open_turn_counts_as_part_of_the_row() -> None:
     loader = PackedLoader(dataset(chat={"template": headers}, **options))
     assert {*answers(TALKS)} == {*learnt_of(loader)}
     assert loader.metrics().composition.documents_cut == 0
+
+
+def test_no_part_begins_between_a_call_and_its_result() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages: Any = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "user", "content": "is it slow?"},
+        {"role": "tool", "content": "b", "tool_call_id": "1"},
+        {"role": "assistant", "content": "c"},
+    ]
+    assert [[start.begin for start in group] for group in Starts(messages).before(4)] == [[0], []]

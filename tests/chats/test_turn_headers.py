@@ -72,7 +72,6 @@ def spans(made: list[Rendered]) -> list[str]:
     return [one.text[start:stop] for one in made for start, stop in one.spans]
 
 
-@pytest.mark.sampled(115)
 @pytest.mark.parametrize("turns", ["whole", "each"])
 @pytest.mark.parametrize("record", RECORDS)
 @pytest.mark.parametrize("name", ALL)

@@ -145,6 +145,15 @@ def test_reports_of_lanes_sharpen_the_estimate() -> None:
     assert again.estimate_steps() == loader.estimate_steps()
 
 
+def test_reports_count_the_epochs_that_follow() -> None:
+    loader = PackedLoader(dataset(corpus(4_000), epochs=2))
+    for number, _ in enumerate(loader):
+        if number == 250:
+            estimate = loader.estimate_steps()
+    assert estimate is not None
+    assert abs(estimate.steps - number - 1) <= min(estimate.error, 0.2 * number)
+
+
 def test_no_unknown_figure_is_invented() -> None:
     assert dataset(corpus(50), epochs=None).estimate_steps() is None
     assert dataset(lambda: iter([[1, 2, 3]] * 9000), lanes=1).estimate_steps() is None

@@ -90,7 +90,6 @@ WAYS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.sampled(8)
 @WITH_JSON
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("records", [TOOLS, MESSAGES, MIXED], ids=["tools", "messages", "content"])

@@ -154,7 +154,6 @@ def packed(dataset: PackedDataset) -> Counter[tuple[int, ...]]:
     return Counter(d for batch in PackedLoader(dataset) for d in batch_documents(batch))
 
 
-@pytest.mark.sampled(13)
 @pytest.mark.parametrize("step", ALL)
 def test_a_run_has_the_documents_that_the_stream_itself_gives(stream: Any, step: str) -> None:
     made = ALL[step](stream)
@@ -166,7 +165,6 @@ def test_a_run_has_the_documents_that_the_stream_itself_gives(stream: Any, step:
     assert refused.value.setting == "lanes"
 
 
-@pytest.mark.sampled(13)
 @pytest.mark.parametrize("step", SELECTIONS)
 def test_every_epoch_selects_the_same_documents(stream: Any, step: str) -> None:
     make, once = SELECTIONS[step]
@@ -183,7 +181,6 @@ def test_every_cursor_leads_to_the_rest(stream: Any, step: str) -> None:
     assert_restarts(source, expected)
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("step", DIVIDED)
 def test_steps_that_treat_rows_alone_keep_their_lanes(stream: Any, step: str) -> None:
     made = DIVIDED[step](stream)

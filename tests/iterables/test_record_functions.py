@@ -100,7 +100,6 @@ def test_texts_of_a_function_are_read_from_any_format(kind: str, tmp_path: Path)
     assert RECORDS[0]["instruction"] == "ask 0"  # the function gets copies
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", DATA)
 def test_conversations_of_a_function_are_trained_on_and_counted(kind: str, tmp_path: Path) -> None:
     def loader(state: Any = None) -> PackedLoader:

@@ -102,7 +102,6 @@ MASKED: dict[str, Columns] = {
 }
 
 
-@pytest.mark.sampled(15)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", MASKED)
 def test_masks_beside_ids_are_read_unless_none_is_wanted(kind: str, case: str) -> None:
