@@ -207,6 +207,7 @@ def test_a_download_that_breaks_off_restarts(
 ) -> None:
     storage.size(url)
     storage.read_range(url, 0, 1)
+    settle()
     shutil.rmtree(storage.cache_dir or "")
     setattr(http, fault, 2)
     read(storage, url)
