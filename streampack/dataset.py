@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from streampack.forecasts.explanation import Explanation
     from streampack.forecasts.provenance import Piece
     from streampack.hooks.stages import Hook, HookFunction
+    from streampack.ledger.seen import Seen
     from streampack.ordering import DocumentOrder
     from streampack.packing import Packer
     from streampack.stages.base import BlockStage
@@ -117,6 +118,8 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
             column, ``{"id": ["a", 7]}``; a file with a key per line, ``{"id": "withdrawn.txt"}``;
             places that `locate` returned, or their texts; a file of these; or a list of several.
         provenance: record the origin of every piece of a batch, for `locate`.
+        ledger: True keeps a digest of the batches and totals in the state; names of
+            `document_fields` count tokens by their values too (docs/ledger.md).
 
     Attributes:
         topology: index of this data-parallel rank, and the number of ranks.
@@ -153,6 +156,7 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         on_error: Literal["raise", "skip"] = "raise",
         exclude: Any = None,
         provenance: bool = False,
+        ledger: bool | Sequence[str] = False,
         **columns: Unpack[NamedFields],
     ) -> None:
         super().__init__()
@@ -190,6 +194,7 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
                 "fields": fields or None,
                 "provenance": provenance or None,
                 "exclude": exclude,
+                "ledger": ledger or None,
             },
             fields=fields,
             seq_len=seq_len,
@@ -344,6 +349,29 @@ class PackedDataset(Explained, IterableDataset[PackedBatch]):
         from streampack.forecasts.provenance import locate
 
         return locate(self._config.source, batch)
+
+    def seen(self, state: Any, documents: Any, *, batches: int | None = None) -> Iterator[Seen]:
+        """Find documents in the batches of a run, as ``streampack ledger`` does (docs/ledger.md).
+
+        The run is made once more from its beginning, in this process and as one rank, so the
+        corpus is read and tokenized.
+
+        Args:
+            state: state of all ranks.
+            documents: keys of columns or places, as for `exclude`.
+            batches: number of batches after the state; None is up to the end of the run.
+
+        Returns:
+            A `Seen` for each piece in order: batch, row, piece, and whether it is delivered.
+
+        Raises:
+            ConfigError: the run never ends, and `batches` is None.
+            StateError (while iterating): the batches before the state are not reproduced, since
+                settings of the run changed on a resume.
+        """
+        from streampack.ledger.seen import seen
+
+        return seen(self, state, documents, batches=batches)
 
     def text_of(self, piece: Piece, tokenizer: Any = None) -> str:
         """Read the whole document of a piece from its shard.

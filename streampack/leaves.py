@@ -34,6 +34,7 @@ AFTER_PACKER = {
     "stages": "hooks.own:add",
     "fields": "fields.stage:add",
     "provenance": "forecasts.origins:add",
+    "ledger": "accounts.leaf:add",
     "mixture": "mixtures.by_source:add",
 }
 

@@ -40,7 +40,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if state["fingerprint"] != first["fingerprint"]:
             changed_fields(first["fingerprint"], state["fingerprint"])
         for name in dict.fromkeys((*first, *state)):
-            if name in ("fingerprint", "lanes", "checksum"):
+            if name in ("fingerprint", "lanes", "checksum", "counted"):
                 continue
             here, theirs = first.get(name), state.get(name)
             if here != theirs:
@@ -62,5 +62,10 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "Pass the states of all ranks.",
         )
     merged = {str(lane): lanes[lane] for lane in sorted(lanes)}
+    counted = [state["counted"] for state in states if "counted" in state]
     state = {**first, "lanes": merged}
+    if counted:
+        from streampack.accounts.totals import merged as merged_ledgers
+
+        state["counted"] = merged_ledgers(counted)
     return {**state, "checksum": checksum(state)}

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from streampack.changes.inside import ENTRY, state_inside
 from streampack.distributed.merging import merge_states
 from streampack.errors import StateError
 from streampack.job.topology import Topology
-from streampack.run.state import ENTRY, state_inside
 
 
 class DistributedState:

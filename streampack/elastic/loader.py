@@ -7,6 +7,7 @@ from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from streampack.accounts.leaf import count
 from streampack.arguments import explained, type_in_words, whole_number
 from streampack.batch import BatchGroup, Item
 from streampack.dataset import PackedDataset
@@ -79,6 +80,12 @@ class ElasticLoader(PackedLoader[Item]):
                 f"{refused[0]} must be left out, since the ranks of an elastic run are set later.",
                 "Pass members with a time limit to set_ranks; runs drain.",
                 setting=refused[0],
+            )
+        if count in dataset._config.on_take:
+            raise ConfigError(
+                "ledger must be left out, since a rank that is killed takes its counts along.",
+                "Leave out ledger= of the dataset.",
+                setting="ledger",
             )
         step_batches = whole_number("step_batches", step_batches)
         if not dataset._config.lanes and dataset._start is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack.accounts.totals import LEDGER, totals_of
 from streampack.dataset import PackedDataset
 from streampack.errors import ConfigError, StateError
 from streampack.exclusion.leaf import EXCLUDED, Exclusion, FindKeys, KeyMask, ordinals_of, with_keys
@@ -192,6 +193,18 @@ class _Ledger:
             ]
             if pairs[0] != pairs[1]:
                 raise _not_reproduced(f"lane {lane} is at {pairs[1]}, not at {pairs[0]}")
+        digests = {_digest(each) for each in (self._state, state)} - {None}
+        if len(digests) > 1 and not self._state["stepped_over"]:
+            raise _not_reproduced(f"their digests are {' and '.join(sorted(map(str, digests)))}")
+
+
+def _digest(state: Mapping[str, Any]) -> str | None:
+    """Return the digest of all batches before a state; None if its ledger has not all of them."""
+    entry = state.get("counted", {}).get(LEDGER)
+    if entry is None or entry["gaps"] or entry["until"] != state["next_batch"]:
+        return None
+    digest: str = totals_of(state)["digest"]
+    return digest if entry["rank"][1] == 1 else None
 
 
 def _hidden(exclusion: Exclusion) -> set[str]:

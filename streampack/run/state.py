@@ -24,7 +24,6 @@ from streampack.errors import StateError
 from streampack.job.topology import Topology
 
 VERSION = 7
-ENTRY = "streampack"  # key of the entry that `DistributedState` makes
 
 LaneState = dict[str, Any] | None
 
@@ -56,6 +55,7 @@ class RunState:
         stepped_over: index ranges [first, end) of batches that the loop stepped over.
         others: states of other lanes, from the state that this one was loaded from.
         beside: JSON-able values of leaves by key of the state; replaced, never changed.
+        counted: the same of this rank's batches, which other ranks may have otherwise.
     """
 
     fingerprint: dict[str, Any]
@@ -65,6 +65,7 @@ class RunState:
     stepped_over: list[list[int]] = field(default_factory=list)
     others: dict[int, Deferred] = field(default_factory=dict)
     beside: Mapping[str, Any] = field(default_factory=dict)
+    counted: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_rank(
@@ -87,14 +88,16 @@ class RunState:
                 "`merge_states` makes.",
             )
         lanes = {int(lane): state_of_lane for lane, state_of_lane in state["lanes"].items()}
-        owned_lanes = {lane: lanes.pop(lane) for lane in owned}
-        values = {name: value for name, value in state.items() if name not in _FIELDS}
-        return cls(fingerprint, topology, start, owned_lanes, state["stepped_over"], lanes, values)
+        mine = {lane: lanes.pop(lane) for lane in owned}
+        values = {name: value for name, value in state.items() if name not in FIELDS}
+        counted = values.pop("counted", {})
+        return cls(
+            fingerprint, topology, start, mine, state["stepped_over"], lanes, values, counted
+        )
 
     def copy(self) -> RunState:
         """Return an independent copy."""
-        stepped_over = [list(numbers) for numbers in self.stepped_over]
-        return replace(self, lanes=dict(self.lanes), stepped_over=stepped_over)
+        return replace(self, lanes=dict(self.lanes), stepped_over=copy.deepcopy(self.stepped_over))
 
     def commit(self, lane: int, step: int, state: Deferred) -> None:
         """Record that the loop has consumed batch number `step` of `lane`.
@@ -167,6 +170,7 @@ class RunState:
             "next_batch": self.next_batch,
             "stepped_over": [list(numbers) for numbers in self.stepped_over],
             **copy.deepcopy(dict(self.beside)),
+            **({"counted": copy.deepcopy(self.counted)} if self.counted else {}),
         }
         owned = self.topology.owned_lanes(self.next_batch, self.fingerprint["lanes"])
         lanes = {str(lane): self.lane(lane) for lane in sorted(owned)}
@@ -174,7 +178,7 @@ class RunState:
         return {**state, "checksum": checksum(state)}
 
 
-_FIELDS = ("version", "fingerprint", "next_batch", "stepped_over", "checksum", "lanes")
+FIELDS = ("version", "fingerprint", "next_batch", "stepped_over", "checksum", "lanes")
 
 
 def check_state(state: Mapping[str, Any]) -> None:
@@ -190,8 +194,10 @@ def check_state(state: Mapping[str, Any]) -> None:
             f"The state has version {version}, this streampack reads version {VERSION}.",
             "Resume with the version of streampack that saved the state, or start a new run.",
         )
-    missing = set(_FIELDS) - set(state)
+    missing = set(FIELDS) - set(state)
     if missing:
+        from streampack.changes.inside import state_inside
+
         if (inside := state_inside(state)) is not None:
             raise StateError("The mapping contains a state but is not one.", f"Pass {inside}.")
         raise StateError(
@@ -203,20 +209,6 @@ def check_state(state: Mapping[str, Any]) -> None:
             "The state does not match its checksum.",
             "Pass the return value of `state_dict()`, unchanged.",
         )
-
-
-def state_inside(checkpoint: Any, name: str = "state", depth: int = 3) -> str | None:
-    """Return the Python expression of a run's state inside a checkpoint; None without one."""
-    if not isinstance(checkpoint, Mapping) or not depth:
-        return None
-    if isinstance(checkpoint.get(ENTRY), str):
-        return f"{name} to DistributedState(loader).load_state_dict"
-    if set(_FIELDS) <= set(checkpoint):
-        return name
-    expressions = (
-        state_inside(value, f"{name}[{key!r}]", depth - 1) for key, value in checkpoint.items()
-    )
-    return next((each for each in expressions if each is not None), None)
 
 
 def named(lanes: Iterable[int]) -> str:

@@ -245,6 +245,9 @@ KINDS: dict[str, Callable[[Corpus], PackedDataset]] = {
         order=sp.ordering.GroupBy("repository"),
         document_fields={"repository": "int32"},
     ),
+    "ledger": lambda c: packed(
+        c, "ids.parquet", document_fields={"repository": "int32"}, ledger=["repository"]
+    ),
     "chat": lambda c: PackedDataset(
         sources.Chat(c.path("chat.jsonl"), template=CHAT),
         seq_len=SEQ_LEN,
@@ -307,6 +310,7 @@ GOLDEN = {
     "concat, attention over rows": "a71f3b085797388a",
     "order by similarity": "b6f9573381b7cf4c",
     "order by a field": "867600ce3298ff1a",
+    "ledger": "f5d31fff3f4a9b55",
     "chat": "886967bbf6050ce3",
     "long chats": "4bb66238b6b8e37e",
 }
@@ -347,6 +351,7 @@ LEAVES: dict[str, tuple[str, ...]] = {
     "concat, attention over rows": (*PARQUET, "limits", "packers"),
     "order by similarity": (*PARQUET, "ordering", "orders", "packers"),
     "order by a field": (*PARQUET, "fields", "ordering", "orders", "packers"),
+    "ledger": (*PARQUET, "accounts", "fields", "mixtures"),
     "chat": (*LINES, "chats", "iterables", "tokenization"),
     "long chats": (*LINES, "chats", "iterables", "tokenization"),
 }

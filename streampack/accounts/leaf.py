@@ -1,0 +1,191 @@
+"""Counting a run's batches: a row stage in lanes, and totals in the state of the loop's process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streampack.accounts.totals import LEDGER, opened, plus
+from streampack.batch import PackedBatch
+from streampack.documents.text_keys import text_of_key
+from streampack.errors import ConfigError
+from streampack.mixtures.source_counts import count_sources
+from streampack.sources.error_policy import ErrorPolicy
+from streampack.window.entries import HeldBlocks
+from streampack.window.gather import Pieces
+from streampack.window.packed_rows import PackedRows
+
+if TYPE_CHECKING:
+    from streampack.run.rank import RankRun
+    from streampack.stages.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+#: Counts of a field's values: tokens, documents and loss tokens.
+Counts = dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What a lane counts of a batch; a part of `PackedRows.attached`.
+
+    Attributes:
+        digest: hash of the batch's pieces: their documents, slices and slots.
+        begins: (D,) bool, True for the first piece of a document.
+        fields: counts by field and value, once the batch is finished.
+    """
+
+    digest: bytes
+    begins: NDArray[np.bool_]
+    fields: Mapping[str, Counts] = field(default_factory=dict)
+
+    def tensors(self) -> Mapping[str, NDArray[Any]]:
+        """Return no arrays: nothing of it moves to a device."""
+        return {}
+
+    def on_host(self) -> Counted:
+        """Return all of it."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class CountPieces:
+    """Row stage that attaches `Counted`.
+
+    Attributes:
+        fields: fields to count by; True for texts.
+        whole: True to count every piece as a document, False to count the first pieces only.
+    """
+
+    fields: Mapping[str, bool]
+    whole: bool = False
+
+    def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
+        """See `RowStage`."""
+        digest = blake2b(digest_size=16)
+        origin = (pieces.origin[name] for name in ("source", "shard", "index"))
+        for column in (*origin, pieces.start, pieces.stop, pieces.slot):
+            digest.update(column.astype(np.int64).tobytes())
+        counted = Counted(digest.digest(), pieces.begins)
+        return rows._replace(attached={**rows.attached, LEDGER: counted})
+
+    def empty(self, rows: PackedRows) -> PackedRows:
+        """See `RowStage`."""
+        return rows
+
+    def finish(
+        self, rows: PackedRows, name: Callable[[Any], str], skips: ErrorPolicy
+    ) -> PackedRows:
+        """Count when the batch is handed out, since broken images lose their loss then."""
+        counted = rows.attached.get(LEDGER)
+        if counted is None or not self.fields:
+            return rows
+        begins = np.ones(len(rows.source_ids), np.bool_) if self.whole else counted.begins
+        fields = {}
+        for field_name, texts in self.fields.items():
+            values, which = np.unique(rows.document_fields[field_name], return_inverse=True)
+            by_value = rows._replace(source_ids=which.astype(np.int32))
+            counts = count_sources(by_value, begins, len(values)).tolist()
+            names = [_text(value) if texts else str(value) for value in values.tolist()]
+            fields[field_name] = dict(zip(names, counts, strict=True))
+        attached = {**rows.attached, LEDGER: replace(counted, fields=fields)}
+        return rows._replace(attached=attached)
+
+
+def _text(key: int) -> str:
+    try:
+        return text_of_key(key)
+    except KeyError:  # made in another process, or long ago
+        return f"key {key}"
+
+
+def count(run: RankRun, batch: PackedBatch) -> None:
+    """Add a batch that the loop takes to the totals in the run's state."""
+    state, topology = run.state, run.plan.topology
+    before = state.counted.get(LEDGER)
+    entry = opened(before, (topology.rank, topology.world_size))
+    if LEDGER not in run.kept:  # the first batch since the start
+        run.kept[LEDGER] = True
+        missed = _not_counted(run, entry["until"])
+        entry["gaps"] = [*entry["gaps"], *missed]
+        for first, end in missed:
+            logger.warning(
+                "The ledger counts from batch %d on: the state has none of batches %d to %d.",
+                end,
+                first,
+                end - 1,
+            )
+    counted: Counted = batch._attached[LEDGER]
+    number = batch.step * run.plan.config.lanes + batch.lane
+    digest = blake2b(counted.digest + number.to_bytes(8, "little"), digest_size=16)
+    entry["own"] = plus(
+        entry["own"],
+        {
+            "digest": digest.hexdigest(),
+            "batches": 1,
+            "tokens": batch.num_tokens,
+            "documents": batch.composition.documents,
+            "loss_tokens": batch.num_loss_tokens,
+            "fields": counted.fields,
+        },
+    )
+    entry["until"] = state.next_batch
+    state.counted = {**state.counted, LEDGER: entry}
+
+
+def _not_counted(run: RankRun, until: int) -> list[list[int]]:
+    """Return the range of batches from `until` up to the start that were trained uncounted, if any.
+
+    Up to a turn of all lanes may be empty batches.
+    """
+    start = run.oldest
+    over = sum(max(end - max(first, until), 0) for first, end in run.state.stepped_over)
+    return (
+        [[until, start]] if start - until - over > (run.plan.config.lanes if until else 0) else []
+    )
+
+
+def add(recipe: Recipe, value: Any) -> None:
+    """Let a run keep a ledger.
+
+    Raises:
+        ConfigError: a field is not declared, or not of texts or integers; or batches are shared.
+    """
+    names = [] if value is True else [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"ledger must be True or names of fields, got {value!r:.100}.",
+            'Pass ledger=True or, for example, ledger=["licence"].',
+            setting="ledger",
+        )
+    for name in names:
+        dtype = recipe.fields.document.get(name)
+        if dtype is None or dtype.kind not in "iub":
+            kind = "not declared" if dtype is None else f"of {dtype}"
+            raise ConfigError(
+                f'ledger counts by fields of texts or integers, and "{name}" is {kind}.',
+                f'Declare it with document_fields={{"{name}": "text"}}.',
+                setting="ledger",
+            )
+    if names and recipe.given.get("layout"):
+        raise ConfigError(
+            "Trees share tokens between documents, so ledger cannot count them by fields.",
+            "Pass ledger=True, which keeps the digest and the totals.",
+            setting="ledger",
+        )
+    if recipe.packer._shares_batches:
+        raise ConfigError(
+            f"{type(recipe.packer).__name__} lets ranks share batches, which ledger would count "
+            "several times.",
+            "Leave out ledger=, or cp= of the packer.",
+            setting="ledger",
+        )
+    texts = {name: name in recipe.fields.keys for name in names}
+    recipe.add_rows("units", CountPieces(texts, whole=recipe.whole))
+    recipe.on_take.append(count)
