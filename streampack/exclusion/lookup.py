@@ -203,10 +203,9 @@ def _hash(
 
 def _mark(hashes: NDArray[np.uint64], bitmap: NDArray[np.uint64]) -> None:
     """Set two bits of a word of a bitmap for each hash."""
-    one, words = np.uint64(1), (hashes & np.uint64(64 * len(bitmap) - 1)) >> np.uint64(6)
-    np.bitwise_or.at(
-        bitmap, words, one << (hashes & np.uint64(63)) | one << (hashes >> np.uint64(58))
-    )
+    words = (hashes & np.uint64(64 * len(bitmap) - 1)) >> np.uint64(6)
+    bits = np.uint64(1) << (hashes & np.uint64(63)) | np.uint64(1) << (hashes >> np.uint64(58))
+    np.bitwise_or.at(bitmap, words, bits)
 
 
 def as_keys(values: Iterable[Any]) -> list[bytes]:
