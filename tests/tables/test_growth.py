@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streampack import (
@@ -237,3 +239,39 @@ def test_documents_are_taken_out_and_rows_left_out_of_every_version(table: Unpac
         read, state = keys(version, state, steps)
         parts.append(read)
     check([2, 7, 16, 21], parts, known)
+
+
+def test_ids_of_rows_are_keys_in_a_table_with_row_tracking(tmp_path: Path) -> None:
+    def file(name: str, keys: Iterable[int], first_id: int, **more: Any) -> dict[str, Any]:
+        keys = list(keys)
+        columns = {"key": keys, "text": [f"document {key}" for key in keys], **more}
+        pq.write_table(pa.table(columns), tmp_path / name)
+        size = (tmp_path / name).stat().st_size
+        return {"path": name, "size": size, "partitionValues": {}, "baseRowId": first_id}
+
+    def commit(version: int, *actions: dict[str, Any]) -> None:
+        log = tmp_path / "_delta_log"
+        log.mkdir(exist_ok=True)
+        (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)))
+
+    fields = [{"name": "key", "type": "long"}, {"name": "text", "type": "string"}]
+    ids = "_row-id-col-7"
+    metadata = {
+        "id": "1", "schemaString": json.dumps({"fields": fields}), "partitionColumns": [],
+        "configuration": {
+            "delta.enableRowTracking": "true",
+            "delta.rowTracking.materializedRowIdColumnName": ids,
+        },
+    }  # fmt: skip
+    commit(
+        0, {"protocol": {"minReaderVersion": 1}}, {"metaData": metadata},
+        {"add": file("a.parquet", range(400), 0)}, {"add": file("b.parquet", range(400, 500), 400)},
+    )  # fmt: skip
+    kept = [key for key in range(400) if key % 5]
+    rewritten = file("c.parquet", [*kept, 900, 901], 500, **{ids: [*kept, None, None]})
+    commit(1, {"remove": {"path": "a.parquet", "dataChange": True}}, {"add": rewritten})
+    first, state = run(at(tmp_path, 0, key=None), None, 3, lanes=2)
+    second, _ = run(at(tmp_path, 1, key=None), state, None, lanes=2)
+    now = {*kept, *range(400, 500), 900, 901}
+    check([0, 1], [first, second], {0: [[k] for k in range(500)], 1: [[k] for k in now]})
+    assert {900, 901} <= second.keys()
