@@ -133,7 +133,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ("how", "ending"),
     [
         *((how, "jsonl") for how in ENDS),
-        ("while threads read ahead", "jsonl.gz"),
+        pytest.param("while threads read ahead", "jsonl.gz", marks=pytest.mark.slow),
         pytest.param("by Ctrl-C", "jsonl.gz", marks=pytest.mark.slow),
     ],
 )

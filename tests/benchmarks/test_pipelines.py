@@ -20,7 +20,7 @@ def test_the_bubble_of_equal_micro_batches_matches_the_formula(stages: int, chun
 
 @pytest.mark.parametrize("chunks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_stages_wait_less_with_the_costliest_micro_batches_in_the_middle(chunks: int) -> None:
-    lengths = np.random.default_rng(0).lognormal(np.log(3000), 1.3, 2048).astype(np.int64)
+    lengths = np.random.default_rng(0).lognormal(np.log(3000), 1.3, 1024).astype(np.int64)
     cells = line(np.clip(lengths, 16, 32_768), 32_768, 4, chunks)
     shuffled, decreasing, peaked = (float(cell.removesuffix(" %")) for cell in cells[4:7])
     assert peaked < decreasing < shuffled

@@ -115,7 +115,7 @@ def test_ranks_of_a_group_hold_the_parts_of_one_batch_and_count_its_loss_once() 
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 4, 8, 12]), st.integers(1, 9)), max_size=4))
-@drawn(12)
+@drawn(4)
 def test_stopped_and_gone_on_with_on_any_ranks_every_batch_comes_once(
     legs: list[tuple[int, int]],
 ) -> None:
