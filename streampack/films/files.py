@@ -18,7 +18,7 @@ from streampack.images.images import BrokenImageError, named_failures
 from streampack.images.media_file import MediaFile, UncountedError, opened
 from streampack.storage.storage import Storage
 
-#: Names of FFmpeg for formats, by a kind of their first bytes.
+#: Kinds of the first box of mp4 and mov files.
 _BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot")
 #: Share by which the frames per second may differ.
 _TOLERANCE = 0.02
