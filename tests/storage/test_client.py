@@ -6,9 +6,9 @@ import base64
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import cache
@@ -226,29 +226,11 @@ def test_a_host_with_two_addresses_is_reached_by_the_second(
 
 
 def test_a_server_by_ipv6_is_read(tmp_path: Path) -> None:
-    import socket
-
-    try:
-        listening = socket.create_server(("::1", 0), family=socket.AF_INET6)
-    except OSError:
+    if not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
-    heads: list[bytes] = []
-
-    def serve() -> None:
-        connection, _ = listening.accept()
-        with connection:
-            heads.append(connection.recv(65536))
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    port = listening.getsockname()[1]
-    client = client_of("http", {}, PACE, lambda: None)
-    assert client is not None
-    with listening, asked(client, f"http://[::1]:{port}/a", {}) as answer:
-        assert b"".join(answer.parts()) == b"abc"
-    thread.join()
-    assert f"Host: [::1]:{port}".encode() in heads[0]
+    with raw_server(served, "::1") as server:
+        assert storage_of(tmp_path).read_range(f"{server.url}/a.bin", 5, 9) == DATA[5:9]
+    assert f"Host: {server.url.removeprefix('http://')}\r\n" in server.requests[0]
 
 
 def test_credentials_go_to_no_other_server(tmp_path: Path) -> None:

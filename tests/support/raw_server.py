@@ -63,10 +63,14 @@ class RawServer:
 
 
 @contextmanager
-def raw_server(respond: Callable[[Connection], None]) -> Iterator[RawServer]:
-    """Serve on a free port of 127.0.0.1; `respond` is called for each request, in a thread."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = RawServer(f"http://127.0.0.1:{listening.getsockname()[1]}")
+def raw_server(
+    respond: Callable[[Connection], None], host: str = "127.0.0.1"
+) -> Iterator[RawServer]:
+    """Serve on a free port of `host`; `respond` is called for each request, in a thread."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, 0), family=family)
+    named = f"[{host}]" if ":" in host else host
+    server = RawServer(f"http://{named}:{listening.getsockname()[1]}")
     stopping = threading.Event()
     threads: list[threading.Thread] = []
 
