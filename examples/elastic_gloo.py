@@ -49,11 +49,17 @@ class Place(NamedTuple):
     source: int  # a rank that has trained all steps before `at_step`
 
 
-class Trained(NamedTuple):
-    """A rank's report of a step."""
+class Given(NamedTuple):
+    """A rank's report of a step before all agree on it, which its death after that leaves."""
 
     step: int
     batches: dict[int, str]  # digests by index in the run
+
+
+class Trained(NamedTuple):
+    """A rank's report of a step after it."""
+
+    step: int
     loss: float
     pause_s: float  # from a new membership to its first step; 0 later
 
@@ -63,6 +69,7 @@ class Report:
     """A job's history, by step where it is a dictionary."""
 
     batches: dict[int, str] = field(default_factory=dict)
+    steps: dict[int, int] = field(default_factory=dict)  # by batch
     losses: dict[int, float] = field(default_factory=dict)
     pauses: list[float] = field(default_factory=list)
     ends: list[tuple[int, int, int]] = field(default_factory=list)  # steps, descriptors, threads
@@ -118,6 +125,8 @@ def train(make: Callable[[], ElasticLoader[Any]], port: int, pipe: Connection) -
             trained = place.at_step
             loader.set_ranks(place.rank, place.ranks, members, at_step=trained)
             for step in loader:
+                digests = {b.step * lanes + b.lane: digest(b) for b in step if b.num_documents}
+                pipe.send(Given(trained, digests))
                 optimizer.zero_grad()
                 loss = sum(batch.loss(model(batch)) for batch in step)
                 loss.backward()
@@ -131,8 +140,7 @@ def train(make: Callable[[], ElasticLoader[Any]], port: int, pipe: Connection) -
                     parameter.grad.copy_(gradient.view_as(parameter))
                 optimizer.step()
                 pause = time.perf_counter() - began if began else 0.0
-                digests = {b.step * lanes + b.lane: digest(b) for b in step if b.num_documents}
-                pipe.send(Trained(trained, digests, shared[-2].item(), pause))
+                pipe.send(Trained(trained, shared[-2].item(), pause))
                 trained, began = trained + 1, 0.0
                 if shared[-1] > 0:
                     break
@@ -199,7 +207,8 @@ class Supervisor:
     ) -> None:
         self._context: Any = get_context(start_method)
         if start_method == "forkserver":
-            self._context.set_forkserver_preload(["streampack.elastic.loader", __name__])
+            modules = ["streampack.elastic.loader", "torch._dynamo", __name__]  # of each rank
+            self._context.set_forkserver_preload(modules)
         self._make, self._most, self._deaths, self._joins = make, most, deaths, joins
         self._start, self._every, self._draws = ranks, every, random.Random(seed)
         self._ranks: list[_Rank] = []
@@ -242,9 +251,11 @@ class Supervisor:
     def _receive(self, rank: _Rank, message: Any) -> None:
         if isinstance(message, int):
             rank.trained, rank.waits = message, True
-        elif isinstance(message, Trained):
+        elif isinstance(message, Given):
             for number, value in message.batches.items():
                 assert self.report.batches.setdefault(number, value) == value
+                assert self.report.steps.setdefault(number, message.step) == message.step
+        elif isinstance(message, Trained):
             self.report.losses[message.step] = message.loss
             rank.trained = message.step + 1
             if message.pause_s:
