@@ -56,15 +56,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class CountPieces:
-    """Row stage that attaches `Counted`.
-
-    Attributes:
-        fields: fields to count by; True for texts.
-        whole: True to count every piece as a document, False to count the first pieces only.
-    """
-
-    fields: Mapping[str, bool]
-    whole: bool = False
+    """Row stage that attaches `Counted`, without fields."""
 
     def __call__(self, rows: PackedRows, pieces: Pieces, held: HeldBlocks) -> PackedRows:
         """See `RowStage`."""
@@ -79,12 +71,25 @@ class CountPieces:
         """See `RowStage`."""
         return rows
 
+
+@dataclass(frozen=True, slots=True)
+class CountFields(CountPieces):
+    """Row stage that attaches `Counted`.
+
+    Attributes:
+        fields: fields to count by; True for texts.
+        whole: True to count every piece as a document, False to count the first pieces only.
+    """
+
+    fields: Mapping[str, bool]
+    whole: bool = False
+
     def finish(
         self, rows: PackedRows, name: Callable[[Any], str], skips: ErrorPolicy
     ) -> PackedRows:
         """Count when the batch is handed out, since broken images lose their loss then."""
         counted = rows.attached.get(LEDGER)
-        if counted is None or not self.fields:
+        if counted is None:  # rows of padding
             return rows
         begins = np.ones(len(rows.source_ids), np.bool_) if self.whole else counted.begins
         fields = {}
@@ -187,5 +192,6 @@ def add(recipe: Recipe, value: Any) -> None:
             setting="ledger",
         )
     texts = {name: name in recipe.fields.keys for name in names}
-    recipe.add_rows("units", CountPieces(texts, whole=recipe.whole))
+    stage = CountFields(texts, whole=recipe.whole) if texts else CountPieces()
+    recipe.add_rows("units", stage)
     recipe.on_take.append(count)

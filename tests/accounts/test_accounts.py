@@ -91,7 +91,7 @@ def after(state: Any, steps: int | None, ranks: int, file: Path, **settings: Any
 
 def kept_by(dataset: PackedDataset) -> PackedLoader[Any]:
     """A loader of the same run, with a ledger."""
-    config, stage = dataset._config, CountPieces({})
+    config, stage = dataset._config, CountPieces()
     object.__setattr__(config.row_format, "stages", (*config.row_format.stages, stage))
     object.__setattr__(config, "on_take", (*config.on_take, count))
     return PackedLoader(dataset)
