@@ -24,14 +24,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# transformers and others import torchvision where it is installed, and mosaicml-streaming installs
-# a build for CUDA, which cannot be imported beside a CPU build of torch.
-try:
-    import torchvision  # noqa: F401
-except Exception:  # such a build raises other than ImportError
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]
+def import_torchvision() -> None:
+    """Import torchvision, which transformers and others do where it is installed, or None for it.
+
+    PyPI has its build for CUDA, whose operators cannot be loaded beside a CPU build of torch. Once
+    two of them are declared, all else of it can be imported, which resizes images and films by
+    torch alone.
+    """
+    for declared in (False, True):
+        try:
+            if declared:
+                import torch
+
+                operators = torch.library.Library("torchvision", "DEF")
+                for name in ("nms", "qnms"):
+                    operators.define(f"{name}(Tensor a, Tensor b, float c) -> Tensor")
+                kept.append(operators)
+            import torchvision  # noqa: F401
+        except ImportError:
+            break
+        except Exception:  # such a build raises other than ImportError
+            for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+                del sys.modules[name]
+        else:
+            return
     sys.modules["torchvision"] = None  # type: ignore[assignment]
+
+
+kept: list[object] = []
+import_torchvision()
 
 # The gate judges a change, so it draws the same few examples every time, however slow the machine
 # is. The night looks for new ones (scripts/test_slow.sh); commit its counterexamples as cases.

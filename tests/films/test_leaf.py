@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from streampack.errors import MissingPackageError
+from tests.support.forked import FIRST, ROOT
 
 ALONE = """
 import sys
@@ -22,7 +24,10 @@ print(sorted(name for name in sys.modules if name.startswith(
 
 def test_runs_with_images_load_no_films_and_sounds() -> None:
     command = [sys.executable, "-c", ALONE]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FIRST), str(ROOT)])}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=600, env=environment
+    )
     assert done.stdout.strip() == "[]"
 
 
