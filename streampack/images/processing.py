@@ -137,7 +137,7 @@ class MediaProcessing:
             try:
                 if is_strange[i]:
                     raise ValueError("has a video token or an image feature token in its text")
-                made, ids = self._planned(attached, documents.tokens[slots], heads)
+                made, ids = self.planned(attached, documents.tokens[slots], heads)
                 planners = self.planners.values()
                 beside = [each.replaced(documents.tokens, slots) for each in planners]
             except ValueError as reason:
@@ -159,7 +159,7 @@ class MediaProcessing:
         fields = {MEDIA: objects(planned), PATCHES: np.array(patches, dtype=np.int64)}
         return replace(documents, document_fields={**documents.document_fields, **fields})
 
-    def _planned(
+    def planned(
         self, attached: Attachments, placeholders: NDArray[Any], heads: Heads
     ) -> tuple[Attachments, list[NDArray[np.int64]]]:
         """Return a document's attachments in the order of their tokens, and the ids of these.

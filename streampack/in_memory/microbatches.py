@@ -4,184 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streampack.arguments import type_in_words, whole_number
+from streampack.arguments import whole_number
 from streampack.batch import PackedBatch
 from streampack.batch.kinds import kind_of
-from streampack.documents.blocks import Documents, make_origin, offsets_of
+from streampack.documents.blocks import Documents, offsets_of
 from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
-from streampack.fields.casting import cast_fields
 from streampack.fields.columns import FieldColumns
-from streampack.fields.declared import declared_fields
 from streampack.forecasts.origins import Provenance
+from streampack.in_memory.given import Given, refuse_faults
 from streampack.packing.plan import Plan
-from streampack.sources.fields import RecordSchema
-from streampack.sources.items import item_block
 from streampack.window.buffer import TokenBuffer
 from streampack.window.empty_rows import empty_rows
 from streampack.window.gather import RowFormat, RowStage, gather_rows
 from streampack.window.packed_rows import PackedRows
 from streampack.window.planned import PlannedWindow
 
-_IDS, _MASK = "ids", "loss_mask"  # names in the records that documents are made from
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """The caller's columns by name, indexed by document and checked when they are read."""
-
-    columns: Mapping[str, Any]
-    types: FieldSpec
-
-    @classmethod
-    def of(
-        cls,
-        count: int,
-        documents: NDArray[np.int64],
-        ids: Any,
-        loss_mask: Any,
-        token_fields: Mapping[str, Any] | None,
-        document_fields: Mapping[str, Any] | None,
-    ) -> Given:
-        """Collect the arguments of `MicrobatchPlan.batches`.
-
-        Args:
-            count: number of documents in the plan.
-            documents: (D,) indices of the rank's documents.
-
-        Raises:
-            ConfigError: fields are not a mapping, a field has a reserved name, or a column has more
-                or fewer documents than the plan.
-        """
-        for name, given in (("token_fields", token_fields), ("document_fields", document_fields)):
-            if not (given is None or isinstance(given, Mapping)):
-                raise ConfigError(
-                    f"{name} must be a mapping from names to values, got {type_in_words(given)}.",
-                    f'Pass {name}={{"name": values}} with the values of each document.',
-                    setting=name,
-                )
-        columns = {**(token_fields or {}), **(document_fields or {})}
-        types = declared_fields(
-            {
-                name: _declared(name, values, documents)
-                for name, values in (token_fields or {}).items()
-            },
-            {
-                name: _dtype(name, values, documents)
-                for name, values in (document_fields or {}).items()
-            },
-        )
-        for taken in {_IDS, _MASK} & {*columns}:
-            raise ConfigError(
-                f'"{taken}" is reserved for an argument of the same name, got a field "{taken}".',
-                "Rename the field.",
-                setting="token_fields" if taken in (token_fields or {}) else "document_fields",
-            )
-        columns[_IDS] = ids
-        if loss_mask is not None:
-            columns[_MASK] = loss_mask
-        for name, values in columns.items():
-            held = len(values) if isinstance(values, list | tuple) else count
-            held = (getattr(values, "shape", None) or (held,))[0]  # for arrays and tensors
-            if held != count:
-                raise ConfigError(
-                    f'"{name}" must have an entry for each of the {count} planned documents, got '
-                    f"{held}.",
-                    "Pass the entries in the order of the packed lengths, or a dict by index.",
-                    setting=name,
-                )
-        return cls(columns, types)
-
-    def read(self, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> Documents:
-        """Read documents and check them.
-
-        Args:
-            numbers: (D,) indices of the documents.
-            lengths: (D,) planned lengths in tokens.
-
-        Raises:
-            ConfigError: a document, its mask or a field is missing, malformed or of another length.
-        """
-        records = [
-            {name: _plain(_at(values, number, name)) for name, values in self.columns.items()}
-            for number in numbers.tolist()
-        ]
-        fields = RecordSchema(True, _IDS, (_MASK,) if _MASK in self.columns else ())
-        block, problems = item_block(records, fields, make_origin(0, numbers), self.types)
-        assert isinstance(block, Documents)
-        if not problems:
-            block, problems = cast_fields(block, self.types)
-            for i in np.flatnonzero(block.lengths != lengths).tolist():
-                problems[i] = f"has {block.lengths[i]} ids, but {lengths[i]} were planned"
-        refuse_faults(
-            problems,
-            numbers,
-            "Pass the documents and fields in the order of the lengths that were planned.",
-        )
-        return block
-
-
-def refuse_faults(faults: Mapping[int, str], numbers: NDArray[np.int64], remedy: str) -> None:
-    """Raise `ConfigError` for the first of the faults, which are by position in `numbers`."""
-    for i, fault in faults.items():
-        raise ConfigError(
-            f"Document {numbers[i]} {fault}.", remedy, document=f"document {numbers[i]}"
-        )
-
-
-def _at(values: Any, number: int, name: str) -> Any:
-    try:
-        return values[number]
-    except (TypeError, LookupError) as error:
-        raise ConfigError(
-            f'"{name}" must have an entry for document {number}, got {type_in_words(values)} '
-            "without one.",
-            "Pass a list, array, tensor or dict with an entry for each document of the rank.",
-            setting=name,
-        ) from error
-
-
-def _plain(value: Any) -> Any:
-    """Return a tensor without dimensions as a number, and other values unchanged."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
-
-
-def _declared(name: str, values: Any, documents: NDArray[np.int64]) -> Any:
-    """Return a token field's dtype, with the shape of its values if it has several per token."""
-    dtype = _dtype(name, values, documents)
-    number = _example(values, documents)
-    try:
-        shape = () if number is None else np.shape(_at(values, number, name))
-    except (TypeError, ValueError, RuntimeError):
-        return dtype  # `read` raises an error that names the document
-    return (dtype, tuple(shape[1:])) if len(shape) > 1 else dtype
-
-
-def _example(values: Any, documents: NDArray[np.int64]) -> int | None:
-    """Return the rank's first document, or any in a dict; None if there is none."""
-    if len(documents):
-        return int(documents[0])
-    return next(iter(values), None) if isinstance(values, Mapping) else None
-
-
-def _dtype(name: str, values: Any, documents: NDArray[np.int64]) -> Any:
-    """Return the dtype of a field, inferred from the rank's first document."""
-    number = _example(values, documents)
-    if number is None:
-        return np.float32
-    first = _at(values, number, name)
-    try:
-        kind = np.asarray(first).dtype
-    except (TypeError, ValueError, RuntimeError):
-        return np.float32  # `read` raises an error that names the document
-    if not hasattr(first, "dtype"):  # Python numbers; numpy and torch have dtypes
-        return {"f": np.float32, "i": np.int64}.get(kind.kind, kind)
-    return kind
+if TYPE_CHECKING:
+    from streampack.images.in_memory import GivenImages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,6 +134,8 @@ class MicrobatchPlan:
         loss_mask: Any = None,
         token_fields: Mapping[str, Any] | None = None,
         document_fields: Mapping[str, Any] | None = None,
+        images: Any = None,
+        processor: Any = None,
         pad_id: int = 0,
         pad_to: int | None = None,
     ) -> Iterator[PackedBatch]:
@@ -305,6 +152,10 @@ class MicrobatchPlan:
                 the same shape per token, ``(lengths[i], *shape)``. See `PackedBatch.fields`.
             document_fields: fields by name, each with a number per document. A field keeps the
                 dtype of its numpy arrays or tensors; lists become float32 or int64.
+            images: like `ids`, each an image or a list of them in the order of their tokens, as
+                `sources.Images` takes them. The ids have the tokens of the images, as the processor
+                makes them. Batches have `media`, decoded when they are made. Not for trees.
+            processor: the model's processor, for images; see `PackedDataset`.
             pad_id: token id on padding.
             pad_to: shorten the rows of a micro-batch, on all ranks alike, to the next multiple of
                 this after the last document of the longest of them. None pads to `seq_len`. A
@@ -312,7 +163,9 @@ class MicrobatchPlan:
 
         Raises:
             ConfigError: a document, its mask or a field is missing, malformed or of another length;
-                or `rank` is missing and there are several ranks.
+                images and ids do not fit together; or `rank` is missing and there are several
+                ranks.
+            ContentError: an image cannot be decoded.
         """
         if rank is None and self.ranks > 1:
             raise ConfigError(
@@ -329,19 +182,47 @@ class MicrobatchPlan:
         if pad_to is not None:
             pad_to = whole_number("pad_to", pad_to)
         layout = self._format(pad_id, columns.types)
+        given_images = None if images is None else self._images(images, processor)
+        if given_images is not None:
+            layout = replace(layout, stages=(*layout.stages, given_images.stage))
         batches = (
-            self._rows(self.documents(rank, number), columns, layout, width)
+            self._rows(self.documents(rank, number), columns, given_images, layout, width)
             for number, width in enumerate(self._seq_lens(pad_to).tolist())
         )
         return (kind_of(rows)(rows, step=number) for number, rows in enumerate(batches))
 
+    def _images(self, images: Any, processor: Any) -> GivenImages:
+        """Return the images of the documents; raise `ConfigError` without a processor."""
+        from streampack.images.in_memory import GivenImages
+
+        if processor is None:
+            raise ConfigError(
+                "Documents with images need processor=, got None.",
+                "Pass processor=, a processor of transformers or an ImageModel.",
+                setting="processor",
+            )
+        return GivenImages.of(images, processor)
+
     def _rows(
-        self, numbers: NDArray[np.int64], given: Given, layout: RowFormat, width: int
+        self,
+        numbers: NDArray[np.int64],
+        given: Given,
+        images: GivenImages | None,
+        layout: RowFormat,
+        width: int,
     ) -> PackedRows:
-        if not len(numbers):
-            return empty_rows(layout, 1, width)
-        block = self._block(given.read(numbers, self.lengths[numbers]), numbers)
-        return _packed_row(block, -block.lengths % self.align, width, layout)
+        if len(numbers):
+            documents = given.read(numbers, self.lengths[numbers])
+            if images is not None:
+                documents, faults = images.attached(documents, numbers)
+                refuse_faults(
+                    faults, numbers, "Pass ids as the processor makes them for these images, uncut."
+                )
+            block = self._block(documents, numbers)
+            rows = _packed_row(block, -block.lengths % self.align, width, layout)
+        else:
+            rows = empty_rows(layout, 1, width)
+        return rows if images is None else images.finished(rows)
 
 
 def _packed_row(

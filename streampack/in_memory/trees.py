@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +14,8 @@ from streampack.documents.fields import FieldSpec
 from streampack.errors import ConfigError
 from streampack.fields.columns import FieldColumns
 from streampack.forecasts.origins import Provenance
-from streampack.in_memory.microbatches import MicrobatchPlan, refuse_faults
+from streampack.in_memory.given import refuse_faults
+from streampack.in_memory.microbatches import MicrobatchPlan
 from streampack.packers.microbatches import (
     Order,
     Units,
@@ -65,6 +66,13 @@ class TreePlan(MicrobatchPlan):
             stages.append(FieldColumns(by_slot))
         stages.append(TreeRows(fields_of_sequences(fields).plus(GROUP, np.int32), 0))
         return RowFormat(pad_id=pad_id, eos_id=-1, stages=tuple(stages))
+
+    def _images(self, images: Any, processor: Any) -> NoReturn:
+        raise ConfigError(
+            "Trees hold no images: a tree shares slots among documents, and images do not.",
+            'Leave out layout="tree".',
+            setting="layout",
+        )
 
     def _block(self, block: Documents, numbers: NDArray[np.int64]) -> Documents:
         """Return the documents of a row as trees.

@@ -47,12 +47,15 @@ class Answer:
         document_fields: further numbers by name, one per sequence.
         ragged_fields: sets per token by name: a `Ragged`, or a list with a list or array for each
             token. Read them by `Step.ragged`.
+        images: images of the sequence, usually the prompt's, in the order of their tokens in `ids`:
+            the bytes, path or URL of each file. `Loader` decodes them with its processor.
 
     Attributes:
         ids: (T,) uint32. loss_mask: (T,) bool.
         token_fields: arrays by name, with `logprobs` and all else that is per token.
         document_fields: numpy numbers by name, with all else that is per sequence.
         ragged_fields: `Ragged` of arrays by name.
+        images: bytes, paths and URLs.
 
     Raises:
         ConfigError: a value has another shape or type.
@@ -67,6 +70,7 @@ class Answer:
     token_fields: Mapping[str, Any] = field(default_factory=dict)
     document_fields: Mapping[str, Any] = field(default_factory=dict)
     ragged_fields: Mapping[str, Any] = field(default_factory=dict)
+    images: Sequence[bytes | str] = ()
 
     def __post_init__(self) -> None:
         ids = _numbers("ids", self.ids)
@@ -96,6 +100,15 @@ class Answer:
             if array.ndim:
                 raise _wrong(name, "one number", array)
         ragged = {name: _ragged(name, sets, len(ids)) for name, sets in self.ragged_fields.items()}
+        images = tuple(self.images) if isinstance(self.images, list | tuple) else (self.images,)
+        for image in images:
+            if not isinstance(image, bytes | str) or not image:
+                raise ConfigError(
+                    f"An image must be bytes, a path or a URL, got {type_in_words(image)}.",
+                    "Pass the content of its file, encoded once for all answers of a prompt.",
+                    setting="images",
+                )
+        object.__setattr__(self, "images", images)
         object.__setattr__(self, "ids", ids.astype(np.uint32))
         object.__setattr__(self, "loss_mask", mask.astype(np.bool_))
         object.__setattr__(self, "token_fields", per_token)
@@ -168,13 +181,15 @@ def check_same_columns(before: Mapping[str, str], answer: Answer) -> None:
             )
 
 
-def columns_of(answers: Mapping[int, Answer]) -> dict[str, Any]:
+def columns_of(answers: Mapping[int, Answer], *, with_images: bool = False) -> dict[str, Any]:
     """Return the arguments of `MicrobatchPlan.batches` for answers by their index."""
     first = next(iter(answers.values()), None)
     columns: dict[str, Any] = {
         "ids": {i: answer.ids for i, answer in answers.items()},
         "loss_mask": {i: answer.loss_mask for i, answer in answers.items()},
     }
+    if with_images or any(answer.images for answer in answers.values()):
+        columns["images"] = {i: answer.images for i, answer in answers.items()}
     for kind in ("token_fields", "document_fields"):
         names: Sequence[str] = [] if first is None else [*getattr(first, kind)]
         columns[kind] = {

@@ -41,6 +41,7 @@ class Loader(Explained):
             model share one, and get the same rows.
         pad_id: see `MicrobatchPlan.batches`.
         pad_to: see `MicrobatchPlan.batches`.
+        processor: the model's processor, if answers have images; see `PackedDataset`.
         passes: times that the loop iterates each step, such as PPO's epochs; the step counts as
             trained at the end of the last one.
         rank_timeout_s: seconds to wait for a rank that does not respond. Waiting for answers and
@@ -61,6 +62,7 @@ class Loader(Explained):
         topology: Topology | None = None,
         pad_id: int = 0,
         pad_to: int | None = None,
+        processor: Any = None,
         passes: int = 1,
         rank_timeout_s: float = TIMEOUT_S,
         **options: Any,
@@ -69,7 +71,7 @@ class Loader(Explained):
         one_of("layout", layout, ("documents", "tree"))
         self._layout = layout
         self._options = {"seq_len": require_seq_len(seq_len, "error"), **options}
-        self._settings = {"pad_id": pad_id, "pad_to": pad_to}
+        self._settings = {"pad_id": pad_id, "pad_to": pad_to, "processor": processor}
         self._passes = whole_number("passes", passes)
         self._ranks: ProcessRanks | None = None
         self._timeout_s = rank_timeout_s

@@ -152,6 +152,11 @@ def _encoded(about: Mapping[str, Any], answers: Sequence[Answer]) -> bytes:
         for kind in ("token_fields", "document_fields"):
             for name, values in getattr(answer, kind).items():
                 arrays[f"{number}/{kind}/{name}"] = values
+        for place, image in enumerate(answer.images):
+            arrays[f"{number}/images/{place}"] = np.frombuffer(
+                image if isinstance(image, bytes) else image.encode(),
+                dtype=np.uint8 if isinstance(image, bytes) else np.int8,
+            )
         for name, (offsets, values) in answer.ragged_fields.items():
             arrays[f"{number}/offsets/{name}"], arrays[f"{number}/values/{name}"] = offsets, values
     file = io.BytesIO()
@@ -189,4 +194,8 @@ def _decoded(data: bytes) -> tuple[dict[str, Any], list[tuple[Answer, ...]]]:
 def _answer(values: dict[str, Any]) -> Answer:
     offsets, flat = values.pop("offsets", {}), values.pop("values", {})
     ragged = {name: Ragged(offsets[name], flat[name]) for name in offsets}
-    return Answer(**values, ragged_fields=ragged)
+    images = [
+        each.tobytes() if each.dtype == np.uint8 else each.tobytes().decode()
+        for each in values.pop("images", {}).values()
+    ]
+    return Answer(**values, ragged_fields=ragged, images=images)

@@ -56,7 +56,7 @@ class Step:
         return self.plan.microbatches
 
     def __iter__(self) -> Iterator[PackedBatch]:
-        columns = columns_of(self.answers)
+        columns = columns_of(self.answers, with_images=self.settings.get("processor") is not None)
         columns["document_fields"] |= self.values
         batches = self.plan.batches(rank=self.rank, **columns, **self.settings)
         for number, batch in enumerate(batches):
