@@ -24,12 +24,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
 def import_torchvision() -> None:
     """Import torchvision, which transformers and others do where it is installed, or None for it.
 
-    PyPI has its build for CUDA, whose operators cannot be loaded beside a CPU build of torch. Once
-    two of them are declared, all else of it can be imported, which resizes images and films by
-    torch alone.
+    PyPI has its build for CUDA, with operators that cannot be loaded beside a CPU build of torch.
+    Once two of them are declared, all else of it can be imported, which resizes images and films
+    by torch alone.
     """
     for declared in (False, True):
         try:
