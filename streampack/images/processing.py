@@ -265,7 +265,12 @@ class MediaProcessing:
                 strict=True,
             )
         ]
-        made = list(_pool().map(self._arrays, jobs)) if jobs[1:] else [*map(self._arrays, jobs)]
+        # Answers to one prompt have the same images, which are decoded once.
+        keys = [(ref if isinstance(ref, str) else id(ref), size) for ref, size, *_ in jobs]
+        once = dict(zip(keys, jobs, strict=True))
+        results = _pool().map(self._arrays, once.values())
+        by_key = dict(zip(once, results, strict=True))
+        made = [by_key[key] for key in keys]
         batch.drop()
         owners = np.repeat(
             np.arange(len(held)), [len(each.attachments.references) for each in held]

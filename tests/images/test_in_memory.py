@@ -14,8 +14,9 @@ import pytest
 from streampack import pack, rollouts
 from streampack.errors import ConfigError, ContentError
 from streampack.forms.image_columns import images_of
+from streampack.images.families import ImagePlanner
 from streampack.images.images import decoded, size_of
-from tests.support.vision import drawn, png, qwen_processor, records
+from tests.support.vision import PLACE, drawn, png, qwen_processor, records
 from tests.support.vision_runs import assert_as_processor, documents_of
 
 GIVEN = records(16)
@@ -144,6 +145,21 @@ def test_steps_have_the_images_of_their_answers() -> None:
     sent = pickle.loads(pickle.dumps(replace(step, settings={}, on_last=None)))
     for each in (replace(sent, settings=step.settings), step):
         assert_has_images_of_prompts(each)
+
+
+def test_the_image_of_a_prompt_is_decoded_once_for_its_answers(monkeypatch: Any) -> None:
+    processor, sizes = qwen_processor(), []
+    given = [IMAGES[FIRST][0]] * 6
+    ids = [ids_of({"text": f"{PLACE}{n}", "images": given[:1]}) for n in range(6)]
+    planner_arrays = ImagePlanner.arrays
+    monkeypatch.setattr(
+        ImagePlanner, "arrays", lambda own, image: sizes.append(1) or planner_arrays(own, image)
+    )
+    (batch,) = pack([*map(len, ids)], seq_len=2048).batches(ids, images=given, processor=processor)
+    assert len(images_of(batch).entries) == 6
+    assert len(sizes) == 1
+    pixels = batch.media["pixel_values"]
+    assert (pixels.view(6, -1) == pixels[: len(pixels) // 6].ravel()).all()
 
 
 def test_spooled_groups_keep_their_images(tmp_path: Path) -> None:
