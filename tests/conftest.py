@@ -14,6 +14,9 @@ from hypothesis import HealthCheck, settings
 from tests.support.drawn import GATE, NIGHT, leave_to_the_night
 from tests.support.forked import host
 
+# Hardly anything that is imported or collected becomes garbage.
+gc.disable()
+
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large)
 
 # Models are tiny, so threads only wait, and libgomp reads the number when torch is imported. Where
@@ -80,10 +83,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leave_to_the_night(items)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     """Leave imported objects out of garbage collection, also in the processes that tests fork."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

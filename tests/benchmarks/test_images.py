@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.images import measured
-
 
 def test_a_row_has_the_tokens_and_the_bytes_of_an_image() -> None:
+    from benchmarks.images import measured
+
     tokens, _, _, _, held, pixels, times = measured((224, 224, "JPEG", False), 2, 1)
     assert tokens == "90"
     assert held.endswith("KB")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.growing import THREAD_NAME
+from streampack.storage.plans import Plans
 from tests.support.servers import HTTPServer
 
 WAIT_S = 60.0
@@ -23,6 +25,17 @@ def fetched_blocks(http: HTTPServer) -> list[int]:
 
 def settle() -> None:
     """Wait until nothing is fetched ahead, and no content is made."""
-    names = ("streampack-read-ahead", THREAD_NAME)
-    while ahead := [t for t in threading.enumerate() if t.name in names]:
-        ahead[0].join(WAIT_S)
+    until_s = time.monotonic() + WAIT_S
+    while any(is_at_work(thread) for thread in threading.enumerate()):
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+
+
+def is_at_work(thread: threading.Thread) -> bool:
+    """Return True for a thread that makes content, or fetches ahead and does not wait for work."""
+    work = getattr(thread, "_target", None)
+    if thread.name != "streampack-read-ahead" or work is None:
+        return thread.name == THREAD_NAME
+    plans: Plans = work.__self__
+    with plans._lock:
+        return plans._idle < plans._threads or plans._has_work()
