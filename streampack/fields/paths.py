@@ -5,9 +5,9 @@ Spark, Hive, DuckDB and pyarrow write such folders, and leave the columns out of
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from streampack.documents.fields import FieldSpec
 from streampack.storage.file_info import shown
+
+if TYPE_CHECKING:
+    from streampack.predicates import Predicate
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -32,14 +35,31 @@ class PathFields:
 
     @classmethod
     def of(
-        cls, path: str, types: FieldSpec, columns: Collection[str], *, everything: bool = False
+        cls,
+        path: str,
+        types: FieldSpec,
+        columns: Collection[str],
+        where: Predicate | None = None,
+        *,
+        everything: bool = False,
     ) -> PathFields:
-        """Return the fields among `types`, or all, that a path has and `columns` lack."""
+        """Return the fields among `types` and of `where`, or all, that `columns` lack.
+
+        A field that `where` alone reads is of the type that it is compared with.
+        """
         parts = (part.partition("=") for part in shown(path).split("/")[:-1] if "=" in part)
         found = {unquote(name): unquote(value) for name, _, value in parts}
-        named = found if everything else types.document
-        wanted = [name for name in named if name in found and name not in columns]
-        return cls({name: _value(found[name], name in types.keys) for name in wanted})
+        asked = where.columns_among([*found]) if where else ()
+        named = found if everything else dict.fromkeys([*types.document, *asked])
+        kinds = where.kinds if where else {}
+        return cls(
+            {
+                name: _value(found[name], str if name in types.keys else kind)
+                for name in named
+                if name in found and name not in columns
+                for kind in [None if name in types.document else kinds.get(name)]
+            }
+        )
 
     def __bool__(self) -> bool:
         return bool(self.values)
@@ -63,12 +83,12 @@ class PathFields:
         return pa.RecordBatch.from_arrays([*batch.columns, *more], names), numbers
 
 
-def _value(text: str, is_text: bool) -> Any:
+def _value(text: str, kind: Callable[[str], Any] | None) -> Any:
     if text == _NULL:
         return None
-    for number in () if is_text else (int, float):
+    for convert in (int, float) if kind is None else (kind,):
         try:
-            return number(text)
+            return convert(text)
         except ValueError:
             continue
     return text

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from streampack.fields.paths import PathFields
+    from streampack.predicates import Predicate
 
 
 class RecordFiles(FileSource):
@@ -35,6 +36,8 @@ class RecordFiles(FileSource):
     """
 
     listing_fields: tuple[str, ...] = ("paths", "fields")
+    #: Condition on the rows that are read; `RowFiles` alone take one.
+    where: Predicate | None = None
 
     @explained
     def __init__(
@@ -56,11 +59,11 @@ class RecordFiles(FileSource):
     def path_fields(self, path: str, columns: Collection[str] = ()) -> PathFields | None:
         """Return the declared fields that a file's path has and its `columns` lack, if any.
 
-        A function of records gets all fields of the path.
+        A condition gets its columns, and a function of records all fields of the path.
         """
-        everything = bool(self.fields.by_function)
-        if not everything and not self.field_types.document.keys() - columns:
+        everything, where = bool(self.fields.by_function), self.where
+        if not (everything or where or self.field_types.document.keys() - columns):
             return None
         from streampack.fields.paths import PathFields
 
-        return PathFields.of(path, self.field_types, columns, everything=everything)
+        return PathFields.of(path, self.field_types, columns, where, everything=everything)

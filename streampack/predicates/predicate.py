@@ -22,6 +22,7 @@ from streampack.predicates.text import (
     SyntaxNotReadError,
     Tree,
     columns_of,
+    kinds_of,
     parse,
 )
 
@@ -113,6 +114,11 @@ class Predicate:
     def may_match(self, bounds: Callable[[str], Bounds | None]) -> bool:
         """Return False if no row of a group with these bounds can satisfy the condition."""
         return self._tree is None or may_match(self._tree, bounds)
+
+    @property
+    def kinds(self) -> dict[str, Callable[[str], Any]]:
+        """Conversions of texts to the values that columns are compared with, but for numbers."""
+        return {} if self._tree is None else dict(kinds_of(self._tree))
 
     @property
     def is_bounded(self) -> bool:

@@ -96,6 +96,17 @@ def columns_of(tree: Tree) -> Iterator[str]:
         yield tree.column
 
 
+def kinds_of(tree: Tree) -> Iterator[tuple[str, Callable[[str], Any]]]:
+    """Yield the columns that are compared with texts, dates and times, and how texts become so."""
+    if isinstance(tree, Joined):
+        for part in tree.parts:
+            yield from kinds_of(part)
+    elif isinstance(tree, Not):
+        yield from kinds_of(tree.part)
+    elif isinstance(tree, Compared) and isinstance(tree.value, (str, date)):
+        yield tree.column, getattr(type(tree.value), "fromisoformat", str)
+
+
 def _tree(node: ast.expr) -> Tree:
     if isinstance(node, ast.BoolOp):
         operator = "and" if isinstance(node.op, ast.And) else "or"

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -226,3 +227,56 @@ def test_times_are_compared_with_times(tmp_path: Path) -> None:
         'zoned >= timestamp("2024-01-01T02:00:00+00:00")',
     ):
         assert read_all(sources.Parquet(str(tmp_path), text="text", where=condition)) == ["c", "d"]
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("condition", "share"),
+    [
+        ('lang == "05"', 0.7),
+        ("year >= 2024 and n < 3500", 0.5),
+        ('day == date("2024-01-07") or lang in ["de", "fr"]', 0.2),
+        ('not (lang == "de")', 0.0),
+        ("is_null(lang)", 0.0),
+        ('lang < "zz"', 0.2),
+        (pc.field("lang") == "de", 0.7),
+    ],
+)
+def test_columns_of_folders_select_files(
+    condition: Any, share: float, ending: str, tmp_path: Path
+) -> None:
+    rows: list[pa.Table] = []
+    for n, lang in enumerate(["05", "de", "fr", None]):
+        folder = f"lang={lang or '__HIVE_DEFAULT_PARTITION__'}"
+        path = tmp_path / folder / f"year={2023 + n // 2}" / f"day=2024-01-{7 + n:02}"
+        path.mkdir(parents=True)
+        part = TABLE.slice(1000 * n, 1000).select(["text", "n"])
+        (pq.write_table if ending == "parquet" else feather.write_feather)(
+            part, path / f"a.{ending}"
+        )
+        columns = {"lang": pa.array([lang] * 1000, pa.string()), "year": [2023 + n // 2] * 1000}
+        columns["day"] = pa.array([date(2024, 1, 7 + n)] * 1000)
+        for name, values in columns.items():
+            part = part.append_column(name, pa.array(values))
+        rows.append(part)
+    table = pa.concat_tables(rows)
+    source: Any = sources.open(str(tmp_path), text="text", where=condition)
+    expected = table.filter(Predicate(condition)._expression)["text"].to_pylist()
+    assert sorted(read_all(source)) == sorted(expected)
+    if ending == "parquet":
+        pruned = 0
+        for info in source._files():
+            with source.storage.open(info) as file:
+                pruned += len(pruned_groups(file, source.where)[0])
+        assert pruned / 4 >= share
+
+
+def test_a_column_of_the_file_counts_before_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "lang=de").mkdir()
+    pq.write_table(TABLE, tmp_path / "lang=de" / "a.parquet", row_group_size=100)
+    source = sources.Parquet(str(tmp_path), text="text", where='lang == "en"')
+    assert read_all(source) == TABLE.filter(pc.field("lang") == "en")["text"].to_pylist()
+    with pytest.raises(ConfigError) as other:
+        sources.Parquet(str(tmp_path), text="text", where="year == 2024").prepare()
+    assert other.value.setting == "where"

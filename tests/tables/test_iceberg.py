@@ -23,6 +23,7 @@ from streampack.formats.tables.deletion_vectors import iceberg_rows
 from streampack.sources.error_policy import ErrorPolicy
 from streampack.sources.records import DamagedFileError
 from tests.support.corpora import byte_tokenizer
+from tests.tables import runs
 
 pytestmark = pytest.mark.frameworks
 
@@ -193,3 +194,79 @@ def test_a_run_over_snapshots_repeats_no_document_and_loses_none(table: Any, see
     total = sum(parts, Counter[int]())
     assert set(total.values()) == {1}
     assert live[-1] - total.keys() <= {k for a, b in pairwise(live) for k in a - b}
+
+
+@pytest.fixture(params=["positional deletes", "deletion vectors"])
+def deleted_from(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A table of 13 snapshots with delete files; see `write_iceberg`."""
+    from tests.tables.write_iceberg import written
+
+    return written(tmp_path, vectors=request.param == "deletion vectors")
+
+
+def test_delete_files_leave_out_the_rows_that_pyiceberg_leaves_out(deleted_from: Any) -> None:
+    from pyiceberg.table import StaticTable
+
+    path = deleted_from.path()
+    table = StaticTable.from_metadata(path)
+    assert table.metadata.format_version == (3 if deleted_from.vectors else 2)
+    assert len(deleted_from.expected) == 13
+    for snapshot, keys in deleted_from.expected.items():
+        assert {*table.scan(snapshot_id=snapshot).to_arrow()["key"].to_pylist()} == keys
+        source = sources.Iceberg(path, snapshot_id=snapshot, where='lang == "de"')
+        texts = read(sources.open(source, records=runs.record))
+        assert texts == sorted(f"{key}:document {key}" for key in keys if not key % 2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_deleted_row_is_in_a_run_over_snapshots_on_any_ranks(
+    deleted_from: Any, seed: int
+) -> None:
+    rng, path = random.Random(seed), deleted_from.path()
+    snapshots = [*deleted_from.expected]
+    chosen = sorted(rng.sample(range(len(snapshots)), 4 if seed else 8))
+    state, parts = None, []
+    for n, number in enumerate(chosen):
+        source = sources.Iceberg(path, snapshot_id=snapshots[number], key="key")
+        keys, state = runs.run(
+            sources.open(source, records=runs.record), state,
+            rng.randint(1, 3) if n + 1 < len(chosen) else None,
+            ranks=rng.choice([1, 2, 3]), num_workers=2 if (seed, n) == (1, 1) else 0,
+        )  # fmt: skip
+        parts.append(keys)
+    known = {n: [[key] for key in deleted_from.expected[snapshots[n]]] for n in chosen}
+    runs.check(chosen, parts, known)
+
+
+def test_a_run_over_a_compaction_needs_no_key(deleted_from: Any) -> None:
+    path, snapshots = deleted_from.path(), [*deleted_from.expected]
+    chosen = [4, 5, 6]  # an append, deleted rows of it, and a compaction without them
+    state, parts = None, []
+    for n in chosen:
+        source = sources.Iceberg(path, snapshot_id=snapshots[n])
+        source = sources.open(source, records=runs.record)
+        keys, state = runs.run(source, state, 2 if n < 6 else None, ranks=2)
+        parts.append(keys)
+    known = {n: [[key] for key in deleted_from.expected[snapshots[n]]] for n in chosen}
+    runs.check(chosen, parts, known)
+
+
+def test_a_snapshot_with_equality_deletes_is_refused_and_the_ones_before_are_read(
+    tmp_path: Path,
+) -> None:
+    from pyiceberg.table.snapshots import Operation
+
+    from tests.tables.write_iceberg import Written
+
+    table = Written(tmp_path, vectors=False)
+    table.commit(Operation.APPEND, add=range(20))
+    table.commit(Operation.DELETE, by_value=True)
+    before, after = table.expected
+    with pytest.raises(ConfigError) as refused:
+        PackedDataset(
+            sources.Iceberg(table.path(), snapshot_id=after), seq_len=64,
+            tokenizer=byte_tokenizer(),
+        )  # fmt: skip
+    assert "equality deletes" in str(refused.value)
+    source = sources.Iceberg(table.path(), snapshot_id=before)
+    assert len(read(sources.open(source, records=runs.record))) == 20

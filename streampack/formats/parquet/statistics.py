@@ -13,6 +13,8 @@ from datetime import date, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from streampack.documents.fields import FieldSpec
+from streampack.fields.paths import PathFields
 from streampack.formats.parquet.chunks import compact_fields, footer_bytes
 from streampack.keep_last import KeepLast
 from streampack.predicates.bounds import Bounds
@@ -66,10 +68,13 @@ def _read(file: StoredFile, predicate: Predicate, ids: Mapping[str, int] | None)
         fields = compact_fields(footer, _FILE)
         columns = _columns(fields[2], ids)
         groups: Sequence[dict[int, Any]] = fields.get(4, ())
+        beside = {} if ids is not None else _beside(str(file.version[0]), fields[2], predicate)
         left_out = {
             number
             for number, group in enumerate(groups)
-            if not predicate.may_match(partial(_bounds, columns, _statistics(group), group[3]))
+            if not predicate.may_match(
+                partial(_bounds, columns, beside, _statistics(group), group[3])
+            )
         }
         return frozenset(left_out), len(groups)
     except (
@@ -82,6 +87,23 @@ def _read(file: StoredFile, predicate: Predicate, ids: Mapping[str, int] | None)
         struct.error,
     ):
         return frozenset(), 0  # reading the file tells what is wrong with it
+
+
+def _beside(
+    path: str, elements: Sequence[dict[int, Any]], predicate: Predicate
+) -> dict[str, Bounds]:
+    """Return the bounds of columns that a file's path has, as in `lang=en`, and the file lacks."""
+    if "=" not in path:
+        return {}
+    names, at = set(), 1
+    while at < len(elements):
+        names.add(elements[at][4].decode())
+        at += _width(elements, at)
+    values = PathFields.of(path, FieldSpec(), names, predicate).values
+    return {
+        name: Bounds(only_null=True) if value is None else Bounds(value, value)
+        for name, value in values.items()
+    }
 
 
 def _columns(
@@ -139,10 +161,13 @@ def _statistics(group: dict[int, Any]) -> dict[bytes, dict[int, Any]]:
 
 def _bounds(
     columns: Mapping[str, tuple[bytes, Callable[[bytes], Any]]],
+    beside: Mapping[str, Bounds],
     statistics: Mapping[bytes, dict[int, Any]],
     rows: int,
     name: str,
 ) -> Bounds | None:
+    if name in beside:
+        return beside[name]
     column, decode = columns.get(name, (b"", bytes))
     known = statistics.get(column)
     if known is None:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from streampack.predicates import Predicate
-
 _PAGE_BYTES = 1 << 20  # usual size of a column's pages
 
 
@@ -66,9 +64,6 @@ class RowFiles(RecordFiles):
     """
 
     listing = "sampled"
-
-    #: Condition on the rows that are read.
-    where: Predicate | None = None
 
     @explained
     def __init__(

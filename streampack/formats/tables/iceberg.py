@@ -83,11 +83,21 @@ class Iceberg(TableFiles):
         location = getattr(table, "metadata_location", table)
         super().__init__(location, snapshot_id, key, where=where, **options)
         self._table = None if location is table else table
+        # Snapshots by id. They never change, and a run that goes on needs those between.
+        self._snapshots: dict[int, Snapshot] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_table": None}  # it may have a connection
+        # The table may have a connection.
+        return {**super().__getstate__(), "_table": None, "_snapshots": {}}
 
     def _snapshot(self, wanted: int | None) -> Snapshot:
+        if wanted not in self._snapshots:
+            snapshot = self._list_snapshot(wanted)
+            self._snapshots[snapshot.version] = snapshot
+            return snapshot
+        return self._snapshots[wanted]
+
+    def _list_snapshot(self, wanted: int | None) -> Snapshot:
         table = self._table or self._opened()
         current = table.current_snapshot() if wanted is None else table.snapshot_by_id(wanted)
         if current is None:
