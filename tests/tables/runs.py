@@ -1,4 +1,4 @@
-"""Runs of several ranks over versions of a table whose texts begin with their keys."""
+"""Runs of several ranks over versions of a table; texts begin with the keys of their rows."""
 
 from __future__ import annotations
 
