@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -119,6 +120,11 @@ class Spool:
             if name.startswith(f"{place}/") and (serial in needed or serial >= next)
         }
         self._folder.remove(*sorted(files.keys() - kept))
+        if self._folder.local is not None:
+            for folder in (self._folder.local / run).iterdir() if files else ():
+                if folder.name != place.rpartition("/")[2]:
+                    with suppress(OSError):  # it has files
+                        folder.rmdir()
 
     def flush(self) -> None:
         """Wait until all groups are written."""

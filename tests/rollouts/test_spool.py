@@ -102,6 +102,17 @@ def test_other_settings_of_the_queue_sample_anew(tmp_path: Path) -> None:
     assert resumed(tmp_path, state, steps_ahead=3).metrics().restored == 0
 
 
+def test_a_saved_state_leaves_no_empty_folder_of_earlier_starts(tmp_path: Path) -> None:
+    queue = spooled(tmp_path)
+    sample(queue)
+    for _ in range(3):
+        queue = resumed(tmp_path, flushed(queue).state())
+    state = flushed(queue).state()
+    queue.saved(state)
+    assert [each.name for each in (tmp_path / state["run"]).iterdir()] == [state["incarnation"]]
+    assert len(files(tmp_path)) == 6
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_a_damaged_file_is_left_out(tmp_path: Path, damage: str) -> None:
     queue = spooled(tmp_path)
