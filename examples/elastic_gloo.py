@@ -180,6 +180,7 @@ class _Rank:
     pipe: Connection
     trained: int = -1  # steps; -1 for a rank that just started
     waits: bool = False
+    is_killed: bool = False
 
 
 class Supervisor:
@@ -284,13 +285,16 @@ class Supervisor:
         """Now and then, kill a rank or add one."""
         chance = 1 / (self._every * len(self._ranks))
         most = max(rank.trained for rank in self._ranks)
-        knowing = [rank for rank in self._ranks if rank.trained >= most - 1 > 0]
+        living = [rank for rank in self._ranks if not rank.is_killed]
+        knowing = [rank for rank in living if rank.trained >= most - 1 > 0]
         if self._deaths and len(knowing) > 1 and self._draws.random() < chance:
             self._deaths -= 1
             self.report.deaths += 1
             time.sleep(self._draws.random() * 0.02)  # in any part of a step
-            self._draws.choice(knowing).process.kill()
-        if self._joins and len(self._ranks) < self._most and self._draws.random() < chance:
+            rank = self._draws.choice(knowing)
+            rank.is_killed = True
+            rank.process.kill()
+        if self._joins and len(living) < self._most and self._draws.random() < chance:
             self._joins -= 1
             self._add()
             self._ask()  # now, since this run would be over before the rank has started

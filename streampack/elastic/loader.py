@@ -141,6 +141,8 @@ class ElasticLoader(PackedLoader[Item]):
                     setting="members",
                 )
             members = Single()
+        if self._live is not None and self._live.is_interrupted:
+            self._stop()  # the step that it holds was divided among the ranks of before
         self._run.set_members(Membership(rank, world_size, members), at_step)
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:

@@ -43,6 +43,8 @@ class SharedExchange(ReportExchange):
         self._maps: dict[int, NDArray[np.int64]] = {}
         self._removes = not kept
         self._process, self._parent = os.getpid(), os.getppid()
+        if kept:  # before workers die, since a file that no process holds is removed
+            self.entries(0)
 
     def entries(self, deal: int) -> NDArray[np.int64]:
         """See `ReportExchange`."""

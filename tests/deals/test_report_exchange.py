@@ -61,3 +61,20 @@ def test_the_exchange_that_a_killed_job_left_is_removed_by_the_next_and_live_one
     for exchange in (live, new, other):
         exchange.close(remove=True)
     assert not list(folder.iterdir())
+
+
+def test_reports_outlive_the_workers_that_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    loop = SharedExchange(3, 1, "run", kept=True)
+    worker = SharedExchange(3, 1, "run", kept=True)
+    worker.put(1, 2, 0, Report(5, 6, 7))
+    worker.close()  # it died
+    del worker
+    other = SharedExchange(3, 1, "other")
+    other.entries(0)  # another job removes files that nobody holds
+    assert loop.entries(1)[2, 0].tolist() == [6, 7, 8]
+    for exchange in (loop, other):
+        exchange.close(remove=True)
+    assert not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ import pytest
 from streampack import PackedDataset, PackedLoader, Topology, sources
 from streampack.elastic import ElasticLoader, StoreMembers
 from streampack.elastic.members import Members
-from streampack.errors import ConfigError, RankError
+from streampack.errors import ConfigError, RankError, WorkerError
 from tests.run.test_golden_batches import GOLDEN, KINDS, Corpus, hashed
 from tests.support.elastic_job import Job
 from tests.support.rollout_runs import make_queue
@@ -331,3 +332,25 @@ def test_workers_give_the_same_batches_before_and_after_a_death() -> None:
         else:
             batches += list(step)
     assert hashed(batches) == expected
+
+
+def test_a_step_that_was_ready_when_workers_died_is_divided_among_the_new_ranks(
+    undisturbed: str,
+) -> None:
+    loader = ElasticLoader(
+        make_dataset(), step_batches=STEP_BATCHES, num_workers=1, prefetch_factor=1
+    )
+    loader.set_ranks(0, 1)
+    batches: list[Any] = []
+    with pytest.raises(WorkerError):
+        for number, step in enumerate(loader):
+            batches += step
+            if number == 0:
+                multiprocessing.active_children()[0].kill()
+    here = len(batches) // STEP_BATCHES
+    gone = StoreMembers(dist.HashStore(), "1", 0, 2, timeout_s=0.1)
+    loader.set_ranks(0, 2, gone, at_step=here)
+    with pytest.raises(RankError):  # it asks the other rank before it gives a batch
+        next(iter(loader))
+    loader.set_ranks(0, 1, at_step=here)
+    assert hashed([*batches, *(batch for step in loader for batch in step)]) == undisturbed
