@@ -342,11 +342,15 @@ def test_a_step_that_was_ready_when_workers_died_is_divided_among_the_new_ranks(
     )
     loader.set_ranks(0, 1)
     batches: list[Any] = []
-    with pytest.raises(WorkerError):
-        for number, step in enumerate(loader):
-            batches += step
-            if number == 0:
+
+    def take() -> None:
+        for step in loader:
+            batches.extend(step)
+            if len(batches) == STEP_BATCHES:
                 multiprocessing.active_children()[0].kill()
+
+    with pytest.raises(WorkerError):
+        take()
     here = len(batches) // STEP_BATCHES
     gone = StoreMembers(dist.HashStore(), "1", 0, 2, timeout_s=0.1)
     loader.set_ranks(0, 2, gone, at_step=here)
