@@ -13,24 +13,35 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from tests.support.deleted_leaves import ROOT
 
 _BEGIN = """
-import json, sys
-folder, *without = sys.argv[1:]
+import json, os, sys
+import numpy as np, pyarrow as pa, pyarrow.feather, pyarrow.parquet as pq, tokenizers, torch.utils.data
+folder, kinds, without = sys.argv[1], *map(json.loads, sys.argv[2:])
+for kind in kinds:
+    if os.fork() == 0:
+        break
+    if status := os.wait()[1]:
+        sys.exit(os.waitstatus_to_exitcode(status))
+else:
+    sys.exit()
 from tests.support.deleted_leaves import delete
-delete(without)
-import numpy as np, pyarrow as pa, pyarrow.parquet as pq
+delete(without[kind])
 from streampack import PackedDataset, PackedLoader, TokenRules
-"""
+exec(kinds[kind])
+"""  # noqa: E501
 _END = """
 for batch in PackedLoader(dataset):
     batch.input_ids
 loaded = {n: getattr(m, "__file__", None) for n, m in sys.modules.items() if n.startswith("streampack")}
-print(json.dumps({name: file for name, file in loaded.items() if file and file.endswith(".py")}))
+loaded = {name: file for name, file in loaded.items() if file and file.endswith(".py")}
+print(json.dumps([kind, loaded]), flush=True)
+os._exit(0)
 """  # noqa: E501
 
 #: The body of a program by the kind of its run: it makes `dataset` in `folder`.
@@ -53,23 +64,29 @@ dataset = PackedDataset(folder + "/text.parquet", seq_len=128, tokenizer=tokeniz
 }
 
 
-def loaded_modules(kind: str, *, without: Sequence[str] = ()) -> dict[str, Path]:
-    """The files of streampack's modules that a run of this kind imports, by module name.
+def loaded_modules(without: Mapping[str, Sequence[str]]) -> dict[str, dict[str, Path]]:
+    """The files of streampack's modules that runs import, by kind of `RUNS` and module name.
+
+    Each run is in a fork of one process that has imported torch and other libraries, but nothing of
+    streampack.
 
     Args:
-        kind: of `RUNS`.
-        without: modules and packages that cannot be imported, as if their files were deleted.
+        without: by kind, modules and packages that cannot be imported, as if their files were
+            deleted.
     """
+    bodies = {kind: RUNS[kind] for kind in without}
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", _BEGIN + RUNS[kind] + _END, folder, *without]
+        command = [sys.executable, "-c", _BEGIN + _END, folder, *map(json.dumps, (bodies, without))]
         variables = {**os.environ, "NUMBA_DISABLE_JIT": "1"}  # nothing is loaded from caches
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables
         )
     assert not done.returncode, done.stderr
-    return {name: Path(file) for name, file in json.loads(done.stdout.splitlines()[-1]).items()}
+    loaded = dict(map(json.loads, done.stdout.splitlines()))
+    return {kind: {name: Path(loaded[kind][name]) for name in loaded[kind]} for kind in without}
 
 
+@cache
 def code_lines(path: Path) -> int:
     """Lines of a file without blank lines, comments and docstrings."""
     source = path.read_text()
@@ -88,8 +105,7 @@ def code_lines(path: Path) -> int:
 
 
 if __name__ == "__main__":
-    for kind in RUNS:
-        files = loaded_modules(kind)
+    for kind, files in loaded_modules(dict.fromkeys(RUNS, ())).items():
         sizes = {name: code_lines(path) for name, path in files.items()}
         print(f"{kind}: {len(files)} modules, {sum(sizes.values())} lines")
         for name in sorted(sizes):

@@ -12,12 +12,15 @@ from streampack import PackedDataset, PackedLoader, Topology, merge_states
 from streampack.testing import SimulatedRanks
 from tests.support.runs import identity, in_order
 
+#: For ranks on a busy machine.
+WAIT_S = 500.0
+
 Value = TypeVar("Value")
 
 
 def on_ranks(number: int, function: Callable[[int, Any], Value]) -> list[Value]:
     """``function(rank, member)`` on so many ranks at once."""
-    ranks: Any = SimulatedRanks(number)
+    ranks: Any = SimulatedRanks(number, timeout_s=WAIT_S)
     with ThreadPoolExecutor(number) as pool:
         futures = [pool.submit(function, rank, ranks[rank]) for rank in range(number)]
         results = [future.result() for future in futures]
