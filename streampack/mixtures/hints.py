@@ -7,6 +7,7 @@ rates. A part that is dealt otherwise costs its first two megabytes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Mapping
 from itertools import zip_longest
 from typing import Any
@@ -19,6 +20,7 @@ from streampack.sources.base import Source
 from streampack.sources.span_reader import SpanReader
 
 _SOON = 2 << 20  # of the weight of a part that is expected, about as many bytes
+_MOST_KEYS = 4096
 
 
 class Hints:
@@ -41,6 +43,7 @@ class Hints:
             if name in dealer.rule.lines and isinstance(part._inner, FileSource)
         ]
         self._told = {name: dict.fromkeys(states, 0) for name, _, _ in self._lines}
+        self._planned: deque[tuple[FileSource, Hashable]] = deque(maxlen=_MOST_KEYS)
         self._deals = -1 if any(states.values()) else 0
         # By line: the position from which a deal was foretold, and keys of the expected parts.
         self._foretold: dict[str, tuple[LinePosition, list[Hashable]]] = {}
@@ -72,7 +75,7 @@ class Hints:
                 told[lane] = len(spans)
             for turn in zip_longest(*new) if plan else ():
                 for span in filter(None, turn):
-                    self._reader(source, seed, *span).plan(later=True)
+                    self._plan(source, seed, *span)
 
     def _foretell(self, name: str, source: FileSource, seed: int) -> None:
         """Plan the beginnings of the parts of the next deal."""
@@ -88,13 +91,19 @@ class Hints:
                     low, high = int(cut.bounds[lane]), int(cut.bounds[lane + 1])
                     if low < high:
                         end = min(high, low + _SOON)
-                        keys.append(
-                            self._reader(source, seed, cut.epoch, low, end).plan(later=True)
-                        )
+                        keys.append(self._plan(source, seed, cut.epoch, low, end))
             self._foretold[name] = position, keys
 
-    def _reader(self, source: FileSource, seed: int, epoch: int, low: int, high: int) -> SpanReader:
-        return source._span(low, high, seed=seed, epoch=epoch, shuffle=self._shuffle)
+    def _plan(self, source: FileSource, seed: int, epoch: int, low: int, high: int) -> Hashable:
+        reader: SpanReader = source._span(low, high, seed=seed, epoch=epoch, shuffle=self._shuffle)
+        key = reader.plan(later=True)
+        self._planned.append((source, key))
+        return key
+
+    def __del__(self) -> None:
+        """Drop the plans of parts that no lane will read, as after a loop that was left."""
+        for source, key in self._planned:
+            source._drop(key)
 
 
 def _next_cuts(dealer: Dealer, name: str) -> list[Cut]:

@@ -36,9 +36,9 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from streampack.errors import StorageError
-from streampack.storage.locks import Lock
+from streampack.storage.locks import Lock, Patience
 from streampack.storage.mapping import mapped
-from streampack.storage.waiting import pause
+from streampack.storage.waiting import pause, pulse
 
 BLOCK_BYTES = 256 << 10
 #: Blocks between two borders that no request crosses.
@@ -211,7 +211,7 @@ class BlockCache:
         Args:
             key: key of the file.
             first, end: range of blocks.
-            wait_s: longest time to wait for another fetch of block `first`.
+            wait_s: longest time without a beat to wait for another fetch of block `first`.
 
         Yields:
             The end of the blocks that are fetched here: less than `end` if others fetch a block of
@@ -234,39 +234,45 @@ class BlockCache:
 
     def _hold(self, key: str, number: int, wait_s: float) -> Path | None:
         """Lock blocks for all threads of this process; return the path of the lock, or None."""
-        path, until = self.path(key, number), time.monotonic() + wait_s
+        path = self.lock_path(key, number)
+        patience = Patience(path, wait_s)
         while True:
             with self._guard:
-                lock, count = self._held.get(path) or (self._lock(key, number, 0), 0)
+                lock, count = self._held.get(path) or (self._lock(path), 0)
                 if lock is not None:
                     self._held[path] = lock, count + 1
+                    pulse().seen.append(lock.touch)
                     return path
-            if time.monotonic() >= until:
+            if patience.is_over():
                 return None
             pause(_PAUSE_S)
 
     def _let_go(self, path: Path) -> None:
         with self._guard:
             lock, count = self._held.pop(path)
+            pulse().seen.remove(lock.touch)
             if count > 1:
                 self._held[path] = lock, count - 1
             else:
                 lock.remove()
 
-    def making(self, key: str, *, wait_s: float = 0) -> Lock | None:
-        """Lock all blocks of a content; return None if another process has the lock for `wait_s`.
+    def making(self, key: str) -> Lock | None:
+        """Lock all blocks of a content; return None if another process has the lock.
 
         Raises:
             StorageError: the folder cannot be written.
         """
-        return self._lock(key, _ALL, wait_s)
+        return self._lock(self.lock_path(key))
 
-    def _lock(self, key: str, number: int, wait_s: float) -> Lock | None:
+    def lock_path(self, key: str, number: int = _ALL) -> Path:
+        """Return the path of the lock on a block and those after it, or on a whole content."""
         path = self.path(key, number)
-        path = path.with_name(f".{path.name}.lock")
+        return path.with_name(f".{path.name}.lock")
+
+    def _lock(self, path: Path) -> Lock | None:
         for _ in range(2):
             try:
-                return Lock.acquire(path, wait_s=wait_s)
+                return Lock.acquire(path)
             except FileNotFoundError:
                 with suppress(FileNotFoundError):
                     self._make_folder(path.parent)

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from streampack.errors import StorageError
+from streampack.storage import locks
 from streampack.storage.blocks import BLOCK_BYTES, EXTENT_BLOCKS, BlockCache
 from streampack.storage.file_info import FileInfo, shown
 from streampack.storage.growing import GrowingFile, Growings, NotMadeError
@@ -28,8 +29,6 @@ GetWhole = Callable[[FileInfo, IO[bytes]], str]
 Attempts = Callable[
     [FileInfo, Callable[[], "memoryview | None"], "int | None"], "memoryview | None"
 ]
-
-_PATIENCE_S = 5.0  # longest wait for a block that another process fetches
 
 
 class Fetcher:
@@ -83,7 +82,7 @@ class Fetcher:
         view = self.kept(file, number)
         if view is None:
             end = min(end, number + MOST_BLOCKS)
-            stop = self.plans.claim(file.key, number, end, _PATIENCE_S)
+            stop = self.plans.claim(file.key, number, end, locks.PATIENCE_S)
             try:
                 view = self._fetched(file, number, stop)
             finally:
@@ -100,10 +99,10 @@ class Fetcher:
         Return None if its server sends whole files only.
 
         The blocks are locked during each attempt, and not between them. Without the lock after
-        `_PATIENCE_S`, as while its process is stopped, the block is fetched here too; at once if
+        `PATIENCE_S`, as while its process is stopped, the block is fetched here too; at once if
         this process itself has waited for it so long, which `end` at the block stands for.
         """
-        wait_s, end = _PATIENCE_S if end > number else 0, max(end, number + 1)
+        wait_s, end = locks.PATIENCE_S if end > number else 0, max(end, number + 1)
         extent_end = number - number % EXTENT_BLOCKS + EXTENT_BLOCKS
         end = min(end, extent_end, -(-file.num_bytes // BLOCK_BYTES))
 
@@ -129,8 +128,8 @@ class Fetcher:
         if file.key not in self._others:
             self._others.add(file.key)
             logger.warning(
-                "Another process has fetched a part of %s for more than %.0f s, or is stopped; it "
-                "is fetched here too.", shown(file.listed.path), _PATIENCE_S,
+                "Another process has got no byte of a part of %s for %.0f s, or is stopped; it is "
+                "fetched here too.", shown(file.listed.path), locks.PATIENCE_S,
             )  # fmt: skip
 
     def _fetch_ahead(self, file: RangedFile, first: int, end: int) -> bool:
@@ -145,7 +144,7 @@ class Fetcher:
                 first = last
                 continue
             # A thread or process may be fetching other blocks with the same lock.
-            with self.cache.fetching(file.key, first, last, wait_s=_PATIENCE_S) as stop:
+            with self.cache.fetching(file.key, first, last, wait_s=locks.PATIENCE_S) as stop:
                 for run in _runs(self._missing(file, first, stop)):
                     asked = True
                     if self._put(file, *run) is None:

@@ -29,8 +29,8 @@ from streampack.storage.blocks import BLOCK_BYTES, BlockCache
 from streampack.storage.decompression import DamagedError
 from streampack.storage.failures import is_of_system
 from streampack.storage.files import StoredFile
-from streampack.storage.locks import Lock
-from streampack.storage.waiting import pause, start_daemon
+from streampack.storage.locks import Lock, Patience
+from streampack.storage.waiting import pause, pulse, start_daemon
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _MOST_KNOWN = 64  # number of contents with kept notes
 
 
 _makers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-PATIENCE_S = 20.0  # longest time in which another maker must write a block
+PATIENCE_S = 20.0  # longest time without a beat of another maker
 _END_S = 1.5  # longest time for makers to notice that the process ends
 
 
@@ -92,6 +92,7 @@ class BlockWriter(io.RawIOBase):
     def write(self, data: Any) -> int:
         if self._lock and not (threading.main_thread().is_alive() and self._lock.is_current()):
             raise _StoppedError
+        pulse().beat()
         added = memoryview(data).cast("B")
         self._left -= len(added)
         if self._left < 0:
@@ -151,6 +152,8 @@ class Growings:
     def make(self, key: str, name: str, lock: Lock | None, write: Write) -> None:
         """Make a content under its lock, and release the lock; None makes it without one."""
         writer = None
+        if lock is not None:
+            pulse().seen.append(lock.touch)
         try:
             room = shutil.disk_usage(self.cache.folder).free * 9 // 10
             writer = BlockWriter(self.cache, key, min(self.cache.limit_bytes // 2, room), lock)
@@ -275,7 +278,7 @@ class GrowingFile(StoredFile):
         if view is not None:
             return view
         pause_s, most_s = _PAUSES_S
-        looked_s, grown = time.monotonic(), 0
+        patience = Patience(cache.lock_path(key), PATIENCE_S)
         while key not in self._growings.failed:
             view = cache.get(key, number)
             if view is None and self._end < 0:
@@ -288,13 +291,9 @@ class GrowingFile(StoredFile):
             if not self.begin(number):
                 pause(pause_s)
                 pause_s = min(2 * pause_s, most_s)
-                if time.monotonic() - looked_s > PATIENCE_S:
-                    looked_s, before = time.monotonic(), grown
-                    while cache.has(key, grown):
-                        grown += 1
-                    if grown == before:
-                        stopped = OSError(errno.EAGAIN, "the process that makes it does not go on")
-                        self._growings.refuse(key, self._name, stopped)
+                if patience.is_over():
+                    stopped = OSError(errno.EAGAIN, "the process that makes it does not go on")
+                    self._growings.refuse(key, self._name, stopped)
         raise NotMadeError
 
     def begin(self, number: int) -> bool:

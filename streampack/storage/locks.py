@@ -1,4 +1,7 @@
-"""Locks between processes, released by the operating system when a process dies."""
+"""Locks between processes, released by the operating system when a process dies.
+
+The holder of a lock touches its file as it gets on; `Patience` sees that.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from streampack.per_process import PerProcess
-from streampack.storage.waiting import pause
+from streampack.storage.waiting import pulse
+
+#: Seconds without a beat after which the holder of a lock is not waited for.
+PATIENCE_S = 5.0
 
 
 class Lock:
@@ -20,9 +26,8 @@ class Lock:
         _held().add(self)
 
     @classmethod
-    def acquire(cls, path: Path, *, wait_s: float = 0) -> Lock | None:
-        """Lock `path`, created if missing; return None if it is locked for `wait_s` seconds."""
-        until, pause_s = time.monotonic() + wait_s, 0.001
+    def acquire(cls, path: Path) -> Lock | None:
+        """Lock `path`, created if missing; return None if it is locked."""
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
@@ -33,10 +38,7 @@ class Lock:
                 lock._release()
             except BlockingIOError:
                 os.close(fd)
-                if time.monotonic() >= until:
-                    return None
-                pause(pause_s)
-                pause_s = min(2 * pause_s, 0.02)
+                return None
             except BaseException:
                 os.close(fd)
                 raise
@@ -47,6 +49,11 @@ class Lock:
             return os.fstat(self._fd).st_ino == os.stat(self._path).st_ino
         except OSError:
             return False
+
+    def touch(self) -> None:
+        """Show those who wait that the holder gets on."""
+        with suppress(OSError):  # the folder was removed
+            os.utime(self._path)
 
     def remove(self) -> None:
         """Remove the file and unlock it."""
@@ -68,6 +75,28 @@ class Lock:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+class Patience:
+    """The wait for the holder of a lock, who may be stopped or get no bytes.
+
+    Args:
+        path: path of the lock.
+        seconds: longest time without a beat.
+    """
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self._path, self._seconds = path, seconds
+        self._seen, self._until = 0, time.monotonic() + seconds
+
+    def is_over(self) -> bool:
+        """Return True after `seconds` without a beat of the holder, or of another one."""
+        with suppress(OSError):
+            seen = self._path.stat().st_mtime_ns
+            if seen != self._seen:
+                self._seen, self._until = seen, time.monotonic() + self._seconds
+                pulse().beat()  # others may wait for this thread
+        return time.monotonic() >= self._until
 
 
 def _forget_all(held: set[Lock]) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from streampack.keep_last import KeepLast
 from streampack.storage.blocks import BLOCK_BYTES
-from streampack.storage.waiting import end_with_process, start_daemon
+from streampack.storage.waiting import Pulse, end_with_process, pulse, start_daemon
 
 if TYPE_CHECKING:
     from streampack.storage.ranged_file import RangedFile
@@ -104,7 +104,7 @@ class Plans:
         self._numbers = count(1)
         self._ahead: dict[Block, Plan] = {}  # of all plans
         self._read: KeepLast[Block, bool] = KeepLast(_MOST_READ)
-        self._busy: set[Block] = set()  # on their way to this process
+        self._busy: dict[Block, Pulse] = {}  # on their way to this process, by a thread
         self._tasks: deque[Callable[[], object]] = deque()
         # Keys of readers that have ended: the garbage collector may end one at any place, and the
         # interpreter after the threads, so neither must need the lock.
@@ -181,14 +181,13 @@ class Plans:
         Blocks behind `end` are claimed too if a plan has come to them: fetching them has failed.
 
         Returns:
-            The end of the claimed blocks; `number` if another thread needs more than `wait_s`.
+            The end of the claimed blocks; `number` if another thread gets nothing for `wait_s`.
         """
-        until = time.monotonic() + wait_s
         with self._lock:
             if (key, number) not in self._ahead:
                 self._pass_over(key, number)
-            while (key, number) in self._busy:
-                if time.monotonic() >= until:
+            while (other := self._busy.get((key, number))) is not None:
+                if time.monotonic() - other.last_s >= wait_s:
                     return number
                 self._done.wait(0.2)
                 end_with_process()
@@ -196,15 +195,20 @@ class Plans:
             while (key, stop) not in self._busy and (
                 stop < end or (stop < number + MOST_BLOCKS and (key, stop) in self._ahead)
             ):
-                self._busy.add((key, stop))
+                self._claim((key, stop))
                 stop += 1
             return stop
 
     def release(self, key: str, number: int, stop: int) -> None:
         """Give up claimed blocks, fetched or not."""
         with self._lock:
-            self._busy.difference_update((key, block) for block in range(number, stop))
+            for block in range(number, stop):
+                self._busy.pop((key, block), None)
             self._done.notify_all()
+
+    def _claim(self, block: Block) -> None:
+        self._busy[block] = pulse()
+        pulse().beat()
 
     def _pass_over(self, key: str, number: int) -> None:
         """Let a plan go on where its reader is, which has left out a part of it."""
@@ -300,7 +304,7 @@ class Plans:
             block = file.key, plan.first
             if not self._is_free(block):
                 break
-            self._busy.add(block)
+            self._claim(block)
             self._own(plan, block)
             plan.first += 1
         return file, first, plan.first

@@ -15,7 +15,7 @@ from fsspec.asyn import sync
 from streampack.errors import StorageError
 from streampack.storage.failures import TooSlowError
 from streampack.storage.file_info import FileInfo, shown, split_url
-from streampack.storage.waiting import end_with_process
+from streampack.storage.waiting import end_with_process, pulse
 
 T = TypeVar("T")
 
@@ -159,6 +159,7 @@ def wait_for(loop: Any, method: Callable[..., Any], *args: Any, **options: Any) 
         return sync(loop, method, *args, **options)
     answer = asyncio.run_coroutine_threadsafe(method(*args, **options), loop)
     while not wait([answer], timeout=_LOOK_S).done:
+        pulse().beat()  # the request has a limit of its own
         end_with_process()
     return answer.result()
 

@@ -1,7 +1,9 @@
-"""Threads that wait for a store.
+"""Threads that wait for a store, and others that wait for them.
 
 No process waits for such threads when it ends. They are daemons, and `end_with_process` ends them
 where they wait, because a daemon inside pyarrow would abort the interpreter while it shuts down.
+
+A thread that gets on beats, so that others wait for its bytes instead of fetching them too.
 """
 
 from __future__ import annotations
@@ -17,6 +19,39 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _LOOK_S = 0.2
+_BEAT_S = 0.5  # between two beats that other processes see
+
+
+class Pulse:
+    """The last beat of a thread.
+
+    Attributes:
+        last_s: its time, of `time.monotonic`.
+        seen: functions that show a beat to other processes, as on locks that the thread holds.
+    """
+
+    def __init__(self) -> None:
+        self.last_s, self.seen = time.monotonic(), list[Callable[[], object]]()
+        self._seen_s = 0.0
+
+    def beat(self) -> None:
+        """Show that the thread gets on."""
+        self.last_s = time.monotonic()
+        if self.seen and self.last_s - self._seen_s > _BEAT_S:
+            self._seen_s = self.last_s
+            for show in self.seen:
+                show()
+
+
+_threads = threading.local()
+
+
+def pulse() -> Pulse:
+    """Return the pulse of this thread."""
+    if not hasattr(_threads, "pulse"):
+        _threads.pulse = Pulse()
+    pulse: Pulse = _threads.pulse
+    return pulse
 
 
 def start_daemon(target: Callable[..., object], *args: Any, name: str) -> threading.Thread | None:
@@ -30,9 +65,11 @@ def start_daemon(target: Callable[..., object], *args: Any, name: str) -> thread
 
 
 def end_with_process() -> None:
-    """End this thread if the main thread has ended."""
+    """End this thread if the process only waits for its daemons."""
     main = threading.main_thread()
-    if not main.is_alive() and threading.current_thread() is not main:
+    if main.is_alive() or threading.current_thread() is main:
+        return
+    if all(thread.daemon for thread in threading.enumerate() if thread is not main):
         raise SystemExit
 
 
@@ -41,6 +78,7 @@ def pause(seconds: float) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(left, _LOOK_S))
+        pulse().beat()
         end_with_process()
 
 

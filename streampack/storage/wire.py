@@ -31,7 +31,7 @@ from streampack.errors import ConfigError
 from streampack.storage.failures import TooSlowError
 from streampack.storage.first_fetch import first_fetch
 from streampack.storage.remote import Pace
-from streampack.storage.waiting import end_with_process, start_daemon
+from streampack.storage.waiting import end_with_process, pulse, start_daemon
 
 _STEP_S = 0.2
 _OTHER_ADDRESS_S = 3.0  # wait for one of several addresses of a host
@@ -203,6 +203,7 @@ class _Line:
             if self._came or self._spent_s:  # not the wait for the first bytes, which has its limit
                 self._spent_s += time.monotonic() - began
             self._came += size
+            pulse().beat()
             if self._spent_s >= pace.timeout_s:
                 if self._came < self._spent_s * pace.min_bytes_per_s:
                     raise pace.too_slow(self._came, self._spent_s)

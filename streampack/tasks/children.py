@@ -7,14 +7,18 @@ import os
 import pickle
 import signal
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from importlib import _bootstrap
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import get_spawning_popen
 from typing import IO, Any
 
 Target = Callable[..., None]
+_IMPORTS_S = 5.0  # longest wait for threads that import modules
 
 
 class Child:
@@ -39,6 +43,8 @@ class Child:
         sent = _Sent(args)
         self.process = context.Process(target=_begin, args=(target, theirs, sent), daemon=daemon)
         try:
+            if context.get_start_method() == "fork":
+                _wait_for_imports()
             self.process.start()
         except BaseException:
             self.pipe.close()
@@ -127,6 +133,17 @@ def _opened(sent: Any) -> _Sent:
     with open(sent.detach(), "rb") as file:
         file.seek(0)  # the sender left the position at the end
         return _Sent(pickle.load(file))  # noqa: S301
+
+
+def _wait_for_imports() -> None:
+    """Wait until no other thread imports a module, since its lock would be held in a fork."""
+    until = time.monotonic() + _IMPORTS_S
+    locks: dict[str, Any] = vars(_bootstrap).get("_module_locks", {})
+    while time.monotonic() < until:
+        held = [lock.owner for ref in [*locks.values()] if (lock := ref()) is not None]
+        if {*held} <= {None, threading.get_ident()}:
+            return
+        time.sleep(0.001)
 
 
 def _begin(target: Target, pipe: Connection, sent: _Sent) -> None:

@@ -203,3 +203,18 @@ def test_hints_are_not_repeated_by_a_store_that_fails(http: HTTPServer, tmp_path
     source._plan("a", [(0, 0, 10)])
     settle()
     assert len(http.requests) == 1
+
+
+def test_a_loop_that_is_left_leaves_no_plan(http: HTTPServer, tmp_path: Path) -> None:
+    write_jsonl(http.folder)
+    storage = Storage(cache_dir=tmp_path / "cache")
+    source = sources.JSONL(f"{http.url}/a.jsonl", tokens="tokens", storage=storage)
+    dataset = PackedDataset(source, seq_len=1024, lanes=4, topology=Topology())
+    for _ in PackedLoader(dataset):
+        break
+    plans = storage.remote.fetcher.plans
+    plans.plan("another", iter(()))
+    plans.drop("another")
+    plans.used("", 0)
+    assert not plans._plans
+    assert not plans._ahead

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from streampack.errors import StorageError
-from streampack.storage import blocks, failed_attempts, fetching
+from streampack.storage import blocks, failed_attempts, fetching, locks
 from streampack.storage.storage import Storage
 from streampack.storage.threads import in_threads
 from tests.support.raw_server import Connection, raw_server
@@ -107,7 +107,7 @@ def test_a_block_that_a_stopped_process_has_locked_is_fetched_with_a_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (http.folder / "a.bin").write_bytes(DATA)
-    monkeypatch.setattr(fetching, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.2)
     process = started(LOCKED, f"{http.url}/a.bin", tmp_path / "cache")
     try:
         process.send_signal(signal.SIGSTOP)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streampack.storage import growing, locks, plans, waiting
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.file_info import FileInfo, Range
 from streampack.storage.plans import FIRST_BLOCKS, MOST_BLOCKS, Plans, Window
 from streampack.storage.storage import Storage
 from streampack.storage.turns import in_turns
+from tests.support.forked import in_fork
+from tests.support.raw_server import Connection, raw_server
 from tests.support.read_ahead import WAIT_S, fetched_blocks, settle
 from tests.support.servers import HTTPServer
 
@@ -156,6 +163,114 @@ class Asked:
         file = FileInfo(name, blocks * BLOCK_BYTES)
         self.plans.plan(name, [(file, 0, file.num_bytes)])  # type: ignore[list-item]
         return file
+
+
+class Clock:
+    """A clock that a test sets; `looks` counts who reads it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.looks = 0.0, threading.Semaphore(0)
+        beats = SimpleNamespace(monotonic=lambda: self.now_s, sleep=time.sleep)
+        monkeypatch.setattr(waiting, "_threads", threading.local())
+        monkeypatch.setattr(waiting, "time", beats)
+        monkeypatch.setattr(plans, "time", self)
+        monkeypatch.setattr(locks, "time", self)
+
+    def monotonic(self) -> float:
+        self.looks.release()
+        return self.now_s
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_block_on_its_way_is_waited_for_as_long_as_bytes_come(
+    comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, plans = Clock(monkeypatch), Plans(lambda *_: True, 0)
+    assert plans.claim("a", 0, 1, 5.0) == 1
+    ends: list[int] = []
+    reader = threading.Thread(target=lambda: ends.append(plans.claim("a", 0, 1, 5.0)))
+    reader.start()
+    for _ in range(2):
+        assert clock.looks.acquire(timeout=WAIT_S)
+        if comes:
+            with plans._lock:
+                clock.now_s += 4
+                waiting.pulse().beat()
+                plans._done.notify_all()
+        else:
+            clock.now_s = 6
+    if comes:
+        assert clock.looks.acquire(timeout=WAIT_S)
+        plans.release("a", 0, 1)
+    reader.join(WAIT_S)
+    assert ends == [1 if comes else 0]  # the end of the blocks that it claims
+
+
+def test_the_holder_of_a_lock_is_waited_for_as_long_as_it_gets_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, path = Clock(monkeypatch), tmp_path / "lock"
+    lock = locks.Lock.acquire(path)
+    assert lock is not None
+    assert locks.Lock.acquire(path) is None
+    patience = locks.Patience(path, 5.0)
+    for clock.now_s in (4, 8, 12):
+        os.utime(path, (0, clock.now_s))  # as another beat
+        assert not patience.is_over()
+    waiting.pulse().seen.append(lock.touch)
+    clock.now_s = 16
+    waiting.pulse().beat()
+    waiting.pulse().seen.clear()
+    assert path.stat().st_mtime > 12
+    assert not patience.is_over()
+    clock.now_s = 22
+    assert patience.is_over()
+    lock.remove()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranges", [True, False])
+def test_bytes_that_come_slowly_are_fetched_once_by_threads_and_processes(
+    ranges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(3 * BLOCK_BYTES)
+
+    def respond(connection: Connection) -> None:
+        asked = re.findall(r"(?i)range: bytes=(\d+)-(\d+)", connection.head) if ranges else []
+        first, last = map(int, asked[0]) if asked else (0, len(data) - 1)
+        place = f"Content-Range: bytes {first}-{last}/{len(data)}\n" if asked else ""
+        place += f'Content-Length: {last + 1 - first}\nETag: "a"\n'
+        connection.send(f"HTTP/1.1 {206 if asked else 200} OK\n{place}\n")
+        for at in range(first, last + 1, 4096):
+            if connection.method == "HEAD" or connection.stopping.wait(0.05):
+                return
+            connection.send(data[at : min(at + 4096, last + 1)])
+
+    monkeypatch.setattr(locks, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(growing, "PATIENCE_S", 3.0)
+    with raw_server(respond) as server:
+        storage = Storage(cache_dir=tmp_path / "cache")
+
+        def read() -> bytes:
+            with storage.open(f"{server.url}/a.bin") as file:
+                file.plan([(0, file.num_bytes)])
+                return file.read(0, file.num_bytes)
+
+        storage.read_range(f"{server.url}/a.bin", 0, 1)  # a fork must not interrupt an import
+        read_here: list[bytes] = []
+        threads = [threading.Thread(target=lambda: read_here.append(read())) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert in_fork(read) == data
+        for thread in threads:
+            thread.join()
+    assert read_here == [data, data]
+    parts = re.findall(r"(?i)range: bytes=(\d+)-(\d+)", "\n".join(server.requests))
+    if ranges:
+        assert sum(int(last) + 1 - int(first) for first, last in parts) == len(data) + 1
+    else:
+        whole = [r for r in server.requests if r.startswith("GET") and "ange: bytes" not in r]
+        assert len(whole) == 1
 
 
 def test_each_plan_has_its_first_block_before_any_has_its_second() -> None:

@@ -19,7 +19,7 @@ from botocore.session import Session
 
 from demo.object_store import find_weed, object_store
 from streampack.errors import ConfigError, StateError, StorageError
-from streampack.storage import fetching
+from streampack.storage import locks
 from streampack.storage.default import default_storage
 from streampack.storage.file_info import FileInfo, Range
 from streampack.storage.files import LocalFile
@@ -54,7 +54,7 @@ def serve(http: HTTPServer, name: str, size: int = 1000) -> tuple[str, bytes]:
 
 
 def _read_into(storage: Storage, url: str, answers: Any) -> None:
-    fetching._PATIENCE_S = WAIT_S  # the other process may be slow, and is not stopped
+    locks.PATIENCE_S = WAIT_S  # the other process may be slow, and is not stopped
     answers.put(content_of(storage, url))
 
 

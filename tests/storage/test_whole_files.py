@@ -20,7 +20,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from streampack.errors import StateError, StorageError
-from streampack.storage import fetching, growing
+from streampack.storage import growing, locks
 from streampack.storage.blocks import BLOCK_BYTES
 from streampack.storage.storage import Storage
 from tests.support.read_ahead import settle
@@ -136,7 +136,7 @@ def test_a_process_that_is_stopped_while_it_fetches_a_file_holds_up_nobody(
     storage: Storage, halves: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(growing, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(fetching, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(locks, "PATIENCE_S", 0.5)
     child = FORK.Process(target=read, args=(storage, halves))
     child.start()
     while not blocks(storage):

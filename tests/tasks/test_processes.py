@@ -5,12 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
+import threading
+import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streampack.errors import ConfigError, WorkerError
+from streampack.tasks.children import Child
 from streampack.tasks.processes import in_processes
 
 
@@ -60,3 +65,23 @@ def test_a_job_that_cannot_be_sent_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         list(in_processes(2)(square, {"function": lambda: None}, TASKS))
     assert caught.value.setting == "workers"
+
+
+def import_slow_module(pipe: Any) -> None:
+    signal.alarm(60)  # it would wait for ever
+    pipe.send(import_module("imported_slowly").__name__)
+
+
+def test_a_fork_while_a_thread_imports_a_module_can_import_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "imported_slowly.py").write_text("import time; time.sleep(0.3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    thread = threading.Thread(target=import_module, args=("imported_slowly",))
+    thread.start()
+    while "imported_slowly" not in sys.modules:
+        time.sleep(0.001)
+    child = Child(multiprocessing.get_context("fork"), import_slow_module)
+    assert child.pipe.recv() == "imported_slowly"
+    child.end()
+    thread.join()
