@@ -4,67 +4,57 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from streampack.cached import cached_property
 from streampack.errors import ConfigError
+from streampack.films.families import FILM_FAMILIES, REFUSED, FilmFamily
 from streampack.films.files import frames_of, size_of
 from streampack.films.size import FilmSize
-from streampack.images.attachments import Attachments, Reference, Size
-from streampack.images.families import FAMILIES, family_of
+from streampack.images.attachments import ROWS, Attachments, MediaForm, Reference, Size
+from streampack.images.families import FAMILIES, Family, family_of
 from streampack.images.fetching import Heads
 from streampack.images.media_file import require_av
 from streampack.storage.storage import Storage
 
-
-@dataclass(frozen=True, slots=True)
-class FilmFamily:
-    """Properties that processors of one class share.
-
-    Attributes:
-        timed: the text has a time before every two frames.
-        seconds: models take the seconds between two frames of the grid.
-    """
-
-    timed: bool = False
-    seconds: bool = False
-
-
-#: Families of processors that take films, by the class name of the processor.
-FILM_FAMILIES = {
-    "Qwen2VLProcessor": FilmFamily(),
-    "Qwen2_5_VLProcessor": FilmFamily(seconds=True),
-    "Qwen3VLProcessor": FilmFamily(timed=True),
-}
 _KEPT_SIZES = 1 << 12
 #: Pixels of a frame: twice as many as in 8K. Small files may declare billions.
 _MOST_PIXELS = 1 << 26
+#: Pixels of the grey frames in place of a broken film.
+_MOST_GREY = 1 << 30
+#: Tokens that are compared on each side of a film.
+_BESIDE = 64
+#: Frames of the film in a batch without films.
+_FEW_FRAMES = (8, 32, 128, 512)
+#: Results of a processor for its text.
+_OF_TEXT = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "video_metadata")
 
 
 class _Planned(NamedTuple):
-    """A film's sampled frames, its grid (time, height, width) in patches, and its token ids."""
+    """A film's sampled frames, its token ids, its number of patches, and its grid if it has one."""
 
     indices: list[int]
-    grid: tuple[int, int, int]
     ids: NDArray[np.int64]
+    patches: int
+    grid: list[int] | None
 
 
 class _Opened(NamedTuple):
-    """Sampled frames (N, height, width, 3), the size of the film, and True for grey ones.
+    """The size of a film, and sampled frames (N, height, width, 3); None stands for grey ones."""
 
-    Grey frames have the size to which the processor would bring them.
-    """
-
-    frames: NDArray[np.uint8]
     size: FilmSize
-    grey: bool = False
+    frames: NDArray[np.uint8] | None
 
 
 class FilmPlanner:
     """Planner of films for a processor of transformers; see `ImagePlanner`.
+
+    The processor itself counts: it is called with a film of the right shape without values.
 
     Raises:
         ConfigError: the family takes no films here, or lacks its video processor.
@@ -73,27 +63,22 @@ class FilmPlanner:
 
     def __init__(self, processor: Any) -> None:
         require_av()
-        name = family_of(processor)
-        self._videos: Any = getattr(processor, "video_processor", None)
-        if name not in FILM_FAMILIES or self._videos is None:
-            lacks = " without a video processor" if name in FILM_FAMILIES else ""
-            raise ConfigError(
-                f"processor must be one that takes films, got {type(processor).__name__}{lacks}.",
-                f"Use one of {', '.join(FILM_FAMILIES)} as AutoProcessor makes them, which needs "
-                "torchvision.",
-                setting="processor",
-            )
-        self.processor, self.name, self.family = processor, name, FAMILIES[name]
-        self.films = FILM_FAMILIES[name]
+        self.films, self._videos = _family_of(processor), processor.video_processor
+        self.processor, self.name = processor, type(processor).__name__
         self.token: str = processor.video_token
-        self.token_id = self.image_id = self._id(self.token)
-        # Before transformers 5 the tokens around the placeholder go with it, times are counted in
-        # groups of merge_size frames, and seconds by the asked frames per second.
-        self._new = hasattr(processor, "replace_video_token")
-        self._around: tuple[int, int] | None = None
-        if self.films.timed and not self._new:
-            start, end = processor.vision_start_token, processor.vision_end_token
-            self._around = self._id(start), self._id(end)
+        self.token_id = self._id(self.token)
+        self.image_id = self.video_id = self._id(getattr(processor, self.films.features))
+        of_images = FAMILIES.get(family_of(processor) or "")
+        #: True if the family's images are not read.
+        self.alone = of_images is None
+        form = MediaForm(axes=self.films.axes) if of_images is None else of_images.form
+        self.family = Family(form=form, written=self.films.written)
+        self._nested = of_images is not None and of_images.nested
+        # Before transformers 5 the tokens around Qwen3-VL's placeholder go with it.
+        self._around: tuple[str, str] | None = None
+        if self.films.timed and not hasattr(processor, "replace_video_token"):
+            self._around = processor.vision_start_token, processor.vision_end_token
+        self._added = {*processor.tokenizer.added_tokens_decoder}
         self._planned: dict[FilmSize, _Planned] = {}
 
     def _id(self, text: str) -> int:
@@ -101,17 +86,57 @@ class FilmPlanner:
 
     def describe(self) -> dict[str, Any]:
         """Return all settings that tokens and pixels depend on, as values that JSON can hold."""
-        return json.loads(self._videos.to_json_string())  # type: ignore[no-any-return]
+        simple = (str, int, float, bool, type(None))
+        own = {k: v for k, v in vars(self.processor).items() if isinstance(v, simple)}
+        own.pop("chat_template", None)  # of the fingerprint of texts
+        return {"processor": self.name, **own, **json.loads(self._videos.to_json_string())}
 
-    def replaced(self, tokens: NDArray[Any], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices of tokens beside placeholders which the processor replaces too."""
+    def replaced(
+        self,
+        tokens: NDArray[Any],
+        places: NDArray[np.int64],
+        written: Sequence[NDArray[np.int64]] = (),
+    ) -> NDArray[np.int64]:
+        """Return the indices of tokens beside placeholders which the processor replaces too.
+
+        Raises:
+            ValueError: a text beside a film would have other tokens with the film's own text, such
+                as a time.
+        """
+        for place, ids in zip(places.tolist(), written, strict=False):
+            if tokens[place] == self.token_id and len(ids):
+                self._require_apart(tokens[max(place - _BESIDE, 0) : place], ids[:_BESIDE])
+                self._require_apart(ids[-_BESIDE:], tokens[place + 1 : place + 1 + _BESIDE])
         places = places[tokens[places] == self.token_id]
         if self._around is None or not len(places):
             return places[:0]
         inner = places[(places > 0) & (places + 1 < len(tokens))]
-        start, end = self._around
+        start, end = map(self._id, self._around)
         both = inner[(tokens[inner - 1] == start) & (tokens[inner + 1] == end)]
         return np.concatenate([both - 1, both + 1])
+
+    def _require_apart(self, before: NDArray[Any], after: NDArray[Any]) -> None:
+        """Raise `ValueError` if the texts of two lists of ids have other ids when joined."""
+        added = [int(each) in self._added for each in before]
+        left = before[len(added) - added[::-1].index(True) :] if any(added) else before
+        added = [int(each) in self._added for each in after]
+        right = after[: added.index(True)] if any(added) else after
+        if not len(left) or not len(right):
+            return
+        tokenizer = self.processor.tokenizer
+        texts = [
+            tokenizer.decode(each.tolist(), clean_up_tokenization_spaces=False)
+            for each in (left, right)
+        ]
+        apart, joined = (
+            [each for text in given for each in tokenizer.encode(text, add_special_tokens=False)]
+            for given in (texts, ["".join(texts)])
+        )
+        if apart != joined:
+            raise ValueError(
+                f"has the texts {texts[0][-20:]!r} and {texts[1][:20]!r}, one of them of a film, "
+                "which share a token; put a line break between"
+            )
 
     # ------------------------------------------------------------------ before the plan
 
@@ -142,41 +167,60 @@ class FilmPlanner:
             ValueError: the processor refuses a size.
         """
         planned = [self._plan(FilmSize(*size)) for size in sizes]
-        patches = np.array([np.prod(each.grid) for each in planned], dtype=np.int64)
-        return [each.ids for each in planned], patches
+        return [each.ids for each in planned], np.array([each.patches for each in planned])
 
     def _plan(self, size: FilmSize) -> _Planned:
-        """Plan a film. The processor counts: it is given frames of a shape without values."""
-        import torch
-
-        if (planned := self._planned.get(size)) is not None:
-            return planned
-        try:
-            indices = self._sampled(size)
-            shape = (len(indices), 3, size.height, size.width)
-            empty = torch.empty(shape, dtype=torch.uint8, device="meta")
-            made = self._processed(empty, size, indices, do_rescale=False, do_normalize=False)
-        except Exception as error:  # processors raise errors of any class at odd films
-            raise ValueError(f"{type(error).__name__}: {error}"[:200]) from error
-        (grid,) = made["video_grid_thw"].tolist()
-        planned = _Planned(indices, tuple(grid), self._ids(size, indices, grid))
-        if len(self._planned) < _KEPT_SIZES:
-            self._planned[size] = planned
+        if (planned := self._planned.get(size)) is None:
+            try:
+                planned = self._counted(size)
+            except Exception as error:  # processors raise errors of any class at odd films
+                raise ValueError(f"{type(error).__name__}: {error}"[:200]) from error
+            if len(self._planned) < _KEPT_SIZES:
+                self._planned[size] = planned
         return planned
 
-    def _sampled(self, size: FilmSize) -> list[int]:
-        """Return the indices of the frames that the processor samples."""
-        indices: list[int] = [*range(size.frames)]
-        if self._videos.do_sample_frames:
-            indices = [*map(int, self._videos.sample_frames(metadata=self._metadata(size)))]
+    def _counted(self, size: FilmSize) -> _Planned:
+        """Plan a film by the processor's result for one of its shape without values."""
+        import torch
+
+        shape, settings = (size.frames, 3, size.height, size.width), {}
+        if self.films.copies:
+            film = torch.zeros((), dtype=torch.uint8).expand(shape)
+        else:
+            film = torch.empty(shape, dtype=torch.uint8, device="meta")
+            settings = {"do_rescale": False, "do_normalize": False}
+        metadata = self._metadata(size)
+        made = self._called(film, metadata, **settings)
+        sampled = metadata.frames_indices  # set by the processor
+        indices = [*map(int, range(size.frames) if sampled is None else sampled)]
         if not indices or min(indices) < 0 or max(indices) >= size.frames:
             raise ValueError(f"samples {len(indices)} frames of {size.frames}")
-        return indices
+        if self.films.alike and len(indices) != self._videos.num_frames:
+            raise ValueError(
+                f"has {len(indices)} sampled frames, and the model takes films of the same number: "
+                "num_frames of the video processor"
+            )
+        grids = made.get("video_grid_thw")
+        grid = grids[0].tolist() if grids is not None and len(grids) == 1 else None
+        rows = _rows_of(made)
+        patches = len(rows[0]) if self._nested else len(rows)
+        return _Planned(indices, made["input_ids"][0].numpy(), patches, grid)
+
+    def _called(self, film: Any, metadata: Any, **settings: Any) -> Any:
+        """Return the processor's result for a placeholder and a film (N, 3, height, width)."""
+        start, end = self._around or ("", "")
+        return self.processor(
+            text=[f"{start}{self.token}{end}"],
+            videos=[film],
+            video_metadata=[metadata],
+            add_special_tokens=False,
+            input_data_format="channels_first",
+            return_tensors="pt",
+            **settings,
+        )
 
     def _metadata(self, size: FilmSize, indices: list[int] | None = None) -> Any:
-        from transformers.video_utils import VideoMetadata
-
-        return VideoMetadata(
+        return _metadata_class()(
             total_num_frames=size.frames,
             fps=size.fps,
             width=size.width,
@@ -185,62 +229,107 @@ class FilmPlanner:
             frames_indices=indices,
         )
 
-    def _ids(self, size: FilmSize, indices: list[int], grid: Sequence[int]) -> NDArray[np.int64]:
-        """Return the token ids of a film."""
-        merged = self._videos.merge_size**2
-        if not self.films.timed:
-            return np.full(int(np.prod(grid)) // merged, self.token_id, np.int64)
-        pair = self._videos.temporal_patch_size if self._new else self._videos.merge_size
-        times = self.processor._calculate_timestamps([*indices], size.fps, pair)
-        start, end = self.processor.vision_start_token, self.processor.vision_end_token
-        frame = start + self.token * (grid[1] * grid[2] // merged) + end
-        text = "".join(f"<{seconds:.1f} seconds>{frame}" for seconds in times[: grid[0]])
-        ids = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return np.array(ids, dtype=np.int64)
-
     # ------------------------------------------------------------------ after the plan
 
     def opened(self, reference: Reference, size: Size, storage: Storage | None) -> _Opened:
         """Return the sampled frames of a film; raises like `frames_of`."""
         film = FilmSize(*size)
-        return _Opened(frames_of(reference, film, self._plan(film).indices, storage), film)
+        return _Opened(film, frames_of(reference, film, self._plan(film).indices, storage))
 
     def blank(self, size: Size) -> _Opened:
         """Return grey frames as replacement for a broken film."""
-        film = FilmSize(*size)
-        planned, side = self._plan(film), self._videos.patch_size
-        shape = (len(planned.indices), planned.grid[1] * side, planned.grid[2] * side, 3)
-        return _Opened(np.full(shape, 127, dtype=np.uint8), film, grey=True)
+        return _Opened(FilmSize(*size), None)
 
     def arrays(self, opened: _Opened) -> dict[str, NDArray[Any]]:
         """Return the model's arrays for a film."""
         import torch
 
-        frames = torch.from_numpy(np.ascontiguousarray(opened.frames)).permute(0, 3, 1, 2)
-        indices = self._plan(opened.size).indices
-        resized = {"do_resize": False} if opened.grey else {}
-        made = self._processed(frames, opened.size, indices, **resized)
-        arrays = {
-            name: np.asarray(made[name]) for name in ("pixel_values_videos", "video_grid_thw")
-        }
-        if self.films.seconds:
-            sampled = len(indices) / opened.size.frames * opened.size.fps
-            if not self._new:
-                sampled = self._videos.fps or 2.0
-            seconds = self._videos.temporal_patch_size / sampled
-            arrays["second_per_grid_ts"] = np.array([seconds], dtype=np.float32)
-        return arrays
-
-    def _processed(self, frames: Any, size: FilmSize, indices: list[int], **settings: Any) -> Any:
-        return self._videos(
-            videos=[frames],
-            video_metadata=[self._metadata(size, indices)],
-            do_sample_frames=False,
-            input_data_format="channels_first",
-            return_tensors="pt",
-            **settings,
-        )
+        planned, settings = self._plan(opened.size), {}
+        if opened.frames is not None:
+            film = torch.from_numpy(np.ascontiguousarray(opened.frames)).permute(0, 3, 1, 2)
+        else:
+            side = opened.size.height, opened.size.width
+            if planned.grid is not None and self.films.resizes:  # as large as after the resize
+                side = tuple(each * self._videos.patch_size for each in planned.grid[1:])
+                settings = {"do_resize": False}
+            shape = (len(planned.indices), 3, *side)
+            if np.prod(shape) > _MOST_GREY:
+                raise ValueError(f"needs grey frames of {side[1]} x {side[0]} pixels")
+            film = torch.full((), 127, dtype=torch.uint8).expand(shape)
+        metadata = self._metadata(opened.size, [*planned.indices])
+        made = self._called(film, metadata, do_sample_frames=False, **settings)
+        if not np.array_equal(ids := made["input_ids"][0].numpy(), planned.ids):
+            raise ValueError(f"{len(ids)} tokens, other than the {len(planned.ids)} planned")
+        arrays = {name: np.asarray(made[name]) for name in made if name not in _OF_TEXT}
+        return {name: each[0] for name, each in arrays.items()} if self._nested else arrays
 
     def count(self, arrays: Mapping[str, NDArray[Any]]) -> int:
-        """Return the number of patches in a film's arrays."""
-        return len(arrays["pixel_values_videos"])
+        """Return the number of patches in a film's arrays, or of frames if it has no patches."""
+        return len(_rows_of(arrays))
+
+    @cached_property
+    def smallest(self) -> tuple[dict[str, NDArray[Any]], int]:
+        """Arrays of a small grey film, and its number of tokens with features."""
+        for frames in _FEW_FRAMES:
+            size = FilmSize(frames, 56, 56, 4, 1)
+            with suppress(ValueError):  # some families take no films of fewer frames than a number
+                ids = self._plan(size).ids
+                break
+        arrays, tokens = self.arrays(self.blank(size)), int((ids == self.image_id).sum())
+        merged = getattr(self._videos, "merge_size", 0) or 0
+        grid, rows = arrays.get("video_grid_thw"), _rows_of(arrays)
+        if grid is not None and len(grid) == 1 and len(rows) == tokens * merged**2:
+            arrays = (
+                {  # models take a film of one token, but processors make none
+                    name: array[: merged**2] if array is rows else array
+                    for name, array in arrays.items()
+                }
+                | {"video_grid_thw": np.array([[1, merged, merged]], dtype=grid.dtype)}
+            )
+            tokens = 1
+        return arrays, tokens
+
+
+@cache
+def _metadata_class() -> Any:
+    """Return transformers' `VideoMetadata` as a class that processors do not copy.
+
+    They set the indices of the sampled frames there, and some drop the copy.
+    """
+    from transformers.video_utils import VideoMetadata
+
+    return type("Metadata", (VideoMetadata,), {"__deepcopy__": lambda self, copied: self})
+
+
+def _rows_of(arrays: Mapping[str, Any]) -> Any:
+    """Return the array with a row for every patch or frame."""
+    return next(arrays[name] for name in ROWS.values() if name in arrays)
+
+
+def _family_of(processor: Any) -> FilmFamily:
+    """Return the family of a processor; raise `ConfigError` if it takes no films here."""
+    names = [kind.__name__ for kind in type(processor).__mro__]
+    name = next((each for each in names if each in FILM_FAMILIES), None)
+    lacks = ""
+    if name is None:
+        lacks = next((f", which {REFUSED[each]}" for each in names if each in REFUSED), "")
+    elif getattr(processor, "video_processor", None) is None:
+        lacks = " without a video processor"
+    elif FILM_FAMILIES[name].since_5 and not hasattr(processor, "replace_video_token"):
+        lacks = " of transformers 4"
+    if name is None or lacks:
+        raise ConfigError(
+            f"processor must be one that takes films, got {type(processor).__name__}{lacks}.",
+            f"Use one of {', '.join(FILM_FAMILIES)} as AutoProcessor makes them, which needs "
+            "torchvision; all but those of Qwen-VL need transformers 5.",
+            setting="processor",
+        )
+    family = FILM_FAMILIES[name]
+    if family.by_values and getattr(processor.video_processor, family.by_values):
+        raise ConfigError(
+            f"processor must count the tokens of films by their sizes, and with {family.by_values} "
+            "it drops tokens by the values of pixels.",
+            f"Set processor.video_processor.{family.by_values} = False.",
+            setting="processor",
+        )
+    return family

@@ -56,5 +56,6 @@ def _alone(model: Any, batch: Any, number: int) -> dict[str, Any]:
     mask = torch.ones_like(ids)
     extra = of_images(media_of(batch, number), ids, places)
     if takes(model, "mm_token_type_ids"):
-        extra |= types_of(ids, places)
+        start = int((batch.document_ids.view(-1) == number).int().argmax())
+        extra |= types_of(ids, places, start)
     return {"input_ids": ids, "attention_mask": mask, **extra, "use_cache": False}

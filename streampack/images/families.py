@@ -166,7 +166,9 @@ class ImagePlanner:
         token_id = self.processor.tokenizer.convert_tokens_to_ids(text)
         return -1 if token_id is None else int(token_id)
 
-    def replaced(self, tokens: NDArray[Any], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def replaced(
+        self, tokens: NDArray[Any], places: NDArray[np.int64], written: Any = ()
+    ) -> NDArray[np.int64]:
         """Return the indices of tokens beside placeholders which the processor replaces too."""
         return places[:0]
 

@@ -90,7 +90,7 @@ def _counted_axes(positions: Tensor, batch: Any, model: Any) -> Tensor:
         numbers = np.arange(first[run], first[run + 1])
         if len(numbers):
             media = {name: each.cpu() for name, each in _part(batch.media, places, numbers).items()}
-            held = {**media, **types_of(ids[:, start:stop], places)}
+            held = {**media, **types_of(ids[:, start:stop], places, start)}
             held = {"input_ids": ids[:, start:stop], **held}
             taken = inspect.signature(owner.get_rope_index).parameters
             counted, _ = owner.get_rope_index(**{k: v for k, v in held.items() if k in taken})
@@ -98,10 +98,18 @@ def _counted_axes(positions: Tensor, batch: Any, model: Any) -> Tensor:
     return torch.cat([positions[None], axes[:, None].to(positions.device)])
 
 
-def types_of(ids: Tensor, places: Any) -> dict[str, Tensor]:
-    """Return `mm_token_type_ids`, by which transformers 5 locates images (1) and films (2)."""
-    films = 2 * (ids == places.video_id).int()
-    return {"mm_token_type_ids": (ids == places.image_id).int() + films}
+def types_of(ids: Tensor, places: Any, start: int) -> dict[str, Tensor]:
+    """Return `mm_token_type_ids`, by which transformers 5 locates images (1) and films (2).
+
+    Args:
+        ids: (1, T) ids of the slots from `start` on.
+        places: places of the batch's media.
+    """
+    is_film = torch.zeros_like(ids, dtype=torch.bool)
+    for span in places.spans[places.kinds == "video"]:
+        is_film[0, slice(*(max(int(at) - start, 0) for at in span))] = True
+    features = (ids == places.image_id) | (ids == places.video_id)
+    return {"mm_token_type_ids": features.int() * (1 + is_film.int())}
 
 
 def media_of(batch: Any, document: int) -> dict[str, Tensor]:
@@ -120,8 +128,12 @@ def _part(media: dict[str, Tensor], places: Any, numbers: NDArray[np.int64]) -> 
         in_rows = np.repeat(is_own, places.entries[of_kind])
         for name, values in media.items():
             if kind_of_array(name) == kind:
-                chosen = torch.from_numpy(in_rows if len(values) == len(in_rows) else is_own)
-                result[name] = values[chosen.to(values.device)]
+                chosen, per = is_own, len(in_rows) // len(values)
+                if name.endswith("grid_thw"):  # some films have several grids
+                    chosen = in_rows[np.cumsum(values.prod(1).cpu().numpy()) - 1]
+                elif len(values) > len(is_own):  # values of patches, or of groups of them
+                    chosen = in_rows[::per]
+                result[name] = values[torch.from_numpy(chosen).to(values.device)]
     return result
 
 

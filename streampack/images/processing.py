@@ -69,10 +69,10 @@ class MediaProcessing:
 
     def __init__(self, processor: Any, more: Mapping[str, Any] | None = None) -> None:
         self.planners: dict[str, Any] = dict(more or {})
-        if "audio" in self.planners:  # the processors of sounds that are read take no images
-            self.planner = self.planners["audio"]
-        else:
-            self.planner = planner_of(processor)
+        # Processors of sounds, and some of films, are read without their images.
+        alone = [each for each in self.planners.values() if getattr(each, "alone", True)]
+        self.planner: Any = alone[0] if alone else planner_of(processor)
+        if not alone:
             self.planners = {"image": self.planner, **self.planners}
         described = json.dumps(
             {
@@ -104,7 +104,9 @@ class MediaProcessing:
         if kinds and not any(each in text for each in (*MEDIA_PARTS, *tokens)):
             text = "".join(marks[kind] for kind in kinds) + text
         for kind, planner in self.planners.items():
-            text = text.replace(marks[kind], planner.family.written.format(planner.token))
+            text = text.replace(marks.pop(kind), planner.family.written.format(planner.token))
+        for kind, mark in marks.items():  # of media that the family does not take
+            text = text.replace(mark, f"<{kind}>")
         return with_margins(text, self.planner.processor)
 
     def expanded(self, documents: Documents, source: Source, skips: ErrorPolicy) -> Documents:
@@ -139,7 +141,9 @@ class MediaProcessing:
                     raise ValueError("has a video token or an image feature token in its text")
                 made, ids = self.planned(attached, documents.tokens[slots], heads)
                 planners = self.planners.values()
-                beside = [each.replaced(documents.tokens, slots) for each in planners]
+                begin, end = offsets[i : i + 2]
+                own, places_in = documents.tokens[begin:end], slots - begin
+                beside = [begin + each.replaced(own, places_in, ids) for each in planners]
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))
                 skips.handle(broken_document(source, shard, index, str(reason)))
@@ -148,7 +152,6 @@ class MediaProcessing:
                 repeats[slots], is_place[slots] = made.tokens, True
                 written += ids
                 repeats[np.concatenate(beside)] = 0
-                begin, end = offsets[i : i + 2]
                 made = replace(made, starts=offsets_of(repeats[begin:end])[slots - begin])
             planned.append(made)
             good.append(i)
@@ -174,6 +177,8 @@ class MediaProcessing:
         kinds_given = [kind_of(each) for each in references]
         kinds = {planner.token_id: kind for kind, planner in self.planners.items()}
         places = [kinds[int(each)] for each in placeholders]
+        if strange := {*kinds_given} - {*self.planners}:
+            raise ValueError(f"has {NOUNS[min(strange)]}s, which this source does not read")
         for kind, planner in self.planners.items():
             if (count := kinds_given.count(kind)) != places.count(kind):
                 raise ValueError(_miscounted(kind, count, places.count(kind), planner.token))
@@ -291,19 +296,20 @@ class MediaProcessing:
         pieces = np.array([each.piece for each in held], dtype=np.int64)[owners]
         names = dict.fromkeys(key for each in made for key in each)
         arrays = {key: joined([each[key] for each in made if key in each]) for key in names}
+        of_arrays = [next(kind for kind in ROWS if ROWS[kind] in each) for each in made]
         slots = np.zeros(0, dtype=np.int64)
         if not made:
             arrays, slots = self._blank(rows)
         media = BatchMedia(
             arrays,
             spans,
-            np.array([len(a[ROWS[kind]]) for a, kind in zip(made, kinds, strict=True)], np.int64),
+            np.array([len(a[ROWS[k]]) for a, k in zip(made, of_arrays, strict=True)], np.int64),
             pieces,
             slots,
             self.planner.family.form,
             self.planner.image_id,
             self.planner.video_id,
-            np.array(kinds, dtype="U5"),
+            np.array(of_arrays, dtype="U5"),
         )
         return rows._replace(attached={**rows.attached, MEDIA: media})
 

@@ -63,7 +63,9 @@ class SoundPlanner:
         settings.pop("mel_filters", None)  # of the other settings
         return {"processor": self.name, "audio_token": self.token, **settings}
 
-    def replaced(self, tokens: NDArray[Any], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def replaced(
+        self, tokens: NDArray[Any], places: NDArray[np.int64], written: Any = ()
+    ) -> NDArray[np.int64]:
         """Return no tokens, since the processor replaces placeholders alone.
 
         Raises:

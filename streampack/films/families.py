@@ -1,0 +1,76 @@
+"""Families of processors that take films, by the class name of the processor.
+
+Their processors count by themselves; `FilmPlanner` calls them with the shape of a film. The table
+has the differences between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_VISION = "<|vision_start|>{}<|vision_end|>"
+_GLM = "<|begin_of_video|>{}<|end_of_video|>"
+
+
+@dataclass(frozen=True, slots=True)
+class FilmFamily:
+    """Properties that processors of one class share.
+
+    Attributes:
+        written: format of the placeholder in templates, for records without one.
+        features: attribute of the processor with the token that gets the features of films.
+        axes: positions of models have three more axes, as `MediaForm.axes`; of families with images
+            the form of images decides.
+        timed: in transformers 4 the processor replaces the tokens around the placeholder.
+        resizes: frames that have the size after the resize need none.
+        copies: the processor copies the values of frames when it counts.
+        alike: models take the films of a batch only with the same number of frames.
+        by_values: setting of the video processor with which counts depend on the values of pixels.
+        since_5: the processor is read from transformers 5 on.
+    """
+
+    written: str = "{}"
+    features: str = "video_token"
+    axes: bool = False
+    timed: bool = False
+    resizes: bool = True
+    copies: bool = False
+    alike: bool = False
+    by_values: str = ""
+    since_5: bool = True
+
+
+FILM_FAMILIES = {
+    "Qwen2VLProcessor": FilmFamily(_VISION, since_5=False),
+    "Qwen2_5_VLProcessor": FilmFamily(_VISION, since_5=False),
+    "Qwen3VLProcessor": FilmFamily(_VISION, timed=True, since_5=False),
+    "Qwen2_5OmniProcessor": FilmFamily("<|vision_bos|>{}<|vision_eos|>", axes=True),
+    "Qwen3OmniMoeProcessor": FilmFamily(_VISION, axes=True),
+    "Glm4vProcessor": FilmFamily(_GLM, "image_token"),
+    "Glm46VProcessor": FilmFamily(_GLM, "image_token", axes=True),
+    "Glm5NextProcessor": FilmFamily(_GLM, "image_token", resizes=False),
+    "CohereCompassProcessor": FilmFamily(axes=True),
+    "Cosmos3EdgeProcessor": FilmFamily(axes=True),
+    "Dots3NoteProcessor": FilmFamily(),
+    "Exaone4_5_Processor": FilmFamily(),
+    "HYV4VLProcessor": FilmFamily(axes=True),
+    "HyperCLOVAXVisionV2Processor": FilmFamily(),
+    "Lfm3VlProcessor": FilmFamily(),
+    "VideoLlama3Processor": FilmFamily(copies=True, by_values="use_token_compression"),
+    "Kimi_K25Processor": FilmFamily(),
+    "MiniMaxM3VLProcessor": FilmFamily(),
+    "MuseGlimmerProcessor": FilmFamily(),
+    "Gemma4Processor": FilmFamily(),
+    "Gemma4UnifiedProcessor": FilmFamily(),
+    "EmbeddingGemma2Processor": FilmFamily(),
+    "InternVLProcessor": FilmFamily(features="image_token"),
+    "SmolVLMProcessor": FilmFamily(features="image_token"),
+    "LlavaOnevisionProcessor": FilmFamily(alike=True),
+    "LlavaNextVideoProcessor": FilmFamily(alike=True, copies=True),
+    "VideoLlavaProcessor": FilmFamily(alike=True, copies=True),
+    "PerceptionLMProcessor": FilmFamily(alike=True, copies=True),
+}
+#: Reasons for which others are refused.
+REFUSED = {
+    "Ernie4_5_VLMoeProcessor": "draws times into the frames, by a font of its repository",
+}

@@ -1,0 +1,129 @@
+"""Films of all families: ids, pixels and other arrays of the processor, for made processors."""
+
+from __future__ import annotations
+
+import io
+import json
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+pytest.importorskip("av", reason="PyAV, the extra [video]")
+pytest.importorskip("torchvision", reason="Processors of videos need torchvision")
+from tests.support.whole_processors import FIVE
+
+if not FIVE:
+    pytest.skip("Most processors of films are read from transformers 5 on", allow_module_level=True)
+
+from streampack import PackedLoader
+from streampack.errors import ConfigError, ContentError
+from streampack.films.families import FILM_FAMILIES, REFUSED
+from streampack.films.planner import FilmPlanner
+from streampack.images.model_arguments import media_of
+from streampack.media import Films
+from tests.support.clips import film, turned
+from tests.support.film_processors import FAMILIES, processor_of
+from tests.support.films import as_processed
+from tests.support.vision_runs import dataset
+
+
+def decoded(data: bytes) -> tuple[np.ndarray, float]:
+    import av
+
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        frames = [
+            np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
+            for frame in container.decode(stream)
+        ]
+        return np.stack(frames), float(stream.average_rate)
+
+
+@pytest.fixture(scope="module")
+def clips() -> list[bytes]:
+    return [
+        film(49, rate=Fraction(30000, 1001), seed=1, size=(84, 56)),
+        turned(film(60, seed=2, size=(84, 56)), 90),
+        film(100, size=(80, 32), rate=25, seed=4, codec="mpeg4"),
+    ]
+
+
+def test_every_family_that_is_taken_is_tested() -> None:
+    assert {f"{each}Processor" for each in FAMILIES} == {*FILM_FAMILIES}
+    assert not {*FILM_FAMILIES} & {*REFUSED}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ids_and_arrays_of_documents_match_the_processor(family: str, clips: list[bytes]) -> None:
+    processor = processor_of(family)
+    token = processor.video_token
+    if family == "MiniMaxM3VL":  # by default it does not resize, and takes sides of 28 n pixels
+        clips = [*clips[:2], film(31, size=(56, 56), seed=4)]
+    given = [{"text": f"{i}:ab\n{token}zz", "videos": [clip]} for i, clip in enumerate(clips)]
+    given += [{"text": f"3:{token}\nand{token}", "videos": clips[:2]}, {"text": "4: none"}]
+    made = dataset(Films(given, text="text"), processor, seq_len=16384, batch_size=1)
+    names = set()
+    for batch in PackedLoader(made):
+        for number in range(batch.num_documents):
+            ids = batch.input_ids[batch.document_ids == number].tolist()
+            name = int(processor.tokenizer.decode(ids).partition(":")[0])
+            names.add(name)
+            media, document = media_of(batch, number), given[name]
+            if name == 4:
+                assert not media
+                continue
+            films = zip(*map(decoded, document["videos"]), strict=True)
+            wanted = as_processed(processor, document["text"], *map(list, films))
+            assert ids == wanted.pop("input_ids")[0].tolist()
+            of_text = ("attention_mask", "mm_token_type_ids", "token_type_ids")
+            arrays = {name: each for name, each in wanted.items() if name not in of_text}
+            assert media.keys() == arrays.keys()
+            for name, array in arrays.items():
+                array = array.flatten(0, 1) if family == "SmolVLM" else array  # films of a batch
+                assert torch.equal(media[name].to(array.dtype), array), name
+    assert names == {*range(5)}
+
+
+def test_texts_that_share_a_token_with_the_time_of_a_film_are_refused(clips: list[bytes]) -> None:
+    processor = processor_of("VideoLlama3")
+    made = json.loads(processor.tokenizer.backend_tokenizer.to_str())
+    vocabulary = made["model"]["vocab"]  # in place of a byte that no text here has
+    vocabulary["bT"] = vocabulary.pop(max(vocabulary, key=vocabulary.get))
+    made["model"]["merges"] = [["b", "T"]]
+    processor.tokenizer._tokenizer = Tokenizer.from_str(json.dumps(made))
+    token = processor.video_token
+
+    def run(text: str) -> Any:
+        source = Films([{"text": text, "videos": clips[:1]}], text="text")
+        return list(dataset(source, processor, seq_len=16384, batch_size=1))
+
+    with pytest.raises(ContentError, match="share a token"):
+        run(f"ab{token}")
+    for text in (f"a{token}", f"ab\n{token}T", token):
+        (batch,) = run(text)
+        wanted = as_processed(processor, text, *([each] for each in decoded(clips[0])))
+        assert batch.input_ids[batch.document_ids == 0].tolist() == wanted["input_ids"][0].tolist()
+
+
+def test_counts_that_depend_on_pixels_and_families_that_are_not_read_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        FilmPlanner(processor_of("VideoLlama3", use_token_compression=True))
+    assert caught.value.setting == "processor"
+    odd = type("Ernie4_5_VLMoeProcessor", (), {"video_processor": None})()
+    with pytest.raises(ConfigError, match="font"):
+        FilmPlanner(odd)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_grey_films_and_least_films_have_the_arrays_of_a_family(family: str) -> None:
+    planner = FilmPlanner(processor_of(family))
+    size = (60, 56, 84, 24, 1)
+    _, (patches,) = planner.plan([size])
+    assert planner.count(planner.arrays(planner.blank(size))) == patches
+    arrays, tokens = planner.smallest
+    assert arrays
+    assert tokens > 0
