@@ -129,8 +129,8 @@ class FilmPlanner:
             for each in (left, right)
         ]
         apart, joined = (
-            [each for text in given for each in tokenizer.encode(text, add_special_tokens=False)]
-            for given in (texts, ["".join(texts)])
+            [each for text in parts for each in tokenizer.encode(text, add_special_tokens=False)]
+            for parts in (texts, ["".join(texts)])
         )
         if apart != joined:
             raise ValueError(
