@@ -87,9 +87,9 @@ class FilmPlanner:
     def describe(self) -> dict[str, Any]:
         """Return all settings that tokens and pixels depend on, as values that JSON can hold."""
         simple = (str, int, float, bool, type(None))
-        own = {k: v for k, v in vars(self.processor).items() if isinstance(v, simple)}
-        own.pop("chat_template", None)  # of the fingerprint of texts
-        return {"processor": self.name, **own, **json.loads(self._videos.to_json_string())}
+        settings = {k: v for k, v in vars(self.processor).items() if isinstance(v, simple)}
+        settings.pop("chat_template", None)  # of the fingerprint of texts
+        return {"processor": self.name, **settings, **json.loads(self._videos.to_json_string())}
 
     def replaced(
         self,

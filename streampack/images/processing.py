@@ -142,8 +142,8 @@ class MediaProcessing:
                 made, ids = self.planned(attached, documents.tokens[slots], heads)
                 planners = self.planners.values()
                 begin, end = offsets[i : i + 2]
-                own, places_in = documents.tokens[begin:end], slots - begin
-                beside = [begin + each.replaced(own, places_in, ids) for each in planners]
+                tokens = documents.tokens[begin:end]
+                beside = [begin + each.replaced(tokens, slots - begin, ids) for each in planners]
             except ValueError as reason:
                 shard, index = (int(documents.origin[name][i]) for name in ("shard", "index"))
                 skips.handle(broken_document(source, shard, index, str(reason)))
