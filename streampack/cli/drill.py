@@ -47,7 +47,9 @@ def drill(
             min=3, help="Steps to compare; by default three saves and some steps after them."
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option(min=0.1, help="No drill begins later.")] = 5.0,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="No drill begins later, and the undisturbed run ends.")
+    ] = 5.0,
     seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 0,
     only: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Disturbance to try, such as kill.")
@@ -56,7 +58,7 @@ def drill(
 ) -> None:
     """Kill, stop and restart a training command, and compare its batches, losses and states.
 
-    The exit status is 1 if there is a fault.
+    The exit status is 1 if there is a fault, or if the command cannot be drilled.
     """
     from streampack.drill.command import Command
     from streampack.drill.drill import Drill

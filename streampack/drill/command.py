@@ -30,7 +30,7 @@ OFFLINE = {
 #: Variables in which a shell keeps folders that it was in.
 SHELL = ("OLDPWD", "PWD", "_")
 RANKS = ("--nproc-per-node", "--nproc_per_node")
-#: Loads `child.py`, then the `sitecustomize` that this one hides.
+#: Loads the folder `child`, then the `sitecustomize` that this one hides.
 SITECUSTOMIZE = """\
 import importlib.util, os, sys
 spec = importlib.util.spec_from_file_location("streampack_drill_child", {child!r})

@@ -9,11 +9,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streampack.drill.child import OUTAGE_S
+from streampack.drill.child.store import LATE_S, OUTAGE_S, RETRY_AFTER_S
 from streampack.drill.observed import Life
 from streampack.drill.processes import Event, Start, send
 
 PAUSE_S = 1.0
+#: Faults of a store: the name of the disturbance, and a description.
+FAILING = {
+    "refuse": ("store", f"the store refuses requests for {OUTAGE_S:g} s"),
+    "throttle": (
+        "throttled store",
+        f"the store answers 429 and 503 for {OUTAGE_S:g} s, Retry-After: {RETRY_AFTER_S}",
+    ),
+    "delay": ("slow store", f"answers of the store are {LATE_S:g} s late for {OUTAGE_S:g} s"),
+}
 
 
 @dataclass(frozen=True)
@@ -24,8 +33,8 @@ class Disturbance:
         name: short name.
         description: moment and action in words.
         moment: moment as in `streampack.drill.child`; empty if it cannot be tried.
-        action: "kill" all, "terminate" all, kill one "rank" or a "worker", "pause" all, an "outage"
-            of the store, or "none".
+        action: "kill" all, "terminate" all, kill one "rank" or a "worker", "pause" all, or "none";
+            or let the store "refuse", "throttle" or "delay" requests.
         tears: True if the newest file is cut in half before the restart.
         ranks: ranks of the restart; None for as many as before.
         missing: the reason why it cannot be tried.
@@ -44,6 +53,11 @@ class Disturbance:
         """True if the newest checkpoint is not whole when the run stops."""
         return self.moment.get("where") in ("save", "opened", "files", "rename", "full")
 
+    @property
+    def is_of_store(self) -> bool:
+        """True if requests for data fail, and the command shall go on."""
+        return self.action in FAILING
+
     def act(self, start: Start, waiting: int) -> None:
         """Disturb a run in which a process waits at the moment."""
         if self.action == "kill":
@@ -56,8 +70,8 @@ class Disturbance:
             living = set(start.members())
             for worker in [pid for pid in workers_of(start.events, waiting) if pid in living][:1]:
                 send(worker, signal.SIGKILL)
-        elif self.action == "outage":
-            (start.folder / "outage").touch()
+        elif self.is_of_store:
+            (start.folder / "outage").write_text(self.action)
         elif self.action == "pause":
             try:
                 start.signal(signal.SIGSTOP)
@@ -125,7 +139,7 @@ class Draws:
         yield Disturbance(
             "pause", f"paused for {PAUSE_S:g} s (SIGSTOP)", self._step(first), "pause"
         )
-        yield self._store(first)
+        yield from self._store(first)
         if self.ranks is not None and self.ranks > 1:
             for name, ranks in (("fewer ranks", self.ranks // 2), ("more ranks", 2 * self.ranks)):
                 described = f"killed, and continued on {ranks} ranks"
@@ -182,19 +196,23 @@ class Draws:
         return Disturbance(name, described, {**self._step(count), "rank": 0}, "worker")
 
     def _loader(self, count: int) -> Disturbance:
-        name, described = "loader", "killed while the loader makes a batch"
         counts = {event["count"] for event in self.events if event["event"] == "loader"}
         after = sorted(number for number in counts if count < number < self.steps)
-        if not after:
-            return Disturbance(name, described, {}, missing="the loader is no DataLoader of torch")
-        return Disturbance(name, described, {"where": "loader", "count": after[0]})
+        described, moment = "killed while the loader makes a batch", {"where": "loader"}
+        if not after:  # no DataLoader of torch, or a batch made while the model computes
+            described, after = (
+                "killed between the loader and the step",
+                [self._step(count)["count"]],
+            )
+            moment = {"where": "batch"}
+        return Disturbance("loader", described, {**moment, "count": after[0]})
 
-    def _store(self, count: int) -> Disturbance:
-        name, described = "store", f"the store refuses requests for {OUTAGE_S:g} s"
+    def _store(self, count: int) -> Iterator[Disturbance]:
         counts = [event["count"] for event in self.events if event["event"] == "request"]
         # Workers, which began with the run, count no steps.
         missing = "" if any(n > count or not n for n in counts) else "no data come by HTTP requests"
-        return Disturbance(name, described, self._step(count), "outage", missing=missing)
+        for action, (name, described) in FAILING.items():
+            yield Disturbance(name, described, self._step(count), action, missing=missing)
 
 
 def _moment(where: str, count: int, place: tuple[int, int]) -> dict[str, Any]:

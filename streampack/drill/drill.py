@@ -61,6 +61,7 @@ class Drill:
             self.workdir / "reference" / "0",
             hook=self.hook,
             is_enough=self._is_enough,
+            patience_s=self.limit_s,
         )
         lives, self.saves = lives_of(start.events), saves_of(start.events)
         self._check(lives)
@@ -80,6 +81,13 @@ class Drill:
         self.patience_s = max(LEAST_S, SILENCES * silence)
         shutil.rmtree(self.workdir / "reference" / "checkpoints")
         trials, untried = self._all()
+        if not trials:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in untried.items())
+            raise ConfigError(
+                f"A disturbance must be tried, and none could be: {reasons}.",
+                "Give more --minutes, or other names to --only.",
+                setting="only",
+            )
         line = line_of(start.events, "write")
         reference = Reference.of(self.life, sorted(self.saves), start, line)
         return DrillReport(reference, tuple(trials), untried, time.monotonic() - self.began)
@@ -90,7 +98,14 @@ class Drill:
         trials: list[Trial] = []
         untried: dict[str, str] = {}
         least_s = 2 * (self.start.ended_s - self.start.began_s)
-        for number, disturbance in enumerate(self.draws.all(), start=1):
+        drawn = list(self.draws.all())
+        if unknown := set(self.only).difference(each.name for each in drawn):
+            raise ConfigError(
+                f"--only must name a disturbance, got {', '.join(sorted(unknown))}.",
+                f"Choose from: {', '.join(each.name for each in drawn)}.",
+                setting="only",
+            )
+        for number, disturbance in enumerate(drawn, start=1):
             name = disturbance.name
             if self.only and name not in self.only:
                 continue
@@ -108,8 +123,10 @@ class Drill:
     # ------------------------------------------------------------------------ the undisturbed run
 
     def _is_enough(self, start: Start) -> bool:
-        """Return True when the undisturbed run has done the steps to compare."""
+        """Return True when the undisturbed run has done the steps to compare, or takes too long."""
         steps = self.steps
+        if time.monotonic() - self.began > self.limit_s:
+            return True
         if steps is None:
             counts = sorted(start.save_counts)
             if len(counts) < SAVES:
@@ -124,6 +141,13 @@ class Drill:
                 "The command must start Python with the variable PYTHONPATH, but no Python process "
                 "loaded the drill's hook.",
                 "Run Python without -I and -E, on this machine and outside containers.",
+                setting="command",
+            )
+        if start.hung:
+            raise ConfigError(
+                f"The command must train within --minutes, but showed nothing for {self.limit_s:g} "
+                f"s: {start.output()}.",
+                f"Its output is in {start.folder}. Drill a small model, or give more --minutes.",
                 setting="command",
             )
         if start.code and not start.is_stopped:
@@ -175,12 +199,13 @@ class Drill:
         trial.stopped_at = len(lives[0])
         if first.hung:
             trial.faults.append(Fault("hangs", f"no step in {self.patience_s:.0f} s"))
-        refused = sum(event["event"] == "refused" for event in first.events)
-        if disturbance.action == "outage" and not refused:
+        failed = sum(event["event"] == "failed" for event in first.events)
+        if disturbance.is_of_store and not failed:
             trial.note = "no request was sent after the moment"
         if not same_batches(self.life, lives[0]):
-            kind = "data-left-out" if refused else "not-reproducible"
-            trial.faults.append(Fault(kind, f"{refused} requests were refused" * bool(refused)))
+            detail = f"{failed} requests failed or were late" if failed else ""
+            kind = "data-left-out" if failed else "not-reproducible"
+            trial.faults.append(Fault(kind, detail))
             return trial
         saved = _last_save(first, whole=not disturbance.is_in_save)
         if first.is_stopped or (first.code == 0 and len(lives[-1]) >= len(self.life)):

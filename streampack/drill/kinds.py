@@ -126,8 +126,9 @@ KINDS = {
     ),
     "data-left-out": Kind(
         "Batches are others after requests for data failed: the loader went on without the data.",
-        "Repeat requests that fail, and stop with an error in the end. Handlers that skip a shard, "
-        "such as warn_and_continue, hide it.",
+        "Repeat requests that fail, after the seconds of Retry-After where a store names them, and "
+        "stop with an error in the end. Handlers that skip a shard, such as warn_and_continue, "
+        "hide it.",
     ),
     "fails-later": Kind(
         "The restarted command trains and then ends with an error.",

@@ -77,12 +77,15 @@ class Start:
         return min((steps for _, steps in self._steps.values()), default=0)
 
     def members(self) -> Iterator[int]:
-        """Yield the living processes of this start, which have its variable."""
+        """Yield the living processes of this start, which have its variable or its session."""
         mark = json.dumps(str(self.folder)).encode()
+        # Its first process is not reaped before `end`, so no other session has this number.
+        session = None if self.process is None else self.process.pid
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
-                    if mark in (entry / "environ").read_bytes().partition(SETTINGS.encode())[2]:
+                    is_marked = mark in _behind_settings((entry / "environ").read_bytes())
+                    if is_marked or (os.getsid(int(entry.name)) == session and _lives(entry)):
                         yield int(entry.name)
                 except OSError:
                     continue  # it has ended, or belongs to another user
@@ -111,6 +114,21 @@ class Start:
         lines = [line.strip(" |") for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if ERROR.search(line) and "ChildFailedError" not in line]
         return (errors or lines or ["it printed nothing"])[-1][:LONGEST]
+
+
+def _behind_settings(environment: bytes) -> bytes:
+    return environment.partition(SETTINGS.encode())[2]
+
+
+def _lives(entry: Path) -> bool:
+    """Return False for a process that has ended and waits for its parent."""
+    return (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return True if a process has ended; it keeps its number until it is waited for."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, flags) is not None
 
 
 def send(pid: int, number: signal.Signals) -> None:
@@ -174,7 +192,7 @@ def _wait(
     patience_s: float,
 ) -> None:
     last = time.monotonic()
-    while process.poll() is None:
+    while not _has_ended(process):
         new = start.read()
         if new:
             last = time.monotonic()

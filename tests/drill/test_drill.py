@@ -44,6 +44,8 @@ PLANTED = [
     ("trainer", "no skip", "kill", "loader-forgotten"),
     ("lightning", "plain loader", "kill", "loader-forgotten"),
     ("store", "skips", "store", "data-left-out"),
+    ("store", "throttled", "throttled store", "data-left-out"),
+    ("store", "impatient", "slow store", "data-left-out"),
 ]
 GATE = PLANTED[:1]
 
@@ -139,11 +141,49 @@ def test_no_disturbance_of_a_right_script_is_a_fault(script: str, tmp_path: Path
 def test_an_error_or_the_same_batches_while_the_store_fails_are_no_fault(
     fault: str, tmp_path: Path
 ) -> None:
-    report = drill("store", fault, tmp_path, "store")
-    (trial,) = report["trials"]
+    report = drill("store", fault, tmp_path, "store", "throttled store", "slow store")
     assert report["faults"] == {}
-    assert trial["is_same"]
-    assert (trial["stopped_at"] == 14) == (fault == "")
+    stopped = [trial["stopped_at"] < 14 for trial in report["trials"]]
+    assert stopped == ([True, True, False] if fault else [False] * 3)  # late answers are no error
+    for trial in report["trials"]:
+        assert trial["is_same"]
+        assert trial["note"] == ("went on by itself" if trial["stopped_at"] == 14 else "")
+
+
+IGNORES = """
+import runpy, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+sys.path.insert(0, sys.argv[1])
+del sys.argv[:1]
+runpy.run_path(sys.argv[0] + "/nanogpt_like.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_command_that_ignores_sigterm_goes_on_by_itself(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "streampack", "drill", "--checkpoints", "my out", "--json",
+         "--workdir", "work", "--only", "terminate", "--", sys.executable, "-c", IGNORES,
+         str(SCRIPTS), "--out_dir=my out"],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (trial,) = json.loads(done.stdout)["trials"]
+    assert (trial["note"], trial["is_same"]) == ("went on by itself", True)
+    assert not processes(tmp_path)
+    assert not (tmp_path / "my out").exists()
+
+
+@pytest.mark.slow
+def test_a_name_that_no_disturbance_has_is_refused(tmp_path: Path) -> None:
+    for name in ("kil", "worker"):  # unknown, and one that this command does not have
+        (tmp_path / name).mkdir()
+        done = subprocess.run(
+            command_of("nanogpt", "", tmp_path / name, (name,)), capture_output=True, text=True
+        )
+        assert done.returncode == 1
+        assert not done.stdout
+        assert f"{name}" in done.stderr
 
 
 def test_the_page_lists_every_kind_of_fault() -> None:
@@ -164,17 +204,57 @@ def test_an_interrupted_drill_leaves_no_process_and_no_link(tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
-def test_a_command_that_cannot_be_judged_is_refused_with_the_cause(tmp_path: Path) -> None:
-    for code, word in (("raise ValueError(3)", "ValueError"), ("pass", "torch")):
-        folder = tmp_path / word
-        done = subprocess.run(
-            [sys.executable, "-m", "streampack", "drill", "--checkpoints", str(folder / "out"),
-             "--workdir", str(folder), "--", sys.executable, "-c", code],
-            capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 1
-        assert word in done.stderr
-        assert not (folder / "out").exists()
+ENDLESS = """
+import torch
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+"""
+#: Ignores signals that end others, and leaves children without the drill's variables.
+STUBBORN = """
+import os, signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "900.125"], env={})
+if not os.fork():
+    time.sleep(900)
+"""
+#: Commands that cannot be judged: code, options of the drill, and a word of the error.
+REFUSED = [
+    ("raise ValueError(3)", (), "ValueError"),
+    ("pass", (), "torch"),
+    pytest.param("import no_such_module", (), "ModuleNotFoundError", marks=pytest.mark.slow),
+    pytest.param("import time; time.sleep(900)", ("--minutes", "0.1"), "--minutes",
+                 marks=pytest.mark.slow),
+    pytest.param(ENDLESS, ("--minutes", "0.5"), "wrote no file", marks=pytest.mark.slow),
+    pytest.param(STUBBORN, (), "torch", marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "options", "word"), REFUSED)
+def test_a_command_that_cannot_be_judged_is_refused_with_the_cause(
+    code: str, options: tuple[str, ...], word: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "my run"
+    done = subprocess.run(
+        [sys.executable, "-m", "streampack", "drill", "--checkpoints", "my run/out", *options,
+         "--workdir", "my run", "--", sys.executable, "-c", code],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "out").exists()
+    assert not processes(folder)
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if _is_sleep(path)]
+
+
+def _is_sleep(path: Path) -> bool:
+    try:
+        return b"900.125" in path.read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("code", ["open(P, 'a')", "os.remove(P)", "shutil.rmtree(D)"])

@@ -5,14 +5,24 @@ from __future__ import annotations
 import functools
 import importlib
 import multiprocessing
+import os
+import tempfile
+import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from examples import elastic_gloo
 from examples.elastic_gloo import Report, Supervisor, make_loader
+from streampack import PackedDataset, ordering, sources
+from streampack.elastic import ElasticLoader
+from tests.run.test_golden_batches import Corpus, hashed
 
 MORE = 8  # for each rank: of the groups of the last exchanges, and inherited by a fork
 
@@ -70,3 +80,96 @@ def test_500_processes_that_join_and_die_lose_and_repeat_no_batch(
         f"{changes} memberships; of {len(pauses)} pauses 10, 50, 90, 99 and 100 % are at most "
         f"{', '.join(f'{share:.2f}' for share in shares)} s"
     )
+
+
+# ---------------------------------------------------------------------- workers
+
+#: Runs of several epochs over small files.
+RUNS: dict[str, Callable[[Corpus], dict[str, Any]]] = {
+    "trees": lambda corpus: {
+        "source": sources.JSONL(corpus.path("groups.jsonl"), tokens="input_ids"),
+        "layout": "tree",
+    },
+    "mixture": lambda corpus: {
+        "source": sources.Mixture(
+            {"a": corpus.path("ids.parquet"), "b": sources.open(corpus.path("ids.tar"))},
+            weights={"a": 1, "b": 2},
+        )
+    },
+    "order": lambda corpus: {
+        "source": corpus.path("ids.parquet"),
+        "order": ordering.SimilarityOrder(),
+    },
+}
+
+
+class Model(elastic_gloo.Model):
+    """The example's model over the ids of these files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Embedding(300, 8), nn.Linear(8, 300)).double()
+
+
+def in_session(run: Callable[[], Report]) -> Report:
+    """Run a job in a session of its own, and wait until its last process has ended."""
+    context: Any = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+
+    def lead() -> None:
+        os.setsid()
+        theirs.send(run())
+
+    leader = context.Process(target=lead)
+    leader.start()
+    theirs.close()
+    report: Report = ours.recv()
+    leader.join()
+    until = time.monotonic() + 60
+    while living := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+                     if session(pid) == leader.pid]:  # fmt: skip
+        assert time.monotonic() < until, living
+        time.sleep(0.05)
+    return report
+
+
+def session(pid: int) -> int | None:
+    """The session of a process; None if it has ended."""
+    try:
+        state, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        return None if state == "Z" else os.getsid(pid)
+    except OSError:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RUNS)
+def test_workers_of_killed_ranks_end_and_the_batches_stay_as_they_are(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic_gloo, "Model", Model)
+    monkeypatch.setattr(elastic_gloo, "digest", lambda batch: hashed([batch]))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
+    (tmp_path / "shared").mkdir()
+    options = RUNS[kind](Corpus(tmp_path))
+
+    def make(num_workers: int = 0) -> ElasticLoader[Any]:
+        settings = {"seq_len": 64, "batch_size": 2, "lanes": 16, "epochs": 25, **options}
+        dataset = PackedDataset(**settings)
+        return ElasticLoader(dataset, step_batches=8, num_workers=num_workers)
+
+    importlib.import_module("torch._dynamo")
+    expected = Supervisor(make, ranks=1, start_method="fork").run()
+    with_workers = functools.partial(make, 2)
+    changes, seed, pauses = 0, 0, []
+    while changes < 30:
+        job = Supervisor(
+            with_workers, ranks=3, most=5, deaths=30, joins=30, every=3, seed=seed,
+            start_method="fork",
+        )  # fmt: skip
+        report = in_session(job.run)
+        checked(report, expected, 5)
+        changes, seed, pauses = changes + report.memberships, seed + 1, pauses + report.pauses
+    assert not list((tmp_path / "shared").glob("streampack*"))
+    print(f"{changes} memberships; median pause {np.median(pauses):.2f} s")

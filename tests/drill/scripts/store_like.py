@@ -7,6 +7,7 @@ import http.server
 import os
 import threading
 import time
+import urllib.error
 import urllib.request
 
 import torch
@@ -39,16 +40,18 @@ threading.Thread(target=server.serve_forever, daemon=True).start()
 def fetched(index: int) -> torch.Tensor:
     """Fetch a row."""
     url = f"http://127.0.0.1:{server.server_port}/{index}"
+    timeout_s = 0.5 if config.fault == "impatient" else 60
     while True:
         try:
-            with urllib.request.urlopen(url) as answer:
+            with urllib.request.urlopen(url, timeout=timeout_s) as answer:
                 return torch.frombuffer(bytearray(answer.read()), dtype=torch.int64)
-        except OSError:
+        except OSError as error:
             if config.fault == "no retry":
                 raise
-            if config.fault == "skips":
+            told = error.headers if isinstance(error, urllib.error.HTTPError) else {}
+            if config.fault in ("skips", "impatient") or (config.fault == "throttled" and told):
                 url = f"http://127.0.0.1:{server.server_port}/{index + 1000}"
-            time.sleep(0.2)
+            time.sleep(float(told.get("Retry-After", 0.2)))
 
 
 model = Tiny()
