@@ -15,7 +15,8 @@ from streampack.images.attachments import Attachments, Reference, Size
 from streampack.images.families import Family
 from streampack.images.fetching import Heads
 from streampack.images.media_file import require_av
-from streampack.sounds.files import SoundSize, samples_of, size_of
+from streampack.sounds.files import samples_of, size_of
+from streampack.sounds.heads import SoundSize
 from streampack.storage.storage import Storage
 
 #: Processors that take sounds.

@@ -11,7 +11,7 @@ from streampack.arguments import explained, one_of
 from streampack.errors import ConfigError
 from streampack.images.media_reader import MediaColumns, MediaReader
 from streampack.images.source import Images, names_in
-from streampack.sounds.files import SoundSize
+from streampack.sounds.heads import SoundSize
 from streampack.sounds.planner import SoundPlanner
 from streampack.sources.reading import ReadOptions
 from streampack.storage.storage import Storage
@@ -27,9 +27,9 @@ class Sounds(Images):
     as in Hugging Face's audio feature. Messages may have parts ``{"type": "audio"}``, or the text
     "<audio>" for each sound.
 
-    A sound is planned by its samples and their rate. These are read from the heads of wav and flac
-    files; heads of mp3, ogg, m4a and webm files do not count the samples. After the plan PyAV
-    decodes sounds, mixes channels and resamples.
+    A sound is planned by its samples and their rate. These are read from the heads of wav, flac,
+    mp3 (Xing, Info, VBRI), ogg and m4a files; heads of webm files, and of mp3 without such a head,
+    do not count the samples. After the plan PyAV decodes sounds, mixes channels and resamples.
 
     Args:
         data: as for `Images`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -17,22 +18,26 @@ SECONDS = 2
 
 def sound(
     samples: int, rate: int = 16000, *, channels: int = 1, seed: int = 0, form: str = "wav",
-    codec: str = "pcm_s16le",
+    codec: str = "pcm_s16le", options: dict[str, str] | None = None,
 ) -> bytes:  # fmt: skip
-    """Noise."""
+    """Noise.
+
+    Args:
+        options: options of the container.
+    """
     import av
 
     out, rng = io.BytesIO(), np.random.default_rng(seed)
-    with av.open(out, "w", format=form) as container:
-        stream = container.add_stream(codec, rate=rate)
+    with av.open(out, "w", format=form, options=options or {}) as container:
+        stream = container.add_stream(codec, rate=rate, options={"strict": "-2"})
         stream.layout = "mono" if channels == 1 else "stereo"
+        stream.codec_context.open()
         values = rng.integers(-9999, 9999, (1, samples * channels), dtype=np.int16)
         frame = av.AudioFrame.from_ndarray(values, format="s16", layout=stream.layout.name)
-        frame.sample_rate = rate
+        frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
         if codec != "pcm_s16le":
-            kind = stream.codec_context.format
             resampler = av.AudioResampler(
-                format=kind.name if kind else "s16", layout=stream.layout.name, rate=rate,
+                format=stream.codec_context.format.name, layout=stream.layout.name, rate=rate,
                 frame_size=stream.codec_context.frame_size or None,
             )  # fmt: skip
             frames = [*resampler.resample(frame), *resampler.resample(None)]
